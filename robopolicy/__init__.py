@@ -1,0 +1,1 @@
+"""Refine imitation-learned robot policies by reinforcement learning, prove it, deploy them safely."""

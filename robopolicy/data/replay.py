@@ -1,0 +1,211 @@
+"""Replay of vectorised experience. Stacks, n-step returns and discounts are formed at sampling."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from robopolicy.data.episodes import Episodes
+from robopolicy.errors import DataError
+from robopolicy.types import Obs, Step
+
+
+class Batch(NamedTuple):
+    """B transitions over up to n primitive steps."""
+
+    obs: Obs  # [B ...] single frames
+    action: Tensor  # [B Da] executed first action, physical units
+    reward: Tensor  # [B] Σ γⁱ rᵢ over the window
+    discount: Tensor  # [B] γ^steps·(1 − terminated): what multiplies the value of next_obs
+    next_obs: Obs  # [B ...] the true successor after the window
+
+
+class Replay:
+    """Ring of T rows × N envs. Each frame is kept once; the last frame of an episode is kept beside it.
+
+    A window starts at a valid transition and ends after `n_step` steps, at the episode's end, or before the first
+    transition that is not valid; it never crosses an episode. `discount` carries termination; there is no `done`.
+
+    Args:
+        capacity: transitions over all envs (rounded down to whole rows).
+        gamma: γ per primitive step.
+    """
+
+    def __init__(self, *, capacity: int, num_envs: int, n_step: int, gamma: float) -> None:
+        self.rows = capacity // num_envs
+        if self.rows <= n_step:
+            raise DataError(f"replay capacity {capacity} holds {self.rows} rows of {num_envs} envs; n_step={n_step}")
+        self.num_envs, self.n_step, self.gamma = num_envs, n_step, gamma
+        self.added = 0  # rows ever added
+        self.obs: Obs = {}
+        self.final: Obs = {}  # [F ...] last frames of episodes, by slot
+        self.store: dict[str, Tensor] = {}
+        self.free: list[int] = []  # slots of `final` that may be overwritten
+
+    @property
+    def size(self) -> int:
+        """Rows held."""
+        return min(self.added, self.rows)
+
+    @property
+    def num_transitions(self) -> int:
+        return self.size * self.num_envs
+
+    @property
+    def can_sample(self) -> bool:
+        return self.size > self.n_step
+
+    def add(self, obs: Obs, step: Step) -> None:
+        """Append one row: `obs` [N ...] single frames acted on, and what the env answered."""
+        if not self.store:
+            self._allocate(obs, step)
+        row = self.added % self.rows
+        if self.added >= self.rows:
+            old = self.store["slot"][row]
+            self.free.extend(old[old >= 0].tolist())
+        for key, value in obs.items():
+            self.obs[key][row] = value
+        ended = step.ended
+        self.store["action"][row] = step.executed
+        self.store["reward"][row] = step.reward
+        self.store["terminated"][row] = step.terminated
+        self.store["ended"][row] = ended
+        self.store["valid"][row] = step.valid
+        self.store["slot"][row] = -1
+        if bool(ended.any()):
+            envs = ended.nonzero()[:, 0]
+            slots = torch.tensor([self._slot() for _ in range(len(envs))])
+            self.store["slot"][row, envs] = slots
+            for key, value in self.final.items():
+                value[slots] = step.next_obs[key][envs]
+        self.added += 1
+
+    def _allocate(self, obs: Obs, step: Step) -> None:
+        shape = (self.rows, self.num_envs)
+        self.obs = {k: torch.zeros(*shape, *v.shape[1:], dtype=v.dtype) for k, v in obs.items()}
+        self.final = {k: torch.zeros(0, *v.shape[1:], dtype=v.dtype) for k, v in obs.items()}
+        self.store = {
+            "action": torch.zeros(*shape, step.executed.shape[-1]),
+            "reward": torch.zeros(shape),
+            "terminated": torch.zeros(shape, dtype=torch.bool),
+            "ended": torch.zeros(shape, dtype=torch.bool),
+            "valid": torch.zeros(shape, dtype=torch.bool),
+            "slot": torch.full(shape, -1, dtype=torch.int64),
+        }
+
+    def _slot(self) -> int:
+        if not self.free:
+            held = next(iter(self.final.values())).shape[0]
+            more = max(64, held)  # doubling
+            self.final = {k: torch.cat([v, v.new_zeros(more, *v.shape[1:])]) for k, v in self.final.items()}
+            self.free = list(range(held + more - 1, held - 1, -1))
+        return self.free.pop()
+
+    def sample(self, batch_size: int, generator: torch.Generator) -> Batch:
+        """`batch_size` windows, uniform over the valid transitions that have n_step rows after them.
+
+        Raises:
+            DataError: fewer than n_step + 1 rows so far.
+        """
+        if not self.can_sample:
+            raise DataError(f"replay holds {self.size} rows; sampling needs more than n_step={self.n_step}")
+        age, env = self._draw(batch_size, generator)
+        while not bool((ok := self.store["valid"][self._row(age), env]).all()):
+            again_age, again_env = self._draw(batch_size, generator)
+            age, env = torch.where(ok, age, again_age), torch.where(ok, env, again_env)
+        return self.window(age, env)
+
+    def _draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        flat = torch.randint((self.size - self.n_step) * self.num_envs, (count,), generator=generator)
+        return flat // self.num_envs, flat % self.num_envs
+
+    def _row(self, age: Tensor) -> Tensor:
+        """Ring row of the `age`-th oldest row held."""
+        return (age + (self.added - self.size)) % self.rows
+
+    def window(self, age: Tensor, env: Tensor) -> Batch:
+        """The n-step windows that start at the `age`-th oldest rows [B] of envs `env` [B]."""
+        store, first = self.store, self._row(age)
+        reward = torch.zeros(len(age))
+        steps = torch.zeros_like(age)
+        terminated = torch.zeros_like(age, dtype=torch.bool)
+        slot = torch.full_like(age, -1)
+        alive = torch.ones_like(terminated)
+        for i in range(self.n_step):
+            row = self._row(age + i)
+            alive = alive & store["valid"][row, env]
+            reward += alive * self.gamma**i * store["reward"][row, env]
+            steps += alive
+            ended = alive & store["ended"][row, env]
+            terminated |= ended & store["terminated"][row, env]
+            slot = torch.where(ended, store["slot"][row, env], slot)
+            alive = alive & ~ended
+        after, is_final = self._row(age + steps), slot >= 0
+        next_obs = {k: v[after, env] for k, v in self.obs.items()}
+        if bool(is_final.any()):
+            for key, value in next_obs.items():
+                value[is_final] = self.final[key][slot[is_final]]
+        return Batch(
+            obs={k: v[first, env] for k, v in self.obs.items()},
+            action=store["action"][first, env],
+            reward=reward,
+            discount=self.gamma**steps * ~terminated,
+            next_obs=next_obs,
+        )
+
+    @classmethod
+    def from_episodes(cls, episodes: Episodes, *, extra: Obs, n_step: int, gamma: float) -> Replay:
+        """A replay over stored episodes, one timeline of F frames, with further keys `extra` [F ...].
+
+        The frame after an episode's last action is not in a dataset, so where an episode ends without termination
+        its last transition is not valid: windows stop before it.
+        """
+        frames = episodes.num_frames
+        replay = cls(capacity=frames + n_step + 1, num_envs=1, n_step=n_step, gamma=gamma)
+        last = torch.zeros(frames, dtype=torch.bool)
+        last[episodes.starts[1:] - 1] = True
+        obs = {**episodes.obs, **extra}
+        pad = n_step + 1  # rows that are never valid, so that the newest episode's windows can be sampled too
+
+        def padded(value: Tensor) -> Tensor:
+            return torch.cat([value, value[-1:].expand(pad, *value.shape[1:]).clone()])[:, None]
+
+        replay.obs = {k: padded(v) for k, v in obs.items()}
+        replay.final = {k: v[last] for k, v in obs.items()}  # stands in for the successor; its discount is 0
+        slot = torch.where(last, last.cumsum(0) - 1, -1)
+        valid = ~last | episodes.terminated
+        replay.store = {
+            "action": padded(episodes.action),
+            "reward": padded(episodes.reward),
+            "terminated": padded(episodes.terminated),
+            "ended": padded(last),
+            "valid": padded(valid),
+            "slot": padded(slot),
+        }
+        replay.store["valid"][frames:] = False
+        replay.added = frames + pad
+        if not bool(valid.any()):
+            raise DataError("no transition of the dataset can be learned from: no episode terminates or has two frames")
+        return replay
+
+    def state_dict(self) -> dict[str, Any]:
+        size = self.size  # rows beyond are zeros; what was never written is not saved
+        return {
+            "obs": {k: v[:size].clone() for k, v in self.obs.items()},
+            "final": {k: v.clone() for k, v in self.final.items()},
+            "store": {k: v[:size].clone() for k, v in self.store.items()},
+            "free": list(self.free),
+            "added": self.added,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.added, self.free = int(state["added"]), [int(i) for i in state["free"]]
+
+        def grown(value: Tensor, fill: int = 0) -> Tensor:
+            return torch.cat([value, value.new_full((self.rows - value.shape[0], *value.shape[1:]), fill)])
+
+        self.obs = {k: grown(v) for k, v in state["obs"].items()}
+        self.final = {k: v.clone() for k, v in state["final"].items()}
+        self.store = {k: grown(v, -1 if k == "slot" else 0) for k, v in state["store"].items()}

@@ -1,0 +1,35 @@
+"""Errors that users meet. Each message names the key, what was expected, what was found and the fix."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RobopolicyError(Exception):
+    """Base class; the command line prints these without a traceback."""
+
+
+class ConfigError(RobopolicyError):
+    """A config key or value that cannot be used."""
+
+
+class SpecError(RobopolicyError):
+    """Environment, policy and data do not fit together."""
+
+
+class DataError(RobopolicyError):
+    """A dataset that cannot be trained on as it is."""
+
+
+class CheckpointError(RobopolicyError):
+    """A checkpoint that is missing, damaged, unsafe or of another format."""
+
+
+def closest(name: str, known: Iterable[str], n: int = 3) -> str:
+    """A sentence that offers the known names nearest to `name`, for the end of an error message."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=n, cutoff=0.5)
+    if near:
+        return f"Did you mean {' or '.join(repr(k) for k in near)}?"
+    return f"Known: {', '.join(known) or '(none)'}."

@@ -1,0 +1,86 @@
+"""ChunkExecutor: the one place where predicted chunks become primitive actions.
+
+Evaluation, BaseActionEnv and the robot run the same class, so a policy behaves alike in all three.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.noise import keyed_normal
+from robopolicy.policies.base import Policy
+from robopolicy.types import BASE_ACTION, Obs
+
+
+def depth(policy: Policy) -> int:
+    """How many policies lie underneath `policy`."""
+    return 0 if policy.base is None else 1 + depth(policy.base)
+
+
+class ChunkExecutor:
+    """Queues of predicted actions for N envs: pops one a step, plans anew where the queue is empty.
+
+    Noise is keyed by (episode seed, episode step at planning), so what an env does depends on its own episode only.
+    Policies on top of one another draw from separate streams, numbered from the bottom: a base draws the same noise
+    alone and under a residual.
+    """
+
+    def __init__(self, policy: Policy, num_envs: int, *, device: torch.device | str = "cpu") -> None:
+        self.policy, self.num_envs = policy, num_envs
+        self.stream = depth(policy)
+        spec = policy.spec
+        self.queue = torch.zeros(num_envs, spec.n_action_steps, spec.action.dim, device=device)
+        self.left = torch.zeros(num_envs, dtype=torch.int64, device=device)  # actions still in the queue
+        self.clock = torch.zeros(num_envs, dtype=torch.int64, device=device)  # steps since the episode began
+
+    def reset(self, mask: Tensor | None = None) -> None:
+        """Empty the queues and restart the clocks of the envs in `mask` [N] bool (all when None)."""
+        if mask is None:
+            self.left.zero_()
+            self.clock.zero_()
+        else:
+            self.left.masked_fill_(mask, 0)
+            self.clock.masked_fill_(mask, 0)
+
+    @torch.no_grad()
+    def next_action(
+        self, obs: Obs, seed: Tensor, *, mask: Tensor | None = None, deterministic: bool = False
+    ) -> Tensor:
+        """The next primitive action of every env in `mask` [N] bool (all when None).
+
+        Args:
+            obs: [N To' ...] with To' ≥ the policy's To; the last To frames are read.
+            seed: [N] int64 episode seeds.
+
+        Returns:
+            [N Da] physical units; rows outside `mask` are left over from before and not to be used.
+        """
+        empty = self.left == 0 if mask is None else (self.left == 0) & mask
+        if bool(empty.any()):
+            self._plan(obs, seed, empty.nonzero()[:, 0], deterministic)
+        rows = torch.arange(self.num_envs, device=self.queue.device)
+        action = self.queue[rows, (self.policy.spec.n_action_steps - self.left).clamp_(max=self.queue.shape[1] - 1)]
+        taken = 1 if mask is None else mask.to(torch.int64)
+        self.left -= taken
+        self.clock += taken
+        return action
+
+    def _plan(self, obs: Obs, seed: Tensor, rows: Tensor, deterministic: bool) -> None:
+        spec = self.policy.spec
+        part = {k: obs[k][rows] if k == BASE_ACTION else obs[k][rows, -spec.n_obs_steps :] for k in spec.observation}
+        noise = None
+        if self.policy.noise_shape:
+            noise = keyed_normal(seed[rows], self.clock[rows], self.policy.noise_shape, stream=self.stream)
+        chunk = self.policy.act(part, noise=noise, deterministic=deterministic)
+        self.queue[rows] = chunk[:, : spec.n_action_steps].to(self.queue.dtype)
+        self.left[rows] = spec.n_action_steps
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"queue": self.queue.clone(), "left": self.left.clone(), "clock": self.clock.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in ("queue", "left", "clock"):
+            getattr(self, name).copy_(state[name])

@@ -1,0 +1,136 @@
+"""Off-policy training: collect → update → log → checkpoint → evaluate."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from robopolicy.data.replay import Batch, Replay
+from robopolicy.types import BASE_ACTION, Metrics, Obs, VecEnv
+
+
+class Checkpoints(Protocol):
+    def save(self, step: int, *, policy: Any, state: dict[str, Any], best: bool = False) -> Any: ...
+    def latest(self) -> dict[str, Any] | None: ...
+
+
+def last_frame(obs: Obs) -> Obs:
+    """Single frames [N ...] of stacked observations [N To ...]; `base_action` has no history axis."""
+    return {k: v if k == BASE_ACTION else v[:, -1] for k, v in obs.items()}
+
+
+def off_policy(
+    *,
+    algo: Any,
+    env: VecEnv,
+    replay: Replay,
+    demos: Replay | None,
+    tracker: Any,
+    checkpointer: Checkpoints,
+    evaluate: Callable[[Any], Metrics] | None,
+    total_steps: int,
+    warmup_steps: int,
+    critic_only_updates: int,
+    updates_per_step: float,
+    batch_size: int,
+    demo_fraction: float = 0.5,
+    eval_every: int = 0,
+    save_every: int = 0,
+    log_every: int = 1_000,
+    seed: int = 0,
+) -> Metrics:
+    """Train `algo` for `total_steps` primitive env steps over all N envs, warm-up included.
+
+    Args:
+        env: emits [N To ...] and `base_action`: BaseActionEnv(HistoryEnv(env), base).
+        demos: supplies `demo_fraction` of every batch; None for online data alone.
+        warmup_steps: env steps of the base policy (with exploration noise) before the first update.
+        critic_only_updates: updates right after warm-up in which the policy stays the base.
+        updates_per_step: critic updates per primitive env step (UTD).
+        evaluate: called with the policy every `eval_every` env steps; its time is not counted as training.
+
+    Returns:
+        `steps`, `train_s` (seconds of collecting and learning) and the last evaluation's metrics.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    state = checkpointer.latest()
+    steps, owed, train_s, result = 0, 0.0, 0.0, {}
+    next_eval, next_save, next_log = 0, save_every, log_every
+    recent: deque[float] = deque(maxlen=100)  # success of the newest training episodes
+    if state is None:
+        obs = env.reset()
+    else:
+        for name, part in (("algo", algo), ("env", env), ("replay", replay)):
+            part.load_state_dict(state[name])
+        generator.set_state(state["generator"])
+        obs, recent = state["obs"], deque(state["recent"], maxlen=100)
+        steps, owed, train_s = state["steps"], state["owed"], state["train_s"]
+        next_eval, next_save, next_log = state["next_eval"], state["next_save"], state["next_log"]
+
+    def batch() -> Batch:
+        count = round(batch_size * demo_fraction) if demos is not None else 0
+        online = replay.sample(batch_size - count, generator)
+        return online if demos is None or count == 0 else join(online, demos.sample(count, generator))
+
+    def snapshot() -> dict[str, Any]:
+        return {
+            "algo": algo.state_dict(), "env": env.state_dict(), "replay": replay.state_dict(),
+            "generator": generator.get_state(), "obs": obs, "recent": list(recent), "steps": steps, "owed": owed,
+            "train_s": train_s, "next_eval": next_eval, "next_save": next_save, "next_log": next_log,
+        }  # fmt: skip
+
+    metrics: Metrics = {}
+    with tracker.progress(total_steps, "off-policy") as progress:
+        while True:
+            if evaluate is not None and eval_every and steps >= next_eval:
+                result = evaluate(algo.policy)
+                tracker.log({f"eval/{k}": v for k, v in result.items()}, steps)
+                next_eval += eval_every
+            if save_every and steps >= next_save or steps >= total_steps:
+                next_save += save_every
+                checkpointer.save(steps, policy=algo.policy, state=snapshot())
+            if steps >= total_steps:
+                return {"steps": steps, "train_s": train_s, **result}
+            began = time.perf_counter()
+
+            frame = last_frame(obs)
+            step = env.step(algo.explore(frame, warmup=steps < warmup_steps))
+            replay.add(frame, step._replace(next_obs=last_frame(step.next_obs)))
+            obs, taken = step.obs, int(step.steps.sum())
+            recent.extend(step.success[step.ended].float().tolist())
+            before, steps = steps, steps + taken
+
+            if steps >= warmup_steps and replay.can_sample:
+                if before < warmup_steps:
+                    for _ in range(critic_only_updates):
+                        algo.update(batch(), learned_steps=None)
+                owed += updates_per_step * taken
+                while owed >= 1.0:
+                    metrics = algo.update(batch(), learned_steps=steps - warmup_steps)
+                    owed -= 1.0
+            train_s += time.perf_counter() - began
+
+            progress.update(steps, success=sum(recent) / max(1, len(recent)))
+            if steps >= next_log:
+                next_log += log_every
+                logged = {f"train/{k}": float(v) for k, v in metrics.items()}
+                if recent:
+                    logged["train/success"] = sum(recent) / len(recent)
+                logged |= {f"train/{k}": float(v.float().mean()) for k, v in step.info.items()}
+                tracker.log({**logged, "train/seconds": train_s, "train/steps_per_s": steps / train_s}, steps)
+
+
+def join(a: Batch, b: Batch) -> Batch:
+    """Two batches as one, keys of observations included."""
+    cat = torch.cat
+    return Batch(
+        obs={k: cat([v, b.obs[k]]) for k, v in a.obs.items()},
+        action=cat([a.action, b.action]),
+        reward=cat([a.reward, b.reward]),
+        discount=cat([a.discount, b.discount]),
+        next_obs={k: cat([v, b.next_obs[k]]) for k, v in a.next_obs.items()},
+    )

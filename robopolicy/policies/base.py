@@ -1,0 +1,56 @@
+"""The two policy interfaces. State (queues, histories, clocks, RNG) lives in executors, never here."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from torch import Tensor, nn
+
+from robopolicy.spec import PolicySpec
+from robopolicy.types import Metrics, Obs
+
+
+class Policy(nn.Module):
+    """Maps observations to a chunk of actions in physical units.
+
+    `spec` says what is read and commanded. `base` is the frozen policy underneath, where there is one: its next
+    action is then part of the observation (`base_action`, see wrappers.BaseActionEnv).
+    `noise_shape`: shape without batch axis of the standard normal noise that `act` consumes; () for none.
+    """
+
+    spec: PolicySpec
+    base: Policy | None = None
+    noise_shape: tuple[int, ...] = ()
+
+    @abstractmethod
+    def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
+        """Predict a chunk.
+
+        Args:
+            obs: each key of `spec.observation` as [B To ...]; images uint8, unscaled; other keys are ignored.
+            noise: [B *noise_shape] standard normal; drawn from torch's global generator when None.
+            deterministic: the mode (or mean) instead of a sample, where the policy has one.
+
+        Returns:
+            [B H Da] in physical units, not clamped: the environment clamps.
+        """
+
+    def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
+        """Imitation loss of a batch {key: [B To ...], "action": [B H Da], "action_is_pad": [B H] bool}."""
+        raise NotImplementedError(f"{type(self).__name__} is not trained by imitation")
+
+
+class DenoisingPolicy(Policy):
+    """A policy that turns noise into a chunk step by step: DDPM, DDIM, flow matching.
+
+    The observation is encoded once per observation, not once per denoising step.
+    """
+
+    @abstractmethod
+    def encode(self, obs: Obs) -> Tensor:
+        """cond [B C] from normalised observations [B To ...]."""
+
+    @abstractmethod
+    def sample(self, cond: Tensor, *, noise: Tensor | None = None) -> Tensor:
+        """Run the whole chain: [B H Da] in normalised units; latents are never clamped or truncated."""

@@ -1,0 +1,92 @@
+"""A bounded correction on top of a frozen policy (ResFiT, Ankile et al. 2025; Silver et al. 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.errors import SpecError
+from robopolicy.normalize import Normalizer
+from robopolicy.policies.base import Policy
+from robopolicy.spec import PolicySpec
+from robopolicy.types import BASE_ACTION, STATE, Feature, Obs
+
+
+class ResidualPolicy(Policy):
+    """action = clamp(base + scale · u, low, high), u = tanh(net(state, base action)) ∈ [-1, 1].
+
+    `act` returns the *full* action, so deployment calls this very policy. All arithmetic is in normalised action
+    units, the demonstrated range being [-1, 1]. The last layer starts at zero: before training this *is* the base.
+
+    Args:
+        spec: the base's; observation gains `base_action`, chunks shrink to one step.
+        normalizer: of the demonstrations; `state` and `action` statistics are used.
+        base: the frozen policy; a black box that is only asked for actions.
+        scale: bound of the correction per dimension, normalised units. `gripper_scale` for the gripper channel,
+            which has to be able to overrule the base entirely.
+        widen: the demonstrated range is widened by this fraction on each side, then met with the env's limits;
+            the full action never leaves that box.
+
+    Raises:
+        SpecError: the observation has no `observation.state`, or has images (state observations only so far).
+    """
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        normalizer: Normalizer,
+        base: Policy,
+        *,
+        hidden: tuple[int, ...] = (256, 256),
+        scale: float = 0.3,
+        gripper_scale: float = 1.0,
+        widen: float = 0.25,
+    ) -> None:
+        super().__init__()
+        extra = [k for k in spec.observation if k not in (STATE, BASE_ACTION, "task_index")]
+        if STATE not in spec.observation or extra:
+            raise SpecError(
+                f"ResidualPolicy reads {STATE!r} alone; found {sorted(spec.observation)}. "
+                "Train it on an environment without cameras; the base may still read them."
+            )
+        action = spec.action
+        observation = {STATE: spec.observation[STATE], BASE_ACTION: Feature((action.dim,), names=action.names)}
+        self.spec = replace(spec, observation=observation, n_obs_steps=1, horizon=1, n_action_steps=1)
+        self.base = base.eval().requires_grad_(False)
+        self.normalizer = normalizer
+        sizes = [spec.observation[STATE].shape[0] + action.dim, *hidden]
+        layers: list[nn.Module] = []
+        for a, b in zip(sizes, sizes[1:], strict=False):
+            layers += [nn.Linear(a, b), nn.LayerNorm(b), nn.ReLU()]
+        last = nn.Linear(sizes[-1], action.dim)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.net = nn.Sequential(*layers, last)
+        bound = torch.full((action.dim,), float(scale))
+        if action.gripper is not None:
+            bound[action.gripper] = gripper_scale
+        self.register_buffer("scale", bound)
+        low, high = normalizer.normalize("action", torch.tensor([action.low, action.high]))
+        self.register_buffer("low", low.clamp(min=-1.0 - 2.0 * widen))
+        self.register_buffer("high", high.clamp(max=1.0 + 2.0 * widen))
+
+    def features(self, obs: Obs) -> tuple[Tensor, Tensor]:
+        """Normalised state [B Ds] and base action [B Da] of single frames [B ...]."""
+        state = self.normalizer.normalize(STATE, obs[STATE])
+        return state, self.normalizer.normalize("action", obs[BASE_ACTION])
+
+    def residual(self, state: Tensor, base_action: Tensor) -> Tensor:
+        """u [B Da] in [-1, 1] from normalised inputs."""
+        return torch.tanh(self.net(torch.cat([state, base_action], dim=-1)))
+
+    def combine(self, base_action: Tensor, u: Tensor) -> Tensor:
+        """The full normalised action [B Da]."""
+        return torch.clamp(base_action + self.scale * u, self.low, self.high)
+
+    def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
+        """[B 1 Da] from `observation.state` [B To Ds] and `base_action` [B Da]; it has no noise of its own."""
+        state, base_action = self.features({**obs, STATE: obs[STATE][:, -1]})
+        full = self.combine(base_action, self.residual(state, base_action))
+        return self.normalizer.unnormalize("action", full)[:, None]

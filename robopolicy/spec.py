@@ -1,0 +1,114 @@
+"""PolicySpec: what a policy reads and commands. It travels with every checkpoint as `spec.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from robopolicy.errors import CheckpointError, SpecError, closest
+from robopolicy.types import ActionSpec, EnvSpec, Feature
+
+SPEC_VERSION = 1
+
+# version found → function that turns its dict into the next version's. Filled when SPEC_VERSION grows.
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """The contract between a policy and whatever runs it; checked before any weight loads.
+
+    `observation`: the keys that `act` reads, shapes without batch and history axes.
+    `n_obs_steps` To · `horizon` H · `n_action_steps` Ta: the executed slice is the first Ta of H steps.
+    `dt`: seconds per primitive step at which the policy was trained.
+    """
+
+    observation: dict[str, Feature]
+    action: ActionSpec
+    dt: float
+    n_obs_steps: int
+    horizon: int
+    n_action_steps: int
+    tasks: tuple[str, ...]
+    version: int = SPEC_VERSION
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n_action_steps <= self.horizon:
+            raise SpecError(
+                f"n_action_steps (Ta) must lie between 1 and horizon (H={self.horizon}), found {self.n_action_steps}"
+            )
+        if self.n_obs_steps < 1:
+            raise SpecError(f"n_obs_steps (To) must be at least 1, found {self.n_obs_steps}")
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> PolicySpec:
+        """Raises CheckpointError for a newer version, missing or unknown fields."""
+        data = json.loads(text)
+        version = data.get("version", 0)
+        if version > SPEC_VERSION:
+            raise CheckpointError(
+                f"spec.json has version {version}, this robopolicy reads up to {SPEC_VERSION}. Upgrade robopolicy."
+            )
+        while version < SPEC_VERSION:
+            if version not in MIGRATIONS:
+                raise CheckpointError(f"spec.json has version {version} and no migration leads from it")
+            data = MIGRATIONS[version](data)
+            version = data["version"]
+        known = {f.name for f in fields(cls)}
+        if set(data) != known:
+            raise CheckpointError(
+                f"spec.json: missing fields {sorted(known - set(data))}, unknown fields {sorted(set(data) - known)}"
+            )
+        data["observation"] = {key: _feature(value) for key, value in data["observation"].items()}
+        data["action"] = ActionSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in data["action"].items()})
+        data["tasks"] = tuple(data["tasks"])
+        return cls(**data)
+
+
+def _feature(data: dict[str, Any]) -> Feature:
+    names = data.get("names")
+    return Feature(tuple(data["shape"]), data["dtype"], tuple(names) if names is not None else None)
+
+
+def check_features(needed: dict[str, Feature], offered: dict[str, Feature], *, needs: str, offers: str) -> list[str]:
+    """Every way in which `offered` fails to supply `needed`, one sentence each; empty when it fits."""
+    problems = []
+    for key, feature in needed.items():
+        if key not in offered:
+            problems.append(f"{needs} needs {key!r}, which {offers} does not have. {closest(key, offered)}")
+        elif tuple(offered[key].shape) != tuple(feature.shape):
+            problems.append(f"{key!r}: {needs} expects shape {feature.shape}, {offers} has {offered[key].shape}")
+        elif offered[key].dtype != feature.dtype:
+            problems.append(f"{key!r}: {needs} expects dtype {feature.dtype}, {offers} has {offered[key].dtype}")
+        elif feature.names and offered[key].names and feature.names != offered[key].names:
+            differ = [f"{a}≠{b}" for a, b in zip(feature.names, offered[key].names, strict=True) if a != b]
+            problems.append(f"{key!r}: element names differ between {needs} and {offers}: {', '.join(differ[:5])}")
+    return problems
+
+
+def check_action_spec(policy: ActionSpec, env: ActionSpec, *, needs: str, offers: str) -> list[str]:
+    """Every field in which two action representations differ, one sentence each."""
+    return [
+        f"action.{f.name}: {needs} has {getattr(policy, f.name)!r}, {offers} has {getattr(env, f.name)!r}"
+        for f in fields(ActionSpec)
+        if getattr(policy, f.name) != getattr(env, f.name)
+    ]
+
+
+def check_fits(policy: PolicySpec, env: EnvSpec, *, ignore: Iterable[str] = ()) -> None:
+    """Raise SpecError with *all* differences between what a policy needs and what an env is.
+
+    `ignore` names observation keys that a wrapper will add (the residual policy's base action).
+    """
+    needed = {k: v for k, v in policy.observation.items() if k not in set(ignore)}
+    problems = check_features(needed, env.observation, needs="the policy", offers=env.id)
+    problems += check_action_spec(policy.action, env.action, needs="the policy", offers=env.id)
+    if abs(policy.dt - env.dt) > 1e-6:
+        problems.append(f"dt: the policy was trained at {policy.dt} s a step, {env.id} runs at {env.dt} s")
+    if problems:
+        raise SpecError("policy and environment do not fit:\n  - " + "\n  - ".join(problems))

@@ -1,0 +1,145 @@
+"""Env wrappers that turn training difficulties into observations; two pipelines and only these.
+
+Per-step learners:  BaseActionEnv(HistoryEnv(env), base)      Chunk learners:  ChunkedEnv(HistoryEnv(env))
+
+They live beside the executor rather than in `sim`, because imagination and the real arm wear them too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.errors import SpecError
+from robopolicy.execute import ChunkExecutor
+from robopolicy.policies.base import Policy
+from robopolicy.spec import check_fits
+from robopolicy.types import BASE_ACTION, Feature, Obs, Step, VecEnv
+
+
+class Wrapper:
+    """Passes on everything that it does not change, `state_dict` of the inner env included."""
+
+    def __init__(self, env: VecEnv) -> None:
+        self.env = env
+        self.spec = env.spec
+        self.num_envs, self.device = env.num_envs, env.device
+
+    @property
+    def episode_seed(self) -> Tensor:
+        return self.env.episode_seed
+
+    def render(self, index: int, **kwargs: Any) -> Tensor:
+        return self.env.render(index, **kwargs)  # type: ignore[attr-defined]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"env": self.env.state_dict()}  # type: ignore[attr-defined]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.env.load_state_dict(state["env"])  # type: ignore[attr-defined]
+
+
+class HistoryEnv(Wrapper):
+    """Stacks the last `length` frames: every key becomes [N To ...]; an episode's first frame is repeated."""
+
+    def __init__(self, env: VecEnv, length: int) -> None:
+        if env.spec.history or env.spec.chunk:
+            raise SpecError(f"{env.spec.id}: HistoryEnv goes directly on an env that emits single frames")
+        super().__init__(env)
+        self.spec = replace(env.spec, history=length)
+        self.length = length
+        self.frames: Obs = {}
+
+    def reset(self, seeds: Tensor | None = None) -> Obs:
+        self.frames = {k: self._repeat(v) for k, v in self.env.reset(seeds).items()}
+        return self.frames
+
+    def step(self, action: Tensor) -> Step:
+        step = self.env.step(action)
+        next_obs = {k: torch.cat([old[:, 1:], step.next_obs[k][:, None]], dim=1) for k, old in self.frames.items()}
+        obs, ended = next_obs, step.ended
+        if bool(ended.any()):
+            obs = {k: v.clone() for k, v in next_obs.items()}
+            for key, value in obs.items():
+                value[ended] = self._repeat(step.obs[key][ended])
+        self.frames = obs
+        return step._replace(obs=obs, next_obs=next_obs)
+
+    def _repeat(self, frame: Tensor) -> Tensor:
+        return frame[:, None].repeat_interleave(self.length, dim=1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"env": super().state_dict()["env"], "frames": {k: v.clone() for k, v in self.frames.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.frames = dict(state["frames"])
+
+
+class BaseActionEnv(Wrapper):
+    """Adds the frozen base policy's next action to the observation: `base_action` [N Da]. It changes nothing else.
+
+    At an episode's end the base action of `next_obs` comes from the *old* queue, then queue and history are
+    reset, then the base plans on `obs`; otherwise the base is asked once a step.
+    """
+
+    def __init__(self, env: VecEnv, base: Policy) -> None:
+        if not env.spec.history or env.spec.chunk:
+            raise SpecError(f"{env.spec.id}: BaseActionEnv goes on HistoryEnv(env); found {type(env).__name__}")
+        if env.spec.history < base.spec.n_obs_steps:
+            raise SpecError(
+                f"{env.spec.id}: the base reads {base.spec.n_obs_steps} frames, HistoryEnv stacks {env.spec.history}"
+            )
+        check_fits(base.spec, env.spec, ignore=[BASE_ACTION])
+        super().__init__(env)
+        feature = Feature((env.spec.action.dim,), names=env.spec.action.names)
+        self.spec = replace(env.spec, observation={**env.spec.observation, BASE_ACTION: feature})
+        self.executor = ChunkExecutor(base.eval(), env.num_envs, device=env.device)
+
+    def reset(self, seeds: Tensor | None = None) -> Obs:
+        obs = self.env.reset(seeds)
+        self.executor.reset()
+        return self._with(obs, self.executor.next_action(obs, self.env.episode_seed))
+
+    def step(self, action: Tensor) -> Step:
+        seed = self.env.episode_seed.clone()
+        step = self.env.step(action)
+        following = self.executor.next_action(step.next_obs, seed)
+        next_obs = self._with(step.next_obs, following)
+        obs, ended = next_obs, step.ended
+        if bool(ended.any()):
+            self.executor.reset(ended)
+            first = self.executor.next_action(step.obs, self.env.episode_seed, mask=ended)
+            obs = self._with(step.obs, torch.where(ended[:, None], first, following))
+        return step._replace(obs=obs, next_obs=next_obs)
+
+    @staticmethod
+    def _with(obs: Obs, base_action: Tensor) -> Obs:
+        return {**obs, BASE_ACTION: base_action}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"env": super().state_dict()["env"], "executor": self.executor.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.executor.load_state_dict(state["executor"])
+
+
+def wrap_for(policy: Policy, env: VecEnv) -> VecEnv:
+    """The pipeline that `policy` needs: history always, and a base action for each policy underneath it.
+
+    Raises:
+        SpecError: policy and env do not fit; all differences are listed.
+    """
+    chain = [policy]
+    while chain[-1].base is not None:
+        chain.append(chain[-1].base)
+    for member in chain:
+        check_fits(member.spec, env.spec, ignore=[BASE_ACTION] if member.base is not None else [])
+    wrapped: VecEnv = HistoryEnv(env, max(member.spec.n_obs_steps for member in chain))
+    for base in reversed(chain[1:]):
+        wrapped = BaseActionEnv(wrapped, base)
+    return wrapped

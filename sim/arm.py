@@ -1,0 +1,135 @@
+"""The arm: a Franka-like 7-DoF manipulator with a parallel gripper, as MJCF text of our own.
+
+Kinematics: Denavit-Hartenberg parameters of the Franka Emika Robot (FCI documentation, "Denavit-Hartenberg
+parameters", Craig's convention). Masses, centres of mass and inertias: Gaz, Cognetti, Oliva, Robuffo Giordano,
+De Luca, "Dynamic Identification of the Franka Emika Panda Robot with Retrieval of Feasible Parameters Using
+Penalty-Based Optimization", RA-L 2019. Joint, velocity and torque limits: FCI documentation, "Robot limits" (FER).
+Hand and fingers: Franka Hand data sheet (0.73 kg, stroke 2 x 0.04 m, TCP 0.1034 m from its flange).
+Collision geometry is ours: capsules and boxes drawn around the published link frames.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+# Craig's DH: frame i+1 = frame i · Rx(alpha) · translation. Each row is (alpha in quarter turns, translation [m]).
+DH = (
+    (0, (0.0, 0.0, 0.333)),
+    (-1, (0.0, 0.0, 0.0)),
+    (1, (0.0, -0.316, 0.0)),
+    (1, (0.0825, 0.0, 0.0)),
+    (-1, (-0.0825, 0.384, 0.0)),
+    (1, (0.0, 0.0, 0.0)),
+    (1, (0.088, 0.0, 0.0)),
+)
+FLANGE = 0.107  # m, along the last joint's axis
+TCP = 0.1034  # m, from the flange to between the finger tips
+HAND_YAW = -np.pi / 4  # rad, the hand is mounted an eighth turn about the flange
+
+JOINT_LOW = np.array([-2.8973, -1.7628, -2.8973, -3.0718, -2.8973, -0.0175, -2.8973])  # rad
+JOINT_HIGH = np.array([2.8973, 1.7628, 2.8973, -0.0698, 2.8973, 3.7525, 2.8973])  # rad
+JOINT_VELOCITY = np.array([2.175, 2.175, 2.175, 2.175, 2.61, 2.61, 2.61])  # rad/s
+TORQUE = (87.0, 87.0, 87.0, 87.0, 12.0, 12.0, 12.0)  # N·m
+FINGER_STROKE = 0.04  # m, each finger
+ARM_DOF = 7
+ARM_QPOS = 9  # 7 joints and 2 fingers lead qpos, qvel and ctrl in every model of ours
+
+# Joint angles at which the TCP is at (0.5, 0, 0.2) m pointing down, fingers opening along y.
+HOME = np.array([0.0, 0.0459777, 0.0, -2.3761762, 0.0, 2.4221521, 0.7853982])
+
+# Position servos. Proportional gains as in common Panda models; damping gives a lag of kv/kp = 40 ms, less than one
+# 20 Hz control step, and stays stable at 10 ms physics steps because implicitfast integrates it implicitly.
+SERVO_KP = (4500.0, 4500.0, 3500.0, 3500.0, 2000.0, 2000.0, 2000.0)  # N·m/rad
+SERVO_LAG = 0.04  # s
+ARMATURE = 0.1  # kg·m², reflected rotor inertia
+
+# (mass [kg], centre of mass [m], ixx iyy izz ixy ixz iyz [kg·m²]) of links 1..7
+_INERTIAL = (
+    (4.970684, (3.875e-3, 2.081e-3, -4.762e-2), (7.0337e-1, 7.0661e-1, 9.1170e-3, -1.39e-4, 6.772e-3, 1.9169e-2)),
+    (0.646926, (-3.141e-3, -2.872e-2, 3.495e-3), (7.962e-3, 2.811e-2, 2.5995e-2, -3.925e-3, 1.0254e-2, 7.04e-4)),
+    (3.228604, (2.7518e-2, 3.9252e-2, -6.6502e-2), (3.7242e-2, 3.6155e-2, 1.083e-2, -4.761e-3, -1.1396e-2, -1.2805e-2)),
+    (3.587895, (-5.317e-2, 1.04419e-1, 2.7454e-2), (2.5853e-2, 1.9552e-2, 2.8323e-2, 7.796e-3, -1.332e-3, 8.641e-3)),
+    (1.225946, (-1.1953e-2, 4.1065e-2, -3.8437e-2), (3.5549e-2, 2.9474e-2, 8.627e-3, -2.117e-3, -4.037e-3, 2.29e-4)),
+    (1.666555, (6.0149e-2, -1.4117e-2, -1.0517e-2), (1.964e-3, 4.354e-3, 5.433e-3, 1.09e-4, -1.158e-3, 3.41e-4)),
+    (0.735522, (1.0517e-2, -4.252e-3, 6.1597e-2), (1.2516e-2, 1.0027e-2, 4.815e-3, -4.28e-4, -1.196e-3, -7.41e-4)),
+)
+
+# Capsules (from, to [m], radius [m]) in the frames of links 1..7.
+_CAPSULES = (
+    ((0, 0, -0.14), (0, 0, -0.04), 0.07),
+    ((0, 0, -0.06), (0, 0, 0.06), 0.07),
+    ((0, 0, -0.16), (0, 0, -0.06), 0.065),
+    ((0, 0, -0.05), (0, 0, 0.05), 0.065),
+    ((0, 0, -0.25), (0, 0.05, -0.1), 0.055),
+    ((0, 0, -0.03), (0.06, 0, 0.01), 0.055),
+    ((0, 0, 0.0), (0, 0, 0.07), 0.045),
+)
+
+# Collision classes: table and objects collide with everything; arm links only with table and objects.
+_ARM_BITS = 'contype="2" conaffinity="1"'
+_WHITE, _DARK = "0.93 0.94 0.95 1", "0.25 0.27 0.3 1"
+
+
+def _numbers(values) -> str:
+    return " ".join(f"{v:.12g}" for v in values)
+
+
+def _finger(name: str, side: int) -> str:
+    # The pad's face is the joint's zero: at q = 0 the two faces meet. Friction 1.5, condim 4 (torsional friction holds
+    # a cube against turning between flat pads) and a stiff contact hold a grasp; `priority` makes them win over objects'.
+    quat = "1 0 0 0" if side > 0 else "0 0 0 1"
+    joint = "left" if side > 0 else "right"
+    return f"""
+      <body name="{name}" pos="0 0 0.0584" quat="{quat}" gravcomp="1">
+        <inertial mass="0.015" pos="0 0.006 0.03" diaginertia="5e-6 5e-6 2e-6"/>
+        <joint name="finger_{joint}" type="slide" axis="0 1 0" range="0 {FINGER_STROKE}" armature="0.02" damping="1"/>
+        <geom name="{name}" type="box" size="0.01 0.006 0.0267" pos="0 0.006 0.0270" friction="1.5 0.02 0.0001"
+              condim="4" solref="0.01 1" priority="1" {_ARM_BITS} rgba="{_DARK}"/>
+      </body>"""
+
+
+def arm_xml(*, tool: str = "", base_pos: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> str:
+    """The arm's body tree for `<worldbody>`. `tool`: MJCF put inside the hand's body (a rigidly held peg, a stick)."""
+    hand = f"""
+    <body name="hand" pos="0 0 {FLANGE}" quat="{_numbers((np.cos(HAND_YAW / 2), 0, 0, np.sin(HAND_YAW / 2)))}" gravcomp="1">
+      <inertial mass="0.73" pos="-0.01 0 0.03" diaginertia="0.001 0.0025 0.0017"/>
+      <geom name="hand" type="box" size="0.02 0.1 0.03" pos="0 0 0.03" {_ARM_BITS} rgba="{_WHITE}"/>
+      <site name="tcp" pos="0 0 {TCP}" size="0.004" rgba="0 0 0 0"/>
+      <camera name="wrist" pos="0.07 0 0.02" xyaxes="0 1 0 0.94 0 -0.34" fovy="70"/>
+      {_finger("finger_left", 1)}{_finger("finger_right", -1)}{tool}
+    </body>"""
+    inner = hand
+    for i in reversed(range(ARM_DOF)):
+        quarter, pos = DH[i]
+        mass, com, inertia = _INERTIAL[i]
+        start, end, radius = _CAPSULES[i]
+        colour = _WHITE if i % 2 == 0 else "0.85 0.87 0.9 1"
+        inner = f"""
+    <body name="link{i + 1}" pos="{_numbers(pos)}" quat="{_numbers((1, quarter, 0, 0) if quarter else (1, 0, 0, 0))}"
+          gravcomp="1">
+      <inertial mass="{mass}" pos="{_numbers(com)}" fullinertia="{_numbers(inertia)}"/>
+      <joint name="joint{i + 1}" axis="0 0 1" range="{JOINT_LOW[i]} {JOINT_HIGH[i]}" armature="{ARMATURE}" damping="1"/>
+      <geom name="link{i + 1}" type="capsule" fromto="{_numbers((*start, *end))}" size="{radius}" {_ARM_BITS}
+            rgba="{colour}"/>{inner}
+    </body>"""
+    return f"""
+    <body name="base" pos="{_numbers(base_pos)}">
+      <geom name="base" type="capsule" fromto="0 0 0.05 0 0 0.19" size="0.075" contype="0" conaffinity="0"
+            rgba="{_WHITE}"/>{inner}
+    </body>"""
+
+
+def actuator_xml() -> str:
+    """Position servos of the seven joints and the two fingers: ctrl = joint targets [rad], finger targets [m]."""
+    rows = [
+        f'<position name="joint{i + 1}" joint="joint{i + 1}" kp="{kp}" kv="{kp * SERVO_LAG:.9g}" '
+        f'ctrlrange="{JOINT_LOW[i]} {JOINT_HIGH[i]}" forcerange="{-TORQUE[i]} {TORQUE[i]}"/>'
+        for i, kp in enumerate(SERVO_KP)
+    ]
+    # Two independent finger servos centre a grasp by themselves (1200 N/m) and need no equality constraint.
+    rows += [
+        f'<position name="finger_{side}" joint="finger_{side}" kp="600" kv="20" ctrlrange="0 {FINGER_STROKE}" '
+        'forcerange="-15 15"/>'
+        for side in ("left", "right")
+    ]
+    return "\n    ".join(rows)

@@ -1,0 +1,151 @@
+"""Action to joint commands: the control modes, vectorised over N, with one hook for joint-space limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.errors import ConfigError, closest
+from robopolicy.types import ActionSpec
+from sim.arm import ARM_DOF, FINGER_STROKE, HOME, JOINT_HIGH, JOINT_LOW
+from sim.kinematics import forward, ik_step, yaw_of
+
+Array = NDArray[np.float64]
+JointFilter = Callable[[Array], Array]  # joint targets [N 7] rad -> permitted joint targets [N 7] rad
+
+GRIPPER_MEANING = "absolute target opening: -1 closed, +1 open (0.08 m between the pads), linear between"
+STEP_M, STEP_RAD = 0.02, 0.12  # a full action's translation per axis and yaw, per control step
+LAG_M, LAG_RAD = 0.05, 0.3  # the commanded pose stays this close to the measured one, so it cannot wind up
+
+
+class Controller(Protocol):
+    """Commanded state of N arms. `pos`, `yaw`, `grip` and `q` are arrays over N that resume restores."""
+
+    spec: ActionSpec
+    pos: Array  # [3 N] m, commanded TCP
+    yaw: Array  # [N] rad
+    grip: Array  # [N] in [-1, 1]
+    q: Array  # [N 7] rad, commanded joints
+
+    def reset(self, rows: NDArray[np.int64], qpos: Array, tcp: Array, yaw: Array) -> None: ...
+    def command(self, action: Array, tcp: Array, yaw: Array) -> Array: ...
+
+
+class _Base:
+    spec: ActionSpec
+
+    def __init__(self, num_envs: int, *, dt: float, joint_filter: JointFilter | None) -> None:
+        self.dt, self.joint_filter = dt, joint_filter
+        self.pos, self.yaw, self.grip = np.zeros((3, num_envs)), np.zeros(num_envs), np.ones(num_envs)
+        self.q = np.tile(HOME, (num_envs, 1))
+        self.intervened = np.zeros(num_envs, dtype=bool)  # [N] the filter changed the last command
+        self._ctrl = np.empty((num_envs, ARM_DOF + 2))
+
+    def reset(self, rows: NDArray[np.int64], qpos: Array, tcp: Array, yaw: Array) -> None:
+        """Start `rows` [M] from measured positions: `qpos` [M nq], `tcp` [3 M], `yaw` [M]."""
+        self.q[rows] = qpos[:, :ARM_DOF]
+        self.pos[:, rows], self.yaw[rows] = tcp, yaw
+        self.grip[rows] = qpos[:, ARM_DOF : ARM_DOF + 2].mean(axis=1) / FINGER_STROKE * 2 - 1
+        self.intervened[rows] = False
+
+    def _joints(self, wanted: Array) -> Array:
+        """Pass joint targets through the filter; [N 9] servo targets."""
+        if self.joint_filter is not None:
+            allowed = self.joint_filter(wanted)
+            self.intervened = (allowed != wanted).any(axis=1)
+            wanted = allowed
+        self.q = wanted
+        self._ctrl[:, :ARM_DOF] = wanted
+        self._ctrl[:, ARM_DOF:] = ((self.grip + 1) * (0.5 * FINGER_STROKE))[:, None]
+        return self._ctrl
+
+    def state_dict(self) -> dict[str, Any]:
+        return {k: getattr(self, k).copy() for k in ("pos", "yaw", "grip", "q")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for k in ("pos", "yaw", "grip", "q"):
+            setattr(self, k, np.array(state[k], dtype=np.float64))
+
+
+class DeltaPose(_Base):
+    """[dx, dy, dz, dyaw, gripper]: increments of the *commanded* pose of a gripper that points down.
+
+    The commanded pose stays inside the task's workspace box and within LAG_M, LAG_RAD of the measured pose.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        dt: float,
+        joint_filter: JointFilter | None = None,
+        workspace: tuple[tuple[float, float, float], tuple[float, float, float]],
+        yaw_limit: float = 1.7,
+    ) -> None:
+        super().__init__(num_envs, dt=dt, joint_filter=joint_filter)
+        scale = dt / 0.05  # the same speed limits at any control rate
+        self.low, self.high = (np.array(b, dtype=np.float64)[:, None] for b in workspace)
+        self.yaw_limit = yaw_limit
+        limit = (*(STEP_M * scale,) * 3, STEP_RAD * scale, 1.0)
+        self.spec = ActionSpec(
+            names=("dx", "dy", "dz", "dyaw", "gripper"),
+            units=("m", "m", "m", "rad", "1"),
+            low=tuple(-v for v in limit),
+            high=limit,
+            frame="base",
+            tcp="tcp",
+            rotation="yaw",
+            reference="commanded",
+            gripper=4,
+            gripper_meaning=GRIPPER_MEANING,
+        )
+
+    def command(self, action: Array, tcp: Array, yaw: Array) -> Array:
+        """Servo targets [N 9] for clamped `action` [N 5], measured `tcp` [3 N] m and `yaw` [N] rad."""
+        a = action.T
+        pos = np.clip(self.pos + a[:3], tcp - LAG_M, tcp + LAG_M)
+        self.pos = np.clip(pos, self.low, self.high)
+        angle = np.clip(self.yaw + a[3], yaw - LAG_RAD, yaw + LAG_RAD)
+        self.yaw = np.clip(angle, -self.yaw_limit, self.yaw_limit)
+        self.grip = a[4].copy()
+        return self._joints(ik_step(self.q, self.pos, self.yaw, dt=self.dt))
+
+
+class JointPosition(_Base):
+    """[q1..q7, gripper]: absolute joint targets in rad."""
+
+    def __init__(self, num_envs: int, *, dt: float, joint_filter: JointFilter | None = None, **_: Any) -> None:
+        super().__init__(num_envs, dt=dt, joint_filter=joint_filter)
+        self.spec = ActionSpec(
+            names=(*(f"q{i + 1}" for i in range(ARM_DOF)), "gripper"),
+            units=(*("rad",) * ARM_DOF, "1"),
+            low=(*JOINT_LOW.tolist(), -1.0),
+            high=(*JOINT_HIGH.tolist(), 1.0),
+            frame="joint",
+            tcp="tcp",
+            rotation="joint",
+            reference="absolute",
+            gripper=7,
+            gripper_meaning=GRIPPER_MEANING,
+        )
+
+    def command(self, action: Array, tcp: Array, yaw: Array) -> Array:
+        """Servo targets [N 9] for clamped `action` [N 8]."""
+        del tcp, yaw
+        self.grip = action[:, ARM_DOF].copy()
+        ctrl = self._joints(action[:, :ARM_DOF].copy())
+        frame = forward(self.q)  # the commanded pose, so that the observed lag means the same in both modes
+        self.pos, self.yaw = frame.pos, yaw_of(frame)
+        return ctrl
+
+
+CONTROLLERS: dict[str, Callable[..., Controller]] = {"delta_pose": DeltaPose, "joint_position": JointPosition}
+
+
+def make_controller(name: str, num_envs: int, **kw: Any) -> Controller:
+    if name not in CONTROLLERS:
+        raise ConfigError(f"control={name!r} is not a control mode. {closest(name, CONTROLLERS)}")
+    return CONTROLLERS[name](num_envs, **kw)

@@ -1,0 +1,87 @@
+"""Pick: lift a cube 10 cm off the table and keep it there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+
+from sim.experts import Expert
+from sim.tasks import register
+from sim.tasks.base import Array, Body, Bool, Range, Scene, Task, fold, free_box
+
+
+class PickExpert(Expert):
+    """Go above the cube, descend, close, lift."""
+
+    phases = 4
+
+    def plan(self, f, phase):
+        grasp = f["cube"] + self.bias[:, :3]
+        above = grasp + np.array([0, 0, 0.08])
+        lift = f["tcp"] * [1, 1, 0] + np.array([0, 0, 0.20])
+        pos = np.select([(phase == 0)[:, None], (phase <= 2)[:, None]], [above, grasp], lift)
+        yaw = np.where(phase <= 1, f["yaw"] + f["turn"] + self.bias[:, 3], f["yaw"] + f["lag"][:, 3])
+        grip = np.where(phase <= 1, 1.0, -1.0)
+        return pos, yaw, grip
+
+    def done(self, f, phase, gap, turn, clock):
+        return np.select(
+            [phase == 0, phase == 1, phase == 2],
+            [(gap < 0.02) & (turn < 0.1) | (clock > 25), (gap < 0.006) | (clock > 12), clock >= 5],
+            False,
+        )
+
+
+@register("pick")
+@dataclass(frozen=True)
+class Pick(Task):
+    hold: int = 5
+    cube_half: float = 0.02  # m
+    cube_mass: float = 0.06  # kg
+    lift: float = 0.10  # m above the table to count
+    range_x: float = 0.08  # m, either side of 0.5
+    range_y: float = 0.12
+    range_yaw: float = float(np.pi / 4)
+
+    name = "pick"
+    instructions = ("pick up the red cube",)
+    expert = PickExpert
+
+    def bodies(self) -> str:
+        return free_box("cube", (self.cube_half,) * 3, mass=self.cube_mass, rgba="0.8 0.2 0.2 1")
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        return {
+            "cube_x": (0.5 - self.range_x, 0.5 + self.range_x),
+            "cube_y": (-self.range_y, self.range_y),
+            "cube_yaw": (-self.range_yaw, self.range_yaw),
+        }
+
+    def bind(self, model: mujoco.MjModel) -> Body:
+        return Body.find(model, "cube")
+
+    def reset(self, at: Body, draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
+        at.place(qpos, draw["cube_x"], draw["cube_y"], self.cube_half, draw["cube_yaw"])
+
+    def observe(self, at: Body, scene: Scene) -> Mapping[str, Array]:
+        cube = at.pos(scene)
+        return {
+            "cube": cube,
+            "cube_rel": cube - scene.tcp,
+            "turn": fold(at.yaw(scene) - scene.yaw, np.pi / 2),  # to the nearest face
+            "cube_vel": at.vel(scene),
+            "cube_up": at.up(scene),
+        }
+
+    def success(self, at: Body, scene: Scene) -> Bool:
+        return at.pos(scene)[:, 2] - self.cube_half > self.lift
+
+    def dense(self, at: Body, scene: Scene) -> Array:
+        cube = at.pos(scene)
+        reach = 1 - np.tanh(8 * np.sqrt(((cube - scene.tcp) ** 2).sum(axis=1)))
+        lift = np.clip((cube[:, 2] - self.cube_half) / self.lift, 0, 1)
+        return 0.4 * reach + 0.6 * lift

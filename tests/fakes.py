@@ -1,0 +1,133 @@
+"""Small stand-ins with exact, hand-checkable behaviour."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.noise import episode_seeds, keyed_uniform
+from robopolicy.policies.base import Policy
+from robopolicy.spec import PolicySpec
+from robopolicy.types import STATE, ActionSpec, EnvSpec, Feature, Obs, Step, check_action
+
+POINT_ACTION = ActionSpec(
+    names=("dx", "dy"), units=("m", "m"), low=(-0.1, -0.1), high=(0.1, 0.1), frame="world", tcp="point",
+    rotation="none", reference="measured", gripper=None, gripper_meaning="",
+)  # fmt: skip
+
+
+class PointEnv:
+    """A point that must come within 5 cm of the origin; it starts 20 to 60 cm away, by episode seed.
+
+    State [x, y, seed mod 1000, episode step]. Success terminates, `horizon` truncates.
+    """
+
+    def __init__(self, num_envs: int, *, horizon: int = 12, seed: int = 0) -> None:
+        self.spec = EnvSpec(
+            id="point", observation={STATE: Feature((4,), names=("x", "y", "seed", "t"))}, action=POINT_ACTION,
+            tasks=("go to the origin",), dt=0.1, horizon=horizon, digest="point-1",
+        )  # fmt: skip
+        self.num_envs, self.device, self.seed = num_envs, torch.device("cpu"), seed
+        self.queue = torch.zeros(0, dtype=torch.int64)
+        self.handed = 0
+        self.episode_seed = torch.zeros(num_envs, dtype=torch.int64)
+        self.position = torch.zeros(num_envs, 2)
+        self.time = torch.zeros(num_envs, dtype=torch.int64)
+
+    def reset(self, seeds: Tensor | None = None) -> Obs:
+        self.queue = torch.zeros(0, dtype=torch.int64) if seeds is None else seeds.clone()
+        self._start(torch.ones(self.num_envs, dtype=torch.bool))
+        return self._obs()
+
+    def _start(self, mask: Tensor) -> None:
+        for i in mask.nonzero()[:, 0].tolist():
+            if len(self.queue):
+                seed, self.queue = self.queue[0], self.queue[1:]
+            else:
+                seed = episode_seeds("train", self.seed, 1, start=self.handed)[0]
+                self.handed += 1
+            self.episode_seed[i] = seed
+            u = keyed_uniform(seed[None], torch.zeros(1, dtype=torch.int64), (2,))[0]
+            radius, angle = 0.2 + 0.4 * u[0], 6.2831853 * u[1]
+            self.position[i] = radius * torch.stack([angle.cos(), angle.sin()])
+            self.time[i] = 0
+
+    def _obs(self) -> Obs:
+        extra = torch.stack([(self.episode_seed % 1000).float(), self.time.float()], dim=1)
+        return {STATE: torch.cat([self.position, extra], dim=1)}
+
+    def step(self, action: Tensor) -> Step:
+        check_action(action, self.spec, self.num_envs)
+        executed = action.clamp(-0.1, 0.1)
+        self.position += executed
+        self.time += 1
+        next_obs = self._obs()
+        success = self.position.norm(dim=1) < 0.05
+        truncated = (self.time >= self.spec.horizon) & ~success
+        obs = next_obs
+        if bool((success | truncated).any()):
+            self._start(success | truncated)
+            obs = self._obs()
+        ones = torch.ones(self.num_envs, dtype=torch.int64)
+        return Step(obs, next_obs, executed, ones, success.float(), success, truncated, success, ones.bool(), {})
+
+    def state_dict(self) -> dict[str, Any]:
+        names = ("queue", "handed", "episode_seed", "position", "time")
+        return {n: v.clone() if isinstance(v := getattr(self, n), Tensor) else v for n in names}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value.clone() if isinstance(value, Tensor) else value)
+
+
+class PointPolicy(Policy):
+    """Chunks of H steps towards the origin, `gain` of the way, plus keyed noise; open loop within a chunk."""
+
+    def __init__(self, *, gain: float = 1.0, noise: float = 0.0, n_obs_steps: int = 1, chunk: int = 3) -> None:
+        super().__init__()
+        self.spec = PolicySpec(
+            observation={STATE: Feature((4,), names=("x", "y", "seed", "t"))}, action=POINT_ACTION, dt=0.1,
+            n_obs_steps=n_obs_steps, horizon=chunk + 1, n_action_steps=chunk, tasks=("go to the origin",),
+        )  # fmt: skip
+        self.gain, self.noise, self.calls = gain, noise, 0
+        self.noise_shape = (chunk + 1, 2) if noise else ()
+
+    def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
+        self.calls += 1
+        assert obs[STATE].shape[1] == self.spec.n_obs_steps
+        position = obs[STATE][:, -1, :2]
+        chunk = (-self.gain * position / self.spec.horizon)[:, None].repeat(1, self.spec.horizon, 1)
+        return chunk if noise is None else chunk + self.noise * noise
+
+
+class NoTracker:
+    """A tracker that keeps what was logged."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        self.rows.append((step, dict(metrics)))
+
+    @contextmanager
+    def progress(self, total: int, description: str) -> Any:
+        yield self
+
+    def update(self, step: int, **numbers: float) -> None:
+        pass
+
+
+class MemoryCheckpoints:
+    """Keeps the newest state in memory."""
+
+    def __init__(self) -> None:
+        self.saved: dict[int, dict[str, Any]] = {}
+
+    def save(self, step: int, *, policy: Any, state: dict[str, Any], best: bool = False) -> None:
+        self.saved[step] = state
+
+    def latest(self) -> dict[str, Any] | None:
+        return self.saved[max(self.saved)] if self.saved else None
