@@ -1,0 +1,47 @@
+"""The native task suite: a batched MuJoCo engine, a Franka-like arm, and tasks from easy to hard."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from robopolicy.errors import ConfigError, closest
+from sim.env import SimEnv
+from sim.experts import Expert
+from sim.randomize import Randomization
+from sim.tasks import make_task, register, task_names
+from sim.tasks.base import Task
+
+__all__ = ["Expert", "Randomization", "SimEnv", "Task", "make", "make_expert", "register", "task_names"]
+
+
+def make(task: str | Task, num_envs: int, seed: int = 0, **kw: Any) -> SimEnv:
+    """A batched env of a native task.
+
+    Args:
+        task: a registered name (`task_names()`), or a Task.
+        num_envs: N.
+        seed: names the stream of training episodes.
+        kw: arguments of `SimEnv` (control, reward, cameras …) and parameters of the task (horizon, range_x …).
+    """
+    env_keys = set(inspect.signature(SimEnv.__init__).parameters) - {"self", "task", "num_envs", "seed"}
+    env_kw = {k: v for k, v in kw.items() if k in env_keys}
+    task_kw = {k: v for k, v in kw.items() if k not in env_keys}
+    if isinstance(env_kw.get("randomization"), dict):
+        env_kw["randomization"] = Randomization(**env_kw["randomization"])
+    if isinstance(task, str):
+        default = make_task(task)
+        known = {f.name for f in fields(default)} if is_dataclass(default) else set()
+        for key in task_kw:
+            if key not in known:
+                raise ConfigError(f"{task}: no such option {key!r}. {closest(key, known | env_keys)}")
+        task = make_task(task, **task_kw) if task_kw else default
+    elif task_kw:
+        raise ConfigError(f"task parameters {sorted(task_kw)} need a task name, found a Task; set its fields instead")
+    return SimEnv(task, num_envs, seed=seed, **env_kw)
+
+
+def make_expert(env: SimEnv, *, imperfection: float = 0.0) -> Expert:
+    """The scripted expert of `env`'s task."""
+    return env.make_expert(imperfection=imperfection)

@@ -37,10 +37,11 @@ ARM_QPOS = 9  # 7 joints and 2 fingers lead qpos, qvel and ctrl in every model o
 # Joint angles at which the TCP is at (0.5, 0, 0.2) m pointing down, fingers opening along y.
 HOME = np.array([0.0, 0.0459777, 0.0, -2.3761762, 0.0, 2.4221521, 0.7853982])
 
-# Position servos. Proportional gains as in common Panda models; damping gives a lag of kv/kp = 40 ms, less than one
-# 20 Hz control step, and stays stable at 10 ms physics steps because implicitfast integrates it implicitly.
-SERVO_KP = (4500.0, 4500.0, 3500.0, 3500.0, 2000.0, 2000.0, 2000.0)  # N·m/rad
-SERVO_LAG = 0.04  # s
+# Position servos. Stiff wrist gains saturate the 12 N·m motors within 6 mrad and chatter (implicitfast drops the
+# damping derivative of a saturated actuator), which shakes a grasped cube by millimetres at 10 ms steps; these gains do
+# not saturate on ramped targets. The lag kv/kp is one 20 Hz control step.
+SERVO_KP = (2000.0, 2000.0, 2000.0, 2000.0, 400.0, 400.0, 300.0)  # N·m/rad
+SERVO_LAG = 0.05  # s
 ARMATURE = 0.1  # kg·m², reflected rotor inertia
 
 # (mass [kg], centre of mass [m], ixx iyy izz ixy ixz iyz [kg·m²]) of links 1..7
@@ -75,14 +76,15 @@ def _numbers(values) -> str:
 
 
 def _finger(name: str, side: int) -> str:
-    # The pad's face is the joint's zero: at q = 0 the two faces meet. Friction 1.5, condim 4 (torsional friction holds
-    # a cube against turning between flat pads) and a stiff contact hold a grasp; `priority` makes them win over objects'.
+    # The pad's face is the joint's zero: at q = 0 the two faces meet. Friction 1.5, condim 4 (torsional friction keeps
+    # a cube from turning between flat pads) and a stiff contact hold a grasp; `priority` makes them win over the
+    # object's own. An armature of 0.3 kg keeps the light fingers from chattering on an object at 10 ms steps.
     quat = "1 0 0 0" if side > 0 else "0 0 0 1"
     joint = "left" if side > 0 else "right"
     return f"""
       <body name="{name}" pos="0 0 0.0584" quat="{quat}" gravcomp="1">
         <inertial mass="0.015" pos="0 0.006 0.03" diaginertia="5e-6 5e-6 2e-6"/>
-        <joint name="finger_{joint}" type="slide" axis="0 1 0" range="0 {FINGER_STROKE}" armature="0.02" damping="1"/>
+        <joint name="finger_{joint}" type="slide" axis="0 1 0" range="0 {FINGER_STROKE}" armature="0.3" damping="1"/>
         <geom name="{name}" type="box" size="0.01 0.006 0.0267" pos="0 0.006 0.0270" friction="1.5 0.02 0.0001"
               condim="4" solref="0.01 1" priority="1" {_ARM_BITS} rgba="{_DARK}"/>
       </body>"""
@@ -90,12 +92,13 @@ def _finger(name: str, side: int) -> str:
 
 def arm_xml(*, tool: str = "", base_pos: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> str:
     """The arm's body tree for `<worldbody>`. `tool`: MJCF put inside the hand's body (a rigidly held peg, a stick)."""
+    quat = _numbers((np.cos(HAND_YAW / 2), 0, 0, np.sin(HAND_YAW / 2)))
     hand = f"""
-    <body name="hand" pos="0 0 {FLANGE}" quat="{_numbers((np.cos(HAND_YAW / 2), 0, 0, np.sin(HAND_YAW / 2)))}" gravcomp="1">
+    <body name="hand" pos="0 0 {FLANGE}" quat="{quat}" gravcomp="1">
       <inertial mass="0.73" pos="-0.01 0 0.03" diaginertia="0.001 0.0025 0.0017"/>
       <geom name="hand" type="box" size="0.02 0.1 0.03" pos="0 0 0.03" {_ARM_BITS} rgba="{_WHITE}"/>
       <site name="tcp" pos="0 0 {TCP}" size="0.004" rgba="0 0 0 0"/>
-      <camera name="wrist" pos="0.07 0 0.02" xyaxes="0 1 0 0.94 0 -0.34" fovy="70"/>
+      <camera name="wrist" pos="0.09 0 0.0" xyaxes="0 1 0 0.87 0 0.5" fovy="70"/>
       {_finger("finger_left", 1)}{_finger("finger_right", -1)}{tool}
     </body>"""
     inner = hand

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from robopolicy.errors import ConfigError, closest
 from robopolicy.types import ActionSpec
 from sim.arm import ARM_DOF, FINGER_STROKE, HOME, JOINT_HIGH, JOINT_LOW
-from sim.kinematics import forward, ik_step, yaw_of
+from sim.kinematics import Frame, ik_step, yaw_of
 
 Array = NDArray[np.float64]
 JointFilter = Callable[[Array], Array]  # joint targets [N 7] rad -> permitted joint targets [N 7] rad
@@ -30,8 +30,14 @@ class Controller(Protocol):
     grip: Array  # [N] in [-1, 1]
     q: Array  # [N 7] rad, commanded joints
 
-    def reset(self, rows: NDArray[np.int64], qpos: Array, tcp: Array, yaw: Array) -> None: ...
+    joint_filter: JointFilter | None
+    intervened: NDArray[np.bool_]  # [N] the filter changed the last command
+
+    def reset(self, rows: NDArray[np.int64], qpos: Array, frame: Frame) -> None: ...
+    def follow(self, frame: Frame) -> None: ...
     def command(self, action: Array, tcp: Array, yaw: Array) -> Array: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class _Base:
@@ -42,14 +48,23 @@ class _Base:
         self.pos, self.yaw, self.grip = np.zeros((3, num_envs)), np.zeros(num_envs), np.ones(num_envs)
         self.q = np.tile(HOME, (num_envs, 1))
         self.intervened = np.zeros(num_envs, dtype=bool)  # [N] the filter changed the last command
+        self.frame: Frame | None = None  # of the commanded joints
         self._ctrl = np.empty((num_envs, ARM_DOF + 2))
 
-    def reset(self, rows: NDArray[np.int64], qpos: Array, tcp: Array, yaw: Array) -> None:
-        """Start `rows` [M] from measured positions: `qpos` [M nq], `tcp` [3 M], `yaw` [M]."""
+    def reset(self, rows: NDArray[np.int64], qpos: Array, frame: Frame) -> None:
+        """Start `rows` [M] from where the arm is: `qpos` [M nq], `frame` its tool frame."""
+        self.q = self.q.copy()
         self.q[rows] = qpos[:, :ARM_DOF]
-        self.pos[:, rows], self.yaw[rows] = tcp, yaw
+        self.pos[:, rows], self.yaw[rows] = frame.pos, yaw_of(frame)
+        if self.frame is not None:
+            for whole, part in zip(self.frame, frame, strict=True):
+                whole[..., rows] = part
         self.grip[rows] = qpos[:, ARM_DOF : ARM_DOF + 2].mean(axis=1) / FINGER_STROKE * 2 - 1
         self.intervened[rows] = False
+
+    def follow(self, frame: Frame) -> None:
+        """Take `forward(self.q)` of all N, which the env computes together with the measured frames."""
+        self.frame = frame
 
     def _joints(self, wanted: Array) -> Array:
         """Pass joint targets through the filter; [N 9] servo targets."""
@@ -73,7 +88,8 @@ class _Base:
 class DeltaPose(_Base):
     """[dx, dy, dz, dyaw, gripper]: increments of the *commanded* pose of a gripper that points down.
 
-    The commanded pose stays inside the task's workspace box and within LAG_M, LAG_RAD of the measured pose.
+    The commanded pose stays inside the task's workspace box and within LAG_M, LAG_RAD of the measured pose. `speed`:
+    the task's fraction of the full step, and of that lag too, so that a slow task's arm cannot press hard either.
     """
 
     def __init__(
@@ -84,9 +100,11 @@ class DeltaPose(_Base):
         joint_filter: JointFilter | None = None,
         workspace: tuple[tuple[float, float, float], tuple[float, float, float]],
         yaw_limit: float = 1.7,
+        speed: float = 1.0,
     ) -> None:
         super().__init__(num_envs, dt=dt, joint_filter=joint_filter)
-        scale = dt / 0.05  # the same speed limits at any control rate
+        scale = speed * dt / 0.05  # the same speed limits at any control rate
+        self.lag_m, self.lag_rad = speed * LAG_M, speed * LAG_RAD
         self.low, self.high = (np.array(b, dtype=np.float64)[:, None] for b in workspace)
         self.yaw_limit = yaw_limit
         limit = (*(STEP_M * scale,) * 3, STEP_RAD * scale, 1.0)
@@ -106,12 +124,12 @@ class DeltaPose(_Base):
     def command(self, action: Array, tcp: Array, yaw: Array) -> Array:
         """Servo targets [N 9] for clamped `action` [N 5], measured `tcp` [3 N] m and `yaw` [N] rad."""
         a = action.T
-        pos = np.clip(self.pos + a[:3], tcp - LAG_M, tcp + LAG_M)
+        pos = np.clip(self.pos + a[:3], tcp - self.lag_m, tcp + self.lag_m)
         self.pos = np.clip(pos, self.low, self.high)
-        angle = np.clip(self.yaw + a[3], yaw - LAG_RAD, yaw + LAG_RAD)
+        angle = np.clip(self.yaw + a[3], yaw - self.lag_rad, yaw + self.lag_rad)
         self.yaw = np.clip(angle, -self.yaw_limit, self.yaw_limit)
         self.grip = a[4].copy()
-        return self._joints(ik_step(self.q, self.pos, self.yaw, dt=self.dt))
+        return self._joints(ik_step(self.q, self.frame, self.pos, self.yaw, dt=self.dt))
 
 
 class JointPosition(_Base):
@@ -136,10 +154,12 @@ class JointPosition(_Base):
         """Servo targets [N 9] for clamped `action` [N 8]."""
         del tcp, yaw
         self.grip = action[:, ARM_DOF].copy()
-        ctrl = self._joints(action[:, :ARM_DOF].copy())
-        frame = forward(self.q)  # the commanded pose, so that the observed lag means the same in both modes
-        self.pos, self.yaw = frame.pos, yaw_of(frame)
-        return ctrl
+        return self._joints(action[:, :ARM_DOF].copy())
+
+    def follow(self, frame: Frame) -> None:
+        super().follow(frame)
+        # The commanded pose, so that the observed lag means the same in both modes.
+        self.pos, self.yaw = frame.pos.copy(), yaw_of(frame)
 
 
 CONTROLLERS: dict[str, Callable[..., Controller]] = {"delta_pose": DeltaPose, "joint_position": JointPosition}

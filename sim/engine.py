@@ -6,6 +6,7 @@ persistent thread pool, which every MuJoCo from 3.3 on has.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 
@@ -18,6 +19,12 @@ from robopolicy.errors import ConfigError
 
 _FULL = int(mujoco.mjtState.mjSTATE_FULLPHYSICS)
 _HUGE = 1e6  # a position or velocity beyond this is divergence (MuJoCo's own bound is 1e10)
+
+
+if mujoco.get_mju_user_warning() is None:
+    # By default MuJoCo writes its warnings (a diverged state) to MUJOCO_LOG.TXT in the working directory; `step` reports
+    # divergence to the caller, so a debug line is enough.
+    mujoco.set_mju_user_warning(lambda message: logging.getLogger(__name__).debug("mujoco: %s", message))
 
 
 def available_cores() -> int:
@@ -72,18 +79,27 @@ class Physics:
         self.qvel: NDArray[np.float64] = self.state[:, 1 + m.nq :]  # [N nv]
         self._out = np.empty((num_envs, substeps, size))
         self._ctrl = np.empty((num_envs, substeps, m.nu))
+        self._left = (1.0 - np.arange(1, substeps + 1) / substeps)[:, None]  # [S 1] part of the ramp still to go
         self._data = [mujoco.MjData(m) for _ in range(self.threads)]
         self._pool = rollout.Rollout(nthread=self.threads if self.threads > 1 else 0)
         # Small chunks keep both threads busy to the end: contact-rich envs cost several times more than others.
         self._chunk = max(1, num_envs // (self.threads * 16))
 
-    def step(self, ctrl: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Advance all envs by `substeps` under constant `ctrl` [N nu].
+    def step(self, ctrl: NDArray[np.float64], start: NDArray[np.float64] | None = None) -> NDArray[np.bool_]:
+        """Advance all envs by `substeps`.
+
+        Args:
+            ctrl: [N nu] servo targets at the end of the step.
+            start: [N k] targets of the first k servos before the step: they ramp from there to `ctrl` linearly, as a
+                robot's own interpolator does; without it all targets jump at once.
 
         Returns:
             [N] bool: the env diverged (non-finite or absurd numbers). Its state stays the last good one.
         """
         self._ctrl[:] = ctrl[:, None, :]
+        if start is not None:
+            k = start.shape[1]
+            self._ctrl[:, :, :k] += self._left * (start - ctrl[:, :k])[:, None, :]
         self._pool.rollout(
             self.models,
             self._data,

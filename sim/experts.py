@@ -83,6 +83,14 @@ class Expert:
         less the episode's random delay. The last phase never ends."""
         raise NotImplementedError
 
+    def retry(self, f: Mapping[str, Array], phase: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """[N]: this attempt is lost; begin again at phase 0. None: never."""
+        return None
+
+    @staticmethod
+    def _distance(f: Mapping[str, Array], pos: Array, yaw: Array) -> tuple[Array, Array]:
+        return np.sqrt(((pos - f["tcp"]) ** 2).sum(axis=1)), np.abs(yaw - f["yaw"])
+
     @property
     def bias(self) -> Array:
         """[N 4] this episode's target offset: x y z [m], yaw [rad]."""
@@ -91,16 +99,17 @@ class Expert:
     def act(self, obs: Obs) -> Tensor:
         """[N 5] action within the limits."""
         f = {k: v.astype(np.float64) for k, v in self.layout.unpack(obs[STATE].numpy()).items()}
+        lost = self.retry(f, self.phase)
+        if lost is not None and lost.any():
+            self.phase[lost] = self.clock[lost] = 0
         delay = np.take_along_axis(self._delay, self.phase[:, None], axis=1)[:, 0]
-        for _ in range(2):  # a phase that is over hands over at once, so no step is wasted
-            pos, yaw, grip = self.plan(f, self.phase)
-            gap = np.sqrt(((pos - f["tcp"]) ** 2).sum(axis=1))
-            turn = np.abs(yaw - f["yaw"])
-            if _:
-                break
-            over = self.done(f, self.phase, gap, turn, self.clock - delay) & (self.phase < self.phases - 1)
+        pos, yaw, grip = self.plan(f, self.phase)
+        gap, turn = self._distance(f, pos, yaw)
+        over = self.done(f, self.phase, gap, turn, self.clock - delay) & (self.phase < self.phases - 1)
+        if over.any():  # the next phase acts at once, so no step is wasted
             self.phase += over
             self.clock[over] = 0
+            pos, yaw, grip = self.plan(f, self.phase)
         # The action is relative to the commanded pose: measured pose plus lag.
         action = np.empty((self.num_envs, 5))
         action[:, :3] = self.gain * (pos - f["tcp"] - f["lag"][:, :3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import contextmanager
 from typing import Any
 
@@ -121,13 +122,15 @@ class NoTracker:
 
 
 class MemoryCheckpoints:
-    """Keeps the newest state in memory."""
+    """Keeps states in memory."""
+
+    requested = False
 
     def __init__(self) -> None:
         self.saved: dict[int, dict[str, Any]] = {}
 
     def save(self, step: int, *, policy: Any, state: dict[str, Any], best: bool = False) -> None:
-        self.saved[step] = state
+        self.saved[step] = copy.deepcopy(state)  # tensors in it go on changing
 
     def latest(self) -> dict[str, Any] | None:
         return self.saved[max(self.saved)] if self.saved else None

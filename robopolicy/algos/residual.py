@@ -38,7 +38,6 @@ class ResidualTD3:
         policy: ResidualPolicy,
         *,
         critic: Callable[[int], nn.Module],
-        gamma: float = 0.98,
         target_subset: int = 2,
         tau: float = 0.01,
         actor_lr: float = 3e-4,
@@ -54,7 +53,7 @@ class ResidualTD3:
         grad_clip: float = 10.0,
         seed: int = 0,
     ) -> None:
-        self.policy, self.gamma = policy, gamma
+        self.policy = policy
         in_dim = policy.net[0].in_features
         self.critic = critic(in_dim)
         self.target = copy.deepcopy(self.critic).requires_grad_(False)

@@ -155,21 +155,22 @@ class Replay:
             next_obs=next_obs,
         )
 
-    @classmethod
-    def from_episodes(cls, episodes: Episodes, *, extra: Obs, n_step: int, gamma: float) -> Replay:
-        """A replay over stored episodes, one timeline of F frames, with further keys `extra` [F ...].
+    def of_episodes(self, episodes: Episodes, *, extra: Obs) -> Replay:
+        """Another replay with the same windows, over stored episodes as one timeline of F frames.
+
+        `extra` [F ...] are further observation keys.
 
         The frame after an episode's last action is not in a dataset, so where an episode ends without termination
         its last transition is not valid: windows stop before it.
         """
-        frames = episodes.num_frames
-        replay = cls(capacity=frames + n_step + 1, num_envs=1, n_step=n_step, gamma=gamma)
+        frames, pad = episodes.num_frames, self.n_step + 1
+        replay = Replay(capacity=frames + pad, num_envs=1, n_step=self.n_step, gamma=self.gamma)
         last = torch.zeros(frames, dtype=torch.bool)
         last[episodes.starts[1:] - 1] = True
         obs = {**episodes.obs, **extra}
-        pad = n_step + 1  # rows that are never valid, so that the newest episode's windows can be sampled too
 
         def padded(value: Tensor) -> Tensor:
+            # Rows that are never valid let the newest episode's windows be sampled too.
             return torch.cat([value, value[-1:].expand(pad, *value.shape[1:]).clone()])[:, None]
 
         replay.obs = {k: padded(v) for k, v in obs.items()}

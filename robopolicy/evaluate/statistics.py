@@ -1,7 +1,7 @@
 """Intervals and tests for success rates. Pure functions, standard library only.
 
 What is used where, and why:
-    one success rate        Wilson score interval: close to nominal coverage down to 0/n and n/n, where Wald's collapses.
+    one success rate        Wilson score interval: near nominal coverage even at 0/n and n/n, where Wald's collapses.
     two policies, paired    exact McNemar test, and Tango's score interval for the difference; both read the discordant
                             pairs only through their counts, so luck with the seeds cancels.
     many tests              Holm's step-down correction.

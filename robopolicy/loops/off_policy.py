@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
 
+from robopolicy.data.episodes import Episodes
+from robopolicy.data.relabel import base_actions
 from robopolicy.data.replay import Batch, Replay
 from robopolicy.types import BASE_ACTION, Metrics, Obs, VecEnv
 
 
 class Checkpoints(Protocol):
+    requested: bool  # somebody asked to stop: save now; `save` then raises KeyboardInterrupt
+
     def save(self, step: int, *, policy: Any, state: dict[str, Any], best: bool = False) -> Any: ...
     def latest(self) -> dict[str, Any] | None: ...
 
 
-def last_frame(obs: Obs) -> Obs:
+def last_frame(obs: Obs, keys: Iterable[str]) -> Obs:
     """Single frames [N ...] of stacked observations [N To ...]; `base_action` has no history axis."""
-    return {k: v if k == BASE_ACTION else v[:, -1] for k, v in obs.items()}
+    return {k: obs[k] if k == BASE_ACTION else obs[k][:, -1] for k in keys}
 
 
 def off_policy(
     *,
     algo: Any,
     env: VecEnv,
-    replay: Replay,
-    demos: Replay | None,
+    replay: Callable[..., Replay],
+    demos: Episodes | None,
     tracker: Any,
     checkpointer: Checkpoints,
     evaluate: Callable[[Any], Metrics] | None,
@@ -47,7 +51,8 @@ def off_policy(
 
     Args:
         env: emits [N To ...] and `base_action`: BaseActionEnv(HistoryEnv(env), base).
-        demos: supplies `demo_fraction` of every batch; None for online data alone.
+        replay: makes an empty replay for `num_envs`.
+        demos: supply `demo_fraction` of every batch, base actions relabelled; None for online data alone.
         warmup_steps: env steps of the base policy (with exploration noise) before the first update.
         critic_only_updates: updates right after warm-up in which the policy stays the base.
         updates_per_step: critic updates per primitive env step (UTD).
@@ -56,7 +61,10 @@ def off_policy(
     Returns:
         `steps`, `train_s` (seconds of collecting and learning) and the last evaluation's metrics.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator, keys = torch.Generator().manual_seed(seed), tuple(algo.policy.spec.observation)
+    online, offline = replay(num_envs=env.num_envs), None
+    if demos is not None and demo_fraction > 0.0:
+        offline = online.of_episodes(demos, extra={BASE_ACTION: base_actions(demos, algo.policy.base)})
     state = checkpointer.latest()
     steps, owed, train_s, result = 0, 0.0, 0.0, {}
     next_eval, next_save, next_log = 0, save_every, log_every
@@ -64,7 +72,7 @@ def off_policy(
     if state is None:
         obs = env.reset()
     else:
-        for name, part in (("algo", algo), ("env", env), ("replay", replay)):
+        for name, part in (("algo", algo), ("env", env), ("replay", online)):
             part.load_state_dict(state[name])
         generator.set_state(state["generator"])
         obs, recent = state["obs"], deque(state["recent"], maxlen=100)
@@ -72,13 +80,14 @@ def off_policy(
         next_eval, next_save, next_log = state["next_eval"], state["next_save"], state["next_log"]
 
     def batch() -> Batch:
-        count = round(batch_size * demo_fraction) if demos is not None else 0
-        online = replay.sample(batch_size - count, generator)
-        return online if demos is None or count == 0 else join(online, demos.sample(count, generator))
+        if offline is None:
+            return online.sample(batch_size, generator)
+        count = round(batch_size * demo_fraction)
+        return join(online.sample(batch_size - count, generator), offline.sample(count, generator))
 
     def snapshot() -> dict[str, Any]:
         return {
-            "algo": algo.state_dict(), "env": env.state_dict(), "replay": replay.state_dict(),
+            "algo": algo.state_dict(), "env": env.state_dict(), "replay": online.state_dict(),
             "generator": generator.get_state(), "obs": obs, "recent": list(recent), "steps": steps, "owed": owed,
             "train_s": train_s, "next_eval": next_eval, "next_save": next_save, "next_log": next_log,
         }  # fmt: skip
@@ -90,21 +99,21 @@ def off_policy(
                 result = evaluate(algo.policy)
                 tracker.log({f"eval/{k}": v for k, v in result.items()}, steps)
                 next_eval += eval_every
-            if save_every and steps >= next_save or steps >= total_steps:
+            if (save_every and steps >= next_save) or steps >= total_steps or checkpointer.requested:
                 next_save += save_every
                 checkpointer.save(steps, policy=algo.policy, state=snapshot())
             if steps >= total_steps:
                 return {"steps": steps, "train_s": train_s, **result}
             began = time.perf_counter()
 
-            frame = last_frame(obs)
+            frame = last_frame(obs, keys)
             step = env.step(algo.explore(frame, warmup=steps < warmup_steps))
-            replay.add(frame, step._replace(next_obs=last_frame(step.next_obs)))
+            online.add(frame, step._replace(next_obs=last_frame(step.next_obs, keys)))
             obs, taken = step.obs, int(step.steps.sum())
             recent.extend(step.success[step.ended].float().tolist())
             before, steps = steps, steps + taken
 
-            if steps >= warmup_steps and replay.can_sample:
+            if steps >= warmup_steps and online.can_sample:
                 if before < warmup_steps:
                     for _ in range(critic_only_updates):
                         algo.update(batch(), learned_steps=None)

@@ -20,8 +20,12 @@ class Policy(nn.Module):
     """
 
     spec: PolicySpec
-    base: Policy | None = None
+    base: Policy | None
     noise_shape: tuple[int, ...] = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = None  # not a class attribute: that would hide a module registered under this name
 
     @abstractmethod
     def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:

@@ -157,6 +157,7 @@ class Task:
         (0.28, -0.3, 0.015),
         (0.72, 0.3, 0.45),
     )  # m, box for the commanded TCP
+    speed: ClassVar[float] = 1.0  # fraction of the full action step of control="delta_pose" (sim/control.py)
     start: ClassVar[tuple[float, ...]] = tuple(HOME.tolist())  # rad
     start_opening: ClassVar[float] = 2 * FINGER_STROKE  # m between the pads
     cone: ClassVar[str] = "elliptic"
@@ -197,8 +198,8 @@ class Task:
   </asset>
   <worldbody>
     <light pos="0.3 -0.6 1.8" dir="0.1 0.35 -1" diffuse="0.6 0.6 0.6" castshadow="true"/>
-    <camera name="front" pos="1.25 0 0.6" xyaxes="0 1 0 -0.5 0 0.75" fovy="45"/>
-    <camera name="side" pos="0.5 -0.85 0.55" xyaxes="1 0 0 0 0.55 0.85" fovy="45"/>
+    <camera name="front" pos="1.2 0 0.5" xyaxes="0 1 0 -0.467 0 0.884" fovy="38"/>
+    <camera name="side" pos="0.48 -0.85 0.45" xyaxes="1 0 0 0 0.39 0.92" fovy="40"/>
     <geom name="table" type="plane" size="1 1 0.05" pos="0.4 0 0" friction="1 0.005 0.0001" material="table"/>
     {arm_xml(tool=self.tool())}
     {self.bodies()}
@@ -248,6 +249,7 @@ class Task:
             **asdict(self),
             "ranges": {k: list(v) for k, v in self.ranges.items()},
             "workspace": self.workspace,
+            "speed": self.speed,
             "start": self.start,
             "start_opening": self.start_opening,
             "instructions": self.instructions,
@@ -299,6 +301,4 @@ class Layout:
 
     def unpack(self, state: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         """Views of `state` [B Ds] by name: [B] for single numbers, [B k] else."""
-        return {
-            k: state[:, w.start] if w.stop - w.start == 1 else state[:, w] for k, w in self.slices.items()
-        }
+        return {k: state[:, w.start] if w.stop - w.start == 1 else state[:, w] for k, w in self.slices.items()}

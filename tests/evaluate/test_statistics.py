@@ -6,6 +6,7 @@ import math
 import random
 
 import pytest
+
 from robopolicy.errors import ConfigError
 from robopolicy.evaluate.statistics import Pairs, bootstrap, holm, mcnemar, paired_difference, wilson
 

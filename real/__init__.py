@@ -1,0 +1,1 @@
+"""Real robots: interface, safety, control loop, drivers."""

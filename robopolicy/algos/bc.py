@@ -1,0 +1,88 @@
+"""Behaviour cloning: minimise the policy's own imitation loss, whatever the policy is."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from robopolicy.ema import EMA
+from robopolicy.errors import RobopolicyError
+from robopolicy.optim import cosine_with_warmup, decay_groups, load_optimizer_state, optimizer_state
+from robopolicy.policies.base import Policy
+from robopolicy.types import Metrics
+
+
+class BC:
+    """AdamW with warm-up, cosine decay, gradient clipping and a moving average of the weights.
+
+    `policy` is the average: the one to evaluate, save and deploy. `model` is the one that gradients change.
+
+    Args:
+        policy: trained in place (it becomes `model`).
+        steps: updates until the learning rate reaches zero; the loop's number of steps.
+        warmup: updates over which the learning rate rises linearly.
+        clip_norm: bound of the gradient's global norm.
+        ema_decay, ema_power: see EMA.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        steps: int,
+        lr: float = 1e-3,
+        warmup: int = 100,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 1e-4,
+        clip_norm: float = 1.0,
+        ema_decay: float = 0.999,
+        ema_power: float = 0.75,
+    ) -> None:
+        self.model = policy.train()
+        self.ema = EMA(policy, decay=ema_decay, power=ema_power)
+        self.policy: Policy = self.ema.average
+        self.steps, self.lr, self.warmup, self.clip_norm = steps, lr, warmup, clip_norm
+        groups = decay_groups(policy.parameters(), weight_decay)
+        self.parameters = [p for group in groups for p in group["params"]]
+        self.optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)
+        self.updates = 0
+
+    def update(self, batch: dict[str, Any]) -> Metrics:
+        """One gradient step on a batch {key: [B To ...], "action": [B H Da], "action_is_pad": [B H]}.
+
+        Raises:
+            RobopolicyError: the loss or its gradient is not finite; the weights are then as they were before.
+        """
+        lr = self.lr * cosine_with_warmup(self.updates, steps=self.steps, warmup=self.warmup)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        loss, metrics = self.model.loss(batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.clip_norm)
+        value, size = torch.stack([loss.detach(), norm]).tolist()
+        if not math.isfinite(value + size):
+            raise RobopolicyError(
+                f"BC: loss {value} and gradient norm {size} at update {self.updates} are not both finite. "
+                "Was the normaliser fitted? Else check the data for NaN, or lower lr."
+            )
+        self.optimizer.step()
+        self.ema.update(self.updates)
+        self.updates += 1
+        return {"loss": value, "grad_norm": size, "lr": lr, **metrics}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "average": self.policy.state_dict(),
+            "optimizer": optimizer_state(self.optimizer),
+            "updates": self.updates,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.policy.load_state_dict(state["average"])
+        load_optimizer_state(self.optimizer, state["optimizer"])
+        self.updates = int(state["updates"])

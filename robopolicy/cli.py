@@ -1,0 +1,157 @@
+"""`robopolicy <verb> [hydra overrides]`. Exit codes: 0 done, 1 failed, 2 wrong command line, 130 interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from robopolicy.errors import RobopolicyError, closest
+
+if TYPE_CHECKING:
+    from robopolicy.config import Verb
+
+# name: (what it does, module:function, has configs/<name>.yaml). Modules are imported when their verb runs.
+_VERBS = {
+    "demos": ("record demonstrations of a scripted expert as a LeRobot dataset", "robopolicy.verbs:demos", True),
+    "train": ("imitation (algo=bc) or reinforcement on a base (algo=residual_fast)", "robopolicy.train:train", True),
+    "eval": ("run a checkpoint on test episodes: rates, intervals, videos", "robopolicy.verbs:evaluate", True),
+    "compare": ("two checkpoints on the same episodes, with a paired test", "robopolicy.verbs:compare", True),
+    "report": ("one self-contained HTML page about a run", "robopolicy.verbs:report", True),
+    "quickstart": ("all of the above on the pick task, in minutes", "robopolicy.quickstart:quickstart", True),
+    "doctor": ("what this machine has, what is missing, how to mend it", "robopolicy.doctor:main", False),
+}
+
+_USAGE = """usage: robopolicy <verb> [key=value ...] [--help] [--cfg]
+
+{verbs}
+
+options, after the verb:
+  --help              groups, their options, and all keys with their defaults
+  --cfg               print the resolved configuration and stop
+  --config-dir DIR    further config groups of your own (DIR/task/mine.yaml → task=mine); repeatable
+  --allow PACKAGE     let configs name code of your own package; repeatable
+  --debug             show a traceback where there would be a message
+
+The same command on the same run_dir resumes. A first run: robopolicy quickstart"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the `robopolicy` command."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        width = max(map(len, _VERBS))
+        print(_USAGE.format(verbs="\n".join(f"  {name:<{width}}  {about}" for name, (about, *_) in _VERBS.items())))
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from robopolicy.evaluate.provenance import version
+
+        print(f"robopolicy {version()}")
+        return 0
+    debug = "--debug" in arguments
+    try:
+        return _run(arguments[0], arguments[1:])
+    except KeyboardInterrupt:
+        command = shlex.join(["robopolicy", *arguments])
+        _say(f"Interrupted. What was saved is whole; the same command goes on from there:\n  {command}")
+        return 130
+    except RobopolicyError as error:
+        if debug:
+            raise
+        _say(f"error: {error}")
+        return 2 if type(error).__name__ == "UsageError" else 1
+    except OSError as error:
+        if debug:
+            raise
+        _say(f"error: {error}")
+        return 1
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    from robopolicy.config import UsageError, compose
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    options, overrides = _options().parse_known_args(arguments)
+    for text in overrides:
+        if text.startswith("-"):
+            raise UsageError(f"unknown option {text!r}. {closest(text, ['--help', '--cfg', '--config-dir', '--allow'])}")
+    verb = find_verb(name)
+    if options.allow:
+        from robopolicy.build import allow
+
+        sys.path.insert(0, str(Path.cwd()))  # a package beside the user, not installed
+        for package in options.allow:
+            allow(package)
+    if options.help:
+        from robopolicy.help import verb_help
+
+        print(verb_help(verb, overrides, options.config_dir))
+        return 0
+    if not verb.config:
+        return int(verb.load()(overrides))
+    config = compose(verb, overrides, config_dirs=options.config_dir, checked=not options.cfg)
+    if options.cfg:
+        from omegaconf import OmegaConf
+
+        print(OmegaConf.to_yaml(config), end="")
+        return 0
+    call(verb, config)
+    return 0
+
+
+def find_verb(name: str) -> Verb:
+    """A verb by name.
+
+    Raises:
+        UsageError: there is none; the closest names are offered.
+    """
+    from robopolicy.config import UsageError, Verb
+
+    if name not in _VERBS:
+        raise UsageError(f"unknown verb {name!r}. {closest(name, _VERBS)}")
+    summary, target, config = _VERBS[name]
+    return Verb(name, summary, target, config)
+
+
+def call(verb: Verb, config: dict[str, Any]) -> Any:
+    """Carry out a verb with a composed and checked config; what it trains becomes a run that can be resumed."""
+    from robopolicy.build import arguments_for
+
+    function = verb.load()
+    arguments = arguments_for(function, config)
+    if verb.name != "train":
+        return function(**arguments)
+    from robopolicy.runs import open_run
+
+    with open_run(arguments["run_dir"], config):
+        return function(**arguments)
+
+
+def invoke(name: str, *overrides: str) -> Any:
+    """Carry out a verb as the command line would, from Python."""
+    from robopolicy.config import compose
+
+    verb = find_verb(name)
+    return call(verb, compose(verb, overrides))
+
+
+def _options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--cfg", action="store_true")
+    parser.add_argument("--debug", action="store_true")
+    parser.add_argument("--config-dir", action="append", default=[], type=Path)
+    parser.add_argument("--allow", action="append", default=[])
+    return parser
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""LeRobotDataset v3 into memory: the parquet files are read whole, videos decoded once; nothing is seeked for.
+
+LeRobot's `__getitem__` costs 4–9 ms a frame; training samples from tensors instead. Writing: `DatasetWriter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from robopolicy.data.check import check_episodes, check_needed, check_timestamps, raise_defects
+from robopolicy.data.episodes import Episodes
+from robopolicy.data.meta import SEED
+from robopolicy.data.source import Source, resolve_action_spec
+from robopolicy.data.tables import Columns, read_outcomes, read_table, read_tasks
+from robopolicy.data.video import load_images, load_videos
+from robopolicy.data.writer import DatasetWriter
+from robopolicy.errors import DataError, closest
+from robopolicy.types import IMAGES, TASK, ActionSpec, Feature, Obs
+
+__all__ = ["DatasetWriter", "dataset_features", "load_episodes"]
+
+
+def dataset_features(path: str | Path) -> dict[str, Feature]:
+    """Observation features that a dataset offers, without loading it.
+
+    Raises:
+        DataError: not a LeRobot v3 dataset.
+    """
+    return dict(Source.open(Path(path), {}).offered)
+
+
+def load_episodes(
+    path: str | Path,
+    *,
+    needed: Mapping[str, Feature] | None = None,
+    cameras: Sequence[str] | None = None,
+    episodes: Sequence[int] | None = None,
+    action_spec: ActionSpec | None = None,
+    rename: Mapping[str, str] | None = None,
+    min_length: int = 1,
+    outcomes: Literal["recorded", "success"] = "recorded",
+) -> Episodes:
+    """Read a LeRobotDataset v3 into tensors and check it.
+
+    Args:
+        needed: features that a policy reads (`policy.spec.observation`); only these are loaded. None: all.
+        cameras: names of cameras to load, e.g. `("front",)`; None: those in `needed`, or all.
+        episodes: indices of episodes to load; None: all.
+        action_spec: what the actions mean. Required for datasets that robopolicy did not record, else verified.
+        rename: the dataset's key -> ours, e.g. `{"observation.image": "observation.images.top"}`.
+        min_length: frames that every episode must have.
+        outcomes: "success" declares every episode a success that ends with its last frame (reward 1 there), for
+            datasets of good demonstrations without rewards.
+
+    Returns:
+        Episodes in float32, images uint8. `outcomes` is False where neither rewards nor successes were recorded.
+
+    Raises:
+        DataError: not readable, cut off, a feature missing or of another shape, NaN or infinity, frames that do not
+            follow one another by 1/fps, actions outside their limits, no meaning of the actions.
+    """
+    source = Source.open(Path(path), dict(rename or {}))
+    action_spec = resolve_action_spec(source, action_spec)
+    raise_defects(check_needed(needed or {}, source.offered), source.root)
+    keys = _keys_to_load(source, needed, cameras)
+    table, starts = read_table(source, episodes, [source.names_there[k] for k in keys if k in source.names_there])
+
+    column = Columns(table, starts, source)
+    frames = table.num_rows
+    raise_defects(check_timestamps(torch.from_numpy(column("timestamp", ())), starts, fps=source.fps), source.root)
+    obs: Obs = {}
+    for key in keys:
+        if key == TASK:
+            continue
+        there, feature = source.names_there[key], source.offered[key]
+        if source.columns[there]["dtype"] == "video":
+            obs[key] = load_videos(source, there, feature, table, starts)
+        elif source.columns[there]["dtype"] == "image":
+            obs[key] = load_images(source, table, there, feature)
+        else:
+            obs[key] = torch.from_numpy(column(there, feature.shape)).to(feature.torch_dtype)
+    tasks, task_index = read_tasks(source, column("task_index", ()))
+    if TASK in keys:
+        obs[TASK] = task_index
+    reward, terminated, success, known = read_outcomes(column, starts, frames, outcomes)
+    seeds = column(SEED, ()) if SEED in table.column_names else column("episode_index", ())
+    result = Episodes(
+        obs=obs,
+        action=torch.from_numpy(column("action", (action_spec.dim,))).to(torch.float32),
+        reward=reward,
+        terminated=terminated,
+        success=success,
+        starts=starts,
+        seeds=torch.from_numpy(seeds.astype(np.int64))[starts[:-1]],
+        observation={k: source.offered[k] for k in keys},
+        action_spec=action_spec,
+        dt=source.meta.dt if source.meta else 1.0 / source.fps,
+        tasks=tasks,
+        outcomes=known,
+    )
+    raise_defects(check_episodes(result, min_length=min_length), source.root)
+    return result
+
+
+def _keys_to_load(source: Source, needed: Mapping[str, Feature] | None, cameras: Sequence[str] | None) -> list[str]:
+    keys = list(source.offered if needed is None else needed)
+    if cameras is None:
+        return keys
+    for camera in cameras:
+        if IMAGES + camera not in source.offered:
+            offered = [k.removeprefix(IMAGES) for k in source.offered if k.startswith(IMAGES)]
+            raise DataError(f"{source.root}: no camera {camera!r}. {closest(camera, offered)}")
+    wanted = {IMAGES + c for c in cameras}
+    return [k for k in keys if source.offered[k].dtype != "uint8" or k in wanted] + sorted(wanted - set(keys))

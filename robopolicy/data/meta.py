@@ -1,0 +1,85 @@
+"""`meta/robopolicy.json`: what a LeRobot dataset does not say about itself but training must know."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from robopolicy.errors import DataError, closest
+from robopolicy.types import ActionSpec
+
+META_VERSION = 1
+META_FILE = Path("meta") / "robopolicy.json"
+SEED = "episode_seed"  # column that robopolicy adds; edits of the dataset by LeRobot's tools keep it right
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of the packages that shape a recording."""
+    versions = {}
+    for name in ("robopolicy", "lerobot", "mujoco", "torch", "numpy"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+@dataclass
+class RecordingMeta:
+    """Contents of `meta/robopolicy.json`.
+
+    `dt`: seconds per frame. `tasks`: instructions in the env's order, which `task_index` counts in.
+    `observation`: keys that the env emitted. `complete`: the recording reached its end.
+    `provenance`: env id and digest, expert, imperfection, episodes attempted … whatever the recorder knows.
+    """
+
+    action: ActionSpec
+    dt: float
+    tasks: tuple[str, ...]
+    observation: tuple[str, ...]
+    complete: bool = False
+    provenance: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=installed_versions)
+    version: int = META_VERSION
+
+    def save(self, root: Path) -> None:
+        (root / META_FILE).write_text(json.dumps(asdict(self), indent=2))
+
+    @classmethod
+    def load(cls, root: Path) -> RecordingMeta | None:
+        """None where the dataset was recorded by something else.
+
+        Raises:
+            DataError: not JSON, a newer version, fields missing or unknown.
+        """
+        path = root / META_FILE
+        if not path.exists():
+            return None
+        try:
+            data = json.loads(path.read_text())
+            version = int(data["version"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path}: damaged ({error!r}). Restore it, or delete it and give action_spec=…") from error
+        if version > META_VERSION:
+            raise DataError(f"{path}: version {version}; this robopolicy reads up to {META_VERSION}. Upgrade it.")
+        known = {f.name for f in fields(cls)}
+        if set(data) != known:
+            raise DataError(f"{path}: missing fields {sorted(known - set(data))}, unknown {sorted(set(data) - known)}")
+        action = {k: tuple(v) if isinstance(v, list) else v for k, v in data.pop("action").items()}
+        lists = {k: tuple(data.pop(k)) for k in ("tasks", "observation")}
+        return cls(action=ActionSpec(**action), **lists, **data)
+
+
+def task_order(recorded: tuple[str, ...], wanted: tuple[str, ...]) -> dict[int, int]:
+    """Index of each recorded instruction in `wanted`.
+
+    Raises:
+        DataError: an instruction is not in `wanted`.
+    """
+    for text in recorded:
+        if text not in wanted:
+            raise DataError(f"task: no instruction {text!r}. {closest(text, wanted)}")
+    return {i: wanted.index(text) for i, text in enumerate(recorded)}

@@ -1,0 +1,33 @@
+"""Exponential moving average of a policy's parameters: what is evaluated, saved and deployed."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+
+class EMA:
+    """`average` follows `model`; its decay grows with the number of updates, so that early weights are forgotten.
+
+    decay(n) = min(decay, 1 − (1 + n)^−power): after n updates the average spans about n^power of them (Karras et al.
+    2024 discuss such power-function averages; 0.75 is Diffusion Policy's choice). Buffers are constants (normaliser
+    statistics, tables) and are copied once.
+    """
+
+    def __init__(self, model: nn.Module, *, decay: float = 0.999, power: float = 0.75) -> None:
+        self.average = copy.deepcopy(model).requires_grad_(False).eval()
+        self.decay, self.power = decay, power
+        pairs = zip(self.average.parameters(), model.parameters(), strict=True)
+        self._pairs = [(a, p) for a, p in pairs if p.requires_grad]
+
+    def decay_at(self, updates: int) -> float:
+        """Decay of the update that follows `updates` earlier ones."""
+        return min(self.decay, 1.0 - (1.0 + updates) ** -self.power)
+
+    @torch.no_grad()
+    def update(self, updates: int) -> None:
+        """average ← decay · average + (1 − decay) · model."""
+        averages, parameters = (list(side) for side in zip(*self._pairs, strict=True))
+        torch._foreach_lerp_(averages, parameters, 1.0 - self.decay_at(updates))

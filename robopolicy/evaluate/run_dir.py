@@ -1,0 +1,167 @@
+"""Reads what a run left behind, whatever is there: a report is wanted most when something went wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from robopolicy.errors import DataError
+from robopolicy.evaluate.rows import Rows
+from robopolicy.evaluate.video import INDEX
+
+# What a complete run directory holds, and what each piece is there for.
+PIECES = {
+    "config.yaml": "the resolved configuration",
+    "spec.json": "the policy's observation and action spec",
+    "metrics.jsonl": "learning curves",
+    "provenance.json": "command, commit, versions and hardware",
+}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One file of episode rows: `episodes.csv` is named after the run, `episodes-<name>.csv` is named <name>."""
+
+    name: str
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class Video:
+    path: Path
+    kind: str  # single | pair
+    label: str
+    outcome: str  # success | failure | "" where no index says so; pairs: "failure | success"
+    seed: int | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory in memory; absent pieces are empty and named in `missing`."""
+
+    path: Path
+    config: str = ""
+    spec: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    videos: list[Video] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    def curve(self, key: str, x: str = "step") -> tuple[list[float], list[float]]:
+        """Finite values of `key` against `x`, in the order logged."""
+        pairs = [(m[x], m[key]) for m in self.metrics if _finite(m.get(key)) and _finite(m.get(x))]
+        return [float(a) for a, _ in pairs], [float(b) for _, b in pairs]
+
+
+def read_run(path: Path | str) -> Run:
+    """Everything under a run directory that can be read.
+
+    Raises:
+        DataError: no such directory.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise DataError(f"{path.name}: no such run directory. A run directory holds {', '.join(PIECES)}.")
+    missing = [f"{name} ({meaning})" for name, meaning in PIECES.items() if not (path / name).is_file()]
+    metrics, torn = _metrics(path / "metrics.jsonl")
+    if torn:
+        missing.append(f"metrics.jsonl: {torn} unreadable line{'s' * (torn > 1)} left out")
+    evaluations, broken = _evaluations(path)
+    missing += broken
+    if not evaluations:
+        missing.append("episodes*.csv or episodes*.parquet (evaluated episodes)")
+    videos = _videos(path / "videos")
+    if not videos:
+        missing.append("videos/ (filmed episodes)")
+    config = path / "config.yaml"
+    return Run(
+        path=path,
+        config=config.read_text(errors="replace") if config.is_file() else "",
+        spec=_json(path / "spec.json", missing),
+        provenance=_json(path / "provenance.json", missing),
+        metrics=metrics,
+        evaluations=evaluations,
+        videos=videos,
+        missing=missing,
+    )
+
+
+def _json(path: Path, missing: list[str]) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+    except ValueError:
+        found = None
+    if isinstance(found, dict):
+        return found
+    missing.append(f"{path.name}: not readable as a JSON object")
+    return {}
+
+
+def _metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Objects of a JSON-lines file and the number of lines that are none (a kill can tear the last one)."""
+    rows: list[dict[str, Any]] = []
+    torn = 0
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            torn += bool(line.strip())
+    return rows, torn
+
+
+def _evaluations(path: Path) -> tuple[list[Evaluation], list[str]]:
+    found, broken = [], []
+    files = [f for pattern in ("episodes*.csv", "episodes*.parquet") for f in path.glob(pattern)]
+    for file in sorted(files, key=lambda f: ("base" not in f.stem, f.stem)):  # the base comes first
+        try:
+            rows = Rows.load(file)
+        except DataError as error:
+            broken.append(str(error))
+            continue
+        if len(rows):
+            found.append(Evaluation(file.stem.removeprefix("episodes").strip("-_ ") or path.resolve().name, rows))
+    return found, broken
+
+
+def _videos(folder: Path) -> list[Video]:
+    found = []
+    for file in sorted(folder.rglob("*.mp4")) if folder.is_dir() else []:
+        if any(part.startswith(".") for part in file.relative_to(folder).parts):
+            continue
+        entry = _index(file.parent).get(file.name, {})
+        seed = entry.get("seed")
+        found.append(
+            Video(
+                path=file,
+                kind=str(entry.get("kind", "single")),
+                label=str(entry.get("label") or (file.parent.name if file.parent != folder else "")),
+                outcome=str(entry.get("outcome", "")),
+                seed=seed if isinstance(seed, int) else None,
+            )
+        )
+    return found
+
+
+def _index(folder: Path) -> dict[str, dict[str, Any]]:
+    try:
+        return {e["file"]: e for e in json.loads((folder / INDEX).read_text())}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,99 @@
+"""Image encoders: [B 3 h w] in [-1, 1] → [B F]. Small ones, trained from scratch with the policy."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.networks.transformer import Attention, feed_forward
+
+
+class ConvEncoder(nn.Module):
+    """Strided convolutions, then spatial softmax: where each feature is, and how strong (Levine et al. 2016).
+
+    Args:
+        shape: (3, h, w) in pixels. dims: channels; the first three layers halve the resolution.
+        out_dim: F.
+    """
+
+    def __init__(self, shape: tuple[int, ...], *, dims: tuple[int, ...] = (32, 64, 64, 64), out_dim: int = 64) -> None:
+        super().__init__()
+        self.out_dim = out_dim
+        layers: list[nn.Module] = []
+        for i, (a, b) in enumerate(zip((shape[0], *dims), dims, strict=False)):
+            layers += [nn.Conv2d(a, b, 3, stride=2 if i < 3 else 1, padding=1), nn.GroupNorm(8, b), nn.SiLU()]
+        self.net = nn.Sequential(*layers, nn.Conv2d(dims[-1], dims[-1], 1))
+        self.head = nn.Sequential(nn.Linear(3 * dims[-1], out_dim), nn.LayerNorm(out_dim))
+
+    def forward(self, image: Tensor) -> Tensor:
+        maps = self.net(image.contiguous(memory_format=torch.channels_last))  # [B C h/8 w/8]
+        return self.head(torch.cat([keypoints(maps), maps.mean((2, 3))], dim=1))
+
+
+class ViTEncoder(nn.Module):
+    """A shallow vision transformer (one layer suffices for RL critics: ResFiT, Ankile et al. 2025).
+
+    Args:
+        shape: (3, h, w) in pixels, multiples of `patch`.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        *,
+        patch: int = 8,
+        width: int = 128,
+        depth: int = 1,
+        heads: int = 4,
+        out_dim: int = 64,
+    ) -> None:
+        super().__init__()
+        channels, height, breadth = shape
+        if height % patch or breadth % patch:
+            raise ValueError(f"image sides must be multiples of patch={patch}, found {height}×{breadth}")
+        self.out_dim = out_dim
+        self.patches = nn.Conv2d(channels, width, patch, stride=patch)
+        self.position = nn.Parameter(0.02 * torch.randn(height * breadth // patch**2, width))
+        self.blocks = nn.ModuleList(PlainBlock(width, heads) for _ in range(depth))
+        self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, out_dim), nn.LayerNorm(out_dim))
+
+    def forward(self, image: Tensor) -> Tensor:
+        tokens = self.patches(image).flatten(2).transpose(1, 2) + self.position
+        for block in self.blocks:
+            tokens = block(tokens)
+        return self.head(tokens.mean(1))
+
+
+class PlainBlock(nn.Module):
+    """Pre-norm transformer block [B L width] → [B L width]."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.attention = nn.Sequential(nn.LayerNorm(width), Attention(width, heads))
+        self.feed = nn.Sequential(nn.LayerNorm(width), feed_forward(width, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(x)
+        return x + self.feed(x)
+
+
+def keypoints(maps: Tensor) -> Tensor:
+    """Expected image position of each channel under its spatial softmax: [B 2C], x then y, in [-1, 1]."""
+    weight = maps.flatten(2).softmax(-1).view_as(maps)
+    y = torch.linspace(-1.0, 1.0, maps.shape[2], device=maps.device)
+    x = torch.linspace(-1.0, 1.0, maps.shape[3], device=maps.device)
+    return torch.cat([(weight.sum(2) * x).sum(-1), (weight.sum(3) * y).sum(-1)], dim=1)
+
+
+def random_shift(image: Tensor, pixels: int) -> Tensor:
+    """Shift each sample of [B To 3 h w] by up to ±`pixels`, its edge repeated (DrQ, Yarats et al. 2021).
+
+    All frames of one sample move together: the augmentation must not invent motion.
+    """
+    batch, _, _, height, width = image.shape
+    offset = torch.randint(-pixels, pixels + 1, (2, batch, 1), device=image.device)
+    rows = (torch.arange(height, device=image.device) + offset[0]).clamp_(0, height - 1)  # [B h]
+    columns = (torch.arange(width, device=image.device) + offset[1]).clamp_(0, width - 1)  # [B w]
+    sample = torch.arange(batch, device=image.device)[:, None, None]
+    # Index tensors apart from one another put their axes first: [B h w To 3].
+    return image[sample, :, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 4, 1, 2)

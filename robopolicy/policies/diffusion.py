@@ -1,0 +1,140 @@
+"""DiffusionPolicy: DDPM over action chunks (Ho et al. 2020; Chi et al. 2023), sampled by DDPM or DDIM."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Unpack
+
+import torch
+from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
+from torch import Tensor
+
+from robopolicy.errors import CheckpointError, ConfigError
+from robopolicy.normalize import Normalizer
+from robopolicy.policies.denoising import ChunkDenoiser, Common, stratified
+from robopolicy.spec import PolicySpec
+
+Prediction = Literal["epsilon", "sample", "v_prediction"]
+Sampler = Literal["ddpm", "ddim"]
+
+
+class DiffusionPolicy(ChunkDenoiser):
+    """Denoises a chunk in K steps with a cosine schedule.
+
+    One step of either sampler is Gaussian with mean c₀·x̂₀ + c₁·x and a standard deviation that depends on the step
+    alone. Both come from the table `steps`, computed once from diffusers' scheduler; a test holds them equal to its
+    `step`. Latents are never clamped. The *prediction* x̂₀ inside the mean is, to ±`clip`: the mean stays a
+    deterministic function of x, so likelihoods stay exact, and no action lies beyond the normaliser's range anyway.
+
+    Noise: [S+1 H Da] for DDPM (the initial latent, then one array a step; the last has no effect because the last
+    step's deviation is zero), [H Da] for DDIM.
+
+    Args:
+        denoising_steps: K, the length of the training schedule.
+        prediction: what the network predicts: the noise ε, the clean chunk, or v = √ᾱ·ε − √(1−ᾱ)·x₀.
+        sampler: "ddpm", or "ddim" (Song et al. 2021, η = 0) with ε taken from the clamped x̂₀.
+        sampling_steps: S ≤ K, K when None; evenly spaced from the noisiest step downwards ("trailing", Lin et al.
+            2024), so that sampling starts where x is pure noise.
+        schedule: diffusers' `beta_schedule`.
+        clip: bound of x̂₀ in normalised units.
+        **common: see Common.
+
+    Raises:
+        ConfigError: sampling_steps outside 1…K.
+    """
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        normalizer: Normalizer,
+        *,
+        denoising_steps: int = 10,
+        prediction: Prediction = "epsilon",
+        sampler: Sampler = "ddpm",
+        sampling_steps: int | None = None,
+        schedule: Literal["squaredcos_cap_v2", "linear", "scaled_linear"] = "squaredcos_cap_v2",
+        clip: float = 1.0,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(spec, normalizer, **common)
+        count = denoising_steps if sampling_steps is None else sampling_steps
+        if not 1 <= count <= denoising_steps:
+            raise ConfigError(f"sampling_steps must lie between 1 and denoising_steps={denoising_steps}, found {count}")
+        scheduler = DDPMScheduler(denoising_steps, beta_schedule=schedule, timestep_spacing="trailing")
+        scheduler.set_timesteps(count)
+        self.prediction, self.clip = prediction, clip
+        self.denoising_steps = denoising_steps
+        self.noise_shape = (spec.horizon, spec.action.dim)
+        if sampler == "ddpm":
+            self.noise_shape = (count + 1, *self.noise_shape)
+        alpha_bar = scheduler.alphas_cumprod
+        self.register_buffer("alpha_bar", alpha_bar)  # [K] ᾱ, from the least noisy step to the noisiest
+        self.register_buffer("times", scheduler.timesteps / denoising_steps, persistent=False)  # [S] in [0, 1)
+        table = step_table(alpha_bar, scheduler.timesteps, prediction=prediction, eta=float(sampler == "ddpm"))
+        self.register_buffer("steps", table[:, :, None, None], persistent=False)  # [5 S 1 1]
+        self.register_load_state_dict_pre_hook(_check_schedule)
+
+    def corrupt(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Forward process at a random step per chunk (Ho et al. 2020, eq. 4); steps are balanced within the batch."""
+        step = (stratified(action.shape[0], action.device) * self.denoising_steps).long()
+        alpha_bar = self.alpha_bar[step, None, None]
+        signal, spread = alpha_bar.sqrt(), (1.0 - alpha_bar).sqrt()
+        noise = torch.randn_like(action)
+        target = {
+            "epsilon": lambda: noise,
+            "sample": lambda: action,
+            "v_prediction": lambda: signal * noise - spread * action,
+        }[self.prediction]()
+        return signal * action + spread * noise, step / self.denoising_steps, target
+
+    def mean_std(self, x: Tensor, prediction: Tensor, index: int | Tensor) -> tuple[Tensor, Tensor]:
+        """Mean [B H Da] and standard deviation (broadcasts) of the next latent.
+
+        Args:
+            x: [B H Da] latent. prediction: [B H Da] of the network at `x`.
+            index: sampling step, 0 the noisiest … S−1, one for all or [B].
+        """
+        from_x, from_prediction, c0, c1, std = self.steps[:, index]
+        x0 = torch.addcmul(from_x * x, from_prediction, prediction).clamp(-self.clip, self.clip)
+        return torch.addcmul(c0 * x0, c1, x), std
+
+    def sample(self, cond: Tensor, *, noise: Tensor | None = None) -> Tensor:
+        """[B H Da] normalised, from cond [B C] and noise [B *noise_shape]."""
+        noise = self.draw(cond, noise)
+        stochastic = noise.ndim == 4
+        x = noise[:, 0] if stochastic else noise
+        from_cond, from_time = self.network.embed_cond(cond), self.network.embed_time(self.times)
+        for i in range(len(self.times)):
+            x, std = self.mean_std(x, self.network.denoise(x, from_cond + from_time[i]), i)
+            if stochastic:
+                x = torch.addcmul(x, std, noise[:, i + 1])
+        return x
+
+
+def step_table(alpha_bar: Tensor, timesteps: Tensor, *, prediction: Prediction, eta: float) -> Tensor:
+    """Coefficients [5 S] of each sampling step: x̂₀ = a·x + b·prediction, mean = c₀·x̂₀ + c₁·x, deviation σ.
+
+    DDIM's general form (Song et al. 2021, eq. 12 and 16) with ε = (x − √ᾱ·x̂₀) / √(1−ᾱ); η = 1 is DDPM's posterior
+    (Ho et al. 2020, eq. 7) exactly, η = 0 the deterministic sampler.
+    """
+    now = alpha_bar.double()[timesteps]
+    following = torch.cat([now[1:], now.new_ones(1)])  # ᾱ after the step; the last one arrives at the clean chunk
+    signal, spread = now.sqrt(), (1.0 - now).sqrt()
+    from_x, from_prediction = {
+        "epsilon": (1.0 / signal, -spread / signal),
+        "sample": (torch.zeros_like(signal), torch.ones_like(signal)),
+        "v_prediction": (signal, -spread),
+    }[prediction]
+    std = eta * ((1.0 - following) / (1.0 - now) * (1.0 - now / following)).sqrt()
+    c1 = (1.0 - following - std**2).clamp_min(0.0).sqrt() / spread
+    c0 = following.sqrt() - c1 * signal
+    return torch.stack([from_x, from_prediction, c0, c1, std]).float()
+
+
+def _check_schedule(module: DiffusionPolicy, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    saved, own = state.get(prefix + "alpha_bar"), module.alpha_bar
+    if saved is not None and (saved.shape != own.shape or not torch.allclose(saved.to(own.device), own)):
+        raise CheckpointError(
+            f"the checkpoint was trained with another noise schedule: {len(saved)} denoising steps ending at "
+            f"ᾱ={saved[-1]:.4g}, this policy has {len(own)} ending at ᾱ={own[-1]:.4g}. "
+            "Set denoising_steps and schedule as in training; sampling_steps and sampler may differ."
+        )

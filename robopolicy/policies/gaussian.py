@@ -1,0 +1,70 @@
+"""GaussianPolicy: a diagonal Gaussian over the whole chunk. The plain behaviour-cloning baseline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.networks.encoder import ObservationEncoder
+from robopolicy.networks.mlp import MLP
+from robopolicy.normalize import ACTION, Normalizer
+from robopolicy.policies.base import Policy
+from robopolicy.spec import PolicySpec
+from robopolicy.types import Metrics, Obs
+
+
+class GaussianPolicy(Policy):
+    """mean [H Da] from the observation; a learned deviation per step and dimension that does not depend on it.
+
+    It cannot keep two modes apart: it averages them. Noise: [H Da].
+
+    Args:
+        network: makes the mean's network from its input and output sizes.
+        min_std: floor of the deviation, normalised units; keeps the likelihood bounded on noiseless data.
+        state_encoder, image_encoder, image_shift: see ObservationEncoder.
+    """
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        normalizer: Normalizer,
+        *,
+        network: Callable[[int, int], nn.Module] = MLP,
+        min_std: float = 0.01,
+        state_encoder: Callable[[int], nn.Module] | None = None,
+        image_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
+        image_shift: int = 4,
+    ) -> None:
+        super().__init__()
+        self.spec, self.normalizer, self.min_std = spec, normalizer, min_std
+        self.noise_shape = (spec.horizon, spec.action.dim)
+        self.encoder = ObservationEncoder(
+            spec, state_encoder=state_encoder, image_encoder=image_encoder, image_shift=image_shift
+        )
+        self.network = network(self.encoder.out_dim, math.prod(self.noise_shape))
+        self.log_std = nn.Parameter(torch.full(self.noise_shape, -1.0))
+
+    def mean_std(self, obs: Obs, *, augment: bool = False) -> tuple[Tensor, Tensor]:
+        """Mean [B H Da] and deviation [H Da] in normalised units."""
+        cond = self.encoder(self.normalizer.observation(obs), augment=augment)
+        return self.network(cond).view(-1, *self.noise_shape), self.log_std.exp() + self.min_std
+
+    @torch.no_grad()
+    def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
+        """[B H Da] physical units: the mean, plus the deviation times `noise` unless deterministic."""
+        mean, std = self.mean_std(obs)
+        if not deterministic:
+            mean = mean + std * (torch.randn_like(mean) if noise is None else noise)
+        return self.normalizer.unnormalize(ACTION, mean)
+
+    def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
+        """Negative log-likelihood per element of actions that are not padding."""
+        action = self.normalizer.normalize(ACTION, batch[ACTION])
+        mean, std = self.mean_std(batch, augment=True)
+        keep = ~batch["action_is_pad"]
+        nll = (0.5 * ((action - mean) / std).square() + std.log() + 0.5 * math.log(2 * math.pi)).mean(-1)  # [B H]
+        return (nll * keep).sum() / keep.sum(), {}

@@ -1,0 +1,254 @@
+"""The `train` verb: from a config to a running loop.
+
+Loops, algorithms and policies name what they need by their parameters (`env`, `demos`, `evaluate`, `seed` …). `Parts`
+makes each of these when it is first asked for, so a new loop or algorithm needs no change here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from robopolicy.build import build, build_policy, resolve
+from robopolicy.checkpoint import Checkpointer, load_policy
+from robopolicy.data.episodes import Episodes
+from robopolicy.data.lerobot import load_episodes
+from robopolicy.errors import ConfigError, SpecError
+from robopolicy.evaluate.rollout import evaluate
+from robopolicy.noise import episode_seeds
+from robopolicy.normalize import Normalizer
+from robopolicy.policies.base import Policy
+from robopolicy.runs import read_config
+from robopolicy.schema import TARGET, Node, parameters
+from robopolicy.spec import PolicySpec, check_action_spec, check_features, check_fits
+from robopolicy.storage import load_weights, read_tensors, write_text
+from robopolicy.tracking import Tracker
+from robopolicy.types import BASE_ACTION, IMAGES, TASK, EnvSpec, Metrics, VecEnv
+from robopolicy.wrappers import wrap_for
+
+_EVAL_ENVS = 100  # envs that validation episodes are run in; outcomes do not depend on it
+
+
+def train(
+    *,
+    run_dir: Path,
+    policy: Node,
+    loop: Node,
+    tracker: Node,
+    algo: Node | None = None,
+    task: Node | None = None,
+    dataset: Path | None = None,
+    base: Path | None = None,
+    n_obs_steps: int = 1,
+    horizon: int = 8,
+    n_action_steps: int = 4,
+    cameras: tuple[str, ...] | None = None,
+    num_envs: int = 32,
+    validation_episodes: int = 200,
+    keep_checkpoints: int = 2,
+    seed: int = 0,
+    device: str = "cpu",
+    threads: int | None = None,
+) -> Metrics:
+    """Train a policy in `run_dir`, going on from its newest checkpoint where there is one.
+
+    Args:
+        policy, algo, loop, tracker, task: nodes; what their targets need beside the config is supplied by `Parts`.
+        dataset: demonstrations (LeRobotDataset v3). base: directory of the policy underneath.
+        n_obs_steps, horizon, n_action_steps: To, H, Ta of a policy without a base.
+
+    Returns:
+        What the loop returns.
+
+    Raises:
+        ConfigError: something that the algorithm needs is not given. SpecError: env, data and policies do not fit.
+        KeyboardInterrupt: stopped by the user, after a checkpoint.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    torch.manual_seed(seed)
+    settings = Settings(
+        run_dir, policy, loop, algo, task, dataset, base, (n_obs_steps, horizon, n_action_steps), cameras, num_envs,
+        validation_episodes, seed, torch.device(device),
+    )  # fmt: skip
+    checkpointer = Checkpointer(run_dir, keep=keep_checkpoints)
+    parts = Parts(settings, checkpointer)
+    call = parts.complete(loop, "loop")  # loads data, builds envs and the policy: whatever does not fit shows now
+    write_text(run_dir / "spec.json", parts.policy.spec.to_json() + "\n")
+    parts.tracker = build(tracker, "tracker", run_dir=run_dir, config=read_config(run_dir))
+    if checkpointer.step is not None:
+        parts.tracker.rewind(checkpointer.step)
+    try:
+        with checkpointer.interruptible():
+            return build(loop, "loop", **call, **parts.offered(loop, "tracker"))
+    finally:
+        parts.tracker.close()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of `train` that parts are made from."""
+
+    run_dir: Path
+    policy_node: dict[str, Any]
+    loop: dict[str, Any]
+    algo: dict[str, Any] | None
+    task: dict[str, Any] | None
+    dataset: Path | None
+    base: Path | None
+    steps: tuple[int, int, int]  # To, H, Ta
+    cameras: tuple[str, ...] | None
+    num_envs: int
+    validation_episodes: int
+    seed: int
+    device: torch.device
+
+
+class Parts:
+    """What loops, algorithms and policies may ask for, by the name of a parameter; each is made on first use."""
+
+    NAMES = ("algo", "base", "checkpointer", "demos", "device", "env", "episodes", "evaluate", "normalizer", "policy",
+             "seed", "spec", "steps", "stop")  # fmt: skip
+
+    def __init__(self, settings: Settings, checkpointer: Checkpointer) -> None:
+        self.settings, self.checkpointer = settings, checkpointer
+        self.seed, self.device = settings.seed, settings.device
+        self.resumed = checkpointer.latest_path()
+        self.tracker: Tracker  # made last, once everything is known to fit
+
+    def complete(self, node: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Arguments that the node's target takes and its config leaves to the program."""
+        known, _ = parameters(resolve(node[TARGET], where), node)
+        return {name: getattr(self, name) for name in known if name in self.NAMES and name not in node}
+
+    def offered(self, node: Mapping[str, Any], name: str) -> dict[str, Any]:
+        known, _ = parameters(resolve(node[TARGET]), node)
+        return {name: getattr(self, name)} if name in known else {}
+
+    # -- the world ---------------------------------------------------------------------------------------------------
+    @cached_property
+    def env_spec(self) -> EnvSpec | None:
+        return None if self.settings.task is None else self.raw_env.spec
+
+    @cached_property
+    def raw_env(self) -> VecEnv:
+        if self.settings.task is None:
+            raise ConfigError(f"task: is needed by {self._loop}. Choose one: task=<name>.")
+        return build(self.settings.task, "task", num_envs=self.settings.num_envs, seed=self.seed)
+
+    @cached_property
+    def env(self) -> VecEnv:
+        """Training envs in the pipeline of the policy: history, and the base's action where there is a base."""
+        return wrap_for(self.policy, self.raw_env)
+
+    @cached_property
+    def evaluate(self) -> Callable[[Policy], Metrics] | None:
+        """Success on the validation episodes, the same ones every time; None without a task."""
+        settings = self.settings
+        if settings.task is None or settings.validation_episodes < 1:
+            return None
+        seeds = episode_seeds("validation", 0, settings.validation_episodes)
+        envs: list[VecEnv] = []
+
+        def score(policy: Policy) -> Metrics:
+            if not envs:
+                envs.append(build(settings.task, "task", num_envs=min(_EVAL_ENVS, len(seeds)), seed=0))
+            with torch.random.fork_rng():  # training goes on as if nobody had looked
+                return evaluate(policy, envs[0], seeds).metrics()
+
+        return score
+
+    # -- data --------------------------------------------------------------------------------------------------------
+    @cached_property
+    def episodes(self) -> Episodes:
+        """The dataset, checked against what is trained on it."""
+        s = self.settings
+        if s.dataset is None:
+            raise ConfigError(f"dataset: is needed by {self._loop}. Give dataset=<path>; `robopolicy demos` records one.")
+        if s.base is None:
+            return load_episodes(s.dataset, cameras=s.cameras)
+        spec = self.base.spec
+        needed = {k: v for k, v in spec.observation.items() if k != BASE_ACTION}
+        episodes = load_episodes(s.dataset, needed=needed)
+        problems = check_features(needed, episodes.observation, needs="the base", offers="the dataset")
+        problems += check_action_spec(spec.action, episodes.action_spec, needs="the base", offers="the dataset")
+        if abs(spec.dt - episodes.dt) > 1e-6:
+            problems.append(f"dt: the base acts every {spec.dt} s, the dataset has a frame every {episodes.dt} s")
+        if problems:
+            raise SpecError(f"base and dataset={s.dataset} do not fit:\n  - " + "\n  - ".join(problems))
+        return episodes
+
+    @property
+    def demos(self) -> Episodes | None:
+        """As `episodes`, where a dataset is given."""
+        return None if self.settings.dataset is None else self.episodes
+
+    # -- the policy --------------------------------------------------------------------------------------------------
+    @cached_property
+    def base(self) -> Policy:
+        """The frozen policy underneath. A run keeps the one that it began with, whatever becomes of `base=` later."""
+        if self.settings.base is None:
+            raise ConfigError(
+                f"base: is needed by {self.settings.policy_node[TARGET]}. Give base=<run directory> of a trained policy."
+            )
+        path = self.resumed / "policy" / "base" if self.resumed else self.settings.base
+        return load_policy(path, device=self.device, env=self.env_spec)
+
+    @cached_property
+    def spec(self) -> PolicySpec:
+        """What the policy shall read and command: as its base does, or else as the dataset has it."""
+        s = self.settings
+        if s.base is not None:
+            spec = self.base.spec
+            return replace(spec, observation={k: v for k, v in spec.observation.items() if not k.startswith(IMAGES)})
+        source: Any = self.episodes if s.dataset is not None else self.raw_env.spec
+        observation = {k: v for k, v in source.observation.items() if k != TASK or len(source.tasks) > 1}
+        to, h, ta = s.steps
+        action = self.episodes.action_spec if s.dataset is not None else self.raw_env.spec.action
+        return PolicySpec(observation, action, source.dt, to, h, ta, source.tasks)
+
+    @cached_property
+    def normalizer(self) -> Normalizer:
+        spec = self.spec
+        if self.settings.dataset is None:
+            return Normalizer.from_limits(spec.observation, spec.action)
+        return Normalizer(spec.observation, spec.action).fit(self.episodes)
+
+    @cached_property
+    def policy(self) -> Policy:
+        node = self.settings.policy_node
+        supplied = self.complete(node, "policy")
+        supplied.setdefault("spec", self.spec)
+        policy = build_policy(node, "policy", **supplied).to(self.device)
+        if self.env_spec is not None:
+            check_fits(policy.spec, self.env_spec, ignore=[BASE_ACTION] if policy.base is not None else [])
+        if self.resumed:  # the normaliser too is the one that the run began with
+            weights = read_tensors(self.resumed / "policy" / "model.safetensors")
+            load_weights(policy, weights, skip="base." if policy.base is not None else "", where=str(self.resumed))
+        return policy
+
+    # -- learning ----------------------------------------------------------------------------------------------------
+    @cached_property
+    def algo(self) -> Any:
+        if self.settings.algo is None:
+            raise ConfigError(f"algo: is needed by {self._loop}. Choose one: algo=<name>.")
+        return build(self.settings.algo, "algo", **self.complete(self.settings.algo, "algo"))
+
+    @property
+    def steps(self) -> int:
+        """How long the loop will run, for schedules."""
+        loop = self.settings.loop
+        return int(loop["steps"] if "steps" in loop else loop["total_steps"])
+
+    @property
+    def stop(self) -> Callable[[], bool]:
+        return lambda: self.checkpointer.requested
+
+    @property
+    def _loop(self) -> str:
+        return str(self.settings.loop[TARGET])

@@ -1,0 +1,217 @@
+"""The verbs around training: demos, eval, compare, report. Each is a plain function; the command line calls it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from robopolicy.build import build
+from robopolicy.checkpoint import find_policy, load_policy
+from robopolicy.data.demos import Recording, record_demos
+from robopolicy.errors import ConfigError, DataError
+from robopolicy.evaluate import compare as comparing
+from robopolicy.evaluate import rollout, video
+from robopolicy.evaluate.report import write_report
+from robopolicy.evaluate.rows import Rows
+from robopolicy.noise import episode_seeds
+from robopolicy.policies.base import Policy
+from robopolicy.runs import CONFIG, read_config
+from robopolicy.schema import Node
+from robopolicy.storage import MANIFEST
+from robopolicy.tracking import Tracker
+from robopolicy.types import VecEnv
+
+Split = Literal["test", "validation"]
+
+
+def demos(
+    *,
+    out: Path,
+    task: Node,
+    expert: Node,
+    episodes: int = 100,
+    imperfection: float = 0.0,
+    only_success: bool = True,
+    cameras: tuple[str, ...] | None = None,
+    overwrite: bool = False,
+    num_envs: int = 64,
+    max_attempts: int | None = None,
+    seed: int = 0,
+) -> Recording:
+    """Record demonstrations of `expert` on `task` as a LeRobotDataset v3 in `out`."""
+    env = build(task, "task", num_envs=min(num_envs, 4 * episodes), seed=seed)
+    shown = build(expert, "expert", env=env, imperfection=imperfection)
+    recording = record_demos(
+        env=env, expert=shown, episodes=episodes, out=out, only_success=only_success, cameras=cameras, run_seed=seed,
+        max_attempts=max_attempts, overwrite=overwrite, tracker=Tracker(),
+    )  # fmt: skip
+    rate = recording.successes / max(1, recording.attempted)
+    print(f"{recording.episodes} demonstrations, {recording.frames} frames in {recording.path} "
+          f"(the expert succeeded in {100 * rate:.0f}% of {recording.attempted} episodes)")  # fmt: skip
+    return recording
+
+
+def evaluate(
+    *,
+    checkpoint: Path,
+    task: Node | None = None,
+    which: Literal["latest", "best"] = "latest",
+    episodes: int = 500,
+    split: Split = "test",
+    deterministic: bool = False,
+    videos: int = 6,
+    out: Path | None = None,
+    name: str | None = None,
+    num_envs: int = 100,
+    device: str = "cpu",
+    threads: int | None = None,
+) -> Rows:
+    """Run a checkpoint on `episodes` episodes of a split; rows and films go to `out`."""
+    _threads(threads)
+    place = Place.of(checkpoint, which, out)
+    env = _env(_task(task, place), num_envs, episodes)
+    policy = load_policy(checkpoint, device=device, env=env.spec, which=which)
+    label = name if name is not None else "" if split == "test" else split
+    rows = _rows(policy, env, place, label, episodes, split, deterministic)
+    print(f"{place.name} on {env.spec.id}, {split} seeds: {rows.summary()}")
+    if videos:
+        film(policy, env, rows, place.out / "videos" / (label or split), videos, deterministic)
+    return rows
+
+
+def compare(
+    *,
+    a: Path,
+    b: Path,
+    task: Node | None = None,
+    names: tuple[str, str] | None = None,
+    episodes: int = 500,
+    split: Split = "test",
+    deterministic: bool = False,
+    videos: int = 4,
+    out: Path | None = None,
+    num_envs: int = 100,
+    device: str = "cpu",
+    threads: int | None = None,
+) -> comparing.Comparison:
+    """Both checkpoints on the same episodes; rows of both, films and comparison.json go to `out`."""
+    _threads(threads)
+    place_b = Place.of(b, "latest", out)
+    place_a = Place.of(a, "latest", place_b.out)
+    env = _env(_task(task, place_b), num_envs, episodes)
+    first, second = (load_policy(path, device=device, env=env.spec) for path in (a, b))
+    called = names or _names(place_a, place_b)
+    rows_a = _rows(first, env, place_a, called[0], episodes, split, deterministic)
+    rows_b = _rows(second, env, place_b, called[1] if called[1] != place_b.name else "", episodes, split, deterministic)
+    result = comparing.compare(rows_a, rows_b, names=called)
+    result.save(place_b.out / "comparison.json")
+    print(result.text())
+    if videos:
+        _filming(lambda: video.film_pairs(
+            (first, rows_a), (second, rows_b), env, place_b.out / "videos" / "pairs", names=called, count=videos,
+            deterministic=deterministic,
+        ))  # fmt: skip
+    return result
+
+
+def report(
+    *, run_dir: Path | tuple[Path, ...], out: Path | None = None, title: str = "", max_video_mib: float = 16.0
+) -> Path:
+    """Write a self-contained page about one run or several."""
+    runs = [run_dir] if isinstance(run_dir, Path) else list(run_dir)
+    if not runs:
+        raise ConfigError("run_dir: expected at least one run directory, found []")
+    path = write_report(runs, out or runs[0] / "report.html", title=title, max_video_mib=max_video_mib)
+    print(f"report: {path}")
+    return path
+
+
+class Place:
+    """Where a policy lies and where what is found out about it goes."""
+
+    def __init__(self, policy: Path, run: Path | None, out: Path, name: str) -> None:
+        self.policy, self.run, self.out, self.name = policy, run, out, name
+
+    @classmethod
+    def of(cls, path: Path, which: Literal["latest", "best"], out: Path | None) -> Place:
+        policy = find_policy(path, which=which)
+        run = next((p for p in policy.resolve().parents if (p / CONFIG).is_file()), None)
+        if out is None and run is None:
+            raise ConfigError(f"{path}: is not inside a run directory; say with out=<folder> where results shall go")
+        name = (run or policy.resolve()).name
+        return cls(policy, run, out or run or policy, name)
+
+    @property
+    def ident(self) -> str:
+        """Names the weights: run, checkpoint, and the beginning of a checksum over all of its files."""
+        digest = hashlib.sha256((self.policy / MANIFEST).read_bytes()).hexdigest()[:12]
+        step = self.policy.parent.name if self.policy.name == "policy" else self.policy.name
+        return f"{self.name}/{step}@{digest}"
+
+
+def film(policy: Policy, env: VecEnv, rows: Rows, out: Path, count: int, deterministic: bool) -> None:
+    """Films of evaluated episodes; a machine that cannot render is told so and loses nothing else."""
+    _filming(lambda: video.film(policy, env, rows, out, count=count, deterministic=deterministic))
+
+
+def _filming(work: Any) -> None:
+    try:
+        paths = work()
+    except DataError:
+        raise
+    except Exception as error:
+        print(f"no films: {type(error).__name__}: {error}. `robopolicy doctor` says how to mend rendering.")
+        return
+    if paths:
+        print(f"films: {paths[0].parent}")
+
+
+def _rows(
+    policy: Policy, env: VecEnv, place: Place, label: str, episodes: int, split: Split, deterministic: bool
+) -> Rows:
+    """Evaluate, or take the rows on disk where they are of these very weights, task, seeds and settings."""
+    file = place.out / (f"episodes-{label}.csv" if label else "episodes.csv")
+    seeds = episode_seeds(split, 0, episodes)
+    if file.is_file():
+        rows = Rows.load(file)
+        wanted = {"policy": {place.ident}, "digest": {env.spec.digest}, "deterministic": {deterministic}}
+        if rows.seeds == seeds.tolist() and all(set(rows.frame[k]) == v for k, v in wanted.items()):
+            return rows
+    with Tracker().progress(episodes, f"evaluating {label or place.name}") as bar:
+        rows = rollout.evaluate(
+            policy, env, seeds, deterministic=deterministic, policy_id=place.ident,
+            progress=lambda done, total, rate: bar.update(done, success=rate),
+        )  # fmt: skip
+    place.out.mkdir(parents=True, exist_ok=True)
+    rows.save(file)
+    return rows
+
+
+def _task(given: dict[str, Any] | None, place: Place) -> dict[str, Any]:
+    """The task on the command line, or the one that the run was trained on."""
+    trained = (read_config(place.run) or {}).get("task") if place.run is not None else None
+    if given is None and trained is None:
+        raise ConfigError(f"task: {place.name} does not say what it was trained on; choose one: task=<name>")
+    return given or trained
+
+
+def _env(task: dict[str, Any], num_envs: int, episodes: int) -> VecEnv:
+    if episodes < 1:
+        raise ConfigError(f"episodes must be at least 1, found {episodes}")
+    return build(task, "task", num_envs=min(num_envs, episodes), seed=0)
+
+
+def _names(a: Place, b: Place) -> tuple[str, str]:
+    config = (read_config(b.run) if b.run is not None else None) or {}
+    base = config.get("base")
+    if base and a.run is not None and Path(base).resolve() == a.run:
+        return "base", b.name
+    return (a.name, b.name) if a.name != b.name else (f"{a.name} (a)", f"{b.name} (b)")
+
+
+def _threads(threads: int | None) -> None:
+    if threads is not None:
+        torch.set_num_threads(threads)

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Set up whatever is missing, then run the tests. Arguments go to pytest:
+#
+#   ./scripts/test.sh
+#   ./scripts/test.sh tests/test_doctor.py -k gl
+#   ./scripts/test.sh -m 'not slow'
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+./scripts/setup.sh dev
+
+# One pytest worker a core (eight at most: each holds its own torch), one torch thread a worker.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} MKL_NUM_THREADS=${MKL_NUM_THREADS:-1}
+# Tests neither log in anywhere nor download.
+export WANDB_MODE=${WANDB_MODE:-offline} HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}
+exec .venv/bin/python -m pytest -n logical --maxprocesses 8 --dist loadgroup "$@"

@@ -1,0 +1,341 @@
+"""SimEnv: any native task as a `robopolicy.types.VecEnv`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from robopolicy.errors import CheckpointError, ConfigError
+from robopolicy.noise import keyed_normal
+from robopolicy.types import IMAGES, STATE, TASK, EnvSpec, Feature, Obs, Step, check_action
+from sim.arm import ARM_DOF, ARM_QPOS
+from sim.control import JointFilter, make_controller
+from sim.engine import Physics, compile_model
+from sim.episodes import EpisodeQueue
+from sim.experts import Expert
+from sim.kinematics import Frame, forward, twist, yaw_of
+from sim.randomize import ModelBank, Randomization
+from sim.render import Camera, Quality
+from sim.tasks.base import Layout, Scene, Task, arm_features
+
+Array = NDArray[np.float64]
+_NOISE_STREAM = 9002
+
+
+class SimEnv:
+    """N copies of a task on the batched engine.
+
+    Reward is 1 on the step at which success has been held for `task.hold` steps, and the episode terminates there
+    (`reward="dense"` adds the task's shaped reward, in [0, 1] per step). Ended episodes are reset inside `step`.
+
+    Args:
+        task: what to do.
+        num_envs: N.
+        seed: names the stream of training episodes.
+        control: "delta_pose" or "joint_position" (sim/control.py).
+        reward: "sparse" or "dense".
+        cameras: names of cameras in the scene whose pictures join the observation ("front", "side", "wrist").
+        image_size: (height, width) of these pictures.
+        render_quality: "fast" (no shadows, no multisampling) or "full"; recorded in the digest.
+        randomization: domain randomisation, off by default.
+        joint_filter: joint targets [N 7] -> permitted joint targets [N 7], between IK and physics.
+        threads: C++ threads; None: one per core.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        num_envs: int,
+        *,
+        seed: int = 0,
+        control: str = "delta_pose",
+        reward: Literal["sparse", "dense"] = "sparse",
+        cameras: tuple[str, ...] = (),
+        image_size: tuple[int, int] = (96, 96),
+        render_quality: Quality = "fast",
+        randomization: Randomization | None = None,
+        joint_filter: JointFilter | None = None,
+        threads: int | None = None,
+    ) -> None:
+        if num_envs < 1:
+            raise ConfigError(f"num_envs must be at least 1, found {num_envs}")
+        if reward not in ("sparse", "dense"):
+            raise ConfigError(f"reward must be 'sparse' or 'dense', found {reward!r}")
+        self.task, self.num_envs, self.device, self.reward = task, num_envs, torch.device("cpu"), reward
+        self.randomization = randomization or Randomization()
+        self.cameras, self.image_size, self.render_quality = tuple(cameras), tuple(image_size), render_quality
+        self.dt = task.timestep * task.substeps
+        xml = task.xml()
+        self.model = compile_model(xml)
+        self.at = task.bind(self.model)
+        self._bank = ModelBank(self.model, num_envs) if self.randomization.physical else None
+        self.physics = Physics(
+            self._bank.models if self._bank else self.model, num_envs=num_envs, substeps=task.substeps, threads=threads
+        )
+        self.controller = make_controller(
+            control, num_envs, dt=self.dt, joint_filter=joint_filter, workspace=task.workspace, speed=task.speed
+        )
+        noise = {f"joint{i + 1}": (-task.joint_noise, task.joint_noise) for i in range(ARM_DOF)}
+        self._queue = EpisodeQueue(seed, {**noise, **task.ranges, **self.randomization.ranges})
+        self._camera = Camera(self.model, task, self.at, render_quality)
+
+        n = num_envs
+        self.episode_seed = torch.zeros(n, dtype=torch.int64)
+        self.draws = np.zeros((n, len(self._queue.names)))  # [N K] this episode's numbers, named by `draw_names`
+        self.draw_names = self._queue.names
+        self._extra = np.zeros((n, task.extra_size))
+        self._t = np.zeros(n, dtype=np.int64)  # control steps into the episode
+        self._held = np.zeros(n, dtype=np.int64)  # steps for which success has lasted
+        self._tcp, self._yaw, self._twist = np.zeros((3, n)), np.zeros(n), np.zeros((6, n))
+        depth = self.randomization.latency[1] + 1
+        self._late = np.zeros((n, depth, self.controller.spec.dim))  # actions on their way, newest first
+        self._low, self._high = (torch.tensor(b, dtype=torch.float32) for b in self._limits())
+
+        self._reset_rows(np.arange(n))  # the layout follows from a first observation; the stream starts over below
+        self.layout = Layout.of(self._groups(self._scene()))
+        self.spec = self._spec(xml, control)
+        self.reseed(seed)
+        self._measure()
+        self.reset()
+
+    # -- VecEnv -----------------------------------------------------------------------------------------------------
+    def reset(self, seeds: Tensor | None = None) -> Obs:
+        if seeds is not None and (seeds.ndim != 1 or len(seeds) < self.num_envs):
+            raise ConfigError(f"reset: seeds must be [M] with M >= {self.num_envs}, found {tuple(seeds.shape)}")
+        self._queue.start(seeds)
+        self._reset_rows(np.arange(self.num_envs))
+        self._last = self._observe(None)
+        return dict(self._last)
+
+    def step(self, action: Tensor) -> Step:
+        check_action(action, self.spec, self.num_envs)
+        executed = torch.clamp(action.detach().to(dtype=torch.float32, device=self.device), self._low, self._high)
+        applied = self._delayed(executed.double().numpy())
+        start = self.controller.q
+        bad = self.physics.step(self.controller.command(applied, self._tcp, self._yaw), start)
+        self._t += 1
+        self._measure()
+        scene = self._scene()
+        self._held = np.where(self.task.success(self.at, scene), self._held + 1, 0)
+        success = (self._held >= self.task.hold) & ~bad
+        failure = self.task.failure(self.at, scene)
+        terminated = success if failure is None else success | (failure & ~bad)
+        truncated = ((self._t >= self.task.horizon) & ~terminated) | bad
+        reward = success.astype(np.float32)
+        if self.reward == "dense":
+            reward = reward + np.where(bad, 0.0, self.task.dense(self.at, scene)).astype(np.float32)
+        next_obs = self._observe(None)
+        if bad.any():  # the state is the last good one, but the commanded pose moved on: repeat what was seen
+            index = torch.from_numpy(bad)
+            for key, value in next_obs.items():
+                value[index] = self._last[key][index]
+        info = {"diverged": torch.from_numpy(bad)}
+        if self.controller.joint_filter is not None:
+            info["intervened"] = torch.from_numpy(self.controller.intervened.copy())
+
+        obs, ended = next_obs, terminated | truncated
+        if ended.any():
+            rows = ended.nonzero()[0]
+            self._reset_rows(rows)
+            fresh, index = self._observe(rows), torch.from_numpy(rows)
+            obs = {k: v.clone() for k, v in next_obs.items()}
+            for key, value in fresh.items():
+                obs[key][index] = value
+        self._last = obs
+        return Step(
+            obs=dict(obs) if obs is not next_obs else next_obs,
+            next_obs=next_obs,
+            executed=executed,
+            steps=torch.ones(self.num_envs, dtype=torch.int64),
+            reward=torch.from_numpy(reward),
+            terminated=torch.from_numpy(terminated),
+            truncated=torch.from_numpy(truncated),
+            success=torch.from_numpy(success),
+            valid=torch.from_numpy(~bad),
+            info=info,
+        )
+
+    def reseed(self, seed: int) -> None:
+        """Name another stream of training episodes, from which the next episodes come."""
+        self._queue.reseed(seed)
+
+    # -- Stateful, Renderable ---------------------------------------------------------------------------------------
+    def observe(self) -> Obs:
+        """The observation to act on now, e.g. after `load_state_dict`."""
+        return dict(self._last)
+
+    _ARRAYS = ("_extra", "_t", "_held", "_late", "draws")
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {k.lstrip("_"): torch.from_numpy(getattr(self, k).copy()) for k in self._ARRAYS}
+        state |= {f"controller.{k}": torch.from_numpy(v) for k, v in self.controller.state_dict().items()}
+        state |= {f"queue.{k}": v for k, v in self._queue.state_dict().items()}
+        state["physics"] = torch.from_numpy(self.physics.state.copy())
+        state["episode_seed"] = self.episode_seed.clone()
+        state["digest"] = self.spec.digest
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["digest"] != self.spec.digest or len(state["t"]) != self.num_envs:
+            raise CheckpointError(
+                f"{self.spec.id}: the saved state is of task digest {state['digest']} with {len(state['t'])} envs; "
+                f"this env has {self.spec.digest} and {self.num_envs}. Resume with the config it was saved under."
+            )
+        for k in self._ARRAYS:
+            setattr(self, k, state[k.lstrip("_")].numpy().copy())
+        self.controller.load_state_dict({k[11:]: v.numpy() for k, v in state.items() if k.startswith("controller.")})
+        self._queue.load_state_dict({k[6:]: v for k, v in state.items() if k.startswith("queue.")})
+        self.physics.state[:] = state["physics"].numpy()
+        self.episode_seed = state["episode_seed"].clone()
+        if self._bank:
+            for row in range(self.num_envs):
+                self._bank.set(row, self._named(self.draws), row)
+        self._measure()
+        self._last = self._observe(None)
+
+    def render(self, index: int, *, camera: str | None = None, width: int = 320, height: int = 240) -> Tensor:
+        """uint8 [3 h w] picture of env `index` as it stands now."""
+        picture = self._camera.picture(self.physics.state[index], self._extra[index], camera or "front", height, width)
+        return torch.from_numpy(picture)
+
+    def close(self) -> None:
+        self.physics.close()
+        self._camera.close()
+
+    def make_expert(self, *, imperfection: float = 0.0) -> Expert:
+        """This task's scripted expert for this env."""
+        return self.task.expert(self.task, self.spec, self.layout, self.num_envs, imperfection=imperfection)
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+    def _limits(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return self.controller.spec.low, self.controller.spec.high
+
+    def _named(self, numbers: Array) -> dict[str, Array]:
+        return {name: numbers[:, k] for k, name in enumerate(self.draw_names)}
+
+    def _reset_rows(self, rows: NDArray[np.int64]) -> None:
+        """Start the next episodes in the queue in `rows` [M]."""
+        seeds, numbers = self._queue.next(len(rows))
+        draw = self._named(numbers)
+        qpos = np.tile(self.model.qpos0, (len(rows), 1))
+        extra = np.zeros((len(rows), self.task.extra_size))
+        for i, q in enumerate(self.task.start):
+            qpos[:, i] = q + draw[f"joint{i + 1}"]
+        qpos[:, ARM_DOF:ARM_QPOS] = self.task.start_opening / 2
+        self.task.reset(self.at, draw, qpos, extra)
+        self.physics.state[rows] = 0.0
+        self.physics.qpos[rows] = qpos
+        self._extra[rows] = extra
+        self._t[rows] = self._held[rows] = 0
+        self.draws[rows] = numbers
+        self.episode_seed = self.episode_seed.clone()  # steps handed out before keep the seeds they were made with
+        self.episode_seed[torch.from_numpy(rows)] = torch.from_numpy(seeds)
+        if self._bank:
+            for k, row in enumerate(rows):
+                self._bank.set(int(row), draw, k)
+        frame = forward(qpos[:, :ARM_DOF])
+        self._store(rows, frame, self.physics.qvel[rows, :ARM_DOF])
+        self.controller.reset(rows, qpos, frame)
+        if self._late.shape[1] > 1:
+            # Nothing is on its way yet: stand still with the gripper as it is.
+            self._late[rows] = 0.0
+            if self.spec_is_joint:
+                self._late[rows, :, :ARM_DOF] = qpos[:, None, :ARM_DOF]
+            self._late[rows, :, -1] = self.controller.grip[rows][:, None]
+
+    @property
+    def spec_is_joint(self) -> bool:
+        return self.controller.spec.reference == "absolute"
+
+    def _delayed(self, action: Array) -> Array:
+        """The action that reaches the arm now, [N Da]."""
+        if self._late.shape[1] == 1:
+            return action
+        self._late = np.concatenate([action[:, None], self._late[:, :-1]], axis=1)
+        steps = self.draws[:, self.draw_names.index("randomize_latency")].astype(np.int64)
+        return self._late[np.arange(self.num_envs), np.minimum(steps, self._late.shape[1] - 1)]
+
+    def _measure(self) -> None:
+        """Tool pose and velocity from qpos and qvel: one code path at reset and at step (sensors lag a substep)."""
+        n = self.num_envs
+        both = forward(np.concatenate([self.physics.qpos[:, :ARM_DOF], self.controller.q]))
+        self._store(slice(None), both.rows(slice(n)), self.physics.qvel[:, :ARM_DOF])
+        self.controller.follow(both.rows(slice(n, None)))
+
+    def _store(self, rows: Any, frame: Frame, qvel: Array) -> None:
+        self._tcp[:, rows], self._yaw[rows], self._twist[:, rows] = frame.pos, yaw_of(frame), twist(frame, qvel)
+
+    def _scene(self, rows: NDArray[np.int64] | None = None) -> Scene:
+        r: Any = slice(None) if rows is None else rows
+        c, qpos = self.controller, self.physics.qpos[r]
+        tcp, yaw = self._tcp[:, r], self._yaw[r]
+        lag = np.empty((4, tcp.shape[1]))
+        lag[:3], lag[3] = c.pos[:, r] - tcp, c.yaw[r] - yaw
+        return Scene(
+            qpos=qpos,
+            qvel=self.physics.qvel[r],
+            extra=self._extra[r],
+            tcp=tcp.T,
+            yaw=yaw,
+            tcp_vel=self._twist[:3, r].T,
+            yaw_rate=self._twist[5, r],
+            opening=qpos[:, ARM_DOF] + qpos[:, ARM_DOF + 1],
+            lag=lag.T,
+            gripper=c.grip[r],
+        )
+
+    def _groups(self, scene: Scene) -> dict[str, Array]:
+        return {**arm_features(scene), **self.task.observe(self.at, scene)}
+
+    def _observe(self, rows: NDArray[np.int64] | None) -> Obs:
+        """The observation of all envs, or of `rows` [M]."""
+        index = np.arange(self.num_envs) if rows is None else rows
+        state = np.empty((len(index), self.layout.size), dtype=np.float32)
+        self.layout.pack(self._groups(self._scene(rows)), state)
+        obs: Obs = {STATE: torch.from_numpy(state), TASK: torch.zeros(len(index), dtype=torch.int64)}
+        if self.randomization.sensor_noise:
+            seed, t = self.episode_seed[torch.from_numpy(index)], torch.from_numpy(self._t[index])
+            noise = keyed_normal(seed, t, (self.layout.size,), stream=_NOISE_STREAM)
+            obs[STATE] += self.randomization.sensor_noise * noise
+        for name in self.cameras:
+            pictures = [
+                self._camera.picture(self.physics.state[i], self._extra[i], name, *self.image_size) for i in index
+            ]
+            obs[IMAGES + name] = torch.from_numpy(np.stack(pictures))
+        return obs
+
+    def _spec(self, xml: str, control: str) -> EnvSpec:
+        identity = {
+            "xml": xml,
+            "task": self.task.parameters(),
+            "control": control,
+            "reward": self.reward,
+            "randomization": asdict(self.randomization),
+            "features": self.layout.names,
+            "cameras": self.cameras,
+            "image_size": self.image_size if self.cameras else None,
+            "render_quality": self.render_quality if self.cameras else None,
+        }
+        text = json.dumps(identity, sort_keys=True, default=list)
+        features = {
+            STATE: Feature((self.layout.size,), names=self.layout.names),
+            TASK: Feature((), dtype="int64"),
+            **{IMAGES + c: Feature((3, *self.image_size), dtype="uint8") for c in self.cameras},
+        }
+        return EnvSpec(
+            id=self.task.name,
+            observation=features,
+            action=self.controller.spec,
+            tasks=self.task.instructions,
+            dt=self.dt,
+            horizon=self.task.horizon,
+            digest=hashlib.sha256(text.encode()).hexdigest()[:16],
+            joint_access=True,
+        )

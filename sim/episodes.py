@@ -1,0 +1,85 @@
+"""Which episode comes next, and the random numbers it is made of: a pure function of its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from robopolicy.noise import episode_seeds, keyed_uniform
+
+_STREAM = 9001  # reset numbers; experts, policies and sensor noise use other streams
+_BLOCK = 256  # training episodes drawn ahead at once: a Philox call costs the same for 1 and for 256
+
+
+class EpisodeQueue:
+    """Hands out episode seeds: first those given at `start`, then the env's own training stream.
+
+    Args:
+        seed: names the training stream (`robopolicy.noise.episode_seeds("train", seed, …)`).
+        ranges: name -> (low, high) of the uniform numbers of an episode.
+    """
+
+    def __init__(self, seed: int, ranges: Mapping[str, tuple[float, float]]) -> None:
+        self.seed = seed
+        self.names = tuple(ranges)
+        bounds = np.array(list(ranges.values()), dtype=np.float64).reshape(-1, 2)
+        self._low, self._span = bounds[:, 0], bounds[:, 1] - bounds[:, 0]
+        self._given = torch.empty(0, dtype=torch.int64)
+        self._count = 0  # training episodes handed out
+        self._block = (-1, np.empty(0), np.empty(0))
+
+    def start(self, seeds: Tensor | None) -> None:
+        """Put `seeds` [M] first in line, dropping any given before (None: go on with the training stream)."""
+        self._given = torch.empty(0, dtype=torch.int64) if seeds is None else seeds.to(torch.int64).clone()
+
+    def reseed(self, seed: int) -> None:
+        """Begin another training stream."""
+        self.seed, self._count = seed, 0
+        self._given = self._given[:0]
+        self._block = (-1, np.empty(0), np.empty(0))
+
+    def numbers(self, seeds: Tensor) -> NDArray[np.float64]:
+        """[M K] numbers of the episodes `seeds` [M], scaled to their ranges."""
+        if not self.names:
+            return np.zeros((len(seeds), 0))
+        unit = keyed_uniform(seeds, torch.zeros_like(seeds), (len(self.names),), stream=_STREAM)
+        return unit.double().numpy() * self._span + self._low
+
+    def next(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Seeds [count] and numbers [count K] of the next episodes."""
+        given = self._given[:count]
+        self._given = self._given[count:]
+        if not len(given):
+            return self._train(count)
+        seeds, numbers = given.numpy(), self.numbers(given)
+        if len(given) < count:
+            more, more_numbers = self._train(count - len(given))
+            seeds, numbers = np.concatenate([seeds, more]), np.concatenate([numbers, more_numbers])
+        return seeds, numbers
+
+    def _train(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        parts = []
+        while count:
+            block, at = divmod(self._count, _BLOCK)
+            if self._block[0] != block:
+                seeds = episode_seeds("train", self.seed, _BLOCK, start=block * _BLOCK)
+                self._block = (block, seeds.numpy(), self.numbers(seeds))
+            take = min(count, _BLOCK - at)
+            parts.append((self._block[1][at : at + take], self._block[2][at : at + take]))
+            self._count += take
+            count -= take
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"given": self._given.clone(), "count": self._count, "seed": self.seed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.reseed(int(state["seed"]))
+        self._given, self._count = state["given"].clone(), int(state["count"])

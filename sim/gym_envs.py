@@ -1,0 +1,147 @@
+"""The native tasks as Gymnasium environments: `gymnasium.make_vec("robopolicy/Pick-v0", num_envs=16)`.
+
+Gymnasium finds them through the `gymnasium.envs` plugin entry point (`robopolicy = "sim.gym_envs:register"`), so no
+import of ours is needed. Observations: a Box (`observation.state`), or a Dict of it and the pictures where cameras are
+asked for. Actions: physical units. Vector envs reset ended episodes in the same step, with `info["final_obs"]`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+import sim
+from robopolicy.types import STATE, TASK, Obs
+from sim.env import SimEnv
+
+_NAMESPACE = "robopolicy"
+
+
+def gym_id(task: str) -> str:
+    """ "peg-easy" -> "robopolicy/PegEasy-v0"."""
+    return f"{_NAMESPACE}/{''.join(part.capitalize() for part in task.replace('_', '-').split('-'))}-v0"
+
+
+def register() -> None:
+    """Make every native task known to Gymnasium. Safe to call twice."""
+    for task in sim.task_names():
+        if gym_id(task) not in gymnasium.registry:
+            gymnasium.register(
+                id=gym_id(task),
+                entry_point="sim.gym_envs:GymEnv",
+                vector_entry_point="sim.gym_envs:GymVectorEnv",
+                kwargs={"task": task},
+            )
+
+
+def spaces(env: SimEnv) -> tuple[gymnasium.Space, gymnasium.spaces.Box]:
+    """Single observation and action space of `env`."""
+    boxes: dict[str, gymnasium.Space] = {}
+    for key, feature in env.spec.observation.items():
+        if key == TASK:
+            continue
+        low, high = (0, 255) if feature.dtype == "uint8" else (-np.inf, np.inf)
+        boxes[key] = gymnasium.spaces.Box(low, high, feature.shape, np.dtype(feature.dtype))
+    action = env.spec.action
+    box = gymnasium.spaces.Box(np.array(action.low, np.float32), np.array(action.high, np.float32), dtype=np.float32)
+    return (boxes[STATE] if len(boxes) == 1 else gymnasium.spaces.Dict(boxes)), box
+
+
+def _emit(obs: Obs) -> Any:
+    arrays = {k: v.numpy() for k, v in obs.items() if k != TASK}
+    return arrays[STATE] if len(arrays) == 1 else arrays
+
+
+class GymVectorEnv(VectorEnv):
+    """`SimEnv` behind Gymnasium's vector interface. Keyword arguments go to `sim.make`."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "autoreset_mode": AutoresetMode.SAME_STEP}
+
+    def __init__(self, num_envs: int = 1, *, task: str, render_mode: str | None = None, **kw: Any) -> None:
+        self.env = sim.make(task, num_envs, **kw)
+        self.num_envs, self.render_mode = num_envs, render_mode
+        self.metadata = self.metadata | {"render_fps": round(1 / self.env.dt)}
+        self.single_observation_space, self.single_action_space = spaces(self.env)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    def reset(
+        self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """`seed`: an int names the stream of all episodes from here on; a list gives the first episodes' own seeds."""
+        if isinstance(seed, int):
+            self.env.reseed(seed)
+        seeds = torch.tensor([int(s) for s in seed]) if isinstance(seed, list) else None
+        return _emit(self.env.reset(seeds)), {"episode_seed": self.env.episode_seed.numpy()}
+
+    def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        step = self.env.step(torch.as_tensor(np.asarray(actions, dtype=np.float32)))
+        ended = step.ended.numpy()
+        info: dict[str, Any] = {
+            "success": step.success.numpy(),
+            "_success": np.ones(self.num_envs, dtype=bool),
+            "episode_seed": self.env.episode_seed.numpy(),
+        }
+        if ended.any():
+            final = np.full(self.num_envs, None, dtype=object)
+            for i in ended.nonzero()[0]:
+                final[i] = _emit({k: v[i] for k, v in step.next_obs.items()})
+            info |= {"final_obs": final, "_final_obs": ended}
+            info |= {"final_info": {"success": info["success"], "_success": ended}, "_final_info": ended}
+        reward = step.reward.double().numpy()
+        return _emit(step.obs), reward, step.terminated.numpy(), step.truncated.numpy(), info
+
+    def render(self) -> tuple[np.ndarray, ...] | None:
+        if self.render_mode != "rgb_array":
+            return None
+        return tuple(self.env.render(i).permute(1, 2, 0).numpy() for i in range(self.num_envs))
+
+    def close_extras(self, **kwargs: Any) -> None:
+        self.env.close()
+
+
+class GymEnv(gymnasium.Env):
+    """One episode at a time, for libraries that want `gymnasium.make`."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 20}
+
+    def __init__(self, *, task: str, render_mode: str | None = None, **kw: Any) -> None:
+        self.env = sim.make(task, 1, **kw)
+        self.render_mode = render_mode
+        self.metadata = self.metadata | {"render_fps": round(1 / self.env.dt)}
+        self.observation_space, self.action_space = spaces(self.env)
+        self._fresh = False  # the env has already begun the next episode by itself
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.env.reseed(seed)
+            self._fresh = False
+        obs = self.env.observe() if self._fresh else self.env.reset()
+        self._fresh = False
+        return _emit({k: v[0] for k, v in obs.items()}), {"episode_seed": int(self.env.episode_seed[0])}
+
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        step = self.env.step(torch.as_tensor(np.asarray(action, dtype=np.float32))[None])
+        self._fresh = bool(step.ended[0])
+        return (
+            _emit({k: v[0] for k, v in step.next_obs.items()}),
+            float(step.reward[0]),
+            bool(step.terminated[0]),
+            bool(step.truncated[0]),
+            {"success": bool(step.success[0])},
+        )
+
+    def render(self) -> np.ndarray | None:
+        return self.env.render(0).permute(1, 2, 0).numpy() if self.render_mode == "rgb_array" else None
+
+    def close(self) -> None:
+        self.env.close()
+
+
+__all__ = ["GymEnv", "GymVectorEnv", "gym_id", "register"]

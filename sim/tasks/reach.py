@@ -1,0 +1,77 @@
+"""Reach: bring the tool centre to a point in the air and keep it there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+
+from sim.experts import Expert
+from sim.tasks import register
+from sim.tasks.base import Array, Bool, Range, Scene, Task
+
+
+class ReachExpert(Expert):
+    """Straight to the target."""
+
+    phases = 1
+    offset = (0.01, 0.01, 0.01, 0.0)
+    noise = 1.0
+
+    def plan(self, f, phase):
+        return f["target"] + self.bias[:, :3], f["yaw"] + f["lag"][:, 3], np.ones(self.num_envs)
+
+    def done(self, f, phase, gap, turn, clock):
+        return np.zeros(self.num_envs, dtype=bool)
+
+
+@register("reach")
+@dataclass(frozen=True)
+class Reach(Task):
+    horizon: int = 40
+    hold: int = 3
+    radius: float = 0.01  # m
+    range_x: float = 0.12  # m, either side of 0.5
+    range_y: float = 0.2
+    low_z: float = 0.05  # m above the table
+    high_z: float = 0.35
+
+    name = "reach"
+    instructions = ("move the gripper to the green ball",)
+    extra_size = 3
+    expert = ReachExpert
+
+    def bodies(self) -> str:
+        return (
+            f'<geom name="target" type="sphere" size="{self.radius}" contype="0" conaffinity="0" '
+            'rgba="0.2 0.7 0.3 0.8"/>'
+        )
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        return {
+            "target_x": (0.5 - self.range_x, 0.5 + self.range_x),
+            "target_y": (-self.range_y, self.range_y),
+            "target_z": (self.low_z, self.high_z),
+        }
+
+    def bind(self, model: mujoco.MjModel) -> int:
+        return int(model.geom("target").id)
+
+    def reset(self, at: int, draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
+        for i, axis in enumerate("xyz"):
+            extra[:, i] = draw[f"target_{axis}"]
+
+    def observe(self, at: int, scene: Scene) -> Mapping[str, Array]:
+        return {"target": scene.extra, "target_rel": scene.extra - scene.tcp}
+
+    def success(self, at: int, scene: Scene) -> Bool:
+        return ((scene.extra - scene.tcp) ** 2).sum(axis=1) < self.radius**2
+
+    def dense(self, at: int, scene: Scene) -> Array:
+        return 1 - np.tanh(5 * np.sqrt(((scene.extra - scene.tcp) ** 2).sum(axis=1)))
+
+    def decorate(self, at: int, model: mujoco.MjModel, data: mujoco.MjData, extra: Array) -> None:
+        model.geom_pos[at] = extra

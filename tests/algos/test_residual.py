@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from robopolicy.algos.residual import ResidualTD3
+from robopolicy.data.replay import Batch, Replay
+from robopolicy.loops.off_policy import off_policy
+from robopolicy.networks.critics import CriticEnsemble
+from robopolicy.normalize import Normalizer
+from robopolicy.policies.residual import ResidualPolicy
+from robopolicy.types import BASE_ACTION, STATE
+from robopolicy.wrappers import wrap_for
+from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy
+
+GAMMA = 0.95
+
+
+def make(*, gain=0.35, num_envs=8, scale=0.5, seed=0, **kw):
+    torch.manual_seed(seed)
+    base = PointPolicy(gain=gain, chunk=3)
+    normalizer = Normalizer.from_limits(base.spec.observation, base.spec.action)
+    policy = ResidualPolicy(base.spec, normalizer, base, hidden=(32, 32), scale=scale)
+    algo = ResidualTD3(policy, critic=partial(CriticEnsemble, heads=3, width=32), seed=seed, **kw)
+    return policy, algo, wrap_for(policy, PointEnv(num_envs))
+
+
+def loop(algo, env, checkpoints, **kw):
+    settings = dict(
+        total_steps=400, warmup_steps=100, critic_only_updates=20, updates_per_step=0.5, batch_size=64, demos=None,
+        evaluate=None, tracker=NoTracker(), save_every=0, seed=1,
+    )  # fmt: skip
+    replay = partial(Replay, capacity=20_000, n_step=3, gamma=GAMMA)
+    return off_policy(algo=algo, env=env, replay=replay, checkpointer=checkpoints, **{**settings, **kw})
+
+
+def batch_of(policy, n=16):
+    state = {STATE: torch.randn(n, 4), BASE_ACTION: 0.1 * torch.randn(n, 2)}
+    return Batch(state, 0.1 * torch.randn(n, 2), torch.zeros(n), torch.full((n,), 0.9), state)
+
+
+def test_before_training_it_is_the_base():
+    policy, algo, env = make()
+    obs = env.reset()
+    assert torch.allclose(policy.act(obs)[:, 0], obs[BASE_ACTION].clamp(-0.1, 0.1), atol=1e-7)
+    assert torch.allclose(algo.explore({k: v if k == BASE_ACTION else v[:, -1] for k, v in obs.items()}, warmup=True),
+                          obs[BASE_ACTION], atol=0.5 * 0.1 + 1e-6)  # fmt: skip
+
+
+def test_the_residual_is_bounded_whatever_the_network_says():
+    policy, _, env = make(scale=0.3)
+    torch.nn.init.constant_(policy.net[-1].bias, 100.0)
+    obs = env.reset()
+    moved = policy.act(obs)[:, 0] - obs[BASE_ACTION]
+    assert float(moved.max()) <= 0.3 * 0.1 + 1e-6 and float(moved.min()) > 0.0
+
+
+def test_target_by_hand():
+    policy, algo, _ = make(target_subset=3)
+    with torch.no_grad():
+        for p in algo.target_params:
+            p.zero_()
+        algo.target.net[-1].bias.copy_(torch.tensor([2.0, -1.0, 5.0])[:, None, None])
+    batch = batch_of(policy)._replace(reward=torch.full((16,), 0.5))
+    metrics = algo.update(batch, learned_steps=None)
+    assert float(metrics["critic/target"]) == pytest.approx(0.5 + 0.9 * -1.0)  # r + discount · min over the subset
+
+
+def test_loss_squares_each_head_apart():
+    policy, algo, _ = make(target_subset=3)
+    with torch.no_grad():
+        for p in (*algo.critic_params, *algo.target_params):
+            p.zero_()
+        algo.critic.net[-1].bias.copy_(torch.tensor([1.0, -1.0, 0.0])[:, None, None])  # their mean error is zero
+    metrics = algo.update(batch_of(policy), learned_steps=None)
+    assert float(metrics["critic/loss"]) == pytest.approx(2.0 / 3.0)
+
+
+def test_critic_only_updates_leave_the_policy_alone_and_updates_leave_the_base_alone():
+    policy, algo, _ = make()
+    before = [p.clone() for p in policy.net.parameters()]
+    for _ in range(4):
+        algo.update(batch_of(policy), learned_steps=None)
+    assert all(torch.equal(a, b) for a, b in zip(before, policy.net.parameters(), strict=True))
+    algo.update(batch_of(policy), learned_steps=0)
+    algo.update(batch_of(policy), learned_steps=0)
+    assert not all(torch.equal(a, b) for a, b in zip(before, policy.net.parameters(), strict=True))
+    assert not any(p.requires_grad for p in policy.base.parameters())
+
+
+def test_penalty_falls_linearly_and_holds_the_policy_at_the_base():
+    policy, algo, _ = make(penalty=2.0, penalty_final=0.5, penalty_steps=100)
+    assert [algo.penalty_weight(s) for s in (0, 50, 100, 500)] == [2.0, 1.25, 0.5, 0.5]
+    sizes = {}
+    for penalty in (0.0, 1e4):
+        policy, algo, _ = make(penalty=penalty, actor_lr=1e-2)
+        for _ in range(60):
+            metrics = algo.update(batch_of(policy), learned_steps=0)
+        sizes[penalty] = float(metrics["actor/residual_sq"])
+    assert sizes[1e4] < 0.01 < sizes[0.0]
+
+
+def test_what_is_stored_is_what_was_executed():
+    policy, algo, env = make(scale=3.0)
+    checkpoints = MemoryCheckpoints()
+    loop(algo, env, checkpoints)
+    action = checkpoints.latest()["replay"]["store"]["action"]
+    assert float(action.abs().max()) <= 0.1 + 1e-7 and float(action.abs().max()) > 0.099
+
+
+def test_it_improves_a_slow_base():
+    # The base needs more steps than the horizon allows; half of the episodes fail.
+    policy, algo, env = make(num_envs=8, penalty=0.1, penalty_steps=1000, actor_lr=1e-3, critic_lr=1e-3)
+
+    def success(policy):
+        obs, env, count = None, wrap_for(policy, PointEnv(64, seed=5)), 0
+        obs = env.reset()
+        ended, won = torch.zeros(64, dtype=torch.bool), torch.zeros(64, dtype=torch.bool)
+        while not bool(ended.all()):
+            step = env.step(policy.act(obs)[:, 0].detach())
+            won |= step.success & ~ended
+            ended |= step.ended
+            obs, count = step.obs, count + 1
+        return float(won.float().mean())
+
+    before = success(policy)
+    loop(algo, env, MemoryCheckpoints(), total_steps=6_000, warmup_steps=800, critic_only_updates=200)
+    after = success(policy)
+    assert before < 0.7 and after > before + 0.25, (before, after)
+
+
+def test_resume_gives_the_same_run_bit_for_bit():
+    def weights(policy):
+        return torch.cat([p.flatten() for p in policy.net.parameters()])
+
+    policy, algo, env = make()
+    whole = MemoryCheckpoints()
+    loop(algo, env, whole, total_steps=600)
+    want = weights(policy)
+
+    policy, algo, env = make()
+    first = MemoryCheckpoints()
+    loop(algo, env, first, total_steps=600, save_every=240)
+    half = MemoryCheckpoints()
+    half.saved[240] = first.saved[240]
+    policy, algo, env = make(seed=9)
+    env.reset()
+    loop(algo, env, half, total_steps=600, save_every=240)
+    assert torch.equal(weights(policy), want)
+    a, b = whole.latest(), half.latest()
+    assert torch.equal(a["obs"][STATE], b["obs"][STATE])
+    assert torch.equal(a["replay"]["store"]["reward"], b["replay"]["store"]["reward"])
+
+
+def test_evaluations_happen_on_schedule():
+    _, algo, env = make()
+    tracker, seen = NoTracker(), []
+    loop(algo, env, MemoryCheckpoints(), tracker=tracker, eval_every=200, evaluate=lambda p: seen.append(1) or {"x": 1})
+    assert [s for s, row in tracker.rows if "eval/x" in row] == [0, 200, 400]

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from robopolicy.networks.critics import CriticEnsemble
+
+
+def test_every_head_equals_its_own_plain_network():
+    critic = CriticEnsemble(7, heads=4, width=16, depth=2)
+    with torch.no_grad():
+        for p in critic.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    state, action = torch.randn(5, 4), torch.randn(5, 3)
+    q = critic(state, action)
+    assert q.shape == (4, 5)
+    for e in range(4):
+        x = torch.cat([state, action], dim=1)
+        for i in (0, 3):
+            linear, norm = critic.net[i], critic.net[i + 1]
+            x = F.linear(x, linear.weight[e].T, linear.bias[e, 0])
+            x = torch.relu(F.layer_norm(x, (16,), norm.weight[e, 0], norm.bias[e, 0]))
+        last = critic.net[6]
+        want = F.linear(x, last.weight[e].T, last.bias[e, 0])[:, 0]
+        assert torch.allclose(q[e], want, atol=1e-5)
+
+
+def test_heads_start_different_and_gradients_stay_apart():
+    critic = CriticEnsemble(5, heads=3, width=8, depth=1)
+    q = critic(torch.randn(6, 3), torch.randn(6, 2))
+    assert not torch.allclose(q[0], q[1])
+    q[1].sum().backward()
+    grad = critic.net[0].weight.grad
+    assert grad[1].abs().sum() > 0 and grad[0].abs().sum() == 0 and grad[2].abs().sum() == 0

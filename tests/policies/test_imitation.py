@@ -1,0 +1,231 @@
+"""What every imitation policy keeps to: interface, noise, saving, and learning."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from robopolicy.algos.bc import BC
+from robopolicy.loops.offline import offline
+from robopolicy.networks.denoiser import Denoiser
+from robopolicy.networks.mlp import MLP
+from robopolicy.networks.transformer import Transformer
+from robopolicy.networks.unet1d import UNet1d
+from robopolicy.normalize import Normalizer
+from robopolicy.policies.base import Policy
+from robopolicy.policies.diffusion import DiffusionPolicy
+from robopolicy.policies.flow import FlowPolicy
+from robopolicy.policies.gaussian import GaussianPolicy
+from robopolicy.types import STATE, TASK, Feature
+from tests.fakes import MemoryCheckpoints, NoTracker
+from tests.toy import ACTION, policy, random_episodes, spec, two_modes
+
+DATA = random_episodes()
+SMALL_MLP = partial(MLP, width=64, depth=2)
+POLICIES: dict[str, tuple[type[Policy], dict[str, Any]]] = {
+    "ddpm": (DiffusionPolicy, {}),
+    "ddim": (DiffusionPolicy, {"sampler": "ddim", "sampling_steps": 5}),
+    "v_prediction": (DiffusionPolicy, {"prediction": "v_prediction"}),
+    "unet1d": (DiffusionPolicy, {"network": partial(UNet1d, dims=(16, 32), time_dim=16)}),
+    "transformer": (FlowPolicy, {"network": partial(Transformer, width=32, depth=1, time_dim=16)}),
+    "flow": (FlowPolicy, {}),
+    "gaussian": (GaussianPolicy, {"network": SMALL_MLP}),
+}
+every = pytest.mark.parametrize("name", POLICIES)
+
+
+def make(name: str, seed: int = 0, data: Any = DATA) -> Policy:
+    kind, options = POLICIES[name]
+    return policy(kind, data, seed=seed, **options)
+
+
+def batch(size: int = 16) -> dict[str, Tensor]:
+    frames = torch.arange(size)
+    action, pad = DATA.chunk(frames, 4)
+    return {**DATA.history(frames, 1), "action": action, "action_is_pad": pad}
+
+
+@every
+def test_act_is_a_function_of_observation_and_noise(name: str):
+    ours = make(name)
+    obs, noise = {STATE: torch.randn(6, 1, 3)}, torch.randn(6, *ours.noise_shape)
+    chunk = ours.act(obs, noise=noise)
+    assert chunk.shape == (6, 4, 2)
+    assert not chunk.requires_grad
+    torch.manual_seed(1)
+    assert torch.equal(ours.act(obs, noise=noise), chunk)
+    assert torch.equal(ours.train().act({**obs, "other": torch.zeros(6)}, noise=noise), chunk)
+    rows = torch.tensor([4, 1])
+    alone = ours.act({STATE: obs[STATE][rows]}, noise=noise[rows])
+    torch.testing.assert_close(alone, chunk[rows], rtol=1e-4, atol=1e-6)
+    assert not torch.equal(ours.act(obs, noise=noise + 0.1), chunk)
+    assert not torch.equal(ours.act({STATE: obs[STATE] + 0.1}, noise=noise), chunk)
+
+
+@every
+def test_noise_is_drawn_where_none_is_given(name: str):
+    ours, obs = make(name), {STATE: torch.randn(6, 1, 3)}
+    torch.manual_seed(5)
+    noise = torch.randn(6, *ours.noise_shape)
+    torch.manual_seed(5)
+    assert torch.equal(ours.act(obs), ours.act(obs, noise=noise))
+    assert not torch.equal(ours.act(obs), ours.act(obs))
+
+
+@every
+def test_deterministic_means_no_noise_at_all(name: str):
+    ours, obs = make(name), {STATE: torch.randn(6, 1, 3)}
+    chunk = ours.act(obs, noise=torch.randn(6, *ours.noise_shape), deterministic=True)
+    torch.testing.assert_close(chunk, ours.act(obs, noise=torch.zeros(6, *ours.noise_shape)))
+    assert torch.equal(chunk, ours.act(obs, deterministic=True))
+
+
+@every
+def test_actions_are_physical_and_within_the_demonstrated_range(name: str):
+    """The normaliser's range is the limits here, 2 cm; unscaled network outputs would be 50 times as large."""
+    chunk = make(name).act({STATE: torch.randn(100, 1, 3)})
+    bound = 0.2 if POLICIES[name][0] is FlowPolicy else 0.0201 if name != "gaussian" else 0.1
+    assert 1e-4 < float(chunk.abs().max()) < bound
+
+
+@every
+def test_padding_carries_no_loss(name: str):
+    """Where the network has no say (it is made to answer zero), the loss must not see padded actions."""
+
+    def loss(change: float) -> float:
+        ours = make(name)
+        if isinstance(ours, GaussianPolicy):
+            ours.network.forward = lambda cond: torch.zeros(len(cond), 8)
+        else:
+            ours.network.forward = lambda x, t, cond: torch.zeros_like(x)
+        data = batch()
+        data["action_is_pad"] = torch.zeros(16, 4, dtype=torch.bool)
+        data["action_is_pad"][:, 2:] = True
+        data["action"][:, 2:] += change
+        torch.manual_seed(0)
+        return float(ours.loss(data)[0])
+
+    assert loss(0.0) == loss(0.01)
+    ours = make(name)
+    everything = batch()
+    everything["action"] += 0.01
+    torch.manual_seed(0)
+    changed = float(ours.loss(everything)[0])
+    torch.manual_seed(0)
+    assert changed != float(ours.loss(batch())[0])
+
+
+@every
+def test_gradients_reach_every_parameter(name: str):
+    ours = make(name)
+    with torch.no_grad():
+        for p in ours.parameters():
+            p.add_(0.05 * torch.randn_like(p))
+    loss, metrics = ours.loss(batch())
+    loss.backward()
+    assert loss.ndim == 0
+    assert all(isinstance(v, float) for v in metrics.values())
+    missing = [n for n, p in ours.named_parameters() if p.grad is None or float(p.grad.abs().sum()) == 0.0]
+    assert missing == []
+
+
+@every
+def test_saved_and_loaded_is_the_same_policy(name: str):
+    one, other = make(name, seed=0), make(name, seed=1, data=random_episodes(seed=3))
+    obs, noise = {STATE: torch.randn(6, 1, 3)}, torch.randn(6, *one.noise_shape)
+    assert not torch.equal(one.act(obs, noise=noise), other.act(obs, noise=noise))
+    other.load_state_dict(load(save(one.state_dict())))
+    assert torch.equal(one.act(obs, noise=noise), other.act(obs, noise=noise))
+    assert torch.equal(copy.deepcopy(one).act(obs, noise=noise), one.act(obs, noise=noise))
+
+
+def test_more_noise_samples_per_observation_encode_once():
+    ours = policy(DiffusionPolicy, DATA, noise_samples=5)
+    seen = []
+    ours.encoder.register_forward_hook(lambda _, __, cond: seen.append(len(cond)))
+    ours.network.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
+    loss, _ = ours.loss(batch())
+    assert seen == [16, 80]
+    assert bool(loss.isfinite())
+
+
+@pytest.mark.parametrize("kind", [DiffusionPolicy, FlowPolicy, GaussianPolicy])
+def test_cameras_and_tasks(kind: type[Policy]):
+    camera = "observation.images.front"
+    features = {STATE: Feature((3,)), camera: Feature((3, 32, 32), "uint8"), TASK: Feature((), "int64")}
+    normalizer = Normalizer(features, ACTION).fit(DATA)
+    options = {"network": SMALL_MLP} if kind is GaussianPolicy else {"network": UNet1d}
+    ours = kind(spec(observation=features, n_obs_steps=2, tasks=("a", "b")), normalizer, **options)
+    image = torch.randint(0, 256, (4, 2, 3, 32, 32), dtype=torch.uint8)
+    obs = {STATE: torch.randn(4, 2, 3), camera: image, TASK: torch.tensor([[0, 0], [1, 1], [0, 0], [1, 1]])}
+    noise = torch.randn(4, *ours.noise_shape)
+    chunk = ours.train().act(obs, noise=noise)
+    assert torch.equal(chunk, ours.act(obs, noise=noise)), "acting never augments"
+    assert not torch.equal(chunk, ours.act({**obs, camera: 255 - image}, noise=noise))
+    assert not torch.equal(chunk, ours.act({**obs, TASK: 1 - obs[TASK]}, noise=noise))
+    action, pad = DATA.chunk(torch.arange(4), 4)
+    ours.loss({**obs, "action": action, "action_is_pad": pad})[0].backward()
+    assert all(p.grad is not None for p in ours.encoder.parameters())
+
+
+def train(name: str, steps: int) -> Policy:
+    data = two_modes()
+    algo = BC(make(name, data=data), steps=steps, lr=2e-3, ema_decay=0.99)
+    offline(
+        algo=algo, episodes=data, steps=steps, batch_size=256, seed=0, tracker=NoTracker(),
+        checkpointer=MemoryCheckpoints(), save_every=0,
+    )  # fmt: skip
+    return algo.policy
+
+
+@pytest.mark.parametrize("name", ["ddpm", "ddim", "flow", "gaussian"])
+def test_learning_keeps_both_modes_and_the_condition(name: str):
+    """Left or right at random: diffusion and flow choose one side for the whole chunk, a Gaussian averages."""
+    learned = train(name, steps=800)
+    torch.manual_seed(0)
+    state = torch.randn(500, 1, 3)
+    chunk = learned.act({STATE: state}, deterministic=name == "gaussian") * 100.0  # cm
+    side, along = chunk[..., 1], chunk[..., 0]
+    error = (along - state[:, :, 0].tanh()).abs().mean()
+    assert float(error) < 0.25, "x follows the state"
+    if name == "gaussian":
+        assert float(side.abs().mean()) < 0.3, "the average of left and right is straight into the obstacle"
+        return
+    near = (side.abs() - 1.0).abs() < 0.35
+    assert float(near.float().mean()) > 0.9, "samples lie at the modes, not between them"
+    one_side = (side > 0).all(1) | (side < 0).all(1)
+    assert float(one_side.float().mean()) > 0.9, "a chunk does not change its mind"
+    right = float((side.mean(1) > 0).float().mean())
+    assert 0.3 < right < 0.7, "both modes are kept"
+
+
+def test_flow_learns_a_two_dimensional_distribution():
+    """A ring sector in the plane: moments and support of samples against those of the data."""
+    generator = torch.Generator().manual_seed(0)
+    angle = 3.1416 * torch.rand(4_000, generator=generator)
+    radius = 0.01 + 0.001 * torch.randn(4_000, generator=generator)
+    action = torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1)
+    data = random_episodes(frames=4_000)
+    data = data.__class__(**{**vars(data), "action": action})
+    algo = BC(policy(FlowPolicy, data, horizon=1), steps=1_200, lr=2e-3, ema_decay=0.99)
+    offline(
+        algo=algo, episodes=data, steps=1_200, batch_size=512, seed=0, tracker=NoTracker(),
+        checkpointer=MemoryCheckpoints(), save_every=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    sample = algo.policy.act({STATE: torch.randn(4_000, 1, 3)})[:, 0]
+    torch.testing.assert_close(sample.mean(0), action.mean(0), rtol=0, atol=8e-4)
+    torch.testing.assert_close(sample.std(0), action.std(0), rtol=0.15, atol=0)
+    length = sample.norm(dim=1)
+    assert float(((length > 0.007) & (length < 0.013)).float().mean()) > 0.9, "on the ring, not inside it"
+    assert float((sample[:, 1] > -0.002).float().mean()) > 0.95, "the lower half stays empty"
+
+
+def test_denoiser_is_the_contract_of_networks():
+    assert all(issubclass(k, Denoiser) for k in (UNet1d, Transformer))

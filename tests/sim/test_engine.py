@@ -1,0 +1,116 @@
+"""The batched engine against plain mj_step, and its behaviour at the edges."""
+
+from __future__ import annotations
+
+import mujoco
+import numpy as np
+import pytest
+import torch
+
+import sim
+from robopolicy.errors import CheckpointError, ConfigError
+from robopolicy.noise import episode_seeds
+from robopolicy.types import STATE
+from sim.engine import Physics, compile_model
+
+FULL = int(mujoco.mjtState.mjSTATE_FULLPHYSICS)
+
+
+def contact_state(n: int) -> tuple[sim.SimEnv, np.ndarray]:
+    """An env in the middle of grasps, where the solver has work."""
+    env = sim.make("pick", n)
+    expert = env.make_expert()
+    obs = env.reset(episode_seeds("test", 0, n))
+    expert.reset(None, episode_seed=env.episode_seed)
+    for _ in range(14):
+        obs = env.step(expert.act(obs)).obs
+    return env, env.physics.state.copy()
+
+
+def test_a_step_equals_a_cold_started_mj_step_loop():
+    env, state = contact_state(6)
+    ctrl = np.random.default_rng(0).uniform(0, 0.01, (6, env.model.nu)) + np.concatenate(
+        [env.controller.q, np.zeros((6, 2))], axis=1
+    )
+    start = env.controller.q.copy()
+    env.physics.step(ctrl, start)
+    data = mujoco.MjData(env.model)
+    touching = 0
+    for i in range(6):
+        mujoco.mj_setState(env.model, data, state[i], FULL)
+        data.qacc_warmstart[:] = 0
+        for k in range(1, 6):
+            data.ctrl[:] = ctrl[i]
+            data.ctrl[:7] = ctrl[i, :7] + (1 - k / 5) * (start[i] - ctrl[i, :7])
+            mujoco.mj_step(env.model, data)
+        touching += data.ncon
+        found = np.empty_like(state[i])
+        mujoco.mj_getState(env.model, data, found, FULL)
+        assert np.array_equal(found, env.physics.state[i])
+    assert touching > 24, "the test must run through contacts"
+
+
+def test_threads_and_splitting_do_not_change_a_bit():
+    env, state = contact_state(7)
+    ctrl = np.concatenate([env.controller.q, np.zeros((7, 2))], axis=1)
+    results = []
+    for threads in (1, 2, 5):
+        physics = Physics(env.model, num_envs=7, substeps=5, threads=threads)
+        physics.state[:] = state
+        for _ in range(4):
+            assert not physics.step(ctrl).any()
+        results.append(physics.state.copy())
+    halves = []
+    for rows in (slice(0, 3), slice(3, 7)):
+        physics = Physics(env.model, num_envs=len(state[rows]), substeps=5)
+        physics.state[:] = state[rows]
+        for _ in range(4):
+            physics.step(ctrl[rows])
+        halves.append(physics.state.copy())
+    assert all(np.array_equal(r, results[0]) for r in [*results, np.concatenate(halves)])
+
+
+def test_models_with_hidden_state_are_refused():
+    with pytest.raises(ConfigError, match="nsensor"):
+        compile_model('<mujoco><worldbody><site name="s"/></worldbody><sensor><framepos objtype="site" objname="s"/>'
+                      "</sensor></mujoco>")  # fmt: skip
+
+
+def test_unknown_names_are_answered_with_the_closest():
+    for call, near in (
+        (lambda: sim.make("pik", 1), "'pick'"),
+        (lambda: sim.make("pick", 1, horizn=3), "'horizon'"),
+        (lambda: sim.make("pick", 1, control="delta_pos"), "'delta_pose'"),
+        (lambda: sim.make("pick", 1).render(0, camera="fornt"), "'front'"),
+    ):
+        with pytest.raises(ConfigError, match=near):
+            call()
+
+
+def test_training_streams_differ_by_seed_and_are_not_tied_to_n():
+    a, b, c = sim.make("reach", 2, seed=0), sim.make("reach", 4, seed=0), sim.make("reach", 2, seed=1)
+    assert torch.equal(a.reset()[STATE], sim.make("reach", 2, seed=0).reset()[STATE])
+    assert torch.equal(a.episode_seed, episode_seeds("train", 0, 4)[2:]), "the constructor used the first two"
+    assert torch.equal(b.episode_seed, episode_seeds("train", 0, 4))
+    assert not torch.equal(c.observe()[STATE], b.observe()[STATE][:2])
+
+
+def test_state_of_another_task_is_refused():
+    with pytest.raises(CheckpointError, match="digest"):
+        sim.make("reach", 2).load_state_dict(sim.make("push", 2).state_dict())
+
+
+def test_pick_held_cube_rests_in_the_hand():
+    """The grasp neither shakes nor slips: what the servo gains and finger settings in sim/arm.py are for."""
+    env = sim.make("pick", 16, lift=10.0)
+    expert = env.make_expert()
+    obs = env.reset(episode_seeds("test", 1, 16))
+    expert.reset(None, episode_seed=env.episode_seed)
+    offsets = []
+    for t in range(60):
+        obs = env.step(expert.act(obs)).obs
+        if t >= 35:
+            offsets.append(env.layout.unpack(obs[STATE].numpy())["cube_rel"].copy())
+    wander = np.abs(np.array(offsets) - offsets[0]).max(axis=(0, 2))
+    assert env.layout.unpack(obs[STATE].numpy())["cube"][:, 2].min() > 0.15
+    assert np.median(wander) < 2e-3, f"held cubes moved {wander * 1e3} mm in the hand over 1.2 s"

@@ -1,0 +1,75 @@
+"""Every page in docs/bring_your_own runs as it stands, in an empty directory.
+
+```python blocks of a page are one script, in order. A python or yaml block that begins with `# some/file.ext` is saved
+under that name instead. A ```bash block runs what came before it, then itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs" / "bring_your_own").glob("*.md"))
+BLOCK = re.compile(r"^```(python|yaml|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"# ([\w/]+\.\w+)\n")
+PRELUDE = f'set -e\nrobopolicy() {{ "{sys.executable}" -m robopolicy.cli "$@"; }}\n'  # not installed in a checkout
+
+
+def programs(text: str) -> Iterator[tuple[str, str]]:
+    """("python" | "bash" | file name, code) in the order of execution.
+
+    Python code stands on the lines that it has in the page, so that the numbers in a traceback are the page's.
+    """
+    lines: list[str] = []
+    for match in BLOCK.finditer(text):
+        language, code = match.groups()
+        if language == "bash":
+            if any(lines):
+                yield "python", "\n".join(lines) + "\n"
+                lines = []
+            yield "bash", code
+        elif named := FILE.match(code):
+            yield named.group(1), code
+        elif language == "python":
+            lines += [""] * (text.count("\n", 0, match.start(2)) - len(lines)) + code.splitlines()
+    if any(lines):
+        yield "python", "\n".join(lines) + "\n"
+
+
+def test_there_are_pages() -> None:
+    assert {p.stem for p in PAGES} >= {"algorithm", "dataset", "gym_env", "policy", "task"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_page_runs(page: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
+    ran = 0
+    for kind, code in programs(page.read_text()):
+        if kind not in ("python", "bash"):
+            (tmp_path / kind).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / kind).write_text(code)
+            continue
+        program = tmp_path / f"{page.stem}_md"
+        program.write_text(code if kind == "python" else PRELUDE + code)
+        command = [sys.executable if kind == "python" else "bash", str(program)]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, f"{page.name} (python: lines are the page's):\n{code}\n{done.stderr[-4000:]}"
+        ran += 1
+    assert ran, f"{page.name} has nothing to run"
+
+
+def test_blocks_keep_their_lines_and_order() -> None:
+    page = "# T\n```python\n# b/a.py\nx = 1\n```\n```python\ny = 2\n```\n```text\nno\n```\n```bash\nls\n```\n```python\nz\n```\n"
+    assert list(programs(page)) == [
+        ("b/a.py", "# b/a.py\nx = 1\n"),
+        ("python", "\n" * 6 + "y = 2\n"),
+        ("bash", "ls\n"),
+        ("python", "\n" * 15 + "z\n"),
+    ]

@@ -1,0 +1,84 @@
+"""The built wheel, away from the checkout: it holds all it needs, and runs.
+
+The wheel goes into an environment of its own. Its heavy dependencies (torch and the like, 5 GB) are not installed
+again: a `.pth` file lends those of the environment that runs the tests. Python does not follow `.pth` files found that
+way, so the editable install of this checkout stays out of sight, which the first test makes sure of.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("robopolicy", "sim", "real", "world_models", "configs")
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
+
+
+def run(*command: str | Path, cwd: Path, timeout: float = 60, **env: str) -> str:
+    """Run as a user would who never saw the checkout; the output is returned, and shown where it fails."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONHOME")}
+    done = subprocess.run(
+        [str(c) for c in command],
+        cwd=cwd,
+        env={**kept, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder, cwd=ROOT)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def bin(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`bin/` of an environment that has the wheel."""
+    env = tmp_path_factory.mktemp("env") / "venv"
+    uv = Path(sys.executable).parent / "uv"
+    run(uv, "venv", "--quiet", "--no-project", "--python", sys.executable, env, cwd=env.parent)
+    install = ("pip", "install", "--quiet", "--offline", "--no-deps", "--python", env / "bin" / "python")
+    run(uv, *install, wheel, cwd=env.parent)
+    site = next((env / "lib").glob("python3*/site-packages"))
+    (site / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return env / "bin"
+
+
+def test_contents(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    shipped = {Path(name) for name in names if ".dist-info/" not in name}
+    assert {path.parts[0] for path in shipped} == set(PACKAGES)
+    for package in PACKAGES:  # data too: Hydra's YAML, the report's style sheet
+        for path in (ROOT / package).rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                assert path.relative_to(ROOT) in shipped, f"{path.relative_to(ROOT)} is not in the wheel"
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_runs_from_the_wheel_alone(bin: Path, tmp_path: Path) -> None:
+    code = "import configs, real, robopolicy as r, sim, world_models; print(r.__file__, configs.__file__, sim.__file__)"
+    for path in run(bin / "python", "-c", code, cwd=tmp_path).split():
+        assert Path(path).is_relative_to(bin.parent), path
+        assert not Path(path).is_relative_to(ROOT)
+
+
+def test_doctor(bin: Path, tmp_path: Path) -> None:
+    out = run(bin / "robopolicy", "doctor", cwd=tmp_path, timeout=240)
+    assert "FAILED" not in out
+    assert "64×64 frame" in out.replace("\n", " ")

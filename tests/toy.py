@@ -1,0 +1,62 @@
+"""Small data whose answer is known, for tests that train."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from robopolicy.data.episodes import Episodes
+from robopolicy.networks.mlp import ResidualMLP
+from robopolicy.normalize import Normalizer
+from robopolicy.policies.base import Policy
+from robopolicy.spec import PolicySpec
+from robopolicy.types import STATE, ActionSpec, Feature
+
+ACTION = ActionSpec(
+    names=("x", "y"), units=("m", "m"), low=(-0.02, -0.02), high=(0.02, 0.02), frame="base", tcp="tool",
+    rotation="none", reference="commanded", gripper=None, gripper_meaning="",
+)  # fmt: skip
+OBSERVATION = {STATE: Feature((3,))}
+
+
+def spec(*, horizon: int = 4, n_obs_steps: int = 1, **changes: object) -> PolicySpec:
+    fields = {
+        "observation": OBSERVATION, "action": ACTION, "dt": 0.05, "n_obs_steps": n_obs_steps, "horizon": horizon,
+        "n_action_steps": horizon, "tasks": ("toy",),
+    }  # fmt: skip
+    return PolicySpec(**{**fields, **changes})
+
+
+def episodes(state: Tensor, action: Tensor, *, length: int = 20) -> Episodes:
+    """Episodes of `length` frames each from state [F 3] and action [F 2]."""
+    frames = len(state)
+    zero = torch.zeros(frames)
+    return Episodes(
+        obs={STATE: state}, action=action, reward=zero, terminated=zero.bool(), success=zero.bool(),
+        starts=torch.arange(0, frames + 1, length), seeds=torch.arange(frames // length), observation=OBSERVATION,
+        action_spec=ACTION, dt=0.05, tasks=("toy",),
+    )  # fmt: skip
+
+
+def random_episodes(*, frames: int = 200, seed: int = 0) -> Episodes:
+    generator = torch.Generator().manual_seed(seed)
+    state = torch.randn(frames, 3, generator=generator)
+    return episodes(state, 0.02 * (2.0 * torch.rand(frames, 2, generator=generator) - 1.0))
+
+
+def two_modes(*, frames: int = 2_000, seed: int = 0) -> Episodes:
+    """Pass an obstacle left or right: y = ±1 cm at random for a whole episode; x = 1 cm · tanh(state[0])."""
+    generator = torch.Generator().manual_seed(seed)
+    state = torch.randn(frames, 3, generator=generator)
+    side = torch.randint(0, 2, (frames // 20,), generator=generator).repeat_interleave(20) * 2.0 - 1.0
+    return episodes(state, torch.stack([0.01 * state[:, 0].tanh(), 0.01 * side], dim=1))
+
+
+def policy(kind: type[Policy], data: Episodes, *, seed: int = 0, horizon: int = 4, **options: object) -> Policy:
+    """A small policy of `kind` for `data`, the same for the same seed."""
+    torch.manual_seed(seed)
+    normalizer = Normalizer(OBSERVATION, ACTION).fit(data)
+    options.setdefault("network", partial(ResidualMLP, width=64, time_dim=16))
+    return kind(spec(horizon=horizon), normalizer, **options)

@@ -1,0 +1,1 @@
+"""World models: dynamics, reward and success models, imagined environments, trust."""
