@@ -26,6 +26,8 @@ _VERBS = {
     "doctor": ("what this machine has, what is missing, how to mend it", "robopolicy.doctor:main", False),
 }
 
+_RUNS = {"train": "run_dir", "quickstart": "out"}  # verbs that own a directory with one config for life
+
 _USAGE = """usage: robopolicy <verb> [key=value ...] [--help] [--cfg]
 
 {verbs}
@@ -123,20 +125,20 @@ def call(verb: Verb, config: dict[str, Any]) -> Any:
 
     function = verb.load()
     arguments = arguments_for(function, config)
-    if verb.name != "train":
+    if verb.name not in _RUNS:
         return function(**arguments)
     from robopolicy.runs import open_run
 
-    with open_run(arguments["run_dir"], config):
+    with open_run(arguments[_RUNS[verb.name]], config):
         return function(**arguments)
 
 
-def invoke(name: str, *overrides: str) -> Any:
-    """Carry out a verb as the command line would, from Python."""
+def invoke(name: str, *overrides: str, **settings: Any) -> Any:
+    """Carry out a verb from Python as the command line would; `settings` are values of top-level keys."""
     from robopolicy.config import compose
 
     verb = find_verb(name)
-    return call(verb, compose(verb, overrides))
+    return call(verb, compose(verb, overrides, settings=settings))
 
 
 def _options() -> argparse.ArgumentParser:

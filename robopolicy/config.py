@@ -57,11 +57,17 @@ def config_folder() -> Path:
 
 
 def compose(
-    verb: Verb, overrides: Sequence[str] = (), *, config_dirs: Sequence[Path] = (), checked: bool = True
+    verb: Verb,
+    overrides: Sequence[str] = (),
+    *,
+    settings: Mapping[str, Any] | None = None,
+    config_dirs: Sequence[Path] = (),
+    checked: bool = True,
 ) -> dict[str, Any]:
     """The resolved config of a verb in plain dicts and lists, checked against everything that it will build.
 
     Args:
+        settings: top-level keys given as Python values, not as text; None leaves the default. Paths become strings.
         config_dirs: further folders with groups of the user's own, e.g. <dir>/task/mine.yaml for `task=mine`.
         checked: False composes only; for help texts.
 
@@ -71,6 +77,9 @@ def compose(
     with _hydra(config_dirs) as hydra:
         chosen, values = _sort(hydra, verb, [_parse(text) for text in overrides])
         config = hydra.compose(verb.name, [o.text for o in chosen] + [_forced(o) for o in values])
+        for key, value in (settings or {}).items():
+            if value is not None:
+                config[key] = str(value) if isinstance(value, Path) else plain(value)
         if checked:
             _check_roots(config, known={*hydra.compose(verb.name, [], resolve=False), *hydra.choices(verb.name, [])})
     if checked:

@@ -86,7 +86,7 @@ def _harmless(key: str, old: Any, new: Any) -> bool:
     if any(key == free or (free.endswith(".") and key.startswith(free)) for free in _FREE):
         return True
     longer = isinstance(old, int | float) and isinstance(new, int | float) and new > old
-    return longer and key.startswith("algo.") and key.rsplit(".", 1)[-1] in _MAY_GROW
+    return longer and key.startswith(("loop.", "algo.")) and key.rsplit(".", 1)[-1] in _MAY_GROW
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:

@@ -85,9 +85,11 @@ def train(
         parts.tracker.rewind(checkpointer.step)
     try:
         with checkpointer.interruptible():
-            return build(loop, "loop", **call, **parts.offered(loop, "tracker"))
+            result = build(loop, "loop", **call, **parts.offered(loop, "tracker"))
     finally:
         parts.tracker.close()
+    print(f"trained: {run_dir} ({', '.join(f'{k} {v:.4g}' for k, v in result.items())})")
+    return result
 
 
 @dataclass(frozen=True)

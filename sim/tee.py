@@ -17,8 +17,7 @@ _COM = 6 / 7  # units from the bar's middle to the centre of mass, towards the s
 _RECTS = ((0.0, 0.0, 2.0, 0.5), (0.0, -2.0, 0.5, 1.5))  # units: centre x, y and half sizes of bar and stem
 _CORNERS = ((2, 0.5), (-2, 0.5), (-2, -0.5), (-0.5, -0.5), (-0.5, -3.5), (0.5, -3.5), (0.5, -0.5), (2, -0.5))  # CCW
 _CONCAVE = (3, 6)  # corners where stem and bar meet
-FEET = ((1.0, 0.0), (-1.0, 0.0), (0.0, -2.3))  # units; three pads that carry it, with the friction radius of a flat T
-FRICTION_RADIUS = 1.36  # units: largest friction torque over largest friction force of these pads
+DRAG_RADIUS = 1.465  # units: root mean square distance of the area from the centre of mass
 
 
 def rotate(v: Array, angle: Array) -> Array:
@@ -59,7 +58,7 @@ class Tee:
     def __init__(self, unit: float, *, tool: float = 0.012, margin: float = 0.015) -> None:
         self.unit, self.tool, self.margin = unit, tool, margin
         self.boxes = tuple((x * unit, (y + _COM) * unit, a * unit, b * unit) for x, y, a, b in _RECTS)
-        self.feet = tuple((x * unit, (y + _COM) * unit) for x, y in FEET)
+        self.radius = DRAG_RADIUS * unit
         self.corners = (np.array(_CORNERS) + [0, _COM]) * unit  # [8 2]
         self.reach = float(np.sqrt((self.corners**2).sum(axis=1)).max())  # m, to the farthest corner
         # A turn by 1 rad uncovers as much of the target as a shift by this many m (half the outline's |tangent · r|
@@ -120,10 +119,10 @@ class Tee:
                 point.append(start + along * (end - start) / length)
                 normal.append(self._normal(i))
         p, n = np.array(point), np.array(normal)
-        arm = -(p[:, 0] * n[:, 1] - p[:, 1] * n[:, 0]) / (FRICTION_RADIUS * self.unit)
+        arm = -(p[:, 0] * n[:, 1] - p[:, 1] * n[:, 0]) / self.radius
         k = 1 / (1 + arm**2)
         clear = p + (self.tool + self.margin) * n
-        return Contacts(p, n, -k[:, None] * n, k * arm / (FRICTION_RADIUS * self.unit), self.nearest(clear)[0])
+        return Contacts(p, n, -k[:, None] * n, k * arm / self.radius, self.nearest(clear)[0])
 
     def nearest(self, point: Array) -> tuple[NDArray[np.int64], Array]:
         """Ring samples [M] nearest to `point` [M 2], and their distances [M] m."""

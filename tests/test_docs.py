@@ -1,7 +1,7 @@
 """Every page in docs/bring_your_own runs as it stands, in an empty directory.
 
-```python blocks of a page are one script, in order. A python or yaml block that begins with `# some/file.ext` is saved
-under that name instead. A ```bash block runs what came before it, then itself.
+```python blocks of a page are one script, in order. A block with `title="some/file"` after its language is saved under
+that name instead. A ```bash block runs what came before it, then itself.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "bring_your_own").glob("*.md"))
-BLOCK = re.compile(r"^```(python|yaml|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FILE = re.compile(r"# ([\w/]+\.\w+)\n")
+BLOCK = re.compile(r"^```(python|yaml|bash)(?: title=\"([\w/.]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PRELUDE = f'set -e\nrobopolicy() {{ "{sys.executable}" -m robopolicy.cli "$@"; }}\n'  # not installed in a checkout
 
 
@@ -29,16 +28,16 @@ def programs(text: str) -> Iterator[tuple[str, str]]:
     """
     lines: list[str] = []
     for match in BLOCK.finditer(text):
-        language, code = match.groups()
+        language, file, code = match.groups()
         if language == "bash":
             if any(lines):
                 yield "python", "\n".join(lines) + "\n"
                 lines = []
             yield "bash", code
-        elif named := FILE.match(code):
-            yield named.group(1), code
+        elif file:
+            yield file, code
         elif language == "python":
-            lines += [""] * (text.count("\n", 0, match.start(2)) - len(lines)) + code.splitlines()
+            lines += [""] * (text.count("\n", 0, match.start(3)) - len(lines)) + code.splitlines()
     if any(lines):
         yield "python", "\n".join(lines) + "\n"
 
@@ -49,7 +48,7 @@ def test_there_are_pages() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
 def test_page_runs(page: Path, tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
     ran = 0
     for kind, code in programs(page.read_text()):
         if kind not in ("python", "bash"):
@@ -66,10 +65,10 @@ def test_page_runs(page: Path, tmp_path: Path) -> None:
 
 
 def test_blocks_keep_their_lines_and_order() -> None:
-    page = "# T\n```python\n# b/a.py\nx = 1\n```\n```python\ny = 2\n```\n```text\nno\n```\n```bash\nls\n```\n```python\nz\n```\n"
+    page = "# T\n```python title=\"b/a.py\"\nx = 1\n```\n```python\ny = 2\n```\n```text\nno\n```\n```bash\nls\n```\n```python\nz\n```\n"
     assert list(programs(page)) == [
-        ("b/a.py", "# b/a.py\nx = 1\n"),
-        ("python", "\n" * 6 + "y = 2\n"),
+        ("b/a.py", "x = 1\n"),
+        ("python", "\n" * 5 + "y = 2\n"),
         ("bash", "ls\n"),
-        ("python", "\n" * 15 + "z\n"),
+        ("python", "\n" * 14 + "z\n"),
     ]

@@ -47,11 +47,11 @@ def random_episodes(*, frames: int = 200, seed: int = 0) -> Episodes:
 
 
 def two_modes(*, frames: int = 2_000, seed: int = 0) -> Episodes:
-    """Pass an obstacle left or right: y = ±1 cm at random for a whole episode; x = 1 cm · tanh(state[0])."""
+    """Pass an obstacle left or right: y = ±1 cm, x = 1 cm · tanh(state[0]), both for a whole episode of 5 frames."""
     generator = torch.Generator().manual_seed(seed)
-    state = torch.randn(frames, 3, generator=generator)
-    side = torch.randint(0, 2, (frames // 20,), generator=generator).repeat_interleave(20) * 2.0 - 1.0
-    return episodes(state, torch.stack([0.01 * state[:, 0].tanh(), 0.01 * side], dim=1))
+    state = torch.randn(frames // 5, 3, generator=generator).repeat_interleave(5, dim=0)
+    side = torch.randint(0, 2, (frames // 5,), generator=generator).repeat_interleave(5) * 2.0 - 1.0
+    return episodes(state, torch.stack([0.01 * state[:, 0].tanh(), 0.01 * side], dim=1), length=5)
 
 
 def policy(kind: type[Policy], data: Episodes, *, seed: int = 0, horizon: int = 4, **options: object) -> Policy:

@@ -33,7 +33,7 @@ class Defect:
     def __str__(self) -> str:
         place = "" if self.episode is None else f", episode {self.episode}"
         place += "" if self.frame is None else f", frame {self.frame}"
-        return f"{self.key}{place}: {self.problem}. {self.fix}"
+        return f"{self.key}{place}: {self.problem}{'' if self.problem.endswith('?') else '.'} {self.fix}"
 
 
 def raise_defects(defects: Iterable[Defect], source: str | Path, *, shown: int = 10) -> None:

@@ -180,4 +180,4 @@ class _Tally:
         same: dict[str, Any] = {"env": self.spec.id, "digest": self.spec.digest}
         same |= {"policy": policy_id, "version": version()}
         same |= {"deterministic": deterministic}
-        return Rows(pd.DataFrame([{**self.done[s], **same} for s in self.done], columns=list(COLUMNS)))
+        return Rows(pd.DataFrame([{**self.done[s], **same} for s in self.todo], columns=list(COLUMNS)))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import mujoco
 import numpy as np
 
 from sim.experts import Expert
 from sim.tasks import register
-from sim.tasks.base import Array, Body, Bool, Range, Scene, Task, fold
+from sim.tasks.base import Array, Bool, Joint, Range, Scene, Task, fold
 from sim.tee import Tee, rotate
 
 _BALL = 0.012  # m, radius of the ball at the stick's end; it pushes at the height of the T's centre, so the T stays flat
@@ -90,6 +90,22 @@ class PushTExpert(Expert):
         return np.zeros(self.num_envs, dtype=bool)
 
 
+class Block(NamedTuple):
+    """Joints of the T."""
+
+    x: Joint
+    y: Joint
+    yaw: Joint
+
+    def pos(self, scene: Scene) -> Array:
+        """[M 2] m, centre of mass."""
+        return np.stack([self.x.pos(scene), self.y.pos(scene)], axis=1)
+
+    def vel(self, scene: Scene) -> Array:
+        """[M 2] m/s."""
+        return np.stack([self.x.vel(scene), self.y.vel(scene)], axis=1)
+
+
 @register("pusht")
 @dataclass(frozen=True)
 class PushT(Task):
@@ -97,8 +113,8 @@ class PushT(Task):
     hold: int = 3
     joint_noise: float = 0.003  # rad; the stick's tip must stay off the table
     unit: float = 0.035  # m, width of the T's bar
-    mass: float = 0.2  # kg
-    friction: float = 0.8  # of the T on the table
+    mass: float = 0.4  # kg
+    drag: float = 20.0  # N·s/m, between T and table
     cover: float = 0.90  # part of the target that must be covered
     goal_x: float = 0.5  # m
     goal_y: float = 0.0
@@ -127,18 +143,11 @@ class PushT(Task):
             contype="2" conaffinity="1" rgba="0.95 0.6 0.1 1"/>"""
 
     def bodies(self) -> str:
-        # The boxes meet the stick only; three pads, which meet the table only, carry the T: 3 contacts instead of 8.
         boxes = "".join(
             f"""
-      <geom name="tee_{k}" type="box" pos="{x} {y} 0" size="{a} {b} {_HEIGHT / 2 - 0.001}" contype="0" conaffinity="2"
+      <geom name="tee_{k}" type="box" pos="{x} {y} 0" size="{a} {b} {_HEIGHT / 2}" contype="0" conaffinity="2"
             mass="{self.mass * a * b / (1.75 * self.unit**2)}" rgba="0.45 0.5 0.62 1"/>"""
             for k, (x, y, a, b) in enumerate(self.tee.boxes)
-        )
-        pads = "".join(
-            f"""
-      <geom name="pad_{k}" type="sphere" pos="{x} {y} {0.006 - _HEIGHT / 2}" size="0.006" mass="0.0001"
-            friction="{self.friction} 0.005 0.0001" priority="1" contype="1" conaffinity="0" rgba="0.2 0.2 0.2 1"/>"""
-            for k, (x, y) in enumerate(self.tee.feet)
         )
         goal = "".join(
             f'<geom type="box" pos="{x} {y} 0" size="{a} {b} 0.0005" contype="0" conaffinity="0" rgba="0.5 0.8 0.5 1"/>'
@@ -146,7 +155,11 @@ class PushT(Task):
         )
         return f"""
     <body name="goal" pos="{self.goal_x} {self.goal_y} 0.0005" euler="0 0 {self.goal_yaw}">{goal}</body>
-    <body name="tee" pos="0.5 0 {_HEIGHT / 2}"><freejoint name="tee"/>{boxes}{pads}</body>"""
+    <body name="tee" pos="0 0 {_HEIGHT / 2}">
+      <joint name="tee_x" type="slide" axis="1 0 0" damping="{self.drag}"/>
+      <joint name="tee_y" type="slide" axis="0 1 0" damping="{self.drag}"/>
+      <joint name="tee_yaw" type="hinge" axis="0 0 1" damping="{self.drag * self.tee.radius**2}"/>{boxes}
+    </body>"""
 
     @property
     def ranges(self) -> Mapping[str, Range]:
@@ -157,43 +170,44 @@ class PushT(Task):
             "side": (-1.0, 1.0),  # where the arm starts: right or left of the T, by up to 0.1 rad more
         }
 
-    def bind(self, model: mujoco.MjModel) -> Body:
-        return Body.find(model, "tee")
+    def bind(self, model: mujoco.MjModel) -> Block:
+        return Block(*(Joint.find(model, f"tee_{k}") for k in Block._fields))
 
-    def reset(self, at: Body, draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
-        at.place(qpos, draw["tee_x"], draw["tee_y"], _HEIGHT / 2, draw["tee_yaw"])
+    def reset(self, at: Block, draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
+        for k in ("x", "y", "yaw"):
+            getattr(at, k).place(qpos, draw[f"tee_{k}"])
         angle = np.sign(draw["side"]) * (0.45 + 0.1 * np.abs(draw["side"]))
         qpos[:, 0] += angle
         qpos[:, 6] += angle  # keeps the tool's yaw
 
-    def _error(self, at: Body, scene: Scene) -> tuple[Array, Array]:
+    def _error(self, at: Block, scene: Scene) -> tuple[Array, Array]:
         """[M 2] m from the T to the target, and [M] rad that it must turn."""
-        shift = np.array([self.goal_x, self.goal_y]) - at.pos(scene)[:, :2]
-        return shift, fold(self.goal_yaw - at.yaw(scene), 2 * np.pi)
+        shift = np.array([self.goal_x, self.goal_y]) - at.pos(scene)
+        return shift, fold(self.goal_yaw - at.yaw.pos(scene), 2 * np.pi)
 
-    def coverage(self, at: Body, scene: Scene) -> Array:
+    def coverage(self, at: Block, scene: Scene) -> Array:
         """[M] in [0, 1]: covered part of the target."""
         shift, turn = self._error(at, scene)
         return self.tee.coverage(rotate(-shift, np.full_like(turn, -self.goal_yaw)), -turn)
 
-    def observe(self, at: Body, scene: Scene) -> Mapping[str, Array]:
+    def observe(self, at: Block, scene: Scene) -> Mapping[str, Array]:
         shift, turn = self._error(at, scene)
-        block = at.pos(scene)[:, :2] - scene.tcp[:, :2]
+        block = at.pos(scene) - scene.tcp[:, :2]
         return {
             "to_goal": shift,
             "turn_sin": np.sin(turn),
             "turn_cos": np.cos(turn),
             "block_rel": block,
-            "tool": rotate(-block, -at.yaw(scene)),  # the stick as the T sees it
-            "block_vel": at.vel(scene)[:, :2],
-            "block_spin": at.yaw_rate(scene),
+            "tool": rotate(-block, -at.yaw.pos(scene)),  # the stick as the T sees it
+            "block_vel": at.vel(scene),
+            "block_spin": at.yaw.vel(scene),
             "coverage": self.coverage(at, scene),
         }
 
-    def success(self, at: Body, scene: Scene) -> Bool:
+    def success(self, at: Block, scene: Scene) -> Bool:
         return self.coverage(at, scene) >= self.cover
 
-    def dense(self, at: Body, scene: Scene) -> Array:
+    def dense(self, at: Block, scene: Scene) -> Array:
         shift, turn = self._error(at, scene)
         error = np.sqrt((shift**2).sum(axis=1)) + self.tee.turn_length * np.abs(turn)
         return 0.5 * (1 - np.tanh(8 * error)) + 0.5 * self.coverage(at, scene)

@@ -41,7 +41,9 @@ def test_cosine_schedule_in_closed_form(steps: int):
 
 def test_two_steps_by_hand():
     # f(0) = cos²(0.012467) = 0.999845, f(½) = cos²(0.791637) = 0.493768, f(1) = 0, so the second β is capped at 0.999.
-    torch.testing.assert_close(make(denoising_steps=2).alpha_bar, torch.tensor([0.493844, 0.000493844]), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        make(denoising_steps=2).alpha_bar, torch.tensor([0.493844, 0.000493844]), rtol=1e-4, atol=0
+    )
 
 
 def test_ddpm_table_is_the_posterior():

@@ -61,7 +61,7 @@ def test_time_distributions():
     t = beta.corrupt(action)[1]  # 1 − t ~ Beta(1.5, 1): mean 0.6, P(1 − t < ½) = ½^1.5
     assert float(t.mean()) == pytest.approx(0.4, abs=0.001)
     assert float((t > 0.5).float().mean()) == pytest.approx(0.5**1.5, abs=0.001)
-    assert 0.0 <= float(t.min())
+    assert float(t.min()) >= 0.0
     assert float(t.max()) < 1.0
 
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from robopolicy.algos.bc import BC
 from robopolicy.loops.offline import offline
-from robopolicy.networks.denoiser import Denoiser
-from robopolicy.networks.mlp import MLP
+from robopolicy.networks.mlp import MLP, ResidualMLP
 from robopolicy.networks.transformer import Transformer
 from robopolicy.networks.unet1d import UNet1d
 from robopolicy.normalize import Normalizer
@@ -64,8 +63,12 @@ def test_act_is_a_function_of_observation_and_noise(name: str):
     rows = torch.tensor([4, 1])
     alone = ours.act({STATE: obs[STATE][rows]}, noise=noise[rows])
     torch.testing.assert_close(alone, chunk[rows], rtol=1e-4, atol=1e-6)
+    with torch.no_grad():  # away from zero initialisations and from predictions that the bound on x̂₀ swallows
+        for p in ours.network.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+    chunk = ours.act(obs, noise=noise)
     assert not torch.equal(ours.act(obs, noise=noise + 0.1), chunk)
-    assert not torch.equal(ours.act({STATE: obs[STATE] + 0.1}, noise=noise), chunk)
+    assert not torch.equal(ours.act({STATE: obs[STATE] + 0.5}, noise=noise), chunk)
 
 
 @every
@@ -109,16 +112,16 @@ def test_padding_carries_no_loss(name: str):
         data["action_is_pad"][:, 2:] = True
         data["action"][:, 2:] += change
         torch.manual_seed(0)
-        return float(ours.loss(data)[0])
+        return ours.loss(data)[0].item()
 
     assert loss(0.0) == loss(0.01)
     ours = make(name)
     everything = batch()
     everything["action"] += 0.01
     torch.manual_seed(0)
-    changed = float(ours.loss(everything)[0])
+    changed = ours.loss(everything)[0].item()
     torch.manual_seed(0)
-    assert changed != float(ours.loss(batch())[0])
+    assert changed != ours.loss(batch())[0].item()
 
 
 @every
@@ -175,8 +178,10 @@ def test_cameras_and_tasks(kind: type[Policy]):
 
 
 def train(name: str, steps: int) -> Policy:
-    data = two_modes()
-    algo = BC(make(name, data=data), steps=steps, lr=2e-3, ema_decay=0.99)
+    data = two_modes(frames=4_000)
+    kind, options = POLICIES[name]
+    network = SMALL_MLP if name == "gaussian" else partial(ResidualMLP, width=128, time_dim=16)
+    algo = BC(policy(kind, data, **{**options, "network": network}), steps=steps, lr=2e-3, ema_decay=0.99)
     offline(
         algo=algo, episodes=data, steps=steps, batch_size=256, seed=0, tracker=NoTracker(),
         checkpointer=MemoryCheckpoints(), save_every=0,
@@ -184,21 +189,27 @@ def train(name: str, steps: int) -> Policy:
     return algo.policy
 
 
-@pytest.mark.parametrize("name", ["ddpm", "ddim", "flow", "gaussian"])
+@pytest.mark.parametrize("name", ["ddpm", "flow", "gaussian"])
 def test_learning_keeps_both_modes_and_the_condition(name: str):
     """Left or right at random: diffusion and flow choose one side for the whole chunk, a Gaussian averages."""
-    learned = train(name, steps=800)
+    learned = train(name, steps=1_000)
     torch.manual_seed(0)
     state = torch.randn(500, 1, 3)
     chunk = learned.act({STATE: state}, deterministic=name == "gaussian") * 100.0  # cm
     side, along = chunk[..., 1], chunk[..., 0]
     error = (along - state[:, :, 0].tanh()).abs().mean()
-    assert float(error) < 0.25, "x follows the state"
+    assert float(error) < 0.1, "x follows the state"
     if name == "gaussian":
         assert float(side.abs().mean()) < 0.3, "the average of left and right is straight into the obstacle"
         return
     near = (side.abs() - 1.0).abs() < 0.35
     assert float(near.float().mean()) > 0.9, "samples lie at the modes, not between them"
+    if name == "ddpm":
+        five_steps = DiffusionPolicy(
+            learned.spec, learned.normalizer, network=lambda **_: learned.network, sampler="ddim", sampling_steps=5
+        )
+        coarse = five_steps.act({STATE: state})[..., 1] * 100.0
+        assert float(((coarse.abs() - 1.0).abs() < 0.35).float().mean()) > 0.75, "DDIM samples the same weights"
     one_side = (side > 0).all(1) | (side < 0).all(1)
     assert float(one_side.float().mean()) > 0.9, "a chunk does not change its mind"
     right = float((side.mean(1) > 0).float().mean())
@@ -225,7 +236,3 @@ def test_flow_learns_a_two_dimensional_distribution():
     length = sample.norm(dim=1)
     assert float(((length > 0.007) & (length < 0.013)).float().mean()) > 0.9, "on the ring, not inside it"
     assert float((sample[:, 1] > -0.002).float().mean()) > 0.95, "the lower half stays empty"
-
-
-def test_denoiser_is_the_contract_of_networks():
-    assert all(issubclass(k, Denoiser) for k in (UNet1d, Transformer))

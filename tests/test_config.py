@@ -1,0 +1,159 @@
+"""config.py: what composes, and what is refused in one clear sentence."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from robopolicy.cli import find_verb
+from robopolicy.config import UsageError, compose, config_folder, flatten, group_options
+from robopolicy.runs import check_same, dump, open_run, read_config
+from robopolicy.errors import ConfigError
+
+OPTIONS = {group: sorted(options) for group, options in group_options().items()}
+TRAIN = find_verb("train")
+
+
+def train(*overrides: str, **kw: Any) -> dict[str, Any]:
+    return compose(TRAIN, ["run_dir=runs/x", *overrides], **kw)
+
+
+@pytest.mark.parametrize("group", sorted(OPTIONS))
+def test_every_option_of_every_group_composes_and_fits_its_constructors(group: str) -> None:
+    for option in OPTIONS[group]:
+        train(f"{group}={option}")
+
+
+def test_groups_combine_freely_there_is_no_file_per_pair() -> None:
+    for task, algo in itertools.product(OPTIONS["task"], OPTIONS["algo"]):
+        config = compose(TRAIN, [f"task={task}", f"algo={algo}", "run_dir=x"], checked=False)
+        assert config["task"]["task"] == task
+        assert config["loop"]["_target_"].startswith("robopolicy.loops.")
+    names = [f.stem for f in config_folder().rglob("*.yaml")]
+    assert not [n for n in names if any(t in n and n != t and not n.startswith(t) for t in OPTIONS["task"])]
+
+
+def test_every_option_says_what_it_is() -> None:
+    unexplained = [f"{g}/{o}" for g, options in group_options().items() for o, about in options.items() if not about]
+    assert not unexplained, f"a YAML file begins with a comment that says what it is: {unexplained}"
+
+
+def test_values_need_not_be_in_the_yaml() -> None:
+    assert "horizon" not in flatten(train("task=pick"))["task.task"]
+    assert train("task=pick", "task.horizon=60")["task"]["horizon"] == 60
+
+
+def test_network_is_an_alias_into_the_policy() -> None:
+    config = train("network=unet1d", "network.dims=[8,16]")
+    assert config["policy"]["network"]["_target_"].endswith("UNet1d")
+    assert config["policy"]["network"]["dims"] == [8, 16]
+    assert train("policy=flow", "network=transformer")["policy"]["network"]["_target_"].endswith("Transformer")
+
+
+def test_settings_are_python_values(tmp_path: Path) -> None:
+    path = tmp_path / "a folder, with = signs"
+    config = compose(TRAIN, settings={"run_dir": path, "seed": 3, "threads": None})
+    assert config["run_dir"] == str(path)
+    assert config["seed"] == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["runn_dir=y"], r"^runn_dir: unknown key\. Did you mean 'run_dir'"),
+        (["task=pik"], r"^task=pik: no such option of the group 'task'\. Did you mean 'pick'"),
+        (["algo=residual_quick"], r"no such option.*'residual"),
+        (["policy.horizonn=8"], r"^policy\.horizonn: unknown key; .*DiffusionPolicy does not take it"),
+        (["policy.horizon=8"], r"unknown key.* There is horizon\.$"),
+        (["policy.n_denoising_steps=8"], r"Did you mean 'denoising_steps'"),
+        (["algo.lr=abc"], r"^algo\.lr: expected float, found 'abc' \(str\)"),
+        (["loop.steps=1.5"], r"^loop\.steps: expected int, found 1\.5"),
+        (["seed=true"], r"^seed: expected int, found True"),
+        (["policy.prediction=eps"], r"^policy\.prediction: expected 'epsilon' \| 'sample' \| 'v_prediction'"),
+        (["network.widht=3"], r"^policy\.network\.widht: unknown key.*'width'"),
+        (["task=pick", "task.horizn=3"], r"^task\.horizn: unknown key.*'horizon'"),
+        (["task.horizon=3"], r"^task: must be chosen: task=<one of drawer"),
+        (["algo.lr=abc", "policy.clip=x"], r"(?s)^2 problems.*policy\.clip.*algo\.lr"),
+        (["seed"], r"^'seed' is not an override; expected key=value"),
+        (["--seed=3"], r"is not an override"),
+        (["seed=1,2"], r"one run takes one value"),
+        (["policy=gaussian", "network=mlp"], r"nothing here takes a network"),
+        (["hydra.job.name=x"], r"Hydra's own settings have no effect"),
+        (["policy._target_=os.system"], r"outside the packages"),
+        (["policy._target_=robopolicy.policies.diffusion.Difusion"], r"no public 'Difusion'.*'DiffusionPolicy'"),
+        (["seed=${nowhere}"], r"nowhere"),
+    ],
+)
+def test_mistakes_get_one_clear_sentence(overrides: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        train(*overrides)
+
+
+def test_missing_values_and_groups_of_other_verbs() -> None:
+    with pytest.raises(UsageError, match=r"^run_dir: needs a value\. Add run_dir=…"):
+        compose(TRAIN, [])
+    with pytest.raises(UsageError, match=r"`demos` has no group 'policy'\. "):
+        compose(find_verb("demos"), ["policy=flow", "out=x"])
+    with pytest.raises(UsageError, match=r"^task: must be chosen: task=<one of "):
+        compose(find_verb("demos"), ["out=x"])
+    with pytest.raises(UsageError, match=r"unknown verb 'tain'\. Did you mean 'train'"):
+        find_verb("tain")
+
+
+def test_groups_of_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "mine.yaml").write_text("# My task.\n_target_: sim.make\ntask: pick\nhorizon: 33\n")
+    assert train("task=mine", config_dirs=[tmp_path])["task"]["horizon"] == 33
+    assert group_options([tmp_path])["task"]["mine"] == "My task."
+    with pytest.raises(UsageError, match="no such folder"):
+        train(config_dirs=[tmp_path / "nothing"])
+
+
+def test_config_files_of_the_world_do_not_change_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "train.yaml").write_text("boo: 1\n")
+    (tmp_path / "configs" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert "boo" not in train()
+
+
+# --- run directories ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_keeps_its_config(tmp_path: Path) -> None:
+    config = train("task=pick", "loop.steps=100")
+    with open_run(tmp_path, config):
+        assert read_config(tmp_path) == config
+    check_same(tmp_path, config)
+    check_same(tmp_path, {**config, "run_dir": "moved", "tracker": {"_target_": "x"}})
+    check_same(tmp_path, train("task=pick", "loop.steps=200"))  # extended
+    with pytest.raises(ConfigError, match=r"(?s)begun with another config:\n  - algo.lr: was 0.001, now 0.1\n"
+                                          r"  - loop.steps: was 100, now 50\n"):  # fmt: skip
+        check_same(tmp_path, train("task=pick", "loop.steps=50", "algo.lr=0.1"))
+    with pytest.raises(ConfigError, match=r"task\.horizon: was absent, now 9"):
+        with open_run(tmp_path, train("task=pick", "loop.steps=100", "task.horizon=9")):
+            pass
+    assert read_config(tmp_path) == config, "a refused command leaves the run as it was"
+
+
+def test_a_run_belongs_to_one_process(tmp_path: Path) -> None:
+    config = train()
+    with open_run(tmp_path, config):
+        with pytest.raises(ConfigError, match="another process is at work in it"):
+            with open_run(tmp_path, config):
+                pass
+    with open_run(tmp_path, config):
+        pass
+
+
+def test_damaged_or_lost_configs_are_not_guessed(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step_0000000001").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="holds checkpoints but no config.yaml"):
+        check_same(tmp_path, {})
+    (tmp_path / "config.yaml").write_text("just text\n")
+    with pytest.raises(ConfigError, match="is damaged"):
+        check_same(tmp_path, {})
+    assert dump({"a": {"b": [1]}, "c": None}) == "a:\n  b:\n  - 1\nc: null\n"
