@@ -104,9 +104,9 @@ def problems(node: Mapping[str, Any], where: str = "", *, supplied: Iterable[str
     """
     try:
         target = resolve(node[TARGET], where)
+        return call_problems(target, node, where, supplied=None if node.get(PARTIAL) else supplied)
     except ConfigError as error:
         return [str(error)]
-    return call_problems(target, node, where, supplied=None if node.get(PARTIAL) else supplied)
 
 
 def call_problems(
@@ -228,7 +228,7 @@ def _value_problems(value: Any, annotation: Any, where: str) -> list[str]:
 
 def _runtime_problems(target: Callable[..., Any], runtime: Mapping[str, Any], where: str) -> list[str]:
     """Objects of another class than the target asks for, e.g. a policy that the chosen algo cannot train."""
-    known, anything = parameters(target)
+    known, anything = parameters(target, runtime)
     found = [f"{where or target.__qualname__}: does not take {k!r}" for k in runtime if k not in known and not anything]
     for key, value in runtime.items():
         kind = known.get(key, _ANY).annotation

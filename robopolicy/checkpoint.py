@@ -1,9 +1,9 @@
 """Policies and training states on disk: safetensors and JSON, checksummed, atomic, versioned. Never a pickle.
 
-    policy directory      policy.json (the config node that rebuilds it) · spec.json · model.safetensors · manifest.json
-                          base/ (a policy directory), where there is a policy underneath
-    checkpoint            policy/ · state.json · state.safetensors · checkpoint.json · manifest.json
-    run directory         checkpoints/step_0000001000/ …, and the files `latest` and `best`, which hold a name of these
+policy directory      policy.json (the config node that rebuilds it) · spec.json · model.safetensors · manifest.json
+                      base/ (a policy directory), where there is a policy underneath
+checkpoint            policy/ · state.json · state.safetensors · checkpoint.json · manifest.json
+run directory         checkpoints/step_0000001000/ …, and the files `latest` and `best`, which hold a name of these
 """
 
 from __future__ import annotations
@@ -164,7 +164,9 @@ def _load_policy(folder: Path, device: torch.device | str, env: EnvSpec | None) 
             runtime["normalizer"] = Normalizer(spec.observation, spec.action)
         policy = build_policy(node, "policy", spec=spec, **runtime)
     except ConfigError as error:
-        raise CheckpointError(f"{folder}: policy.json does not describe a policy of this robopolicy: {error}") from error
+        raise CheckpointError(
+            f"{folder}: policy.json does not describe a policy of this robopolicy: {error}"
+        ) from error
     if policy.spec != spec:
         raise CheckpointError(f"{folder}: spec.json and the policy that policy.json builds have different specs")
     if files.tensors is None:

@@ -80,7 +80,9 @@ def _run(name: str, arguments: list[str]) -> int:
     options, overrides = _options().parse_known_args(arguments)
     for text in overrides:
         if text.startswith("-"):
-            raise UsageError(f"unknown option {text!r}. {closest(text, ['--help', '--cfg', '--config-dir', '--allow'])}")
+            raise UsageError(
+                f"unknown option {text!r}. {closest(text, ['--help', '--cfg', '--config-dir', '--allow'])}"
+            )
     verb = find_verb(name)
     if options.allow:
         from robopolicy.build import allow

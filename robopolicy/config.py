@@ -48,7 +48,7 @@ class Override:
     value: str
 
 
-_PATTERN = re.compile(r"^(?P<prefix>\+\+|\+|~)?(?P<key>[^=\s+~][^=\s]*)(?:=(?P<value>.*))?$", re.DOTALL)
+_PATTERN = re.compile(r"^(?P<prefix>\+\+|\+|~)?(?P<key>[^=\s+~-][^=\s]*)(?:=(?P<value>.*))?$", re.DOTALL)
 
 
 def config_folder() -> Path:
@@ -103,9 +103,10 @@ def summary(file: Path) -> str:
     """The comment at the head of a YAML file, up to its first full stop."""
     lines = []
     for line in file.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#") or line.startswith("# @package"):
+        if not line.startswith("#"):
             break
-        lines.append(line.lstrip("# "))
+        if not line.startswith("# @package"):
+            lines.append(line.lstrip("# "))
     return re.split(r"(?<=\.)\s", " ".join(lines))[0]
 
 

@@ -46,9 +46,7 @@ class ChunkExecutor:
             self.clock.masked_fill_(mask, 0)
 
     @torch.no_grad()
-    def next_action(
-        self, obs: Obs, seed: Tensor, *, mask: Tensor | None = None, deterministic: bool = False
-    ) -> Tensor:
+    def next_action(self, obs: Obs, seed: Tensor, *, mask: Tensor | None = None, deterministic: bool = False) -> Tensor:
         """The next primitive action of every env in `mask` [N] bool (all when None).
 
         Args:

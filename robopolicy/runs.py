@@ -1,6 +1,6 @@
 """A run directory: one process at a time, one config for life, resumed by the command that began it.
 
-    config.yaml  provenance.json  spec.json  metrics.jsonl  checkpoints/  episodes*.csv  videos/  report.html
+config.yaml  provenance.json  spec.json  metrics.jsonl  checkpoints/  episodes*.csv  videos/  report.html
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def open_run(run_dir: Path, config: Mapping[str, Any]) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"run_dir={run_dir}: another process is at work in it. Wait for it, or stop it.") from None
+            raise ConfigError(
+                f"run_dir={run_dir}: another process is at work in it. Wait for it, or stop it."
+            ) from None
         check_same(run_dir, config)
         write_text(run_dir / CONFIG, dump(config))
         if not (run_dir / "provenance.json").exists():

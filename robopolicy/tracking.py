@@ -141,7 +141,9 @@ class Tracker:
             action()
         except Exception as error:
             self._run = None
-            _log.warning("wandb failed (%s: %s); the run goes on with metrics.jsonl alone.", type(error).__name__, error)
+            _log.warning(
+                "wandb failed (%s: %s); the run goes on with metrics.jsonl alone.", type(error).__name__, error
+            )
 
 
 class _Silent:

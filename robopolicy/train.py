@@ -171,7 +171,9 @@ class Parts:
         """The dataset, checked against what is trained on it."""
         s = self.settings
         if s.dataset is None:
-            raise ConfigError(f"dataset: is needed by {self._loop}. Give dataset=<path>; `robopolicy demos` records one.")
+            raise ConfigError(
+                f"dataset: is needed by {self._loop}. Give dataset=<path>; `robopolicy demos` records one."
+            )
         if s.base is None:
             return load_episodes(s.dataset, cameras=s.cameras)
         spec = self.base.spec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -40,6 +41,15 @@ def make(task: str | Task, num_envs: int, seed: int = 0, **kw: Any) -> SimEnv:
     elif task_kw:
         raise ConfigError(f"task parameters {sorted(task_kw)} need a task name, found a Task; set its fields instead")
     return SimEnv(task, num_envs, seed=seed, **env_kw)
+
+
+def _forwards_to(given: Mapping[str, Any]) -> tuple[Callable[..., Any], ...]:
+    """Whose keywords `make` passes on; configs are checked against them before anything is built."""
+    task = given.get("task")
+    return (SimEnv, type(make_task(task) if isinstance(task, str) else task or Task()))
+
+
+make.forwards_to = _forwards_to  # type: ignore[attr-defined]
 
 
 def make_expert(env: SimEnv, *, imperfection: float = 0.0) -> Expert:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import pickle  # noqa: S403 (to show that it is refused)
+import pickle
 import resource
 import signal
 import subprocess
@@ -315,9 +315,7 @@ def test_run_without_a_checkpoint_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["state.safetensors", "state.json", "policy/model.safetensors", "manifest.json"])
-def test_damaged_newest_falls_back_with_a_warning(
-    tmp_path: Path, file: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_newest_falls_back_with_a_warning(tmp_path: Path, file: str, caplog: pytest.LogCaptureFixture) -> None:
     saver = Checkpointer(tmp_path)
     for step in (1, 2):
         saver.save(step, policy=gaussian(step), state={"step": step, "x": torch.full((100,), float(step))})
@@ -370,7 +368,9 @@ def test_full_disk_keeps_the_previous_checkpoint_and_leaves_no_trash(tmp_path: P
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
-        with pytest.raises(CheckpointError, match=r"(?s)could not be written.*MiB are free.*step_0000000001\) is intact"):
+        with pytest.raises(
+            CheckpointError, match=r"(?s)could not be written.*MiB are free.*step_0000000001\) is intact"
+        ):
             saver.save(2, policy=gaussian(), state={"step": 2, "x": torch.zeros(50_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

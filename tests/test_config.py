@@ -10,8 +10,8 @@ import pytest
 
 from robopolicy.cli import find_verb
 from robopolicy.config import UsageError, compose, config_folder, flatten, group_options
-from robopolicy.runs import check_same, dump, open_run, read_config
 from robopolicy.errors import ConfigError
+from robopolicy.runs import check_same, dump, open_run, read_config
 
 OPTIONS = {group: sorted(options) for group, options in group_options().items()}
 TRAIN = find_verb("train")
@@ -141,10 +141,9 @@ def test_a_run_keeps_its_config(tmp_path: Path) -> None:
 
 def test_a_run_belongs_to_one_process(tmp_path: Path) -> None:
     config = train()
-    with open_run(tmp_path, config):
-        with pytest.raises(ConfigError, match="another process is at work in it"):
-            with open_run(tmp_path, config):
-                pass
+    with open_run(tmp_path, config), pytest.raises(ConfigError, match="another process is at work in it"):
+        with open_run(tmp_path, config):
+            pass
     with open_run(tmp_path, config):
         pass
 

@@ -48,7 +48,12 @@ def test_there_are_pages() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
 def test_page_runs(page: Path, tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}",
+        "OMP_NUM_THREADS": "1",
+        "WANDB_MODE": "disabled",
+    }
     ran = 0
     for kind, code in programs(page.read_text()):
         if kind not in ("python", "bash"):
@@ -65,7 +70,7 @@ def test_page_runs(page: Path, tmp_path: Path) -> None:
 
 
 def test_blocks_keep_their_lines_and_order() -> None:
-    page = "# T\n```python title=\"b/a.py\"\nx = 1\n```\n```python\ny = 2\n```\n```text\nno\n```\n```bash\nls\n```\n```python\nz\n```\n"
+    page = '# T\n```python title="b/a.py"\nx = 1\n```\n```python\ny = 2\n```\n```text\nno\n```\n```bash\nls\n```\n```python\nz\n```\n'
     assert list(programs(page)) == [
         ("b/a.py", "x = 1\n"),
         ("python", "\n" * 5 + "y = 2\n"),

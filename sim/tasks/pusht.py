@@ -15,7 +15,9 @@ from sim.tasks import register
 from sim.tasks.base import Array, Bool, Joint, Range, Scene, Task, fold
 from sim.tee import Tee, rotate
 
-_BALL = 0.012  # m, radius of the ball at the stick's end; it pushes at the height of the T's centre, so the T stays flat
+_BALL = (
+    0.012  # m, radius of the ball at the stick's end; it pushes at the height of the T's centre, so the T stays flat
+)
 _HEIGHT = 0.035  # m, of the T
 _TCP_Z = 0.062  # m, kept by the workspace; the fingers' tips stay 18 mm above the T
 
