@@ -22,8 +22,8 @@ _HUGE = 1e6  # a position or velocity beyond this is divergence (MuJoCo's own bo
 
 
 if mujoco.get_mju_user_warning() is None:
-    # By default MuJoCo writes its warnings (a diverged state) to MUJOCO_LOG.TXT in the working directory; `step` reports
-    # divergence to the caller, so a debug line is enough.
+    # By default MuJoCo writes its warnings (a diverged state) to MUJOCO_LOG.TXT in the working directory; `step`
+    # reports divergence to the caller, so a debug line is enough.
     mujoco.set_mju_user_warning(lambda message: logging.getLogger(__name__).debug("mujoco: %s", message))
 
 

@@ -70,7 +70,7 @@ def test_page_runs(page: Path, tmp_path: Path) -> None:
 
 
 def test_blocks_keep_their_lines_and_order() -> None:
-    page = '# T\n```python title="b/a.py"\nx = 1\n```\n```python\ny = 2\n```\n```text\nno\n```\n```bash\nls\n```\n```python\nz\n```\n'
+    page = '# T\n```python title="b/a.py"\nx = 1\n```\n```python\ny = 2\n```\n```text\nno\n```\n```bash\nls\n```\n```python\nz\n```\n'  # noqa: E501
     assert list(programs(page)) == [
         ("b/a.py", "x = 1\n"),
         ("python", "\n" * 5 + "y = 2\n"),
