@@ -303,7 +303,7 @@ class Checkpointer:
             return path
         if found:
             raise CheckpointError(
-                f"{self.folder}: all {len(found)} checkpoints are damaged. Remove the folder to start from the beginning."
+                f"{self.folder}: all {len(found)} checkpoints are damaged. Remove the folder to start from the beginning."  # noqa: E501
             )
         return None
 

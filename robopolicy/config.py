@@ -2,7 +2,7 @@
 
 Overrides are Hydra's: `group=option` chooses a file of configs/<group>/, `a.b=value` sets a key. A key need not be in
 the YAML as long as the constructor behind its node takes it; every other key is refused with the closest valid ones.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ class Parts:
         """The frozen policy underneath. A run keeps the one that it began with, whatever becomes of `base=` later."""
         if self.settings.base is None:
             raise ConfigError(
-                f"base: is needed by {self.settings.policy_node[TARGET]}. Give base=<run directory> of a trained policy."
+                f"base: is needed by {self.settings.policy_node[TARGET]}. Give base=<run directory> of a trained policy."  # noqa: E501
             )
         path = self.resumed / "policy" / "base" if self.resumed else self.settings.base
         return load_policy(path, device=self.device, env=self.env_spec)

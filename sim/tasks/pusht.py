@@ -142,7 +142,7 @@ class PushT(Task):
       <geom name="rod" type="capsule" fromto="0 0 0.06 0 0 {tip}" size="0.006" mass="0.03" contype="0" conaffinity="0"
             rgba="0.35 0.37 0.4 1"/>
       <geom name="ball" type="sphere" pos="0 0 {tip}" size="{_BALL}" mass="0.02" friction="0.5 0.005 0.0001" priority="1"
-            contype="2" conaffinity="1" rgba="0.95 0.6 0.1 1"/>"""
+            contype="2" conaffinity="1" rgba="0.95 0.6 0.1 1"/>"""  # noqa: E501
 
     def bodies(self) -> str:
         boxes = "".join(

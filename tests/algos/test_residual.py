@@ -103,7 +103,7 @@ def test_penalty_falls_linearly_and_holds_the_policy_at_the_base():
 
 
 def test_what_is_stored_is_what_was_executed():
-    policy, algo, env = make(scale=3.0)
+    _policy, algo, env = make(scale=3.0)
     checkpoints = MemoryCheckpoints()
     loop(algo, env, checkpoints)
     action = checkpoints.latest()["replay"]["store"]["action"]
