@@ -81,7 +81,7 @@ def compose(
             if value is not None:
                 config[key] = str(value) if isinstance(value, Path) else plain(value)
         if checked:
-            _check_roots(config, known={*hydra.compose(verb.name, [], resolve=False), *hydra.choices(verb.name, [])})
+            _check_roots(config, known=hydra.keys(verb.name))
     if checked:
         from robopolicy.build import call_problems, raise_all
 
@@ -199,7 +199,7 @@ class _Hydra:
         folders = ",".join(f"file://{Path(d).resolve()}" for d in config_dirs)
         self.search = [f"hydra.searchpath=[{folders}]"] if config_dirs else []
         self.roots = [config_folder(), *map(Path, config_dirs)]
-        self._choices: dict[tuple[str, ...], dict[str, Any]] = {}
+        self._done: dict[tuple[str, ...], Any] = {}
 
     def groups(self) -> set[str]:
         return {f.parent.name for root in self.roots for f in root.glob("*/*.yaml")}
@@ -209,33 +209,42 @@ class _Hydra:
 
     def choices(self, name: str, overrides: list[str]) -> dict[str, Any]:
         """{group key: chosen option}."""
-        key = (name, *overrides)
-        if key not in self._choices:
-            found = self._compose(name, overrides, hydra=True).hydra.runtime.choices
-            self._choices[key] = {k: v for k, v in found.items() if not k.startswith("hydra/")}
-        return self._choices[key]
+        found = self._compose(name, overrides).hydra.runtime.choices
+        return {k: v for k, v in found.items() if not k.startswith("hydra/")}
 
-    def compose(self, name: str, overrides: list[str], *, resolve: bool = True) -> dict[str, Any]:
+    def keys(self, name: str) -> set[str]:
+        """Top-level keys and groups of a verb."""
+        return {*self._compose(name, []), *self.choices(name, [])} - {"hydra"}
+
+    def compose(self, name: str, overrides: list[str]) -> dict[str, Any]:
         from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
 
+        config = self._compose(name, overrides).copy()
+        OmegaConf.set_struct(config, False)
+        config.pop("hydra")
         try:
-            return plain(OmegaConf.to_container(self._compose(name, overrides), resolve=resolve))
+            return plain(OmegaConf.to_container(config, resolve=True))
         except OmegaConfBaseException as error:
             raise UsageError(f"config: {_first_line(error)}") from error
 
-    def _compose(self, name: str, overrides: list[str], *, hydra: bool = False) -> Any:
+    def _compose(self, name: str, overrides: list[str]) -> Any:
         from hydra import compose
         from hydra.errors import HydraException
+        from omegaconf import OmegaConf
         from omegaconf.errors import OmegaConfBaseException
 
-        try:
-            return compose(name, [*self.search, *overrides], return_hydra_config=hydra)
-        except (HydraException, OmegaConfBaseException) as error:
-            text = _first_line(error).replace("Ambiguous value for argument", "several values given in")
-            if "several values" in text:
-                text += "; one run takes one value. A list is written key=[a,b]."
-            raise UsageError(f"config: {text}") from error
+        key = (name, *overrides)
+        if key not in self._done:
+            try:
+                self._done[key] = compose(name, [*self.search, *overrides], return_hydra_config=True)
+            except (HydraException, OmegaConfBaseException) as error:
+                text = _first_line(error).replace("Ambiguous value for argument", "several values given in")
+                if "several values" in text:
+                    text += "; one run takes one value. A list is written key=[a,b]."
+                raise UsageError(f"config: {text}") from error
+            OmegaConf.set_readonly(self._done[key], False)
+        return self._done[key]
 
 
 @contextlib.contextmanager

@@ -46,6 +46,8 @@ def test_there_are_pages() -> None:
     assert {p.stem for p in PAGES} >= {"algorithm", "dataset", "gym_env", "policy", "task"}
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
 def test_page_runs(page: Path, tmp_path: Path) -> None:
     env = {
@@ -63,14 +65,17 @@ def test_page_runs(page: Path, tmp_path: Path) -> None:
         program = tmp_path / f"{page.stem}_md"
         program.write_text(code if kind == "python" else PRELUDE + code)
         command = [sys.executable if kind == "python" else "bash", str(program)]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=400, check=False)
         assert done.returncode == 0, f"{page.name} (python: lines are the page's):\n{code}\n{done.stderr[-4000:]}"
         ran += 1
     assert ran, f"{page.name} has nothing to run"
 
 
 def test_blocks_keep_their_lines_and_order() -> None:
-    page = '# T\n```python title="b/a.py"\nx = 1\n```\n```python\ny = 2\n```\n```text\nno\n```\n```bash\nls\n```\n```python\nz\n```\n'  # noqa: E501
+    page = (
+        '# T\n```python title="b/a.py"\nx = 1\n```\n```python\ny = 2\n```\n```text\nno\n```\n'
+        "```bash\nls\n```\n```python\nz\n```\n"
+    )
     assert list(programs(page)) == [
         ("b/a.py", "x = 1\n"),
         ("python", "\n" * 5 + "y = 2\n"),

@@ -6,6 +6,7 @@ LeRobot's `__getitem__` costs 4–9 ms a frame; training samples from tensors in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,15 +15,15 @@ import torch
 
 from robopolicy.data.check import check_episodes, check_needed, check_timestamps, raise_defects
 from robopolicy.data.episodes import Episodes
-from robopolicy.data.meta import SEED
+from robopolicy.data.meta import SEED, RecordingMeta
 from robopolicy.data.source import Source, resolve_action_spec
-from robopolicy.data.tables import Columns, read_outcomes, read_table, read_tasks
+from robopolicy.data.tables import Columns, read_outcomes, read_table, read_tasks, task_texts
 from robopolicy.data.video import load_images, load_videos
 from robopolicy.data.writer import DatasetWriter
 from robopolicy.errors import DataError, closest
 from robopolicy.types import IMAGES, TASK, ActionSpec, Feature, Obs
 
-__all__ = ["DatasetWriter", "dataset_features", "load_episodes"]
+__all__ = ["DatasetWriter", "annotate_dataset", "dataset_features", "load_episodes"]
 
 
 def dataset_features(path: str | Path) -> dict[str, Feature]:
@@ -31,7 +32,33 @@ def dataset_features(path: str | Path) -> dict[str, Feature]:
     Raises:
         DataError: not a LeRobot v3 dataset.
     """
-    return dict(Source.open(Path(path), {}).offered)
+    return dict(Source.open(Path(path)).offered)
+
+
+def annotate_dataset(
+    path: str | Path,
+    *,
+    action_spec: ActionSpec,
+    rename: Mapping[str, str] | None = None,
+    outcomes: Literal["recorded", "success"] = "recorded",
+) -> None:
+    """Write down once, in `meta/robopolicy.json`, how to read a dataset that somebody else recorded.
+
+    The command line can then train on it. Nothing else in the dataset changes. Arguments: see `load_episodes`.
+
+    Raises:
+        DataError: not a LeRobot v3 dataset, robopolicy recorded it itself, or the arguments do not fit it.
+    """
+    path = Path(path)
+    source = Source.open(path, rename or {})
+    if source.meta is not None and source.meta.provenance.get("annotated") is not True:
+        raise DataError(f"{path}: was recorded by robopolicy and says already what its actions mean")
+    source = replace(source, meta=None)  # an annotation may be replaced
+    resolve_action_spec(source, action_spec)
+    RecordingMeta(
+        action=action_spec, dt=1.0 / source.fps, tasks=task_texts(source), observation=tuple({**source.offered, TASK: None}),
+        complete=True, rename=dict(rename or {}), outcomes=outcomes, provenance={"annotated": True},
+    ).save(path)  # fmt: skip
 
 
 def load_episodes(
@@ -43,7 +70,7 @@ def load_episodes(
     action_spec: ActionSpec | None = None,
     rename: Mapping[str, str] | None = None,
     min_length: int = 1,
-    outcomes: Literal["recorded", "success"] = "recorded",
+    outcomes: Literal["recorded", "success"] | None = None,
 ) -> Episodes:
     """Read a LeRobotDataset v3 into tensors and check it.
 
@@ -52,10 +79,10 @@ def load_episodes(
         cameras: names of cameras to load, e.g. `("front",)`; None: those in `needed`, or all.
         episodes: indices of episodes to load; None: all.
         action_spec: what the actions mean. Required for datasets that robopolicy did not record, else verified.
-        rename: the dataset's key -> ours, e.g. `{"observation.image": "observation.images.top"}`.
+        rename: the dataset's key -> ours, e.g. `{"observation.image": "observation.images.top"}`; None: as annotated.
         min_length: frames that every episode must have.
         outcomes: "success" declares every episode a success that ends with its last frame (reward 1 there), for
-            datasets of good demonstrations without rewards.
+            datasets of good demonstrations without rewards; None: as annotated, else "recorded".
 
     Returns:
         Episodes in float32, images uint8. `outcomes` is False where neither rewards nor successes were recorded.
@@ -64,7 +91,8 @@ def load_episodes(
         DataError: not readable, cut off, a feature missing or of another shape, NaN or infinity, frames that do not
             follow one another by 1/fps, actions outside their limits, no meaning of the actions.
     """
-    source = Source.open(Path(path), dict(rename or {}))
+    source = Source.open(Path(path), rename)
+    outcomes = outcomes or (source.meta.outcomes if source.meta else "recorded")
     action_spec = resolve_action_spec(source, action_spec)
     raise_defects(check_needed(needed or {}, source.offered), source.root)
     keys = _keys_to_load(source, needed, cameras)

@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from robopolicy.errors import DataError, closest
 from robopolicy.types import ActionSpec
@@ -33,6 +33,7 @@ class RecordingMeta:
 
     `dt`: seconds per frame. `tasks`: instructions in the env's order, which `task_index` counts in.
     `observation`: keys that the env emitted. `complete`: the recording reached its end.
+    `rename`, `outcomes`: how to read a dataset that others recorded, see `load_episodes` and `annotate_dataset`.
     `provenance`: env id and digest, expert, imperfection, episodes attempted … whatever the recorder knows.
     """
 
@@ -41,6 +42,8 @@ class RecordingMeta:
     tasks: tuple[str, ...]
     observation: tuple[str, ...]
     complete: bool = False
+    rename: dict[str, str] = field(default_factory=dict)
+    outcomes: Literal["recorded", "success"] = "recorded"
     provenance: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=installed_versions)
     version: int = META_VERSION
@@ -65,9 +68,10 @@ class RecordingMeta:
             raise DataError(f"{path}: damaged ({error!r}). Restore it, or delete it and give action_spec=…") from error
         if version > META_VERSION:
             raise DataError(f"{path}: version {version}; this robopolicy reads up to {META_VERSION}. Upgrade it.")
-        known = {f.name for f in fields(cls)}
-        if set(data) != known:
-            raise DataError(f"{path}: missing fields {sorted(known - set(data))}, unknown {sorted(set(data) - known)}")
+        missing = {"action", "dt", "tasks", "observation"} - set(data)
+        unknown = set(data) - {f.name for f in fields(cls)}
+        if missing or unknown:
+            raise DataError(f"{path}: missing fields {sorted(missing)}, unknown fields {sorted(unknown)}")
         action = {k: tuple(v) if isinstance(v, list) else v for k, v in data.pop("action").items()}
         lists = {k: tuple(data.pop(k)) for k in ("tasks", "observation")}
         return cls(action=ActionSpec(**action), **lists, **data)

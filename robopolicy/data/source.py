@@ -14,8 +14,9 @@ from robopolicy.spec import check_action_spec
 from robopolicy.types import TASK, ActionSpec, Feature
 
 _GIVE_SPEC = (
-    "It was not recorded by robopolicy, so nothing says what its actions mean. Pass action_spec=ActionSpec(names=…, "
-    "units=…, low=…, high=…, frame=…, tcp=…, rotation=…, reference=…, gripper=…, gripper_meaning=…); "
+    "It was not recorded by robopolicy, so nothing says what its actions mean. Say it once with "
+    "robopolicy.data.lerobot.annotate_dataset(path, action_spec=ActionSpec(names=…, units=…, low=…, high=…, frame=…, "
+    "tcp=…, rotation=…, reference=…, gripper=…, gripper_meaning=…)), or pass action_spec= whenever it is loaded; "
     "docs/bring_your_own/dataset.md shows how."
 )
 
@@ -34,13 +35,15 @@ class Source:
     meta: RecordingMeta | None
 
     @classmethod
-    def open(cls, path: Path, rename: Mapping[str, str]) -> Source:
-        info = _read_info(path)
+    def open(cls, path: Path, rename: Mapping[str, str] | None = None) -> Source:
+        """`rename`: the dataset's key -> ours; None: as it was annotated."""
+        info, meta = _read_info(path), RecordingMeta.load(path)
         columns = info["features"]
+        rename = rename if rename is not None else meta.rename if meta else {}
         for old in rename:
             if old not in columns:
                 raise DataError(f"{path}: rename names {old!r}, which is not there. {closest(old, columns)}")
-        meta, offered, names_there = RecordingMeta.load(path), {}, {}
+        offered, names_there = {}, {}
         for key, column in columns.items():
             is_text = column["dtype"] in ("string", "language")
             if key.startswith("observation") and not is_text and not _is_depth(column):

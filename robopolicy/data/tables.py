@@ -99,7 +99,26 @@ class Columns:
 
 
 def read_tasks(source: Source, index: NDArray[np.int64]) -> tuple[tuple[str, ...], Tensor]:
-    """Instructions, and the index [F] into them."""
+    """Instructions, in the env's order where it is known, and the index [F] into them."""
+    by_index = _task_table(source)
+    unknown = sorted(set(np.unique(index).tolist()) - set(by_index))
+    if unknown:
+        raise DataError(
+            f"{source.root}: task_index {unknown[0]} is used in data/ but has no text in meta/tasks.parquet"
+        )
+    recorded = tuple(by_index.values())
+    tasks = source.meta.tasks if source.meta else recorded
+    order = task_order(recorded, tasks)
+    position = {i: order[k] for k, i in enumerate(by_index)}
+    return tasks, torch.tensor([position[i] for i in index.tolist()], dtype=torch.int64)
+
+
+def task_texts(source: Source) -> tuple[str, ...]:
+    """The dataset's instructions in the order of its task_index."""
+    return tuple(_task_table(source).values())
+
+
+def _task_table(source: Source) -> dict[int, str]:
     file = source.root / "meta" / "tasks.parquet"
     try:
         table = pq.read_table(file).to_pydict()
@@ -108,15 +127,7 @@ def read_tasks(source: Source, index: NDArray[np.int64]) -> tuple[tuple[str, ...
     text = next((table[k] for k in ("task", "__index_level_0__") if k in table), None)
     if text is None or "task_index" not in table:
         raise DataError(f"{file}: expected columns 'task' and 'task_index', found {sorted(table)}")
-    by_index = dict(zip(table["task_index"], text, strict=True))
-    unknown = sorted(set(np.unique(index).tolist()) - set(by_index))
-    if unknown:
-        raise DataError(f"{file}: task_index {unknown[0]} is used in data/ but has no text here")
-    recorded = tuple(by_index[i] for i in sorted(by_index))
-    tasks = source.meta.tasks if source.meta else recorded
-    order = task_order(recorded, tasks)
-    position = {i: order[k] for k, i in enumerate(sorted(by_index))}
-    return tasks, torch.tensor([position[i] for i in index.tolist()], dtype=torch.int64)
+    return dict(sorted(zip(table["task_index"], text, strict=True)))
 
 
 def read_outcomes(column: Columns, starts: Tensor, frames: int, outcomes: str) -> tuple[Tensor, Tensor, Tensor, bool]:

@@ -17,6 +17,8 @@ from robopolicy.data.lerobot import load_episodes
 from robopolicy.errors import DataError
 from robopolicy.types import Feature
 
+pytestmark = pytest.mark.xdist_group("lerobot")  # its import takes seconds: once is enough
+
 
 def put(row: int, value, element: int | None = None):
     """A change for `edit`: overwrite one row, or one element of it."""

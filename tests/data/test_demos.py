@@ -18,6 +18,8 @@ from robopolicy.noise import episode_seeds
 from robopolicy.types import STATE, Obs
 from tests.fakes import PointEnv
 
+pytestmark = pytest.mark.xdist_group("lerobot")  # its import takes seconds: once is enough
+
 
 class PointExpert:
     """Walks to the origin; in episodes with an even seed it stops after two steps, which fails.

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from robopolicy.data.lerobot import DatasetWriter, dataset_features, load_episodes
+from robopolicy.data.lerobot import DatasetWriter, annotate_dataset, dataset_features, load_episodes
 from robopolicy.data.meta import RecordingMeta
 from robopolicy.errors import DataError
 from robopolicy.types import Feature
 from tests.data.conftest import ACTION, LENGTHS, OBSERVATION, episode
+
+pytestmark = pytest.mark.xdist_group("lerobot")  # its import takes seconds: once is enough
 
 
 def test_round_trip_is_exact(recorded: Path) -> None:
@@ -171,6 +173,14 @@ def test_a_dataset_recorded_by_others(tmp_path: Path) -> None:
     assert good.outcomes
     assert good.reward.tolist() == [0, 0, 1] * 2
     assert torch.equal(good.success, good.terminated)
+    annotate_dataset(tmp_path / "foreign", action_spec=ACTION, rename=rename, outcomes="success")
+    annotate_dataset(tmp_path / "foreign", action_spec=ACTION, rename=rename, outcomes="success")  # may be replaced
+    again = load_episodes(tmp_path / "foreign", needed={"observation.images.top": Feature((3, 8, 10), "uint8")})
+    assert torch.equal(again.obs["observation.images.top"], loaded.obs["observation.images.top"])
+    assert (again.outcomes, again.reward.tolist(), again.dt) == (True, [0, 0, 1] * 2, 0.2)
+    assert not load_episodes(tmp_path / "foreign", outcomes="recorded").outcomes, "arguments go before annotations"
+    (tmp_path / "foreign" / "meta" / "robopolicy.json").unlink()
+
     with pytest.raises(DataError, match=r"rename names 'observation.imag'.*Did you mean 'observation.image'"):
         load_episodes(tmp_path / "foreign", action_spec=ACTION, rename={"observation.imag": "x"})
     needed = {"observation.images.top": Feature((3, 8, 10), "uint8")}
@@ -183,6 +193,8 @@ def test_the_action_spec_is_verified(recorded: Path) -> None:
     with pytest.raises(DataError, match=r"action\.reference: action_spec has 'commanded', the dataset has 'measured'"):
         load_episodes(recorded, action_spec=other)
     assert load_episodes(recorded, action_spec=ACTION).action_spec == ACTION
+    with pytest.raises(DataError, match="was recorded by robopolicy and says already"):
+        annotate_dataset(recorded, action_spec=other)
 
 
 def test_meta_of_another_version(dataset: Path) -> None:

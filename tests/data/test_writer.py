@@ -15,6 +15,8 @@ from robopolicy.errors import DataError
 from robopolicy.types import Feature
 from tests.data.conftest import ACTION, OBSERVATION, episode
 
+pytestmark = pytest.mark.xdist_group("lerobot")  # its import takes seconds: once is enough
+
 
 def writer(path: Path, **kw) -> DatasetWriter:
     tasks = ("pull", "push")
