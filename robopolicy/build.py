@@ -232,10 +232,13 @@ def _runtime_problems(target: Callable[..., Any], runtime: Mapping[str, Any], wh
     found = [f"{where or target.__qualname__}: does not take {k!r}" for k in runtime if k not in known and not anything]
     for key, value in runtime.items():
         kind = known.get(key, _ANY).annotation
-        if inspect.isclass(kind) and kind.__module__.split(".")[0] in PACKAGES and not getattr(kind, "_is_protocol", 0):  # noqa: SIM102
-            if not isinstance(value, kind):
-                found.append(f"{where}: {target.__qualname__} needs a {kind.__name__} as {key!r}, found a "
-                             f"{type(value).__name__}. Choose options that belong together.")  # fmt: skip
+        if not inspect.isclass(kind) or getattr(kind, "_is_protocol", False):
+            continue
+        if kind.__module__.split(".")[0] in PACKAGES and not isinstance(value, kind):
+            found.append(
+                f"{where}: {target.__qualname__} needs a {kind.__name__} as {key!r}, found a {type(value).__name__}. "
+                "Choose options that belong together."
+            )
     return found
 
 

@@ -303,7 +303,8 @@ class Checkpointer:
             return path
         if found:
             raise CheckpointError(
-                f"{self.folder}: all {len(found)} checkpoints are damaged. Remove the folder to start from the beginning."  # noqa: E501
+                f"{self.folder}: all {len(found)} checkpoints are damaged. "
+                "Remove the folder to start from the beginning."
             )
         return None
 

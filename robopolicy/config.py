@@ -1,8 +1,8 @@
-"""From a command line to a checked config: Hydra composes, constructors say what is valid, one message says what is not.
+"""From a command line to a checked config: Hydra composes, constructors say what is valid, one message what is not.
 
 Overrides are Hydra's: `group=option` chooses a file of configs/<group>/, `a.b=value` sets a key. A key need not be in
 the YAML as long as the constructor behind its node takes it; every other key is refused with the closest valid ones.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

@@ -167,7 +167,8 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Te
         raise CheckpointError(f"{_shown(path)} is missing")
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            names = file.keys()  # the handle is not a mapping: it cannot be iterated over itself
+            return {name: file.get_tensor(name) for name in names}
     except (SafetensorError, ValueError) as error:
         raise CheckpointError(f"{_shown(path)} is damaged: not a whole safetensors file ({error})") from error
 

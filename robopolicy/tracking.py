@@ -78,7 +78,7 @@ class Tracker:
             self._guard(lambda: self._run.log({**numbers, "wall_s": wall}, step=step))
 
     def rewind(self, step: int) -> None:
-        """Drop lines beyond `step` (and a torn last line): a resumed run logs them again. `wall_s` goes on from there."""  # noqa: E501
+        """Drop lines beyond `step` and a torn last one: a resumed run logs them again. `wall_s` goes on from there."""
         if self.path is None or not self.path.exists():
             return
         kept, wall = [], 0.0
@@ -102,8 +102,15 @@ class Tracker:
         if self.quiet:
             yield _Silent()
         elif self.console.is_terminal:
-            columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),  # noqa: E501
-                       _Rate(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[numbers]}")]  # fmt: skip  # noqa: E501
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+                _Rate(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[numbers]}"),
+            )
             with Progress(*columns, console=self.console, refresh_per_second=4) as bar:
                 yield _RichBar(bar, total, description)
         else:

@@ -23,6 +23,7 @@ from robopolicy.evaluate.rollout import evaluate
 from robopolicy.noise import episode_seeds
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import Policy
+from robopolicy.policies.hold import HOLD, HOLD_NODE
 from robopolicy.runs import read_config
 from robopolicy.schema import TARGET, Node, parameters
 from robopolicy.spec import PolicySpec, check_action_spec, check_features, check_fits
@@ -59,7 +60,8 @@ def train(
 
     Args:
         policy, algo, loop, tracker, task: nodes; what their targets need beside the config is supplied by `Parts`.
-        dataset: demonstrations (LeRobotDataset v3). base: directory of the policy underneath.
+        dataset: demonstrations (LeRobotDataset v3).
+        base: directory of the policy underneath, or "hold" for the one that stands still: learning from scratch.
         n_obs_steps, horizon, n_action_steps: To, H, Ta of a policy without a base.
 
     Returns:
@@ -149,19 +151,24 @@ class Parts:
         return wrap_for(self.policy, self.raw_env)
 
     @cached_property
-    def evaluate(self) -> Callable[[Policy], Metrics] | None:
-        """Success on the validation episodes, the same ones every time; None without a task."""
+    def evaluate(self) -> Callable[[Policy, int], Metrics] | None:
+        """Success on the validation episodes, the same ones every time; None without a task.
+
+        The episodes of each evaluation stay in `evaluations/<step>.parquet`.
+        """
         settings = self.settings
         if settings.task is None or settings.validation_episodes < 1:
             return None
         seeds = episode_seeds("validation", 0, settings.validation_episodes)
         envs: list[VecEnv] = []
 
-        def score(policy: Policy) -> Metrics:
+        def score(policy: Policy, step: int) -> Metrics:
             if not envs:
                 envs.append(build(settings.task, "task", num_envs=min(_EVAL_ENVS, len(seeds)), seed=0))
             with torch.random.fork_rng():  # training goes on as if nobody had looked
-                return evaluate(policy, envs[0], seeds).metrics()
+                rows = evaluate(policy, envs[0], seeds, policy_id=f"step_{step}")
+            rows.save(settings.run_dir / "evaluations" / f"{step:09d}.parquet")
+            return rows.metrics()
 
         return score
 
@@ -196,11 +203,15 @@ class Parts:
     @cached_property
     def base(self) -> Policy:
         """The frozen policy underneath. A run keeps the one that it began with, whatever becomes of `base=` later."""
-        if self.settings.base is None:
+        given = self.settings.base
+        if given is None:
             raise ConfigError(
-                f"base: is needed by {self.settings.policy_node[TARGET]}. Give base=<run directory> of a trained policy."  # noqa: E501
+                f"base: is needed by {self.settings.policy_node[TARGET]}. Give base=<run directory> of a trained "
+                f"policy, or base={HOLD} to learn from scratch."
             )
-        path = self.resumed / "policy" / "base" if self.resumed else self.settings.base
+        if given == Path(HOLD):
+            return build_policy(HOLD_NODE, "base", spec=self._offered_spec(self.raw_env.spec)).to(self.device)
+        path = self.resumed / "policy" / "base" if self.resumed else given
         return load_policy(path, device=self.device, env=self.env_spec)
 
     @cached_property
@@ -210,10 +221,13 @@ class Parts:
         if s.base is not None:
             spec = self.base.spec
             return replace(spec, observation={k: v for k, v in spec.observation.items() if not k.startswith(IMAGES)})
-        source: Any = self.episodes if s.dataset is not None else self.raw_env.spec
+        return self._offered_spec(self.episodes if s.dataset is not None else self.raw_env.spec)
+
+    def _offered_spec(self, source: Episodes | EnvSpec) -> PolicySpec:
+        """All that a dataset or an env has to offer."""
         observation = {k: v for k, v in source.observation.items() if k != TASK or len(source.tasks) > 1}
-        to, h, ta = s.steps
-        action = self.episodes.action_spec if s.dataset is not None else self.raw_env.spec.action
+        action = source.action_spec if isinstance(source, Episodes) else source.action
+        to, h, ta = self.settings.steps
         return PolicySpec(observation, action, source.dt, to, h, ta, source.tasks)
 
     @cached_property

@@ -56,8 +56,9 @@ def annotate_dataset(
     source = replace(source, meta=None)  # an annotation may be replaced
     resolve_action_spec(source, action_spec)
     RecordingMeta(
-        action=action_spec, dt=1.0 / source.fps, tasks=task_texts(source), observation=tuple({**source.offered, TASK: None}),
-        complete=True, rename=dict(rename or {}), outcomes=outcomes, provenance={"annotated": True},
+        action=action_spec, dt=1.0 / source.fps, tasks=task_texts(source),
+        observation=tuple({**source.offered, TASK: None}), complete=True, rename=dict(rename or {}), outcomes=outcomes,
+        provenance={"annotated": True},
     ).save(path)  # fmt: skip
 
 

@@ -12,16 +12,20 @@ from dataclasses import dataclass, field
 from html import escape
 
 STYLE = """
-svg.plot{font:12px system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;font-variant-numeric:tabular-nums;max-width:100%;height:auto}
-svg.plot text{fill:var(--muted,#666a73)}svg.plot text.ink{fill:var(--ink,#1b1d22)}svg.plot text.strong{fill:var(--ink,#1b1d22);font-weight:600}
+svg.plot{font:12px system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;\
+font-variant-numeric:tabular-nums;max-width:100%;height:auto}
+svg.plot text{fill:var(--muted,#666a73)}svg.plot text.ink{fill:var(--ink,#1b1d22)}\
+svg.plot text.strong{fill:var(--ink,#1b1d22);font-weight:600}
 svg.plot .rule{stroke:var(--rule,#e4e1db);stroke-width:1}svg.plot .base{stroke:var(--muted,#666a73);stroke-width:1}
 svg.plot .mark{stroke:var(--ink,#1b1d22);stroke-width:1.2;stroke-dasharray:4 4;opacity:.55}
-svg.plot .line{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}svg.plot .band{opacity:.16;stroke:none}
+svg.plot .line{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}svg.plot .band{opacity:.16;\
+stroke:none}
 svg.plot .whisker{stroke-width:3;stroke-linecap:round;opacity:.45}svg.plot .bar{opacity:.10}
-.c0{--c:var(--s0,#8b8f98)}.c1{--c:var(--s1,#2a5bd0)}.c2{--c:var(--s2,#0f8a6c)}.c3{--c:var(--s3,#c9622b)}.c4{--c:var(--s4,#8a4fbf)}.c5{--c:var(--s5,#b0892a)}
+.c0{--c:var(--s0,#8b8f98)}.c1{--c:var(--s1,#2a5bd0)}.c2{--c:var(--s2,#0f8a6c)}.c3{--c:var(--s3,#c9622b)}\
+.c4{--c:var(--s4,#8a4fbf)}.c5{--c:var(--s5,#b0892a)}
 .good{--c:var(--ok,#1d9070)}.bad{--c:var(--no,#d0492f)}.soft{--c:var(--okl,#a9d6c6)}.dim{--c:var(--nol,#c9c5bd)}
 svg.plot .f{fill:var(--c)}svg.plot .s{stroke:var(--c)}svg.plot text.f{fill:var(--c)}
-""".strip()  # noqa: E501
+""".strip()
 _DARK = (
     "@media(prefers-color-scheme:dark){svg.plot{--ink:#eceae6;--muted:#a2a5ad;--rule:#33363d;--s0:#8f949e;--s1:#7aa2ff;"
     "--s2:#46c7a3;--s3:#f0935c;--s4:#c08cf0;--s5:#dcb84f;--ok:#3fb68f;--no:#f0745a;--okl:#2c5a4c;--nol:#4a4d55}}"

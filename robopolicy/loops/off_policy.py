@@ -35,7 +35,7 @@ def off_policy(
     demos: Episodes | None,
     tracker: Any,
     checkpointer: Checkpoints,
-    evaluate: Callable[[Any], Metrics] | None,
+    evaluate: Callable[[Any, int], Metrics] | None,
     total_steps: int,
     warmup_steps: int,
     critic_only_updates: int,
@@ -56,7 +56,7 @@ def off_policy(
         warmup_steps: env steps of the base policy (with exploration noise) before the first update.
         critic_only_updates: updates right after warm-up in which the policy stays the base.
         updates_per_step: critic updates per primitive env step (UTD).
-        evaluate: called with the policy every `eval_every` env steps; its time is not counted as training.
+        evaluate: called with policy and step every `eval_every` env steps; its time is not counted as training.
 
     Returns:
         `steps`, `train_s` (seconds of collecting and learning) and the last evaluation's metrics.
@@ -96,7 +96,7 @@ def off_policy(
     with tracker.progress(total_steps, "off-policy") as progress:
         while True:
             if evaluate is not None and eval_every and steps >= next_eval:
-                result = evaluate(algo.policy)
+                result = evaluate(algo.policy, steps)
                 tracker.log({f"eval/{k}": v for k, v in result.items()}, steps)
                 next_eval += eval_every
             if (save_every and steps >= next_save) or steps >= total_steps or checkpointer.requested:

@@ -93,7 +93,7 @@ def offline(
     checkpointer: Checkpoints,
     log_every: int = 100,
     save_every: int = 2_000,
-    evaluate: Callable[[Policy], Metrics] | None = None,
+    evaluate: Callable[[Policy, int], Metrics] | None = None,
     evaluate_every: int = 0,
 ) -> Metrics:
     """Train `algo` on fixed data for `steps` updates, going on from the newest checkpoint where there is one.
@@ -102,7 +102,7 @@ def offline(
     started again ends in the same weights, bit for bit, as one that was not.
 
     Args:
-        evaluate: called with `algo.policy` every `evaluate_every` steps; its numbers are logged under `eval/`.
+        evaluate: called with `algo.policy` and step every `evaluate_every` steps; its numbers are logged under `eval/`.
 
     Returns:
         The means of the last log interval, `steps`, and `wall_s`, seconds in this process.
@@ -127,7 +127,7 @@ def offline(
                 tracker.log({f"train/{name}": value for name, value in means.items()}, step)
                 progress.update(step, **means)
             if evaluate is not None and evaluate_every and step % evaluate_every == 0:
-                tracker.log({f"eval/{name}": value for name, value in evaluate(algo.policy).items()}, step)
+                tracker.log({f"eval/{name}": value for name, value in evaluate(algo.policy, step).items()}, step)
             if (save_every and step % save_every == 0) or step == steps or checkpointer.requested:
                 state = {"step": step, "algo": algo.state_dict(), "sums": sums, "means": means}
                 checkpointer.save(step, policy=algo.policy, state=state)

@@ -12,6 +12,9 @@ from robopolicy.policies.base import Policy
 from robopolicy.spec import PolicySpec
 from robopolicy.types import Obs
 
+HOLD = "hold"  # what `base=` calls it
+HOLD_NODE = {"_target_": "robopolicy.policies.hold.HoldPolicy"}
+
 
 class HoldPolicy(Policy):
     """Zero motion, the gripper channel at the middle of its range.

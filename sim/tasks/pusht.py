@@ -15,9 +15,7 @@ from sim.tasks import register
 from sim.tasks.base import Array, Bool, Joint, Range, Scene, Task, fold
 from sim.tee import Tee, rotate
 
-_BALL = (
-    0.012  # m, radius of the ball at the stick's end; it pushes at the height of the T's centre, so the T stays flat
-)
+_BALL = 0.012  # m, radius of the ball at the stick's end; it pushes at the T's half height, so the T stays flat
 _HEIGHT = 0.035  # m, of the T
 _TCP_Z = 0.062  # m, kept by the workspace; the fingers' tips stay 18 mm above the T
 
@@ -137,12 +135,12 @@ class PushT(Task):
         return Tee(self.unit, tool=_BALL)
 
     def tool(self) -> str:
-        tip = 0.1034 + _TCP_Z - _HEIGHT / 2  # m along the hand: the ball meets the T at its centre's height
+        z = 0.1034 + _TCP_Z - _HEIGHT / 2  # m along the hand: the ball meets the T at its centre's height
         return f"""
-      <geom name="rod" type="capsule" fromto="0 0 0.06 0 0 {tip}" size="0.006" mass="0.03" contype="0" conaffinity="0"
+      <geom name="rod" type="capsule" fromto="0 0 0.06 0 0 {z}" size="0.006" mass="0.03" contype="0" conaffinity="0"
             rgba="0.35 0.37 0.4 1"/>
-      <geom name="ball" type="sphere" pos="0 0 {tip}" size="{_BALL}" mass="0.02" friction="0.5 0.005 0.0001" priority="1"
-            contype="2" conaffinity="1" rgba="0.95 0.6 0.1 1"/>"""  # noqa: E501
+      <geom name="ball" type="sphere" pos="0 0 {z}" size="{_BALL}" mass="0.02" friction="0.5 0.005 0.0001" priority="1"
+            contype="2" conaffinity="1" rgba="0.95 0.6 0.1 1"/>"""
 
     def bodies(self) -> str:
         boxes = "".join(

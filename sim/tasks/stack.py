@@ -49,7 +49,6 @@ class StackExpert(Expert):
 
     def done(self, f, phase, gap, turn, clock):
         height = f["tcp"][:, 2]
-        np.sqrt((f["goal_rel"][:, :2] ** 2).sum(axis=1))
         return np.select(
             [phase == 0, phase == 1, phase == 2, phase == 3, phase == 4, phase == 5, phase == 6],
             [

@@ -157,5 +157,5 @@ def test_resume_gives_the_same_run_bit_for_bit():
 def test_evaluations_happen_on_schedule():
     _, algo, env = make()
     tracker, seen = NoTracker(), []
-    loop(algo, env, MemoryCheckpoints(), tracker=tracker, eval_every=200, evaluate=lambda p: seen.append(1) or {"x": 1})
+    loop(algo, env, MemoryCheckpoints(), tracker=tracker, eval_every=200, evaluate=lambda p, step: seen.append(1) or {"x": 1})
     assert [s for s, row in tracker.rows if "eval/x" in row] == [0, 200, 400]

@@ -1,0 +1,204 @@
+"""Peg: put a square peg into a square hole. `peg_easy` holds it rigidly, `peg` by friction, so it slips and tilts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import mujoco
+import numpy as np
+
+from sim.arm import ARM_DOF, TCP
+from sim.experts import Expert
+from sim.kinematics import forward
+from sim.tasks import register
+from sim.tasks.base import Array, Body, Bool, Joint, Range, Scene, Task, fold, planar_fixture
+
+# Collision bits: 1 table and objects, 2 arm (sim/arm.py), 4 walls, which meet arm and peg but not the table below.
+_WALL_BITS, _FREE_BITS, _HELD_BITS = (
+    f'contype="{own}" conaffinity="{other}"' for own, other in ((4, 2), (1, 5), (2, 1))
+)
+# Stiffer contacts than MuJoCo's default, for a hole that is one clearance wide.
+_STIFF = 'solref="0.01 1" solimp="0.95 0.99 0.0005"'
+_ORANGE, _BLUE = "0.9 0.6 0.2 1", "0.35 0.5 0.75 1"
+
+
+class PegExpert(Expert):
+    """Align the tip above the hole, then insert, keeping it aligned."""
+
+    phases = 2
+    offset = (0.001, 0.001, 0.0, 0.04)  # m m m rad: it presses beside the hole or jams
+    noise = 0.5
+
+    def plan(self, f, phase):
+        height = np.where(phase == 0, 0.005, -self.task.depth - 0.005)  # m, tip over the hole's mouth
+        pos = f["tcp"] + f["mouth_rel"] + self.bias[:, :3]
+        pos[:, 2] += height
+        return pos, f["yaw"] + f["turn"] + self.bias[:, 3], np.full(len(phase), -1.0)
+
+    def done(self, f, phase, gap, turn, clock):
+        return (gap < 0.001) & (turn < 0.02) | (clock > 25)
+
+
+class Hole(NamedTuple):
+    x: Joint
+    y: Joint
+    yaw: Joint
+    peg: Body | None  # None: part of the hand
+
+
+class Tip(NamedTuple):
+    """The middle of the peg's lower face."""
+
+    pos: Array  # [M 3] m
+    yaw: Array  # [M] rad
+
+
+@register("peg_easy")
+@dataclass(frozen=True)
+class PegEasy(Task):
+    horizon: int = 60
+    timestep: float = 0.005
+    substeps: int = 10
+    hold: int = 3
+    peg_half: float = 0.0125  # m, half the side of its square cross section
+    peg_length: float = 0.08  # m
+    reach: float = 0.06  # m from the TCP to the tip
+    clearance: float = 0.001  # m per side: the hole's half width less the peg's
+    depth: float = 0.03  # m
+    inserted: float = 0.8  # of the depth, to count
+    wall: float = 0.015  # m thick
+    range_xy: float = 0.03  # m, hole either side of (0.5, 0)
+    range_yaw: float = 0.3  # rad
+
+    name = "peg_easy"
+    instructions = ("insert the peg into the hole",)
+    expert = PegExpert
+    speed = 0.2
+    workspace = ((0.42, -0.08, 0.035), (0.58, 0.08, 0.17))
+    start = (0.0, 0.19792, 0.0, -2.40093, 0.0, 2.59885, 0.7853982)  # TCP at (0.5, 0, 0.13) m
+    start_opening = 0.025
+
+    def bodies(self) -> str:
+        inner, t, h = self.peg_half + self.clearance, self.wall / 2, self.depth / 2
+        walls = "".join(
+            f'<geom name="wall{i}" type="box" pos="{x} {y} {h}" size="{sx} {sy} {h}" {_WALL_BITS} priority="2" '
+            f'friction="0.4 0.005 0.0001" {_STIFF} rgba="{_BLUE}"/>'
+            for i, (x, y, sx, sy) in enumerate(
+                (
+                    (inner + t, 0, t, inner + self.wall),
+                    (-inner - t, 0, t, inner + self.wall),
+                    (0, inner + t, inner, t),
+                    (0, -inner - t, inner, t),
+                )
+            )
+        )
+        return planar_fixture("hole", walls)
+
+    def _peg(self, pos: str, bits: str) -> str:
+        size = f"{self.peg_half} {self.peg_half} {self.peg_length / 2}"
+        return f'<geom name="peg" type="box" pos="{pos}" size="{size}" mass="0.1" {bits} {_STIFF} rgba="{_ORANGE}"/>'
+
+    def tool(self) -> str:
+        return self._peg(f"0 0 {TCP + self.reach - self.peg_length / 2}", _HELD_BITS)
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        return {
+            "hole_x": (0.5 - self.range_xy, 0.5 + self.range_xy),
+            "hole_y": (-self.range_xy, self.range_xy),
+            "hole_yaw": (-self.range_yaw, self.range_yaw),
+        }
+
+    def bind(self, model: mujoco.MjModel) -> Hole:
+        return Hole(*(Joint.find(model, f"hole_{k}") for k in ("x", "y", "yaw")), peg=None)
+
+    def reset(self, at: Hole, draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
+        at.x.place(qpos, draw["hole_x"])
+        at.y.place(qpos, draw["hole_y"])
+        at.yaw.place(qpos, draw["hole_yaw"])
+
+    def tip(self, at: Hole, scene: Scene) -> Tip:
+        return Tip(scene.tcp - [0, 0, self.reach], scene.yaw)
+
+    def _mouth_rel(self, at: Hole, scene: Scene) -> Array:
+        """[M 3] m from the tip to the middle of the hole's upper rim."""
+        x, y = at.x.pos(scene), at.y.pos(scene)
+        return np.stack([x, y, np.full_like(x, self.depth)], axis=1) - self.tip(at, scene).pos
+
+    def observe(self, at: Hole, scene: Scene) -> Mapping[str, Array]:
+        rel = self._mouth_rel(at, scene)
+        return {
+            "mouth_rel": rel,
+            "mouth_near": np.clip(100 * rel, -1, 1),  # the last centimetre, enlarged
+            "turn": fold(at.yaw.pos(scene) - self.tip(at, scene).yaw, np.pi / 2),  # to the nearest face
+        }
+
+    def success(self, at: Hole, scene: Scene) -> Bool:
+        rel = self._mouth_rel(at, scene)
+        return (rel[:, 2] > self.inserted * self.depth) & (np.abs(rel[:, :2]) < 0.005).all(axis=1)
+
+    def dense(self, at: Hole, scene: Scene) -> Array:
+        rel = self._mouth_rel(at, scene)
+        above = 1 - np.tanh(30 * np.sqrt((rel[:, :2] ** 2).sum(axis=1)))
+        return above * (0.4 + 0.6 * np.clip(rel[:, 2] / self.depth, 0, 1))
+
+
+@register("peg")
+@dataclass(frozen=True)
+class Peg(PegEasy):
+    horizon: int = 80
+    clearance: float = 0.0005  # m per side
+    range_slide: float = 0.003  # m, the peg in the hand, along and across the fingers
+    range_tilt: float = 0.05  # rad, about the axis along which the fingers close
+
+    name = "peg"
+    expert = PegExpert
+
+    def bodies(self) -> str:
+        return f'<body name="peg" pos="0.5 0 0.1"><freejoint name="peg"/>{self._peg("0 0 0", _FREE_BITS)}</body>' + (
+            super().bodies()
+        )
+
+    def tool(self) -> str:
+        return ""
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        slide, tilt = (-self.range_slide, self.range_slide), (-self.range_tilt, self.range_tilt)
+        return {**super().ranges, "slide_x": slide, "slide_z": slide, "tilt": tilt}
+
+    def bind(self, model: mujoco.MjModel) -> Hole:
+        return super().bind(model)._replace(peg=Body.find(model, "peg"))
+
+    def reset(self, at: Hole, draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
+        super().reset(at, draw, qpos, extra)
+        frame = forward(qpos[:, :ARM_DOF])
+        x, y, z = frame.axes
+        cos, sin = np.cos(draw["tilt"]), np.sin(draw["tilt"])
+        x, z = cos * x - sin * z, cos * z + sin * x
+        # The peg points up, the hand down.
+        pos = frame.pos + (self.reach - self.peg_length / 2 + draw["slide_z"]) * z + draw["slide_x"] * x
+        qpos[:, at.peg.q : at.peg.q + 3] = pos.T
+        quat = np.empty(4)
+        for i, matrix in enumerate(np.stack([x, -y, -z], axis=-1).transpose(1, 0, 2)):
+            mujoco.mju_mat2Quat(quat, matrix.ravel())
+            qpos[i, at.peg.q + 3 : at.peg.q + 7] = quat
+
+    def _axis(self, at: Hole, scene: Scene) -> Array:
+        """[M 3] the peg's own z axis, away from the tip."""
+        w, x, y, z = at.peg.quat(scene).T
+        return np.stack([2 * (x * z + w * y), 2 * (y * z - w * x), 1 - 2 * (x * x + y * y)], axis=1)
+
+    def tip(self, at: Hole, scene: Scene) -> Tip:
+        pos = at.peg.pos(scene) - self.peg_length / 2 * self._axis(at, scene)
+        return Tip(pos, at.peg.yaw(scene))
+
+    def observe(self, at: Hole, scene: Scene) -> Mapping[str, Array]:
+        return {
+            **super().observe(at, scene),
+            "tilt": self._axis(at, scene)[:, :2],
+            "peg_rel": at.peg.pos(scene) - scene.tcp,
+            "peg_vel": at.peg.vel(scene),
+        }
