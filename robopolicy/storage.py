@@ -33,14 +33,16 @@ def new_directory(path: Path, *, keeps: str = "") -> Iterator[Path]:
     """A temporary directory to fill, which becomes `path` when the block ends without an error.
 
     Args:
+        path: an older directory there is replaced; for the moment between two renames it lies beside, hidden.
         keeps: what is still intact when this fails, for the message.
 
     Raises:
         CheckpointError: the disk is full or refuses; nothing is left behind.
     """
-    temp = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    temp, old = (path.parent / f".{path.name}.{os.getpid()}.{kind}" for kind in ("tmp", "old"))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temp, ignore_errors=True)  # of a killed process that had the same number
         temp.mkdir()
         yield temp
         write_manifest(temp)
@@ -48,7 +50,6 @@ def new_directory(path: Path, *, keeps: str = "") -> Iterator[Path]:
             for name in files:
                 fsync(Path(folder, name))
             fsync(Path(folder))
-        old = path.parent / f".{path.name}.{os.getpid()}.old"
         if path.exists():
             path.rename(old)
         temp.rename(path)
@@ -61,6 +62,8 @@ def new_directory(path: Path, *, keeps: str = "") -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(temp, ignore_errors=True)
+        if old.exists() and not path.exists():
+            old.rename(path)
 
 
 def fsync(path: Path) -> None:
@@ -88,6 +91,23 @@ def remove_leftovers(folder: Path) -> None:
     """Delete what a killed process left in `folder` while writing."""
     for path in [*folder.glob(".*.tmp"), *folder.glob(".*.old")]:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        CheckpointError: missing, damaged, or something else than an object.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged ({error})") from error
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path} is damaged: expected an object, found {type(data).__name__}")
+    return data
 
 
 # --- manifests ------------------------------------------------------------------------------------------------------

@@ -124,8 +124,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with ThreadPoolExecutor(options.jobs) as pool:
             bases = dict.fromkeys((s.base, seed) for s, _, seed in work)
-            list(pool.map(lambda job: train_base(options.out, *job, threads), bases))
-            found = list(pool.map(lambda job: refine(options.out, options.id, *job, threads), work))
+            list(pool.map(lambda job: train_base(options.out, job[0], job[1], threads), bases))
+            found = list(pool.map(lambda job: refine(options.out, options.id, job[0], job[1], job[2], threads), work))
         evidence = list(record(options.id, experiment, work, found))
         for row in evidence:
             print(json.dumps({k: getattr(row, k) for k in ("setting", "metric", "value", "low", "high", "seeds")}))
@@ -207,13 +207,15 @@ def record(id: str, experiment: Experiment, work: list, found: list[Found]) -> I
         about = f"{setting.base.demos} demonstrations, imperfection {setting.base.imperfection:g}"
         if seed not in [e.seeds for e in groups.get(base, [])]:
             groups.setdefault(base, []).append(of_rows(result.base, id=id, setting=base, seed=seed, notes=about))
-        cost = {"env_steps": result.env_steps, "wall_s": round(result.wall_s, 1)}
-        row = of_rows(result.rows, id=id, setting=label, seed=seed, notes=" ".join(setting.refine[name]), **cost)
+        row = of_rows(
+            result.rows, id=id, setting=label, seed=seed, env_steps=result.env_steps, wall_s=round(result.wall_s, 1),
+            notes=" ".join(setting.refine[name]),
+        )  # fmt: skip
         groups.setdefault(label, []).append(row)
         if "scratch" not in name:
             both = compare(result.base, result.rows, names=("base", "refined"))
             yield measured(id=id, setting=label, metric="difference", interval=both.difference, seeds=seed,
-                           episodes=both.pairs.total, notes=f"McNemar p = {both.p_value:.1e}", **cost)  # fmt: skip
+                           episodes=both.pairs.total, notes=f"McNemar p = {both.p_value:.1e}")  # fmt: skip
         yield from watched(id, experiment, label, seed, result)
     for rows in groups.values():
         yield from [*rows, pooled(rows)]
@@ -229,16 +231,18 @@ def watched(id: str, experiment: Experiment, label: str, seed: int, result: Foun
     if not steps:
         return
     base = result.evaluations[0]
-    shown = {"id": id, "setting": label, "seeds": seed, "episodes": len(steps) * len(base)}
+    episodes = len(steps) * len(base)
     if "dip" in experiment.extra:
         rate = base.success_rate().value
         dips = {step: 100 * (rate - result.evaluations[step].success_rate().value) for step in steps}
         worst = max(dips, key=dips.__getitem__)
-        yield measured(metric="worst_dip_points", interval=dips[worst], **shown,
+        yield measured(id=id, setting=label, metric="worst_dip_points", interval=dips[worst], seeds=seed,
+                       episodes=episodes,
                        notes=f"at env step {worst} of {len(steps)} evaluations, base {100 * rate:.1f}%")  # fmt: skip
     if "worse" in experiment.extra:
         smallest = min(p for _, p in worse_than_base(base, [result.evaluations[s] for s in steps]))
-        yield measured(metric="worse_p_holm", interval=smallest, notes=f"{len(steps)} evaluations", **shown)
+        yield measured(id=id, setting=label, metric="worse_p_holm", interval=smallest, seeds=seed, episodes=episodes,
+                       notes=f"smallest of {len(steps)} evaluations")  # fmt: skip
         before, after = 1 - result.base.success_rate().value, 1 - result.rows.success_rate().value
         yield measured(id=id, setting=label, metric="failure_ratio", interval=after / before, seeds=seed,
                        episodes=len(result.rows), notes=f"{after:.3f} / {before:.3f}")  # fmt: skip

@@ -1,4 +1,4 @@
-"""checkpoint.py and storage.py: what is saved comes back exactly; what is broken is refused and never believed."""
+"""Policies and checkpoints on disk: what is saved comes back exactly; what is broken is refused and never believed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from robopolicy import checkpoint as ck
-from robopolicy import storage
+from robopolicy import policy_files, storage
 from robopolicy.build import build_policy
 from robopolicy.checkpoint import Checkpointer, load_policy, save_policy
 from robopolicy.errors import CheckpointError, ConfigError, SpecError
@@ -103,6 +102,23 @@ def test_saving_again_replaces_and_foreign_folders_are_left_alone(tmp_path: Path
         save_policy(gaussian(), tmp_path / "thesis")
 
 
+def test_what_is_replaced_comes_back_where_replacing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_policy(gaussian(0), tmp_path / "p")
+    (tmp_path / f".p.{os.getpid()}.tmp").mkdir()  # of a killed process that had our number
+    rename = Path.rename
+
+    def fail(path: Path, target: Path) -> Path:
+        if path.suffix == ".tmp":
+            raise OSError("no")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(CheckpointError, match="could not be written"):
+        save_policy(gaussian(5), tmp_path / "p")
+    assert torch.equal(act(load_policy(tmp_path / "p")), act(gaussian(0)))
+    assert [p.name for p in tmp_path.iterdir()] == ["p"]
+
+
 def test_tied_and_shared_weights_survive(tmp_path: Path) -> None:
     shared = torch.arange(6.0).view(2, 3)
     storage.write_tensors({"a": shared, "b": shared, "c": shared[0], "t": shared.T}, tmp_path / "x.safetensors")
@@ -149,7 +165,7 @@ def only_pickle(folder: Path) -> None:
 
 
 def newer(folder: Path) -> None:
-    edit_json(folder / "policy.json", format=ck.FORMAT + 1)
+    edit_json(folder / "policy.json", format=policy_files.FORMAT + 1)
 
 
 def other_net(folder: Path) -> None:
@@ -242,13 +258,13 @@ def test_version_0_is_migrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(CheckpointError, match="has format 0, and no migration leads from it to 1"):
         load_policy(tmp_path / "p")
 
-    def from_0(files: ck.PolicyFiles) -> ck.PolicyFiles:
+    def from_0(files: policy_files.PolicyFiles) -> policy_files.PolicyFiles:
         network = {**GAUSSIAN["network"], **files.meta["args"]}  # type: ignore[dict-item]
         files.meta = {"format": 1, "node": {"_target_": files.meta["class"], "network": network}, "base": False}
         files.tensors["log_std"] = files.tensors.pop("old.log_std")
         return files
 
-    monkeypatch.setitem(ck.MIGRATIONS, 0, from_0)
+    monkeypatch.setitem(policy_files.MIGRATIONS, 0, from_0)
     assert torch.equal(act(load_policy(tmp_path / "p")), act(policy))
 
 
@@ -330,13 +346,16 @@ def test_damaged_newest_falls_back_with_a_warning(tmp_path: Path, file: str, cap
     assert torch.equal(act(load_policy(tmp_path)), act(gaussian(1)))
     resumed.save(2, policy=gaussian(2), state={"step": 2})
     assert Checkpointer(tmp_path).latest() == {"step": 2}
+    path.write_bytes(b"")  # and once more: there is a damaged one of this name already
+    assert Checkpointer(tmp_path).step == 1
 
 
 def test_all_damaged_is_an_error_not_a_fresh_start(tmp_path: Path) -> None:
     Checkpointer(tmp_path).save(1, policy=gaussian(), state={})
     (tmp_path / "checkpoints" / "step_0000000001" / "state.json").write_text("")
-    with pytest.raises(CheckpointError, match="all 1 checkpoints are damaged"):
-        Checkpointer(tmp_path).latest()
+    for _ in range(2):  # the second try is no fresh start either
+        with pytest.raises(CheckpointError, match="all 1 checkpoints are damaged"):
+            Checkpointer(tmp_path).latest()
 
 
 def test_state_of_a_newer_format_is_refused(tmp_path: Path) -> None:
@@ -348,12 +367,15 @@ def test_state_of_a_newer_format_is_refused(tmp_path: Path) -> None:
         Checkpointer(tmp_path).latest()
 
 
-def test_saving_a_step_twice_never_touches_the_first(tmp_path: Path) -> None:
+def test_saving_a_step_again_never_touches_the_one_before(tmp_path: Path) -> None:
+    """As repeating the command of a finished run does."""
     saver = Checkpointer(tmp_path)
-    for value in (1, 2, 3):
-        saver.save(5, policy=gaussian(), state={"value": value})
-    assert Checkpointer(tmp_path).latest() == {"value": 3}
-    assert len(list((tmp_path / "checkpoints").glob("step_*"))) == 2
+    for value in range(6):
+        saver.save(5, policy=gaussian(value), state={"value": value})
+        assert Checkpointer(tmp_path).latest() == {"value": value}
+        assert torch.equal(act(load_policy(tmp_path)), act(gaussian(value)))
+    names = {"step_0000000005_4", "step_0000000005_5"}
+    assert {p.name for p in (tmp_path / "checkpoints").glob("step_*")} == names
 
 
 # --- full disks, kills, interrupts ----------------------------------------------------------------------------------

@@ -19,8 +19,6 @@ from sim.tasks.base import Array, Body, Bool, Joint, Range, Scene, Task, fold, p
 _WALL_BITS, _FREE_BITS, _HELD_BITS = (
     f'contype="{own}" conaffinity="{other}"' for own, other in ((4, 2), (1, 5), (2, 1))
 )
-# Stiffer contacts than MuJoCo's default, for a hole that is one clearance wide.
-_STIFF = 'solref="0.01 1" solimp="0.95 0.99 0.0005"'
 _ORANGE, _BLUE = "0.9 0.6 0.2 1", "0.35 0.5 0.75 1"
 
 
@@ -64,6 +62,7 @@ class PegEasy(Task):
     hold: int = 3
     peg_half: float = 0.0125  # m, half the side of its square cross section
     peg_length: float = 0.08  # m
+    peg_mass: float = 0.2  # kg
     reach: float = 0.06  # m from the TCP to the tip
     clearance: float = 0.001  # m per side: the hole's half width less the peg's
     depth: float = 0.03  # m
@@ -80,11 +79,16 @@ class PegEasy(Task):
     start = (0.0, 0.19792, 0.0, -2.40093, 0.0, 2.59885, 0.7853982)  # TCP at (0.5, 0, 0.13) m
     start_opening = 0.025
 
+    @property
+    def _contact(self) -> str:
+        """As stiff as the timestep permits: under all that the arm can press, walls give way by less than a clearance."""
+        return f'solref="{2 * self.timestep} 1" solimp="0.95 0.99 0.0005"'
+
     def bodies(self) -> str:
         inner, t, h = self.peg_half + self.clearance, self.wall / 2, self.depth / 2
         walls = "".join(
             f'<geom name="wall{i}" type="box" pos="{x} {y} {h}" size="{sx} {sy} {h}" {_WALL_BITS} priority="2" '
-            f'friction="0.4 0.005 0.0001" {_STIFF} rgba="{_BLUE}"/>'
+            f'friction="0.4 0.005 0.0001" {self._contact} rgba="{_BLUE}"/>'
             for i, (x, y, sx, sy) in enumerate(
                 (
                     (inner + t, 0, t, inner + self.wall),
@@ -98,7 +102,10 @@ class PegEasy(Task):
 
     def _peg(self, pos: str, bits: str) -> str:
         size = f"{self.peg_half} {self.peg_half} {self.peg_length / 2}"
-        return f'<geom name="peg" type="box" pos="{pos}" size="{size}" mass="0.1" {bits} {_STIFF} rgba="{_ORANGE}"/>'
+        return (
+            f'<geom name="peg" type="box" pos="{pos}" size="{size}" mass="{self.peg_mass}" {bits} {self._contact} '
+            f'rgba="{_ORANGE}"/>'
+        )
 
     def tool(self) -> str:
         return self._peg(f"0 0 {TCP + self.reach - self.peg_length / 2}", _HELD_BITS)
@@ -149,6 +156,8 @@ class PegEasy(Task):
 @dataclass(frozen=True)
 class Peg(PegEasy):
     horizon: int = 80
+    timestep: float = 0.0025
+    substeps: int = 20
     clearance: float = 0.0005  # m per side
     range_slide: float = 0.003  # m, the peg in the hand, along and across the fingers
     range_tilt: float = 0.05  # rad, about the axis along which the fingers close

@@ -22,6 +22,7 @@ def make(*, gain=0.35, num_envs=8, scale=0.5, seed=0, **kw):
     torch.manual_seed(seed)
     base = PointPolicy(gain=gain, chunk=3)
     normalizer = Normalizer.from_limits(base.spec.observation, base.spec.action)
+    normalizer._affine(STATE).set(torch.tensor([0.0, 0.0, 500.0, 6.0]), torch.tensor([0.3, 0.3, 500.0, 6.0]))
     policy = ResidualPolicy(base.spec, normalizer, base, hidden=(32, 32), scale=scale)
     algo = ResidualTD3(policy, critic=partial(CriticEnsemble, heads=3, width=32), seed=seed, **kw)
     return policy, algo, wrap_for(policy, PointEnv(num_envs))
@@ -54,7 +55,7 @@ def test_the_residual_is_bounded_whatever_the_network_says():
     torch.nn.init.constant_(policy.net[-1].bias, 100.0)
     obs = env.reset()
     moved = policy.act(obs)[:, 0] - obs[BASE_ACTION]
-    assert float(moved.max()) <= 0.3 * 0.1 + 1e-6 and float(moved.min()) > 0.0
+    assert moved.max().item() <= 0.3 * 0.1 + 1e-6 and moved.min().item() > 0.0
 
 
 def test_target_by_hand():
@@ -110,9 +111,10 @@ def test_what_is_stored_is_what_was_executed():
     assert float(action.abs().max()) <= 0.1 + 1e-7 and float(action.abs().max()) > 0.099
 
 
-def test_it_improves_a_slow_base():
-    # The base needs more steps than the horizon allows; half of the episodes fail.
-    policy, algo, env = make(num_envs=8, penalty=0.1, penalty_steps=1000, actor_lr=1e-3, critic_lr=1e-3)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_it_improves_a_slow_base(seed):
+    # From most starts the base needs more steps than the horizon allows.
+    policy, algo, env = make(seed=seed, gain=0.45, penalty=0.1, penalty_steps=1000, actor_lr=1e-3, critic_lr=1e-3)
 
     def success(policy):
         obs, env, count = None, wrap_for(policy, PointEnv(64, seed=5)), 0
@@ -126,9 +128,9 @@ def test_it_improves_a_slow_base():
         return float(won.float().mean())
 
     before = success(policy)
-    loop(algo, env, MemoryCheckpoints(), total_steps=6_000, warmup_steps=800, critic_only_updates=200)
+    loop(algo, env, MemoryCheckpoints(), total_steps=3_000, warmup_steps=800, critic_only_updates=200, seed=seed)
     after = success(policy)
-    assert before < 0.7 and after > before + 0.25, (before, after)
+    assert before < 0.3 and after > 0.8, (before, after)
 
 
 def test_resume_gives_the_same_run_bit_for_bit():
@@ -157,5 +159,7 @@ def test_resume_gives_the_same_run_bit_for_bit():
 def test_evaluations_happen_on_schedule():
     _, algo, env = make()
     tracker, seen = NoTracker(), []
-    loop(algo, env, MemoryCheckpoints(), tracker=tracker, eval_every=200, evaluate=lambda p, step: seen.append(1) or {"x": 1})
+    score = lambda policy, step: seen.append(step) or {"x": step}  # noqa: E731
+    loop(algo, env, MemoryCheckpoints(), tracker=tracker, eval_every=200, evaluate=score)
+    assert seen == [0, 200, 400]
     assert [s for s, row in tracker.rows if "eval/x" in row] == [0, 200, 400]
