@@ -160,7 +160,8 @@ class _Silent:
 
 class _RichBar:
     def __init__(self, bar: Progress, total: int, description: str) -> None:
-        self.bar, self.first = bar, None
+        self.bar = bar
+        self.first: int | None = None
         self.task = bar.add_task(description, total=total, numbers="", first=0)
 
     def update(self, step: int, **numbers: float) -> None:

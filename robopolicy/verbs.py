@@ -192,10 +192,11 @@ def _rows(
 
 def _task(given: dict[str, Any] | None, place: Place) -> dict[str, Any]:
     """The task on the command line, or the one that the run was trained on."""
-    trained = (read_config(place.run) or {}).get("task") if place.run is not None else None
-    if given is None and trained is None:
+    config = read_config(place.run) if place.run is not None else None
+    task: dict[str, Any] | None = given or (config or {}).get("task")
+    if task is None:
         raise ConfigError(f"task: {place.name} does not say what it was trained on; choose one: task=<name>")
-    return given or trained
+    return task
 
 
 def _env(task: dict[str, Any], num_envs: int, episodes: int) -> VecEnv:

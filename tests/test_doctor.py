@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from robopolicy import doctor
-from robopolicy.doctor import Check
+from robopolicy.doctor import checks as machine
+from robopolicy.doctor import probes
+from robopolicy.doctor.checks import Check
 from robopolicy.errors import ConfigError
 
 
@@ -20,9 +22,9 @@ def no_probe(monkeypatch: pytest.MonkeyPatch):
 
     def fail(message: str) -> None:
         def probe(code: str, env=None):
-            raise doctor.ProbeError(message)
+            raise probes.ProbeError(message)
 
-        monkeypatch.setattr(doctor, "probe", probe)
+        monkeypatch.setattr(machine, "probe", probe)
 
     return fail
 
@@ -42,12 +44,12 @@ def test_states() -> None:
 
 
 def test_probe_returns_the_last_line() -> None:
-    assert doctor.probe("print('noise'); print('{\"a\": 1}')") == {"a": 1}
+    assert probes.probe("print('noise'); print('{\"a\": 1}')") == {"a": 1}
 
 
 def test_probe_passes_the_environment() -> None:
     code = "import json, os; print(json.dumps({'x': os.environ['PROBED']}))"
-    assert doctor.probe(code, {"PROBED": "yes"}) == {"x": "yes"}
+    assert probes.probe(code, {"PROBED": "yes"}) == {"x": "yes"}
 
 
 @pytest.mark.parametrize(
@@ -61,14 +63,14 @@ def test_probe_passes_the_environment() -> None:
     ],
 )
 def test_probe_survives(code: str, message: str) -> None:
-    with pytest.raises(doctor.ProbeError, match=message):
-        doctor.probe(code)
+    with pytest.raises(probes.ProbeError, match=message):
+        probes.probe(code)
 
 
 def test_probe_ends_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "TIMEOUT", 0.5)
-    with pytest.raises(doctor.ProbeError, match="no answer"):
-        doctor.probe("import time; time.sleep(60)")
+    monkeypatch.setattr(probes, "TIMEOUT", 0.5)
+    with pytest.raises(probes.ProbeError, match="no answer"):
+        probes.probe("import time; time.sleep(60)")
 
 
 # ---- on this machine, which set-up has prepared ----------------------------------------------------------------
@@ -76,18 +78,18 @@ def test_probe_ends_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_renders_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MUJOCO_GL", raising=False)
-    check = doctor.check_rendering()
+    check = machine.check_rendering()
     assert check.ok, check.detail
     assert "64×64 frame" in check.detail
 
 
 def test_encodes_for_real() -> None:
-    assert doctor.check_video().ok
+    assert machine.check_video().ok
 
 
 def test_python_and_packages_are_as_locked() -> None:
-    assert doctor.check_python().ok
-    check = doctor.check_packages()
+    assert machine.check_python().ok
+    check = machine.check_packages()
     assert check.ok, f"{check.detail}; {check.fix}"
 
 
@@ -96,16 +98,16 @@ def test_python_and_packages_are_as_locked() -> None:
 
 def test_other_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "version_info", (3, 13, 1, "final", 0))
-    check = doctor.check_python()
+    check = machine.check_python()
     assert check.state == "FAILED"
     assert "3.13.1" in check.detail
     assert "setup.sh" in check.fix
 
 
 def test_package_missing_or_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = doctor.installed
-    monkeypatch.setattr(doctor, "installed", lambda n: {"torch": None, "numpy": "1.26.4"}.get(n, found(n)))
-    check = doctor.check_packages()
+    found = machine.installed
+    monkeypatch.setattr(machine, "installed", lambda n: {"torch": None, "numpy": "1.26.4"}.get(n, found(n)))
+    check = machine.check_packages()
     assert check.state == "FAILED"
     assert "torch" in check.detail
     assert "found 1.26.4" in check.detail
@@ -113,9 +115,9 @@ def test_package_missing_or_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_package_not_as_locked(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = doctor.installed
-    monkeypatch.setattr(doctor, "installed", lambda n: "99.0" if n == "rich" else found(n))
-    check = doctor.check_packages()
+    found = machine.installed
+    monkeypatch.setattr(machine, "installed", lambda n: "99.0" if n == "rich" else found(n))
+    check = machine.check_packages()
     assert check.state == "optional"
     assert "rich 99.0 (locked" in check.detail
     assert "setup.sh --force" in check.fix
@@ -129,12 +131,12 @@ def test_lock_is_read(tmp_path: Path) -> None:
         "colorama==0.4 ; sys_platform == 'win32' \\\n    --hash=sha256:11\n"
         "torch==2.11.0\n"
     )
-    assert doctor.read_lock(lock) == {"av": "15.1.0", "torch": "2.11.0"}
+    assert machine.read_lock(lock) == {"av": "15.1.0", "torch": "2.11.0"}
 
 
 def test_no_rendering(no_probe) -> None:
     no_probe("ImportError: cannot load libEGL")
-    check = doctor.check_rendering()
+    check = machine.check_rendering()
     assert check.state == "FAILED"
     assert "egl: ImportError" in check.detail
     assert "osmesa: ImportError" in check.detail
@@ -143,18 +145,18 @@ def test_no_rendering(no_probe) -> None:
 
 def test_rendering_without_mujoco_is_no_driver_problem(no_probe) -> None:
     no_probe("ModuleNotFoundError: No module named 'mujoco'")
-    assert "apt-get" not in doctor.check_rendering().fix
+    assert "apt-get" not in machine.check_rendering().fix
 
 
 def test_chosen_gl_backend_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def probe(code: str, env):
         if env["MUJOCO_GL"] == "glfw":
-            raise doctor.ProbeError("no display")
+            raise probes.ProbeError("no display")
         return {"ms": 1.0, "device": "llvmpipe"}
 
-    monkeypatch.setattr(doctor, "probe", probe)
+    monkeypatch.setattr(machine, "probe", probe)
     monkeypatch.setenv("MUJOCO_GL", "glfw")
-    check = doctor.check_rendering()
+    check = machine.check_rendering()
     assert check.state == "FAILED"
     assert "no display" in check.detail
     assert check.fix == "unset MUJOCO_GL"
@@ -162,14 +164,14 @@ def test_chosen_gl_backend_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_video(no_probe) -> None:
     no_probe("UnknownCodecError: libx264")
-    check = doctor.check_video()
+    check = machine.check_video()
     assert check.state == "FAILED"
     assert "libx264" in check.detail
 
 
 def test_no_ffmpeg(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    check = doctor.check_ffmpeg()
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    check = machine.check_ffmpeg()
     assert check.state == "optional"
     assert check.fix.endswith("apt-get install -y ffmpeg")
 
@@ -184,30 +186,30 @@ def test_no_ffmpeg(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_gpu(monkeypatch: pytest.MonkeyPatch, present: bool, answer: dict, state: str, words: str) -> None:
-    monkeypatch.setattr(doctor, "probe", lambda code, env=None: answer)
-    monkeypatch.setattr(doctor.Path, "exists", lambda self: present)
-    check = doctor.check_cuda()
+    monkeypatch.setattr(machine, "probe", lambda code, env=None: answer)
+    monkeypatch.setattr(machine.Path, "exists", lambda self: present)
+    check = machine.check_cuda()
     assert check.state == state
     assert words in check.detail
 
 
 def test_torch_that_does_not_load_is_fatal_without_a_gpu_too(no_probe) -> None:
     no_probe("ImportError: libtorch")
-    assert doctor.check_cuda().required
+    assert machine.check_cuda().required
 
 
 @pytest.mark.parametrize(("free", "state"), [(0.5, "FAILED"), (2.0, "optional"), (50.0, "ok")])
 def test_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: float, state: str) -> None:
-    usage = SimpleNamespace(free=int(free * doctor.GIB))
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: usage)
-    check = doctor.check_disk(tmp_path)
+    usage = SimpleNamespace(free=int(free * machine.GIB))
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: usage)
+    check = machine.check_disk(tmp_path)
     assert check.state == state
     assert f"{free:.1f} GiB free" in check.detail
 
 
 def test_memory_minds_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "cgroup_memory", lambda: 1.0)
-    check = doctor.check_memory()
+    monkeypatch.setattr(machine, "cgroup_memory", lambda: 1.0)
+    check = machine.check_memory()
     assert check.state == "optional"
     assert "of 1.0 GiB" in check.detail
 
@@ -218,24 +220,24 @@ def test_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "netrc"
     file.touch(mode=0o600)
     monkeypatch.setenv("NETRC", str(file))
-    check = doctor.check_wandb()
+    check = machine.check_wandb()
     assert check.state == "optional"
     assert check.fix.endswith("wandb login")
     file.write_text("machine wandb.example login user password secret")
-    assert doctor.check_wandb().ok
-    assert "secret" not in doctor.check_wandb().detail
+    assert machine.check_wandb().ok
+    assert "secret" not in machine.check_wandb().detail
     file.write_text("nonsense {")
-    assert not doctor.check_wandb().ok
+    assert not machine.check_wandb().ok
     monkeypatch.setenv("WANDB_API_KEY", "secret")
-    assert doctor.check_wandb().ok
-    assert "secret" not in doctor.check_wandb().detail
+    assert machine.check_wandb().ok
+    assert "secret" not in machine.check_wandb().detail
     monkeypatch.setenv("WANDB_MODE", "offline")
-    assert "offline" in doctor.check_wandb().detail
+    assert "offline" in machine.check_wandb().detail
 
 
 def test_no_ros(no_probe) -> None:
     no_probe("AttributeError")
-    check = doctor.check_ros()
+    check = machine.check_ros()
     assert check.state == "optional"
     assert check.fix
 

@@ -107,9 +107,9 @@ class ResidualTD3:
             if self.target_noise:
                 noise = self.target_noise * self._randn(u.shape)
                 u = (u + noise.clamp_(-self.target_noise_clip, self.target_noise_clip)).clamp_(-1.0, 1.0)
-            q_next = self.target(next_state, self.policy.combine(next_base, u))  # [E B]
-            heads = torch.randperm(q_next.shape[0], generator=self.generator)[: self.target_subset]
-            y = batch.reward + batch.discount * q_next[heads].amin(dim=0)  # [B]
+            heads = torch.randperm(self.critic.heads, generator=self.generator)[: self.target_subset]
+            q_next = self.target(next_state, self.policy.combine(next_base, u), heads)  # [M B]
+            y = batch.reward + batch.discount * q_next.amin(dim=0)  # [B]
         q = self.critic(state, action)  # [E B]
         loss = (q - y).square().mean(dim=1).sum()  # sum over heads: each head learns as if alone
         self.critic_optim.zero_grad(set_to_none=True)

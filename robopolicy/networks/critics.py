@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +19,8 @@ class EnsembleLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(heads, in_dim, out_dim).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(heads, 1, out_dim).uniform_(-bound, bound))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.baddbmm(self.bias, x, self.weight)
+    def forward(self, x: Tensor, heads: Tensor | None = None) -> Tensor:
+        return torch.baddbmm(_of(self.bias, heads), x, _of(self.weight, heads))
 
 
 class EnsembleLayerNorm(nn.Module):
@@ -31,8 +32,12 @@ class EnsembleLayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(heads, 1, dim))
         self.dim = dim
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.addcmul(self.bias, F.layer_norm(x, (self.dim,)), self.weight)
+    def forward(self, x: Tensor, heads: Tensor | None = None) -> Tensor:
+        return torch.addcmul(_of(self.bias, heads), F.layer_norm(x, (self.dim,)), _of(self.weight, heads))
+
+
+def _of(parameter: Tensor, heads: Tensor | None) -> Tensor:
+    return parameter if heads is None else parameter[heads]
 
 
 class CriticEnsemble(nn.Module):
@@ -46,13 +51,15 @@ class CriticEnsemble(nn.Module):
     def __init__(self, in_dim: int, *, heads: int = 10, width: int = 256, depth: int = 2) -> None:
         super().__init__()
         self.heads = heads
-        layers: list[nn.Module] = []
-        for _ in range(depth):
-            layers += [EnsembleLinear(heads, in_dim, width), EnsembleLayerNorm(heads, width), nn.ReLU()]
-            in_dim = width
-        self.net = nn.Sequential(*layers, EnsembleLinear(heads, in_dim, 1))
+        sizes = [in_dim] + [width] * depth
+        self.linears = nn.ModuleList(EnsembleLinear(heads, a, b) for a, b in pairwise(sizes))
+        self.norms = nn.ModuleList(EnsembleLayerNorm(heads, width) for _ in range(depth))
+        self.last = EnsembleLinear(heads, sizes[-1], 1)
 
-    def forward(self, features: Tensor, action: Tensor) -> Tensor:
-        """Q [E B] of features [B C] and normalised actions [B Da]."""
+    def forward(self, features: Tensor, action: Tensor, heads: Tensor | None = None) -> Tensor:
+        """Q [E B] of features [B C] and normalised actions [B Da]; `heads` [M] computes only those, Q [M B]."""
         x = torch.cat([features, action], dim=-1)
-        return self.net(x.expand(self.heads, *x.shape))[..., 0]
+        x = x.expand(self.heads if heads is None else len(heads), *x.shape)
+        for linear, norm in zip(self.linears, self.norms, strict=True):
+            x = F.relu(norm(linear(x, heads), heads))
+        return self.last(x, heads)[..., 0]

@@ -63,7 +63,7 @@ def test_target_by_hand():
     with torch.no_grad():
         for p in algo.target_params:
             p.zero_()
-        algo.target.net[-1].bias.copy_(torch.tensor([2.0, -1.0, 5.0])[:, None, None])
+        algo.target.last.bias.copy_(torch.tensor([2.0, -1.0, 5.0])[:, None, None])
     batch = batch_of(policy)._replace(reward=torch.full((16,), 0.5))
     metrics = algo.update(batch, learned_steps=None)
     assert float(metrics["critic/target"]) == pytest.approx(0.5 + 0.9 * -1.0)  # r + discount · min over the subset
@@ -74,7 +74,7 @@ def test_loss_squares_each_head_apart():
     with torch.no_grad():
         for p in (*algo.critic_params, *algo.target_params):
             p.zero_()
-        algo.critic.net[-1].bias.copy_(torch.tensor([1.0, -1.0, 0.0])[:, None, None])  # their mean error is zero
+        algo.critic.last.bias.copy_(torch.tensor([1.0, -1.0, 0.0])[:, None, None])  # their mean error is zero
     metrics = algo.update(batch_of(policy), learned_steps=None)
     assert float(metrics["critic/loss"]) == pytest.approx(2.0 / 3.0)
 

@@ -16,13 +16,13 @@ def test_every_head_equals_its_own_plain_network():
     assert q.shape == (4, 5)
     for e in range(4):
         x = torch.cat([state, action], dim=1)
-        for i in (0, 3):
-            linear, norm = critic.net[i], critic.net[i + 1]
+        for linear, norm in zip(critic.linears, critic.norms, strict=True):
             x = F.linear(x, linear.weight[e].T, linear.bias[e, 0])
             x = torch.relu(F.layer_norm(x, (16,), norm.weight[e, 0], norm.bias[e, 0]))
-        last = critic.net[6]
+        last = critic.last
         want = F.linear(x, last.weight[e].T, last.bias[e, 0])[:, 0]
         assert torch.allclose(q[e], want, atol=1e-5)
+    assert torch.allclose(critic(state, action, torch.tensor([2, 0])), q[[2, 0]], atol=1e-6)
 
 
 def test_heads_start_different_and_gradients_stay_apart():
@@ -30,5 +30,5 @@ def test_heads_start_different_and_gradients_stay_apart():
     q = critic(torch.randn(6, 3), torch.randn(6, 2))
     assert not torch.allclose(q[0], q[1])
     q[1].sum().backward()
-    grad = critic.net[0].weight.grad
+    grad = critic.linears[0].weight.grad
     assert grad[1].abs().sum() > 0 and grad[0].abs().sum() == 0 and grad[2].abs().sum() == 0
