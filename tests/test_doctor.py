@@ -235,10 +235,15 @@ def test_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "offline" in machine.check_wandb().detail
 
 
-def test_no_ros(no_probe) -> None:
-    no_probe("AttributeError")
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [("ModuleNotFoundError: No module named 'rclpy'", "not importable"), ("ImportError: librcl.so", "librcl.so")],
+)
+def test_no_ros(no_probe, error: str, words: str) -> None:
+    no_probe(error)
     check = machine.check_ros()
     assert check.state == "optional"
+    assert words in check.detail
     assert check.fix
 
 

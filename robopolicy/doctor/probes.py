@@ -85,7 +85,7 @@ def video() -> None:
             file.mux(stream.encode(frame))
         file.mux(stream.encode())
     buffer.seek(0)
-    with av.open(buffer) as clip:
+    with av.open(buffer, "r") as clip:
         frames = len(list(clip.decode(video=0)))
     assert frames == 8, f"8 frames were encoded, {frames} decoded"
     print(json.dumps({"version": av.__version__}))

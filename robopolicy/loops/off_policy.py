@@ -47,7 +47,7 @@ def off_policy(
     log_every: int = 1_000,
     seed: int = 0,
 ) -> Metrics:
-    """Train `algo` for `total_steps` primitive env steps over all N envs, warm-up included.
+    """Train `algo` for at most `total_steps` primitive env steps over all N envs, warm-up included.
 
     Args:
         env: emits [N To ...] and `base_action`: BaseActionEnv(HistoryEnv(env), base).
@@ -56,7 +56,7 @@ def off_policy(
         warmup_steps: env steps of the base policy (with exploration noise) before the first update.
         critic_only_updates: updates right after warm-up in which the policy stays the base.
         updates_per_step: critic updates per primitive env step (UTD).
-        evaluate: called with policy and step every `eval_every` env steps; its time is not counted as training.
+        evaluate: called with policy and step every `eval_every` env steps and at the end; not counted as training.
 
     Returns:
         `steps`, `train_s` (seconds of collecting and learning) and the last evaluation's metrics.
@@ -67,7 +67,8 @@ def off_policy(
         offline = online.of_episodes(demos, extra={BASE_ACTION: base_actions(demos, algo.policy.base)})
     state = checkpointer.latest()
     steps, owed, train_s, result = 0, 0.0, 0.0, {}
-    next_eval, next_save, next_log = 0, save_every, log_every
+    evaluated, saved, logged = -1, 0, 0  # env step at which that was done last
+    most = env.num_envs * max(1, env.spec.chunk)  # primitive steps that one more `env.step` may take
     recent: deque[float] = deque(maxlen=100)  # success of the newest training episodes
     if state is None:
         obs = env.reset()
@@ -76,8 +77,8 @@ def off_policy(
             part.load_state_dict(state[name])
         generator.set_state(state["generator"])
         obs, recent = state["obs"], deque(state["recent"], maxlen=100)
-        steps, owed, train_s = state["steps"], state["owed"], state["train_s"]
-        next_eval, next_save, next_log = state["next_eval"], state["next_save"], state["next_log"]
+        steps, owed, train_s, result = state["steps"], state["owed"], state["train_s"], state["result"]
+        evaluated, saved, logged = state["evaluated"], steps, state["logged"]
 
     def batch() -> Batch:
         if offline is None:
@@ -89,20 +90,21 @@ def off_policy(
         return {
             "algo": algo.state_dict(), "env": env.state_dict(), "replay": online.state_dict(),
             "generator": generator.get_state(), "obs": obs, "recent": list(recent), "steps": steps, "owed": owed,
-            "train_s": train_s, "next_eval": next_eval, "next_save": next_save, "next_log": next_log,
+            "train_s": train_s, "result": result, "evaluated": evaluated, "logged": logged,
         }  # fmt: skip
 
     metrics: Metrics = {}
     with tracker.progress(total_steps, "off-policy") as progress:
         while True:
-            if evaluate is not None and eval_every and steps >= next_eval:
-                result = evaluate(algo.policy, steps)
+            last = steps + most > total_steps
+            look = due(eval_every, evaluated, steps) or (last and evaluated < steps)
+            if evaluate is not None and eval_every and look:
+                result, evaluated = evaluate(algo.policy, steps), steps
                 tracker.log({f"eval/{k}": v for k, v in result.items()}, steps)
-                next_eval += eval_every
-            if (save_every and steps >= next_save) or steps >= total_steps or checkpointer.requested:
-                next_save += save_every
+            if due(save_every, saved, steps) or last or checkpointer.requested:
+                saved = steps
                 checkpointer.save(steps, policy=algo.policy, state=snapshot())
-            if steps >= total_steps:
+            if last:
                 return {"steps": steps, "train_s": train_s, **result}
             began = time.perf_counter()
 
@@ -124,13 +126,18 @@ def off_policy(
             train_s += time.perf_counter() - began
 
             progress.update(steps, success=sum(recent) / max(1, len(recent)))
-            if steps >= next_log:
-                next_log += log_every
-                logged = {f"train/{k}": float(v) for k, v in metrics.items()}
+            if due(log_every, logged, steps) or steps + most > total_steps:
+                logged = steps
+                numbers = {f"train/{k}": float(v) for k, v in metrics.items()}
                 if recent:
-                    logged["train/success"] = sum(recent) / len(recent)
-                logged |= {f"train/{k}": float(v.float().mean()) for k, v in step.info.items()}
-                tracker.log({**logged, "train/seconds": train_s, "train/steps_per_s": steps / train_s}, steps)
+                    numbers["train/success"] = sum(recent) / len(recent)
+                numbers |= {f"train/{k}": float(v.float().mean()) for k, v in step.info.items()}
+                tracker.log({**numbers, "train/seconds": train_s, "train/steps_per_s": steps / train_s}, steps)
+
+
+def due(every: int, previous: int, steps: int) -> bool:
+    """A multiple of `every` lies in (previous, steps]; never where `every` is 0."""
+    return every > 0 and steps // every > previous // every
 
 
 def join(a: Batch, b: Batch) -> Batch:

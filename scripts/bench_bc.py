@@ -1,0 +1,256 @@
+"""Imitation: our DiffusionPolicy against LeRobot's, side by side in one run; rows of evidence as JSON, one a line.
+
+    python scripts/bench_bc.py [--quick | --record]
+
+Both have the same dataset on disk, U-Net (equal parameter counts, or the script stops), chunk, batch size, DDPM steps
+and torch threads, on the CPU, each with its own optimiser settings. The sides alternate, round by round.
+
+training   end to end. Ours: `loops.offline` with BC on the dataset in tensors, as `robopolicy train` runs it (moving
+           average of the weights included). LeRobot: the loop body of `lerobot-train` (its dataset, sampler, DataLoader,
+           processors, optimiser, `update_policy`; 0.6 keeps no average) without Accelerate's wrappers, with the number
+           of workers, 0 to 2, that is fastest here; they stand still, their queues full, while we train. Opening the
+           dataset and starting workers is not counted on either side.
+update     the same without data: one batch in memory, normalised beforehand for LeRobot, raw for us.
+inference  a chunk in physical units from a raw observation history: our `act`; LeRobot's preprocessor,
+           `predict_action_chunk` and postprocessor. `network`: LeRobot without its processors, ours as before.
+
+ratio: median over rounds of LeRobot's seconds over ours, with its 95% bootstrap interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import psutil
+import torch
+
+from robopolicy.algos.bc import BC
+from robopolicy.cli import invoke
+from robopolicy.data.episodes import Episodes
+from robopolicy.data.lerobot import load_episodes
+from robopolicy.evaluate.evidence import Evidence, measured, write
+from robopolicy.evaluate.statistics import Interval, bootstrap
+from robopolicy.loops.offline import Batches, offline
+from robopolicy.networks.unet1d import UNet1d
+from robopolicy.normalize import Normalizer
+from robopolicy.policies.diffusion import DiffusionPolicy
+from robopolicy.spec import PolicySpec
+from robopolicy.tracking import Tracker
+from robopolicy.types import STATE, TASK
+
+ENV_STATE = "observation.environment_state"  # LeRobot's diffusion needs an image or this beside the robot's own state
+TO, H, TA, K = 2, 16, 8, 10  # observation history, predicted and executed steps, denoising steps
+UNET = {"dims": (64, 128, 256), "kernel": 5, "groups": 8, "time_dim": 128}
+SCHEDULE = 100_000  # updates that the learning rate falls over, on both sides
+# What LeRobot's `update_policy` asks of Accelerate, as it is on one CPU in float32; costs nothing.
+ACCELERATOR = SimpleNamespace(
+    autocast=nullcontext, backward=torch.Tensor.backward, clip_grad_norm_=torch.nn.utils.clip_grad_norm_,
+    unwrap_model=lambda model, **_: model,
+)  # fmt: skip
+
+
+def record_dataset(path: Path, episodes: int) -> Episodes:
+    """Demonstrations of pick as a plain LeRobotDataset, the state split into robot and cube; read back by us."""
+    from lerobot.datasets import LeRobotDataset
+
+    demos = path.with_name("demos")
+    invoke("demos", "task=pick", out=demos, episodes=episodes, imperfection=0.5)
+    found = load_episodes(demos)
+    cut = next(i for i, name in enumerate(found.observation[STATE].names or ()) if name.startswith("cube"))
+    columns = {STATE: found.obs[STATE][:, :cut], ENV_STATE: found.obs[STATE][:, cut:], "action": found.action}
+    features = {k: {"dtype": "float32", "shape": (v.shape[1],), "names": None} for k, v in columns.items()}
+    written = LeRobotDataset.create("local/bench", round(1 / found.dt), features, root=path, use_videos=False)
+    ends = set(found.starts[1:].tolist())
+    for t in range(found.num_frames):
+        written.add_frame({**{k: v[t].numpy() for k, v in columns.items()}, "task": found.tasks[0]})
+        if t + 1 in ends:
+            written.save_episode()
+    written.finalize()
+    return load_episodes(path, action_spec=found.action_spec)
+
+
+class Ours:
+    def __init__(self, episodes: Episodes, batch_size: int) -> None:
+        observation = {k: v for k, v in episodes.observation.items() if k != TASK}
+        spec = PolicySpec(observation, episodes.action_spec, episodes.dt, TO, H, TA, episodes.tasks)
+        normalizer = Normalizer(observation, episodes.action_spec).fit(episodes)
+        policy = DiffusionPolicy(spec, normalizer, denoising_steps=K, network=partial(UNet1d, **UNET))
+        self.algo, self.network = BC(policy, steps=SCHEDULE), policy.network
+        self.batch = Batches(episodes, spec, batch_size=batch_size, seed=0)[0]
+        self.train = partial(
+            offline, algo=self.algo, episodes=episodes, batch_size=batch_size, seed=0, tracker=Tracker(quiet=True),
+            checkpointer=SimpleNamespace(requested=False, latest=lambda: None, save=lambda *_, **__: None),
+        )  # fmt: skip
+
+    def update(self, steps: int) -> None:
+        for _ in range(steps):
+            self.algo.update(self.batch)
+
+
+class LeRobot:
+    def __init__(self, root: Path, batch_size: int) -> None:
+        from lerobot.datasets import LeRobotDataset, LeRobotDatasetMetadata
+        from lerobot.datasets.factory import resolve_delta_timestamps
+        from lerobot.policies import make_policy, make_pre_post_processors
+        from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
+        from lerobot.scripts.lerobot_train import update_policy
+        from lerobot.utils.logging_utils import AverageMeter, MetricsTracker
+
+        config = DiffusionConfig(
+            n_obs_steps=TO, horizon=H, n_action_steps=TA, drop_n_last_frames=H - TA - TO + 1, num_train_timesteps=K,
+            down_dims=UNET["dims"], kernel_size=UNET["kernel"], n_groups=UNET["groups"], device="cpu",
+            diffusion_step_embed_dim=UNET["time_dim"], do_mask_loss_for_padding=True, push_to_hub=False,
+        )  # fmt: skip
+        meta = LeRobotDatasetMetadata("local/bench", root=root)
+        deltas = resolve_delta_timestamps(config, meta)
+        self.dataset = LeRobotDataset("local/bench", root=root, delta_timestamps=deltas, return_uint8=True)
+        self.policy = make_policy(config, ds_meta=meta)
+        self.pre, self.post = make_pre_post_processors(config, dataset_stats=meta.stats)
+        self.config, self.batch_size, self.network = config, batch_size, self.policy.diffusion.unet
+        meters = {k: AverageMeter(k) for k in ("loss", "grad_norm", "lr", "update_s", "dataloading_s")}
+        preset = config.get_optimizer_preset()
+        optimizer = preset.build(self.policy.get_optim_params())
+        self.step = partial(
+            update_policy, MetricsTracker(batch_size, meta.total_frames, meta.total_episodes, meters), self.policy,
+            optimizer=optimizer, grad_clip_norm=preset.grad_clip_norm, accelerator=ACCELERATOR,
+            lr_scheduler=config.get_scheduler_preset().build(optimizer, SCHEDULE),
+        )  # fmt: skip
+
+    def load_with(self, workers: int) -> None:
+        """Begin loading anew, and train until the queues are as they will be."""
+        from lerobot.datasets import EpisodeAwareSampler
+        from lerobot.utils.utils import cycle
+
+        bounds = [self.dataset.meta.episodes[f"dataset_{end}_index"] for end in ("from", "to")]
+        sampler = EpisodeAwareSampler(*bounds, drop_n_last_frames=self.config.drop_n_last_frames, shuffle=True)
+        more = {"prefetch_factor": 4, "persistent_workers": True, "multiprocessing_context": "spawn"} if workers else {}
+        self.batches = cycle(
+            torch.utils.data.DataLoader(
+                self.dataset, num_workers=workers, batch_size=self.batch_size, sampler=sampler, **more
+            )
+        )
+        self.batch = self.pre(next(self.batches))
+        self.train(2 + 4 * workers)
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step(batch=self.pre(next(self.batches)))
+
+    def update(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step(batch=self.batch)
+
+
+def training(root: Path, episodes: Episodes, batch: int, rounds: int, steps: int) -> tuple[list[Evidence], Any, Any]:
+    ours, theirs, rates = Ours(episodes, batch), LeRobot(root, batch), {}
+    count, other = (sum(p.numel() for p in side.network.parameters()) for side in (ours, theirs))
+    if count != other:
+        sys.exit(f"the networks differ: ours has {count} parameters, LeRobot's {other}")
+    for workers in (0, 1, 2):
+        theirs.load_with(workers)
+        rates[workers] = round(steps * batch / seconds(lambda: theirs.train(steps)))
+    theirs.load_with(best := max(rates, key=rates.__getitem__))
+    tail, notes = "" if batch == 64 else f"/batch{batch}", f"batch {batch}, {rounds} rounds of {steps} steps, U-Net of"
+    notes = (
+        f"{notes} {count} parameters, {torch.get_num_threads()} threads; LeRobot with {best} workers, samples/s {rates}"
+    )
+    sides = (lambda: ours.train(steps=steps)), (lambda: theirs.train(steps))
+    rows = compare(f"training{tail}", *sides, rounds, notes, samples=steps * batch)
+    theirs.load_with(0)  # ends its workers
+    sides = (lambda: ours.update(steps)), (lambda: theirs.update(steps))
+    return rows + compare(f"update{tail}", *sides, rounds, notes, samples=steps * batch), ours, theirs
+
+
+def inference(ours: Ours, theirs: LeRobot, episodes: Episodes, rounds: int, calls: int) -> list[Evidence]:
+    rows, policy, act = [], theirs.policy.eval(), ours.algo.policy.act
+    for size in (1, 32):
+        frames = torch.arange(size)[:, None] + torch.arange(TO)
+        obs = {k: episodes.obs[k][frames] for k in (STATE, ENV_STATE)}
+        rivals = {"": lambda: theirs.post(policy.predict_action_chunk(theirs.pre(obs))),
+                  "/network": lambda: policy.predict_action_chunk(obs)}  # fmt: skip
+        for name, rival in rivals.items():
+            sides = (lambda f=f: [f() for _ in range(calls)] for f in (lambda: act(obs), rival))
+            setting = f"inference{name}" + (f"/batch{size}" if size > 1 else "")
+            notes = (
+                f"{size} observations, {K} DDPM steps, {torch.get_num_threads()} threads, {rounds} rounds of {calls}"
+            )
+            rows += compare(setting, *sides, rounds, notes, calls=calls)
+    return rows
+
+
+def compare(
+    setting: str, ours: Callable, theirs: Callable, rounds: int, notes: str, *, samples: int = 0, calls: int = 1
+) -> list[Evidence]:
+    """Rows of one comparison: the ratio, and samples/s of both sides or milliseconds a call."""
+    times = []
+    with Tracker().progress(rounds, setting) as bar, torch.inference_mode(not samples):
+        for i in range(rounds + 1):  # the first round warms up
+            with ExitStack() as stack:
+                for worker in psutil.Process().children(recursive=True):
+                    worker.suspend()
+                    stack.callback(worker.resume)
+                spent = seconds(ours)
+            times.append((spent, seconds(theirs)))
+            bar.update(i, ratio=times[-1][1] / times[-1][0])
+    rows = [(setting, "ratio", bootstrap([[b / a for a, b in times[1:]]], statistic=statistics.median))]
+    for name, column in zip(("ours", "lerobot"), zip(*times[1:], strict=True), strict=True):
+        middle = statistics.median(column)
+        rows += [
+            (
+                setting,
+                *((f"samples_per_s_{name}", samples / middle) if samples else (f"ms_{name}", 1e3 * middle / calls)),
+            )
+        ]
+    found = [measured(id="bc_speed", setting=s, metric=m, interval=v, notes=notes) for s, m, v in rows]
+    print(*(json.dumps(asdict(row), ensure_ascii=False) for row in found), sep="\n", flush=True)
+    return found
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, help="torch's, on both sides; default: its own choice, one per core")
+    parser.add_argument("--quick", action="store_true", help="batch 64 and a few rounds, to see that it works")
+    parser.add_argument("--record", action="store_true", help="write the rows to docs/results/bc_speed.json too")
+    args = parser.parse_args()
+    if importlib.util.find_spec("lerobot") is None:
+        parser.error(
+            "LeRobot is not installed: ./scripts/setup.sh bench, or: uv pip install 'lerobot[diffusion]==0.6.1'"
+        )
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    rounds, steps, episodes = (2, 3, 5) if args.quick else (args.rounds, 20, 50)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "data"
+        data = record_dataset(root, episodes)
+        rows, ours, theirs = training(root, data, 64, rounds, steps)
+        rows += inference(ours, theirs, data, rounds, steps)
+        if not args.quick:
+            rows += training(root, data, 256, rounds, steps)[0]
+    if args.record:
+        print(*write(rows), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
