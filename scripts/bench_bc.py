@@ -7,8 +7,8 @@ and torch threads, on the CPU, each with its own optimiser settings. The sides a
 
 training   end to end. Ours: `loops.offline` with BC on the dataset in tensors, as `robopolicy train` runs it (moving
            average of the weights included). LeRobot: the loop body of `lerobot-train` (its dataset, sampler, DataLoader,
-           processors, optimiser, `update_policy`; 0.6 keeps no average) without Accelerate's wrappers, with the number
-           of workers, 0 to 2, that is fastest here; they stand still, their queues full, while we train. Opening the
+           processors, optimiser, `update_policy`; 0.6 keeps no average) without Accelerate's wrappers and with the
+           number of workers, 0 to 2, that is fastest here; these stand still, queues full, while we train. Opening the
            dataset and starting workers is not counted on either side.
 update     the same without data: one batch in memory, normalised beforehand for LeRobot, raw for us.
 inference  a chunk in physical units from a raw observation history: our `act`; LeRobot's preprocessor,
@@ -20,17 +20,17 @@ ratio: median over rounds of LeRobot's seconds over ours, with its 95% bootstrap
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,7 +44,7 @@ from robopolicy.cli import invoke
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.lerobot import load_episodes
 from robopolicy.evaluate.evidence import Evidence, measured, write
-from robopolicy.evaluate.statistics import Interval, bootstrap
+from robopolicy.evaluate.statistics import bootstrap
 from robopolicy.loops.offline import Batches, offline
 from robopolicy.networks.unet1d import UNet1d
 from robopolicy.normalize import Normalizer
@@ -57,19 +57,17 @@ ENV_STATE = "observation.environment_state"  # LeRobot's diffusion needs an imag
 TO, H, TA, K = 2, 16, 8, 10  # observation history, predicted and executed steps, denoising steps
 UNET = {"dims": (64, 128, 256), "kernel": 5, "groups": 8, "time_dim": 128}
 SCHEDULE = 100_000  # updates that the learning rate falls over, on both sides
-# What LeRobot's `update_policy` asks of Accelerate, as it is on one CPU in float32; costs nothing.
-ACCELERATOR = SimpleNamespace(
-    autocast=nullcontext, backward=torch.Tensor.backward, clip_grad_norm_=torch.nn.utils.clip_grad_norm_,
-    unwrap_model=lambda model, **_: model,
-)  # fmt: skip
 
 
 def record_dataset(path: Path, episodes: int) -> Episodes:
     """Demonstrations of pick as a plain LeRobotDataset, the state split into robot and cube; read back by us."""
+    from datasets import disable_progress_bars
     from lerobot.datasets import LeRobotDataset
 
+    disable_progress_bars()
     demos = path.with_name("demos")
-    invoke("demos", "task=pick", out=demos, episodes=episodes, imperfection=0.5)
+    with contextlib.redirect_stdout(sys.stderr):
+        invoke("demos", "task=pick", out=demos, episodes=episodes, imperfection=0.5)
     found = load_episodes(demos)
     cut = next(i for i, name in enumerate(found.observation[STATE].names or ()) if name.startswith("cube"))
     columns = {STATE: found.obs[STATE][:, :cut], ENV_STATE: found.obs[STATE][:, cut:], "action": found.action}
@@ -92,10 +90,13 @@ class Ours:
         policy = DiffusionPolicy(spec, normalizer, denoising_steps=K, network=partial(UNet1d, **UNET))
         self.algo, self.network = BC(policy, steps=SCHEDULE), policy.network
         self.batch = Batches(episodes, spec, batch_size=batch_size, seed=0)[0]
-        self.train = partial(
+        self.loop = partial(
             offline, algo=self.algo, episodes=episodes, batch_size=batch_size, seed=0, tracker=Tracker(quiet=True),
             checkpointer=SimpleNamespace(requested=False, latest=lambda: None, save=lambda *_, **__: None),
         )  # fmt: skip
+
+    def train(self, steps: int) -> None:
+        self.loop(steps=steps)
 
     def update(self, steps: int) -> None:
         for _ in range(steps):
@@ -103,6 +104,12 @@ class Ours:
 
 
 class LeRobot:
+    # What `update_policy` asks of Accelerate, as it is on one CPU in float32; costs nothing.
+    accelerator = SimpleNamespace(
+        autocast=contextlib.nullcontext, backward=torch.Tensor.backward, unwrap_model=lambda model, **_: model,
+        clip_grad_norm_=torch.nn.utils.clip_grad_norm_,
+    )  # fmt: skip
+
     def __init__(self, root: Path, batch_size: int) -> None:
         from lerobot.datasets import LeRobotDataset, LeRobotDatasetMetadata
         from lerobot.datasets.factory import resolve_delta_timestamps
@@ -121,14 +128,14 @@ class LeRobot:
         self.dataset = LeRobotDataset("local/bench", root=root, delta_timestamps=deltas, return_uint8=True)
         self.policy = make_policy(config, ds_meta=meta)
         self.pre, self.post = make_pre_post_processors(config, dataset_stats=meta.stats)
-        self.config, self.batch_size, self.network = config, batch_size, self.policy.diffusion.unet
-        meters = {k: AverageMeter(k) for k in ("loss", "grad_norm", "lr", "update_s", "dataloading_s")}
+        self.drop, self.batch_size, self.network = config.drop_n_last_frames, batch_size, self.policy.diffusion.unet
+        meters = {k: AverageMeter(k) for k in ("loss", "grad_norm", "lr", "update_s")}
+        metrics = MetricsTracker(batch_size, meta.total_frames, meta.total_episodes, meters)
         preset = config.get_optimizer_preset()
         optimizer = preset.build(self.policy.get_optim_params())
         self.step = partial(
-            update_policy, MetricsTracker(batch_size, meta.total_frames, meta.total_episodes, meters), self.policy,
-            optimizer=optimizer, grad_clip_norm=preset.grad_clip_norm, accelerator=ACCELERATOR,
-            lr_scheduler=config.get_scheduler_preset().build(optimizer, SCHEDULE),
+            update_policy, metrics, self.policy, optimizer=optimizer, grad_clip_norm=preset.grad_clip_norm,
+            accelerator=self.accelerator, lr_scheduler=config.get_scheduler_preset().build(optimizer, SCHEDULE),
         )  # fmt: skip
 
     def load_with(self, workers: int) -> None:
@@ -137,13 +144,12 @@ class LeRobot:
         from lerobot.utils.utils import cycle
 
         bounds = [self.dataset.meta.episodes[f"dataset_{end}_index"] for end in ("from", "to")]
-        sampler = EpisodeAwareSampler(*bounds, drop_n_last_frames=self.config.drop_n_last_frames, shuffle=True)
-        more = {"prefetch_factor": 4, "persistent_workers": True, "multiprocessing_context": "spawn"} if workers else {}
-        self.batches = cycle(
-            torch.utils.data.DataLoader(
-                self.dataset, num_workers=workers, batch_size=self.batch_size, sampler=sampler, **more
-            )
+        sampler = EpisodeAwareSampler(*bounds, drop_n_last_frames=self.drop, shuffle=True)
+        more = {"prefetch_factor": 4, "persistent_workers": True} if workers else {}
+        loader = torch.utils.data.DataLoader(
+            self.dataset, num_workers=workers, batch_size=self.batch_size, sampler=sampler, **more
         )
+        self.batches = cycle(loader)
         self.batch = self.pre(next(self.batches))
         self.train(2 + 4 * workers)
 
@@ -156,81 +162,70 @@ class LeRobot:
             self.step(batch=self.batch)
 
 
-def training(root: Path, episodes: Episodes, batch: int, rounds: int, steps: int) -> tuple[list[Evidence], Any, Any]:
-    ours, theirs, rates = Ours(episodes, batch), LeRobot(root, batch), {}
+def compare_training(ours: Ours, theirs: LeRobot, rounds: int, steps: int) -> list[Evidence]:
     count, other = (sum(p.numel() for p in side.network.parameters()) for side in (ours, theirs))
     if count != other:
         sys.exit(f"the networks differ: ours has {count} parameters, LeRobot's {other}")
+    samples, rates = steps * theirs.batch_size, {}
     for workers in (0, 1, 2):
         theirs.load_with(workers)
-        rates[workers] = round(steps * batch / seconds(lambda: theirs.train(steps)))
+        begin = perf_counter()
+        theirs.train(steps)
+        rates[workers] = round(samples / (perf_counter() - begin))
     theirs.load_with(best := max(rates, key=rates.__getitem__))
-    tail, notes = "" if batch == 64 else f"/batch{batch}", f"batch {batch}, {rounds} rounds of {steps} steps, U-Net of"
-    notes = (
-        f"{notes} {count} parameters, {torch.get_num_threads()} threads; LeRobot with {best} workers, samples/s {rates}"
+    tail = "" if theirs.batch_size == 64 else f"/batch{theirs.batch_size}"
+    notes = f"batch {theirs.batch_size}, {steps} steps a round, U-Net of {count} parameters; LeRobot with"
+    loading = f"{notes} {best} workers, samples/s by workers {rates}"
+    rows = compare(
+        f"training{tail}", partial(ours.train, steps), partial(theirs.train, steps), rounds, loading, samples
     )
-    sides = (lambda: ours.train(steps=steps)), (lambda: theirs.train(steps))
-    rows = compare(f"training{tail}", *sides, rounds, notes, samples=steps * batch)
     theirs.load_with(0)  # ends its workers
-    sides = (lambda: ours.update(steps)), (lambda: theirs.update(steps))
-    return rows + compare(f"update{tail}", *sides, rounds, notes, samples=steps * batch), ours, theirs
+    update = partial(ours.update, steps), partial(theirs.update, steps)
+    return rows + compare(f"update{tail}", *update, rounds, f"{notes}out data", samples)
 
 
-def inference(ours: Ours, theirs: LeRobot, episodes: Episodes, rounds: int, calls: int) -> list[Evidence]:
-    rows, policy, act = [], theirs.policy.eval(), ours.algo.policy.act
-    for size in (1, 32):
-        frames = torch.arange(size)[:, None] + torch.arange(TO)
-        obs = {k: episodes.obs[k][frames] for k in (STATE, ENV_STATE)}
-        rivals = {"": lambda: theirs.post(policy.predict_action_chunk(theirs.pre(obs))),
-                  "/network": lambda: policy.predict_action_chunk(obs)}  # fmt: skip
-        for name, rival in rivals.items():
-            sides = (lambda f=f: [f() for _ in range(calls)] for f in (lambda: act(obs), rival))
-            setting = f"inference{name}" + (f"/batch{size}" if size > 1 else "")
-            notes = (
-                f"{size} observations, {K} DDPM steps, {torch.get_num_threads()} threads, {rounds} rounds of {calls}"
-            )
-            rows += compare(setting, *sides, rounds, notes, calls=calls)
+@torch.inference_mode()
+def compare_inference(
+    ours: Ours, theirs: LeRobot, data: Episodes, size: int, rounds: int, calls: int
+) -> list[Evidence]:
+    frames = torch.arange(size)[:, None] + torch.arange(TO)
+    obs = {k: data.obs[k][frames] for k in (STATE, ENV_STATE)}
+    act, network = ours.algo.policy.act, theirs.policy.eval().predict_action_chunk
+    rows, tail, notes = [], "" if size == 1 else f"/batch{size}", f"batch {size}, {K} DDPM steps, {calls} calls a round"
+    for name, rival in ("", lambda: theirs.post(network(theirs.pre(obs)))), ("/network", lambda: network(obs)):
+        sides = [lambda f=f: [f() for _ in range(calls)] for f in (lambda: act(obs), rival)]  # type: ignore[misc]
+        rows += compare(f"inference{name}{tail}", *sides, rounds, notes, calls)
     return rows
 
 
-def compare(
-    setting: str, ours: Callable, theirs: Callable, rounds: int, notes: str, *, samples: int = 0, calls: int = 1
-) -> list[Evidence]:
-    """Rows of one comparison: the ratio, and samples/s of both sides or milliseconds a call."""
-    times = []
-    with Tracker().progress(rounds, setting) as bar, torch.inference_mode(not samples):
+def compare(setting: str, ours: Callable, theirs: Callable, rounds: int, notes: str, count: int) -> list[Evidence]:
+    """Rows of one comparison: ratio, and the rates of both sides; `count`: samples or chunks that a call makes."""
+    times, unit = [], "chunks" if setting.startswith("inference") else "samples"
+    with Tracker().progress(rounds, setting) as bar:
         for i in range(rounds + 1):  # the first round warms up
-            with ExitStack() as stack:
+            with contextlib.ExitStack() as stack:
                 for worker in psutil.Process().children(recursive=True):
                     worker.suspend()
                     stack.callback(worker.resume)
-                spent = seconds(ours)
-            times.append((spent, seconds(theirs)))
+                begin = perf_counter()
+                ours()
+                spent = perf_counter() - begin
+            begin = perf_counter()
+            theirs()
+            times.append((spent, perf_counter() - begin))
             bar.update(i, ratio=times[-1][1] / times[-1][0])
-    rows = [(setting, "ratio", bootstrap([[b / a for a, b in times[1:]]], statistic=statistics.median))]
+    rows: dict[str, Any] = {"ratio": bootstrap([[b / a for a, b in times[1:]]], statistic=statistics.median)}
     for name, column in zip(("ours", "lerobot"), zip(*times[1:], strict=True), strict=True):
-        middle = statistics.median(column)
-        rows += [
-            (
-                setting,
-                *((f"samples_per_s_{name}", samples / middle) if samples else (f"ms_{name}", 1e3 * middle / calls)),
-            )
-        ]
-    found = [measured(id="bc_speed", setting=s, metric=m, interval=v, notes=notes) for s, m, v in rows]
+        rows[f"{unit}_per_s_{name}"] = round(count / statistics.median(column), 1)
+    notes = f"{notes}; {rounds} rounds, {torch.get_num_threads()} threads"
+    found = [measured(id="bc_speed", setting=setting, metric=m, interval=v, notes=notes) for m, v in rows.items()]
     print(*(json.dumps(asdict(row), ensure_ascii=False) for row in found), sep="\n", flush=True)
     return found
-
-
-def seconds(call: Callable[[], Any]) -> float:
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, help="torch's, on both sides; default: its own choice, one per core")
     parser.add_argument("--quick", action="store_true", help="batch 64 and a few rounds, to see that it works")
     parser.add_argument("--record", action="store_true", help="write the rows to docs/results/bc_speed.json too")
     args = parser.parse_args()
@@ -238,16 +233,15 @@ def main() -> None:
         parser.error(
             "LeRobot is not installed: ./scripts/setup.sh bench, or: uv pip install 'lerobot[diffusion]==0.6.1'"
         )
-    if args.threads:
-        torch.set_num_threads(args.threads)
     rounds, steps, episodes = (2, 3, 5) if args.quick else (args.rounds, 20, 50)
     with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "data"
+        root, rows = Path(folder) / "data", []
         data = record_dataset(root, episodes)
-        rows, ours, theirs = training(root, data, 64, rounds, steps)
-        rows += inference(ours, theirs, data, rounds, steps)
-        if not args.quick:
-            rows += training(root, data, 256, rounds, steps)[0]
+        for batch_size in (64,) if args.quick else (256, 64):
+            sides = Ours(data, batch_size), LeRobot(root, batch_size)
+            rows += compare_training(*sides, rounds, steps)
+        for size in (1, 32):
+            rows += compare_inference(*sides, data, size, rounds, steps)
     if args.record:
         print(*write(rows), file=sys.stderr)
 

@@ -26,10 +26,10 @@ import os
 import statistics
 import subprocess
 import sys
-import time
-from concurrent import futures
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # numpy and torch beside the engine's own threads
@@ -40,25 +40,24 @@ import numpy as np
 from mujoco import rollout
 
 import sim
-from robopolicy.errors import RobopolicyError
 from robopolicy.evaluate.evidence import Evidence, measured, write
 from robopolicy.evaluate.statistics import Interval, bootstrap
 from robopolicy.tracking import Tracker
 from sim.engine import available_cores
 
-INSTALL = "./scripts/setup.sh bench, or: uv pip install mani-skill==3.0.1"
 VULKAN = (
     "If it found no device: it needs Vulkan even for state observations, without a GPU Mesa's lavapipe, 24.3 or later; "
     "./scripts/setup.sh bench installs libvulkan1 and mesa-vulkan-drivers (on Debian 12 from bookworm-backports)."
 )
+N = 256
 WARM_UP = 80  # control steps, pick's time limit: afterwards the episodes are spread over all their phases
 
 
 class Ours:
     """Our env under its imperfect expert; only `env.step` is on the clock."""
 
-    def __init__(self, task: str, num_envs: int) -> None:
-        self.env = sim.make(task, num_envs)
+    def __init__(self) -> None:
+        self.env = sim.make("pick", N)
         self.expert = self.env.make_expert(imperfection=0.5)
         self.obs = self.env.reset()
         self.expert.reset(None, episode_seed=self.env.episode_seed)
@@ -67,9 +66,9 @@ class Ours:
     def step(self) -> float:
         """Seconds of one step of all envs."""
         action = self.expert.act(self.obs)
-        begin = time.perf_counter()
+        begin = perf_counter()
         step = self.env.step(action)
-        spent = time.perf_counter() - begin
+        spent = perf_counter() - begin
         self.obs, self.ended = step.obs, self.ended + int(step.ended.sum())
         self.expert.reset(step.ended, episode_seed=self.env.episode_seed)
         return spent
@@ -84,49 +83,44 @@ class Raw:
         self.pool = rollout.Rollout(nthread=threads if threads > 1 else 0)
         self.data = [mujoco.MjData(ours.env.model) for _ in range(threads)]
         self.out = np.empty_like(self.physics._out)
-        self.chunk: int | None = None
 
-    def step(self, state: np.ndarray) -> float:
-        """Seconds to advance `state` [N 1+nq+nv] by one control step."""
+    def step(self, state: np.ndarray, chunk: int | None) -> float:
+        """Seconds to advance `state` [N 1+nq+nv] by one control step, `chunk` envs at a time in a thread."""
         physics = self.physics
-        begin = time.perf_counter()
+        begin = perf_counter()
         self.pool.rollout(
             physics.models, self.data, initial_state=state, control=physics._ctrl, skip_checks=True,
-            nstep=physics.substeps, state=self.out, chunk_size=self.chunk,
+            nstep=physics.substeps, state=self.out, chunk_size=chunk,
         )  # fmt: skip
-        spent = time.perf_counter() - begin
+        spent = perf_counter() - begin
         if not np.array_equal(self.out, physics._out, equal_nan=True):
-            raise RobopolicyError("raw rollout and engine differ: they did not simulate the same thing")
+            sys.exit("raw rollout and engine differ: they did not simulate the same thing")
         return spent
 
 
-def against_raw(task: str, num_envs: int, rounds: int, steps: int, tracker: Tracker) -> list[Evidence]:
-    ours = Ours(task, num_envs)
-    raw, physics = Raw(ours), ours.env.physics
+def against_raw(rounds: int, steps: int) -> list[Evidence]:
+    ours = Ours()
+    env, physics, raw = ours.env, ours.env.physics, Raw(ours)
     tried: dict[int | None, float] = {None: 0.0, physics._chunk: 0.0}  # MuJoCo's default chunk of envs, and our own
     for _ in range(WARM_UP):
         state = physics.state.copy()
         ours.step()
-        for raw.chunk in tried:
-            tried[raw.chunk] += raw.step(state)
-    raw.chunk = min(tried, key=tried.__getitem__)  # the faster one stands for raw rollout
+        for chunk in tried:
+            tried[chunk] += raw.step(state, chunk)
+    best = min(tried, key=tried.__getitem__)  # the faster one stands for raw rollout
     ours.ended, times = 0, np.zeros((rounds, 2))
-    with tracker.progress(rounds, "raw mujoco.rollout") as bar:
+    with Tracker().progress(rounds, "raw mujoco.rollout") as bar:
         for i in range(rounds):
             for _ in range(steps):
                 state = physics.state.copy()
-                times[i] += ours.step(), raw.step(state)
+                times[i] += ours.step(), raw.step(state, best)
             bar.update(i + 1, ratio=times[i, 1] / times[i, 0])
-    env, count = ours.env, num_envs * steps * rounds
-    notes = (
-        f"N={num_envs}, {physics.threads} threads, {physics.substeps} substeps of {env.task.timestep} s, {ours.ended} "
-        f"episodes ended; raw rollout in chunks of {raw.chunk or 'its default size'}; {rounds} rounds of {steps} steps"
-    )
-    setting = "raw_rollout" if task == "pick" else f"raw_rollout/{task}"
     env.close()
-    return compared(
-        setting, times[:, 1] / times[:, 0], count / times.sum(axis=0), (env.dt, env.dt), "raw_rollout", notes
+    notes = (
+        f"N={N}, {physics.threads} threads, {physics.substeps} substeps of {env.task.timestep} s, {ours.ended} episodes "
+        f"ended; raw rollout in chunks of {best or 'its default size'}; {rounds} rounds of {steps} steps"
     )
+    return compared("raw_rollout", N * steps / times, env.dt, "raw_rollout", notes)
 
 
 @functools.cache
@@ -149,107 +143,94 @@ def maniskill_steps(seconds: float) -> tuple[int, float, int, int]:
     """Process, env steps/s over `seconds`, control frequency, physics frequency."""
     env, steps = maniskill_env(), 0
     actions = [env.action_space.sample() for _ in range(64)]
-    begin = time.perf_counter()
-    while time.perf_counter() - begin < seconds:
+    begin = perf_counter()
+    while perf_counter() - begin < seconds:
         _, _, terminated, truncated, _ = env.step(actions[steps % 64])
         steps += 1
         if terminated or truncated:  # its own time limit is 50 steps
             env.reset()
-    return os.getpid(), steps / (time.perf_counter() - begin), env.unwrapped.control_freq, env.unwrapped.sim_freq
+    return os.getpid(), steps / (perf_counter() - begin), env.unwrapped.control_freq, env.unwrapped.sim_freq
 
 
-def against_maniskill(task: str, num_envs: int, rounds: int, seconds: float, tracker: Tracker) -> list[Evidence]:
-    cores, rates, ours = available_cores(), np.zeros((rounds, 2)), Ours(task, num_envs)
-    env = ours.env
-    with futures.ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:
+def against_maniskill(rounds: int, seconds: float) -> list[Evidence]:
+    cores, rates, ours = available_cores(), np.zeros((rounds, 2)), Ours()
+    with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:
         try:
             while len({pid for pid, *_ in pool.map(maniskill_steps, [seconds] * cores)}) < cores:
                 pass  # until every process has its env
         except (RuntimeError, ImportError, OSError) as error:
-            raise RobopolicyError(f"ManiSkill failed: {error}. {VULKAN}") from error
-        sum(ours.step() for _ in range(WARM_UP))
-        with tracker.progress(rounds, "ManiSkill PickCube-v1") as bar:
+            sys.exit(f"ManiSkill failed: {error}. {VULKAN}")
+        for _ in range(WARM_UP):
+            ours.step()
+        with Tracker().progress(rounds, "ManiSkill PickCube-v1") as bar:
             for i in range(rounds):
                 spent, steps = 0.0, 0
                 while spent < seconds:
                     spent, steps = spent + ours.step(), steps + 1
-                found = list(pool.map(maniskill_steps, [seconds] * cores))
-                if len({pid for pid, *_ in found}) < cores:
-                    raise RobopolicyError("ManiSkill's processes did not run side by side; run the benchmark again")
-                rates[i] = steps * num_envs / spent, sum(rate for _, rate, *_ in found)
+                processes, theirs, control, physics = zip(*pool.map(maniskill_steps, [seconds] * cores), strict=True)
+                if len(set(processes)) < cores:
+                    sys.exit("ManiSkill's processes did not run side by side: run the benchmark again")
+                rates[i] = steps * N / spent, sum(theirs)
                 bar.update(i + 1, ratio=rates[i, 0] / rates[i, 1])
-    env.close()
-    _, _, control, physics = found[0]
+    ours.env.close()
     notes = (
-        f"{cores} cores each: ours N={num_envs} {task} under its expert, ManiSkill PickCube-v1 in {cores} processes of one "
-        f"env under random actions; {control} Hz control of {physics // control} substeps there, {1 / env.dt:.0f} Hz of "
-        f"{env.task.substeps} here; {rounds} rounds of {seconds:g} s a side"
+        f"{cores} cores each: ours N={N} pick under its expert; ManiSkill PickCube-v1 in {cores} processes of one env under "
+        f"random actions, {control[0]} Hz control, {physics[0]} Hz physics; {rounds} rounds of {seconds:g} s a side"
     )
-    ratios = rates[:, 0] / rates[:, 1]
-    return compared("maniskill", ratios, np.median(rates, axis=0), (env.dt, 1 / control), "maniskill", notes)
+    return compared("maniskill", rates, ours.env.dt, "maniskill", notes, their_dt=1 / control[0])
 
 
 def compared(
-    setting: str, ratios: np.ndarray, rates: np.ndarray, dt: tuple[float, float], rival: str, notes: str
+    setting: str, rates: np.ndarray, dt: float, rival: str, notes: str, their_dt: float | None = None
 ) -> list[Evidence]:
-    """Rows of one comparison: ratio, env steps/s and simulated seconds per wall second of both sides."""
-    rows = [row(setting, "ratio", bootstrap([ratios.tolist()], statistic=statistics.median), notes)]
-    for name, rate, seconds in zip(("ours", rival), rates.tolist(), dt, strict=True):
+    """Rows from `rates` [rounds 2], env steps/s: their ratio, medians, and simulated seconds per wall second."""
+    rows = [
+        row(setting, "ratio", bootstrap([(rates[:, 0] / rates[:, 1]).tolist()], statistic=statistics.median), notes)
+    ]
+    for name, rate, step in zip(("ours", rival), np.median(rates, axis=0).tolist(), (dt, their_dt or dt), strict=True):
         rows.append(row(setting, f"env_steps_per_s_{name}", round(rate, 1), notes))
-        rows.append(row(setting, f"simulated_s_per_wall_s_{name}", round(rate * seconds, 2), notes))
+        rows.append(row(setting, f"simulated_s_per_wall_s_{name}", round(rate * step, 2), notes))
     return rows
 
 
-def memory(task: str) -> list[Evidence]:
+def memory() -> list[Evidence]:
     code = (
-        "import sys, psutil, sim, torch; n = int(sys.argv[1]); env = sim.make(sys.argv[2], n)\n"
-        "a = torch.zeros(n, env.spec.action.dim)\n"
-        "for _ in range(3): env.step(a)\n"
-        "print(psutil.Process().memory_info().rss)"
+        "import sys, psutil, sim, torch; n = int(sys.argv[1]); env = sim.make('pick', n)\n"
+        "for _ in range(3): env.step(torch.zeros(n, env.spec.action.dim))\n"
+        "print(psutil.Process().memory_info().rss / 1024)"
     )
-    one, many, more = (int(subprocess.check_output([sys.executable, "-c", code, str(n), task])) for n in (1, 256, 4096))
+    rss = {n: float(subprocess.check_output([sys.executable, "-c", code, str(n)])) for n in (1, N, 16 * N)}
     notes = (
-        f"resident memory of a process: {one / 2**20:.0f} MiB with 1 env, {many / 2**20:.0f} MiB with 256, "
-        f"{more / 2**20:.0f} MiB with 4096, which is {(more - one) / 4095 / 1024:.1f} KiB per further env"
+        f"KiB resident by number of envs: {rss}; {(rss[16 * N] - rss[1]) / (16 * N - 1):.2f} a further env at {16 * N}"
     )
-    return [row("memory", "kib_per_env", round(max(0, many - one) / 255 / 1024, 2), notes)]
+    return [row("memory", "kib_per_env", round(max(0.0, rss[N] - rss[1]) / (N - 1), 2), notes)]
 
 
 def row(setting: str, metric: str, value: Interval | float, notes: str) -> Evidence:
-    if isinstance(value, Interval):
-        value = Interval(*(round(v, 4) for v in value))
     evidence = measured(id="engine_speed", setting=setting, metric=metric, interval=value, notes=notes)
     print(json.dumps(asdict(evidence), ensure_ascii=False), flush=True)
     return evidence
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", default="pick")
-    parser.add_argument("--num-envs", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=30, help="of each comparison; the sides alternate")
     parser.add_argument("--seconds", type=float, default=3.0, help="per side and round against ManiSkill")
     parser.add_argument("--skip-maniskill", action="store_true")
     parser.add_argument("--quick", action="store_true", help="a few rounds, to see that it works")
     parser.add_argument("--record", action="store_true", help="write the rows to docs/results/engine_speed.json too")
     args = parser.parse_args()
-    if args.record and (args.quick or args.task != "pick" or args.num_envs != 256):
-        parser.error("--record is for the settings of the bar: no --quick, --task or --num-envs")
     if not args.skip_maniskill and importlib.util.find_spec("mani_skill") is None:
-        parser.error(f"ManiSkill is not installed: {INSTALL}; or leave it out by --skip-maniskill")
-    rounds, seconds, steps = (4, 1.0, 10) if args.quick else (args.rounds, args.seconds, 40)
-    tracker = Tracker(None, wandb="disabled")
-    try:
-        rows = against_raw(args.task, args.num_envs, rounds, steps, tracker) + memory(args.task)
-        if not args.skip_maniskill:
-            rows += against_maniskill(args.task, args.num_envs, rounds, seconds, tracker)
-    except RobopolicyError as error:
-        print(error, file=sys.stderr)
-        return 2
+        parser.error(
+            "ManiSkill is missing: ./scripts/setup.sh bench, or uv pip install mani-skill==3.0.1, or --skip-maniskill"
+        )
+    rounds, steps, seconds = (4, 10, 1.0) if args.quick else (args.rounds, 40, args.seconds)
+    rows = against_raw(rounds, steps) + memory()
+    if not args.skip_maniskill:
+        rows += against_maniskill(rounds, seconds)
     if args.record:
         print(*write(rows), file=sys.stderr)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

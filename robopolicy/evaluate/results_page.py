@@ -1,4 +1,4 @@
-"""docs/results.md and its plots, made from docs/results/*.json and nothing else."""
+"""docs/results.md, its plots and the README's table, made from docs/results/*.json and nothing else."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ page is what the rows give. Success rates are over test episodes that no trainin
 Wilson intervals. Time is wall time on the hardware named. What misses its bar is listed as plainly as what meets it.
 """
 _MARK = {"met": "met", "not met": "**not met**", "incomplete": "incomplete", "not measured": "not measured yet"}
+_BEGIN, _END = "<!-- results: begin -->", "<!-- results: end -->"
 _COLOURS = ("c1", "c2", "c3", "c4", "c5")
 
 
 def generate(docs: Path | str = "docs") -> dict[Path, str]:
-    """Every generated file and its content: docs/results.md and docs/img/results/<id>.svg."""
+    """Every generated file and its content: docs/results.md, docs/img/results/<id>.svg and, where it has the marks,
+    the README beside `docs`."""
     docs = Path(docs)
     evidence, goals = read_all(docs / "results"), read_goals(docs / "results" / "bars.json")
     titles = {g.id: g.title for g in goals}
@@ -35,6 +37,11 @@ def generate(docs: Path | str = "docs") -> dict[Path, str]:
             files[docs / "img" / "results" / f"{id}.svg"] = plot + "\n"
         parts.append(_experiment(id, titles.get(id, id), evidence[id], has_plot=bool(plot)))
     files[docs / "results.md"] = "\n".join(parts)
+    readme = docs.parent / "README.md"
+    text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
+    if _BEGIN in text and _END in text:
+        head, tail = text.split(_BEGIN)[0], text.split(_END)[1]
+        files[readme] = f"{head}{_BEGIN}\n{_headline(goals, evidence)}{_END}{tail}"
     return files
 
 
@@ -64,6 +71,28 @@ def _summary(goals: Sequence[Goal], evidence: Mapping[str, Sequence[Evidence]]) 
             name = link if i == 0 else ""
             lines.append(f"| {name} | {_cell(bar.text)} | {verdict.measured} | {_MARK[verdict.status]}{reason} |")
     return "\n".join(lines) + "\n"
+
+
+def _headline(goals: Sequence[Goal], evidence: Mapping[str, Sequence[Evidence]]) -> str:
+    """Before and after refinement, all training seeds of an experiment pooled."""
+    lines = ["| task | imitation | refined | env steps | training time |", "| --- | ---: | ---: | ---: | ---: |"]
+    for goal in goals:
+        pooled = {r.setting: r for r in evidence.get(goal.id, []) if r.metric == "success_rate" and r.seeds == ALL}
+        for setting, after in pooled.items():
+            before = pooled.get(setting.removesuffix("refined") + "base")
+            if not setting.endswith("refined") or before is None:
+                continue
+            title = goal.title + (f", {setting.split('/')[0]}" if "/" in setting else "")
+            steps = number(after.env_steps) if after.env_steps is not None else ""
+            cells = [f"[{title}](docs/results.md#{goal.id})", _rate(before), _rate(after), steps, _time(after.wall_s)]
+            lines.append("| " + " | ".join(_cell(c) for c in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _rate(row: Evidence) -> str:
+    assert row.low is not None
+    assert row.high is not None
+    return f"{100 * row.value:.1f}% ({100 * row.low:.1f}–{100 * row.high:.1f})"
 
 
 def _experiment(id: str, title: str, rows: Sequence[Evidence], *, has_plot: bool) -> str:

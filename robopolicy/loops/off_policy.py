@@ -12,6 +12,7 @@ import torch
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.relabel import base_actions
 from robopolicy.data.replay import Batch, Replay
+from robopolicy.memory import release_memory
 from robopolicy.types import BASE_ACTION, Metrics, Obs, VecEnv
 
 
@@ -132,6 +133,7 @@ def off_policy(
                 if recent:
                     numbers["train/success"] = sum(recent) / len(recent)
                 numbers |= {f"train/{k}": float(v.float().mean()) for k, v in step.info.items()}
+                release_memory()
                 tracker.log({**numbers, "train/seconds": train_s, "train/steps_per_s": steps / train_s}, steps)
 
 

@@ -24,6 +24,8 @@ class DrawerExpert(Expert):
     """Above the handle, descend, close, pull."""
 
     phases = 4
+    offset = (0.03, 0.03, 0.015, 0.4)
+    noise = 1.2
 
     def plan(self, f, phase):
         tcp, yaw = f["tcp"], f["yaw"] + f["turn"]

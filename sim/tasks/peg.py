@@ -28,12 +28,13 @@ class PegExpert(Expert):
     phases = 2
     offset = (0.001, 0.001, 0.0, 0.04)  # m m m rad: it presses beside the hole or jams
     noise = 0.5
+    grip = -0.375  # the fingers stay where they are, at the peg's faces
 
     def plan(self, f, phase):
         height = np.where(phase == 0, 0.005, -self.task.depth - 0.005)  # m, tip over the hole's mouth
         pos = f["tcp"] + f["mouth_rel"] + self.bias[:, :3]
         pos[:, 2] += height
-        return pos, f["yaw"] + f["turn"] + self.bias[:, 3], np.full(len(phase), -1.0)
+        return pos, f["yaw"] + f["turn"] + self.bias[:, 3], np.full(len(phase), self.grip)
 
     def done(self, f, phase, gap, turn, clock):
         return (gap < 0.001) & (turn < 0.02) | (clock > 25)
@@ -44,6 +45,7 @@ class SlipExpert(PegExpert):
 
     offset = (0.0006, 0.0006, 0.0, 0.025)
     noise = 0.3
+    grip = -1.0
 
 
 class Hole(NamedTuple):
