@@ -64,7 +64,7 @@ class Experiment:
     extra: tuple[str, ...] = field(default=())  # what else is derived: "dip", "worse", "mean"
 
 
-# Demonstrations and imperfections were chosen on training seeds 100 and above, validation episodes only.
+# Chosen on validation episodes; test episodes are run for the record alone.
 PICK = Base("pick", 60, 1.0)
 WATCH = ("validation_episodes=200", "threads=1")
 SUITE = (
