@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import shlex
 import sys
@@ -69,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if debug:
             raise
-        _say(f"error: {error}")
+        full = " Free some space, then repeat the command: it resumes." if error.errno == errno.ENOSPC else ""
+        _say(f"error: {error}.{full}")
         return 1
 
 

@@ -140,10 +140,10 @@ def _load_policy(folder: Path, device: torch.device | str, env: EnvSpec | None) 
     spec = PolicySpec.from_json(json.dumps(files.spec))
     if env is not None:
         check_fits(spec, env, ignore=[BASE_ACTION] if files.meta.get(_BASE) else [])
-    node: dict[str, Any] = files.meta["node"]
+    node: dict[str, Any] = files.meta.get("node", {})
     runtime: dict[str, Any] = {}
     try:
-        known, _ = parameters(resolve(node["_target_"], "policy"), node)
+        known, _ = parameters(resolve(node.get("_target_", ""), "policy"), node)
         if files.meta.get(_BASE):
             runtime["base"] = _load_policy(folder / _BASE, device, env)
         if "normalizer" in known:
@@ -169,7 +169,12 @@ def _read_files(folder: Path) -> PolicyFiles:
             f"{folder}: format {found!r} is newer than this robopolicy reads ({FORMAT}). Upgrade robopolicy."
         )
     if found >= 1 or (folder / MANIFEST).exists():
-        verify(folder)
+        try:
+            verify(folder)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error}. Restore it from a copy, or take another checkpoint (<run directory>/checkpoints/step_…)."
+            ) from error
     if not (folder / "model.safetensors").exists():
         for file in folder.glob("*"):
             refuse_pickle(file)

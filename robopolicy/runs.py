@@ -28,7 +28,10 @@ def open_run(run_dir: Path, config: Mapping[str, Any]) -> Iterator[None]:
     Raises:
         ConfigError: another process works in it, or it belongs to another config (the differing keys are listed).
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"run_dir={run_dir}: is a file, or lies below one. Give a folder, new or of a run.") from None
     with (run_dir / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -71,7 +74,10 @@ def read_config(run_dir: Path) -> dict[str, Any] | None:
     path = run_dir / CONFIG
     if not path.is_file():
         return None
-    found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        found = None
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: is damaged, expected a mapping; restore it or give a new run_dir")
     return found

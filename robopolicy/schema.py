@@ -2,7 +2,7 @@
 
 Annotations do the work. pydantic checks and converts plain values (a YAML list becomes a tuple, a string a Path);
 `**options: Unpack[SomeTypedDict]` lists what would otherwise be anything; `Node` marks a config that the callee
-builds itself, and a dataclass groups several keys.
+builds itself, and a dataclass groups several keys. `Count` and its like say which numbers make sense.
 """
 
 from __future__ import annotations
@@ -22,6 +22,28 @@ MISSING = "???"  # OmegaConf's mark for a value that the user must give
 
 _NODE = "a config node: built later, with what only the run knows"
 Node = Annotated[dict[str, Any], _NODE]
+
+# Values with a range; the description is what an error message says was expected.
+Count = Annotated[int, pydantic.Field(ge=1, description="int ≥ 1")]
+Natural = Annotated[int, pydantic.Field(ge=0, description="int ≥ 0")]
+Positive = Annotated[float, pydantic.Field(gt=0.0, allow_inf_nan=False, description="float > 0")]
+Fraction = Annotated[float, pydantic.Field(ge=0.0, le=1.0, description="float from 0 to 1")]
+
+
+def _usable(device: str) -> str:
+    import torch
+
+    index = torch.device(device).index
+    if device != "cpu" and (index or 0) >= torch.cuda.device_count():
+        raise ValueError
+    return device
+
+
+Device = Annotated[
+    str,
+    pydantic.Field(pattern=r"^(cpu|cuda(:\d+)?)$", description="'cpu', or 'cuda' where `doctor` finds a GPU"),
+    pydantic.AfterValidator(_usable),
+]
 
 
 class WrongTypeError(Exception):
@@ -122,7 +144,8 @@ def describe(annotation: Any) -> str:
         return "null"
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
-        return "config node" if _NODE in annotation.__metadata__ else describe(arguments[0])
+        said = [m.description for m in annotation.__metadata__ if getattr(m, "description", None)]
+        return "config node" if _NODE in annotation.__metadata__ else said[0] if said else describe(arguments[0])
     if origin is typing.Literal:
         return " | ".join(repr(v) for v in arguments)
     if _members(annotation):
@@ -155,8 +178,10 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 
 def _admits_bool(annotation: Any) -> bool:
+    if typing.get_origin(annotation) is Annotated:
+        return _admits_bool(typing.get_args(annotation)[0])
     members = _members(annotation)
-    return any(_admits_bool(a) for a in members) if members else annotation not in (int, float)
+    return any(_admits_bool(a) for a in members) if members else annotation not in (int, float, type(None))
 
 
 def _adapter(annotation: Any) -> pydantic.TypeAdapter[Any] | None:

@@ -47,12 +47,12 @@ class PolicySpec:
 
     @classmethod
     def from_json(cls, text: str) -> PolicySpec:
-        """Raises CheckpointError for a newer version, missing or unknown fields."""
+        """Raises CheckpointError for a newer version, missing or unknown fields, values that are none."""
         data = json.loads(text)
         version = data.get("version", 0)
-        if version > SPEC_VERSION:
+        if not isinstance(version, int) or version > SPEC_VERSION:
             raise CheckpointError(
-                f"spec.json has version {version}, this robopolicy reads up to {SPEC_VERSION}. Upgrade robopolicy."
+                f"spec.json has version {version!r}, this robopolicy reads up to {SPEC_VERSION}. Upgrade robopolicy."
             )
         while version < SPEC_VERSION:
             if version not in MIGRATIONS:
@@ -64,10 +64,14 @@ class PolicySpec:
             raise CheckpointError(
                 f"spec.json: missing fields {sorted(known - set(data))}, unknown fields {sorted(set(data) - known)}"
             )
-        data["observation"] = {key: _feature(value) for key, value in data["observation"].items()}
-        data["action"] = ActionSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in data["action"].items()})
-        data["tasks"] = tuple(data["tasks"])
-        return cls(**data)
+        try:
+            observation = {key: _feature(value) for key, value in data["observation"].items()}
+            action = ActionSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in data["action"].items()})
+            return cls(**{**data, "observation": observation, "action": action, "tasks": tuple(data["tasks"])})
+        except (TypeError, AttributeError, KeyError) as error:
+            raise CheckpointError(
+                f"spec.json does not describe a policy ({error}). Restore it from a copy, or take another checkpoint."
+            ) from error
 
 
 def _feature(data: dict[str, Any]) -> Feature:

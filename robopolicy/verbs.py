@@ -19,7 +19,7 @@ from robopolicy.evaluate.rows import Rows
 from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import Policy
 from robopolicy.runs import CONFIG, read_config
-from robopolicy.schema import Node
+from robopolicy.schema import Count, Device, Fraction, Natural, Node, Positive
 from robopolicy.storage import MANIFEST
 from robopolicy.tracking import Tracker
 from robopolicy.types import VecEnv
@@ -32,13 +32,13 @@ def demos(
     out: Path,
     task: Node,
     expert: Node,
-    episodes: int = 100,
-    imperfection: float = 0.0,
+    episodes: Count = 100,
+    imperfection: Fraction = 0.0,
     only_success: bool = True,
     cameras: tuple[str, ...] | None = None,
     overwrite: bool = False,
-    num_envs: int = 64,
-    max_attempts: int | None = None,
+    num_envs: Count = 64,
+    max_attempts: Count | None = None,
     seed: int = 0,
 ) -> Recording:
     """Record demonstrations of `expert` on `task` as a LeRobotDataset v3 in `out`."""
@@ -50,7 +50,8 @@ def demos(
     )  # fmt: skip
     rate = recording.successes / max(1, recording.attempted)
     print(f"{recording.episodes} demonstrations, {recording.frames} frames in {recording.path} "
-          f"(the expert succeeded in {100 * rate:.0f}% of {recording.attempted} episodes)")  # fmt: skip
+          f"(the expert succeeded in {100 * rate:.0f}% of {recording.attempted} episodes"
+          f"{f', {recording.dropped} with physics faults dropped' if recording.dropped else ''})")  # fmt: skip
     return recording
 
 
@@ -59,15 +60,15 @@ def evaluate(
     checkpoint: Path,
     task: Node | None = None,
     which: Literal["latest", "best"] = "latest",
-    episodes: int = 500,
+    episodes: Count = 500,
     split: Split = "test",
     deterministic: bool = False,
-    videos: int = 6,
+    videos: Natural = 6,
     out: Path | None = None,
     name: str | None = None,
-    num_envs: int = 100,
-    device: str = "cpu",
-    threads: int | None = None,
+    num_envs: Count = 100,
+    device: Device = "cpu",
+    threads: Count | None = None,
 ) -> Rows:
     """Run a checkpoint on `episodes` episodes of a split; rows and films go to `out`."""
     _threads(threads)
@@ -88,14 +89,14 @@ def compare(
     b: Path,
     task: Node | None = None,
     names: tuple[str, str] | None = None,
-    episodes: int = 500,
+    episodes: Count = 500,
     split: Split = "test",
     deterministic: bool = False,
-    videos: int = 4,
+    videos: Natural = 4,
     out: Path | None = None,
-    num_envs: int = 100,
-    device: str = "cpu",
-    threads: int | None = None,
+    num_envs: Count = 100,
+    device: Device = "cpu",
+    threads: Count | None = None,
 ) -> comparing.Comparison:
     """Both checkpoints on the same episodes; rows of both, films and comparison.json go to `out`."""
     _threads(threads)
@@ -118,7 +119,7 @@ def compare(
 
 
 def report(
-    *, run_dir: Path | tuple[Path, ...], out: Path | None = None, title: str = "", max_video_mib: float = 16.0
+    *, run_dir: Path | tuple[Path, ...], out: Path | None = None, title: str = "", max_video_mib: Positive = 16.0
 ) -> Path:
     """Write a self-contained page about one run or several."""
     runs = [run_dir] if isinstance(run_dir, Path) else list(run_dir)
@@ -180,12 +181,15 @@ def _rows(
         wanted = {"policy": {place.ident}, "digest": {env.spec.digest}, "deterministic": {deterministic}}
         if rows.seeds == seeds.tolist() and all(set(rows.frame[k]) == v for k, v in wanted.items()):
             return rows
+    try:  # before the work, not after it
+        place.out.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"out={place.out}: is a file, or lies below one. Give a folder.") from None
     with Tracker().progress(episodes, f"evaluating {label or place.name}") as bar:
         rows = rollout.evaluate(
             policy, env, seeds, deterministic=deterministic, policy_id=place.ident,
             progress=lambda done, total, rate: bar.update(done, success=rate),
         )  # fmt: skip
-    place.out.mkdir(parents=True, exist_ok=True)
     rows.save(file)
     return rows
 
@@ -200,8 +204,6 @@ def _task(given: dict[str, Any] | None, place: Place) -> dict[str, Any]:
 
 
 def _env(task: dict[str, Any], num_envs: int, episodes: int) -> VecEnv:
-    if episodes < 1:
-        raise ConfigError(f"episodes must be at least 1, found {episodes}")
     return build(task, "task", num_envs=min(num_envs, episodes), seed=0)
 
 

@@ -7,9 +7,8 @@ raw_rollout  `env.step` (control, physics, observation, reward, success, resets)
              threads. Both must give the same bits, or the script stops. The sides alternate step by step.
 maniskill    `env.step` against ManiSkill's PickCube-v1 on the CPU with state observations, both on all cores. Its CPU
              backend steps one env a process, so one process per core, each running freely: no vector env to wait for,
-             no renderer, sparse reward, its plainest control mode, actions drawn beforehand. Ours follows the scripted
-             expert (the costlier motion: full of contacts), theirs moves at random. Resets are included on both sides.
-             Both have a 7-DoF arm and 5 substeps of 10 ms at 20 Hz. The sides alternate.
+             no renderer, sparse reward, its plainest control mode, actions drawn beforehand. Ours follows its expert
+             (costlier: full of contacts), theirs moves at random; resets included. Both: 7 DoF, 5 × 10 ms at 20 Hz.
 memory       resident memory of a process with 256 envs less one with a single env, per further env.
 
 ratio: median over rounds of our rate over theirs, with its 95% bootstrap interval.
@@ -45,6 +44,7 @@ from robopolicy.evaluate.statistics import Interval, bootstrap
 from robopolicy.tracking import Tracker
 from sim.engine import available_cores
 
+INSTALL = "./scripts/setup.sh bench, or: uv pip install mani-skill==3.0.1"
 VULKAN = (
     "If it found no device: it needs Vulkan even for state observations, without a GPU Mesa's lavapipe, 24.3 or later; "
     "./scripts/setup.sh bench installs libvulkan1 and mesa-vulkan-drivers (on Debian 12 from bookworm-backports)."
@@ -74,53 +74,44 @@ class Ours:
         return spent
 
 
-class Raw:
-    """`mujoco.rollout` alone, with a pool and buffers of its own, replaying what `ours` did last."""
+def against_raw(rounds: int, steps: int) -> list[Evidence]:
+    ours = Ours()
+    env, physics = ours.env, ours.env.physics
+    pool = rollout.Rollout(nthread=physics.threads if physics.threads > 1 else 0)  # its own, as are data and out
+    data, out = [mujoco.MjData(env.model) for _ in range(physics.threads)], np.empty_like(physics._out)
 
-    def __init__(self, ours: Ours) -> None:
-        self.physics = ours.env.physics
-        threads = self.physics.threads
-        self.pool = rollout.Rollout(nthread=threads if threads > 1 else 0)
-        self.data = [mujoco.MjData(ours.env.model) for _ in range(threads)]
-        self.out = np.empty_like(self.physics._out)
-
-    def step(self, state: np.ndarray, chunk: int | None) -> float:
-        """Seconds to advance `state` [N 1+nq+nv] by one control step, `chunk` envs at a time in a thread."""
-        physics = self.physics
+    def raw(state: np.ndarray, chunk: int | None) -> float:
+        """Seconds to do with `state` [N 1+nq+nv] what our env did last, `chunk` envs at a time in a thread."""
         begin = perf_counter()
-        self.pool.rollout(
-            physics.models, self.data, initial_state=state, control=physics._ctrl, skip_checks=True,
-            nstep=physics.substeps, state=self.out, chunk_size=chunk,
+        pool.rollout(
+            physics.models, data, initial_state=state, control=physics._ctrl, skip_checks=True,
+            nstep=physics.substeps, state=out, chunk_size=chunk,
         )  # fmt: skip
         spent = perf_counter() - begin
-        if not np.array_equal(self.out, physics._out, equal_nan=True):
+        if not np.array_equal(out, physics._out, equal_nan=True):
             sys.exit("raw rollout and engine differ: they did not simulate the same thing")
         return spent
 
-
-def against_raw(rounds: int, steps: int) -> list[Evidence]:
-    ours = Ours()
-    env, physics, raw = ours.env, ours.env.physics, Raw(ours)
     tried: dict[int | None, float] = {None: 0.0, physics._chunk: 0.0}  # MuJoCo's default chunk of envs, and our own
     for _ in range(WARM_UP):
         state = physics.state.copy()
         ours.step()
         for chunk in tried:
-            tried[chunk] += raw.step(state, chunk)
+            tried[chunk] += raw(state, chunk)
     best = min(tried, key=tried.__getitem__)  # the faster one stands for raw rollout
     ours.ended, times = 0, np.zeros((rounds, 2))
     with Tracker().progress(rounds, "raw mujoco.rollout") as bar:
         for i in range(rounds):
             for _ in range(steps):
                 state = physics.state.copy()
-                times[i] += ours.step(), raw.step(state, best)
+                times[i] += ours.step(), raw(state, best)
             bar.update(i + 1, ratio=times[i, 1] / times[i, 0])
     env.close()
     notes = (
-        f"N={N}, {physics.threads} threads, {physics.substeps} substeps of {env.task.timestep} s, {ours.ended} episodes "
-        f"ended; raw rollout in chunks of {best or 'its default size'}; {rounds} rounds of {steps} steps"
+        f"N={N}, {physics.threads} threads, {physics.substeps} substeps of {env.task.timestep} s, {ours.ended} ends of "
+        f"episodes; raw rollout in chunks of {best or 'its default size'}; {rounds} rounds of {steps} steps"
     )
-    return compared("raw_rollout", N * steps / times, env.dt, "raw_rollout", notes)
+    return compared("raw_rollout", N * steps / times, {"ours": env.dt, "raw_rollout": env.dt}, notes)
 
 
 @functools.cache
@@ -174,23 +165,20 @@ def against_maniskill(rounds: int, seconds: float) -> list[Evidence]:
                 bar.update(i + 1, ratio=rates[i, 0] / rates[i, 1])
     ours.env.close()
     notes = (
-        f"{cores} cores each: ours N={N} pick under its expert; ManiSkill PickCube-v1 in {cores} processes of one env under "
+        f"{cores} cores each: ours N={N} pick under its expert; ManiSkill PickCube-v1 in {cores} processes of one env, "
         f"random actions, {control[0]} Hz control, {physics[0]} Hz physics; {rounds} rounds of {seconds:g} s a side"
     )
-    return compared("maniskill", rates, ours.env.dt, "maniskill", notes, their_dt=1 / control[0])
+    return compared("maniskill", rates, {"ours": ours.env.dt, "maniskill": 1 / control[0]}, notes)
 
 
-def compared(
-    setting: str, rates: np.ndarray, dt: float, rival: str, notes: str, their_dt: float | None = None
-) -> list[Evidence]:
-    """Rows from `rates` [rounds 2], env steps/s: their ratio, medians, and simulated seconds per wall second."""
-    rows = [
-        row(setting, "ratio", bootstrap([(rates[:, 0] / rates[:, 1]).tolist()], statistic=statistics.median), notes)
-    ]
-    for name, rate, step in zip(("ours", rival), np.median(rates, axis=0).tolist(), (dt, their_dt or dt), strict=True):
-        rows.append(row(setting, f"env_steps_per_s_{name}", round(rate, 1), notes))
-        rows.append(row(setting, f"simulated_s_per_wall_s_{name}", round(rate * step, 2), notes))
-    return rows
+def compared(setting: str, rates: np.ndarray, dt: dict[str, float], notes: str) -> list[Evidence]:
+    """Rows from `rates` [rounds 2], env steps/s of the sides named in `dt`, whose env step lasts so many seconds."""
+    ratio = bootstrap([(rates[:, 0] / rates[:, 1]).tolist()], statistic=statistics.median)
+    values: dict[str, Interval | float] = {"ratio": ratio}
+    for (name, seconds), rate in zip(dt.items(), np.median(rates, axis=0).tolist(), strict=True):
+        values[f"env_steps_per_s_{name}"] = round(rate, 1)
+        values[f"simulated_s_per_wall_s_{name}"] = round(rate * seconds, 2)
+    return rows(setting, values, notes)
 
 
 def memory() -> list[Evidence]:
@@ -200,36 +188,32 @@ def memory() -> list[Evidence]:
         "print(psutil.Process().memory_info().rss / 1024)"
     )
     rss = {n: float(subprocess.check_output([sys.executable, "-c", code, str(n)])) for n in (1, N, 16 * N)}
-    notes = (
-        f"KiB resident by number of envs: {rss}; {(rss[16 * N] - rss[1]) / (16 * N - 1):.2f} a further env at {16 * N}"
-    )
-    return [row("memory", "kib_per_env", round(max(0.0, rss[N] - rss[1]) / (N - 1), 2), notes)]
+    notes = f"KiB resident by number of envs: {rss}; at {16 * N} it is {(rss[16 * N] - rss[1]) / (16 * N - 1):.2f} KiB"
+    return rows("memory", {"kib_per_env": round((rss[N] - rss[1]) / (N - 1), 2)}, notes)
 
 
-def row(setting: str, metric: str, value: Interval | float, notes: str) -> Evidence:
-    evidence = measured(id="engine_speed", setting=setting, metric=metric, interval=value, notes=notes)
-    print(json.dumps(asdict(evidence), ensure_ascii=False), flush=True)
-    return evidence
+def rows(setting: str, values: dict[str, Interval | float], notes: str) -> list[Evidence]:
+    made = [measured(id="engine_speed", setting=setting, metric=m, interval=v, notes=notes) for m, v in values.items()]
+    print(*(json.dumps(asdict(row), ensure_ascii=False) for row in made), sep="\n", flush=True)
+    return made
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30, help="of each comparison; the sides alternate")
-    parser.add_argument("--seconds", type=float, default=3.0, help="per side and round against ManiSkill")
     parser.add_argument("--skip-maniskill", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="a few rounds, to see that it works")
-    parser.add_argument("--record", action="store_true", help="write the rows to docs/results/engine_speed.json too")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--quick", action="store_true", help="a few short rounds, to see that it works")
+    group.add_argument("--record", action="store_true", help="write the rows to docs/results/engine_speed.json too")
     args = parser.parse_args()
     if not args.skip_maniskill and importlib.util.find_spec("mani_skill") is None:
-        parser.error(
-            "ManiSkill is missing: ./scripts/setup.sh bench, or uv pip install mani-skill==3.0.1, or --skip-maniskill"
-        )
-    rounds, steps, seconds = (4, 10, 1.0) if args.quick else (args.rounds, 40, args.seconds)
-    rows = against_raw(rounds, steps) + memory()
+        parser.error(f"ManiSkill is missing: {INSTALL}, or --skip-maniskill")
+    rounds, steps, seconds = (4, 10, 1.0) if args.quick else (args.rounds, 40, 3.0)
+    found = against_raw(rounds, steps) + memory()
     if not args.skip_maniskill:
-        rows += against_maniskill(rounds, seconds)
+        found += against_maniskill(rounds, seconds)
     if args.record:
-        print(*write(rows), file=sys.stderr)
+        print(*write(found), file=sys.stderr)
 
 
 if __name__ == "__main__":

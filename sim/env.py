@@ -66,6 +66,8 @@ class SimEnv:
     ) -> None:
         if num_envs < 1:
             raise ConfigError(f"num_envs must be at least 1, found {num_envs}")
+        if task.horizon < 1:
+            raise ConfigError(f"task.horizon must be at least 1 control step, found {task.horizon}")
         if reward not in ("sparse", "dense"):
             raise ConfigError(f"reward must be 'sparse' or 'dense', found {reward!r}")
         self.task, self.num_envs, self.device, self.reward = task, num_envs, torch.device("cpu"), reward

@@ -14,7 +14,7 @@ from torch import nn
 
 from robopolicy import build as b
 from robopolicy.errors import ConfigError
-from robopolicy.schema import Node, describe
+from robopolicy.schema import Count, Device, Fraction, Natural, Node, Positive, describe
 from tests.fakes import PointPolicy
 
 HERE = __name__
@@ -211,6 +211,38 @@ def test_policies_remember_their_node() -> None:
 
 def test_whitelisted_torch_classes() -> None:
     assert isinstance(b.build({"_target_": "torch.nn.GELU"}), nn.GELU)
+
+
+def ranged(
+    count: Count | None, natural: Natural = 0, rate: Positive = 1.0, share: Fraction = 0.5, device: Device = "cpu"
+) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"count": 0}, r"^count: expected int ≥ 1 \| null, found 0 \(int\)$"),
+        ({"count": True}, "^count: expected int"),
+        ({"natural": -1}, "^natural: expected int ≥ 0, found -1"),
+        ({"natural": "many"}, "^natural: expected int ≥ 0, found 'many'"),
+        ({"rate": 0.0}, "^rate: expected float > 0, found 0.0"),
+        ({"rate": float("nan")}, "^rate: expected float > 0, found nan"),
+        ({"rate": True}, "^rate: expected float > 0, found True"),
+        ({"share": 1.5}, "^share: expected float from 0 to 1, found 1.5"),
+        ({"device": "cdua"}, "^device: expected 'cpu', or 'cuda' where `doctor` finds a GPU, found 'cdua'"),
+        ({"device": "cuda:99"}, "^device: expected 'cpu', or 'cuda'"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(given: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        b.raise_all(b.call_problems(ranged, given))
+
+
+def test_numbers_in_range_pass() -> None:
+    good = {"count": 1, "natural": 0, "rate": 1, "share": 1.0, "device": "cpu"}
+    assert b.call_problems(ranged, good) == []
+    assert b.call_problems(ranged, {"count": None}) == []
 
 
 def test_annotations_read_like_english() -> None:

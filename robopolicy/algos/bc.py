@@ -11,6 +11,7 @@ from robopolicy.ema import EMA
 from robopolicy.errors import RobopolicyError
 from robopolicy.optim import cosine_with_warmup, decay_groups, load_optimizer_state, optimizer_state
 from robopolicy.policies.base import Policy
+from robopolicy.schema import Count, Fraction, Natural, Positive
 from robopolicy.types import Metrics
 
 
@@ -31,14 +32,14 @@ class BC:
         self,
         policy: Policy,
         *,
-        steps: int,
-        lr: float = 1e-3,
-        warmup: int = 100,
-        betas: tuple[float, float] = (0.9, 0.99),
+        steps: Count,
+        lr: Positive = 1e-3,
+        warmup: Natural = 100,
+        betas: tuple[Fraction, Fraction] = (0.9, 0.99),
         weight_decay: float = 1e-4,
-        clip_norm: float = 1.0,
-        ema_decay: float = 0.999,
-        ema_power: float = 0.75,
+        clip_norm: Positive = 1.0,
+        ema_decay: Fraction = 0.999,
+        ema_power: Positive = 0.75,
     ) -> None:
         self.model = policy.train()
         self.ema = EMA(policy, decay=ema_decay, power=ema_power)

@@ -177,7 +177,7 @@ def record_demos(
             raise DataError(
                 f"the expert succeeded in {successes} of {attempted} episodes of {env.spec.id} ({dropped} physics "
                 f"faults), {episodes} were asked for. Raise max_attempts, lower its imperfection, or keep failures too "
-                f"with only_success=False. The {kept} found are in {out}."
+                f"with only_success=false. The {kept} found are in {out}."
             )
     return Recording(Path(out), kept, frames, attempted, successes, dropped, time.monotonic() - began)
 

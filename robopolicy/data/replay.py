@@ -9,6 +9,7 @@ from torch import Tensor
 
 from robopolicy.data.episodes import Episodes
 from robopolicy.errors import DataError
+from robopolicy.schema import Count, Fraction
 from robopolicy.types import Obs, Step
 
 
@@ -33,7 +34,7 @@ class Replay:
         gamma: γ per primitive step.
     """
 
-    def __init__(self, *, capacity: int, num_envs: int, n_step: int, gamma: float) -> None:
+    def __init__(self, *, capacity: Count, num_envs: Count, n_step: Count, gamma: Fraction) -> None:
         self.rows = capacity // num_envs
         if self.rows <= n_step:
             raise DataError(f"replay capacity {capacity} holds {self.rows} rows of {num_envs} envs; n_step={n_step}")

@@ -69,7 +69,7 @@ def _read_info(path: Path) -> dict[str, Any]:
         info = json.loads(file.read_text())
         version, _, _, _ = info["codebase_version"], info["features"], info["fps"], info["total_frames"]
     except (ValueError, KeyError) as error:
-        raise DataError(f"{file}: damaged ({error!r})") from error
+        raise DataError(f"{file}: damaged ({error!r}). Restore it from a copy, or record again.") from error
     if not version.startswith("v3."):
         raise DataError(
             f"{path}: LeRobot format {version}, expected v3.x. Convert it: "

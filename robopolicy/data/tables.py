@@ -23,7 +23,7 @@ def read_table(source: Source, episodes: Sequence[int] | None, keys: Sequence[st
     """All wanted columns, and `starts` [E+1]."""
     files = sorted((source.root / "data").glob("*/*.parquet"))
     if not files:
-        raise DataError(f"{source.root}: empty, no parquet file under data/")
+        raise DataError(f"{source.root}: empty, no parquet file under data/. Copy the whole folder, or record again.")
     extra = [k for k in (SEED, "next.reward", "next.done", "next.truncated", "next.success") if k in source.columns]
     wanted = ["action", "timestamp", "frame_index", "episode_index", "task_index", *extra]
     wanted += [k for k in keys if source.columns[k]["dtype"] != "video"]

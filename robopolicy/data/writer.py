@@ -58,7 +58,7 @@ class DatasetWriter:
     ) -> None:
         self.path, self.overwrite = Path(path), overwrite
         if self.path.exists() and not overwrite:
-            raise DataError(f"{self.path}: exists already. Choose another path, remove it, or pass overwrite=True.")
+            raise DataError(f"{self.path}: exists already. Choose another path, or replace it with overwrite=true.")
         fps = round(1.0 / dt)
         if abs(fps * dt - 1.0) > 1e-6:
             raise DataError(f"dt: LeRobot stores whole frames per second; 1/dt is {1.0 / dt:.4f} for dt={dt}")

@@ -14,6 +14,7 @@ from torch import Tensor
 from robopolicy.data.episodes import Episodes
 from robopolicy.errors import SpecError
 from robopolicy.policies.base import Policy
+from robopolicy.schema import Count, Natural
 from robopolicy.spec import PolicySpec, check_action_spec, check_features
 from robopolicy.types import Algorithm, Metrics
 
@@ -86,15 +87,15 @@ def offline(
     *,
     algo: Algorithm,
     episodes: Episodes,
-    steps: int,
-    batch_size: int,
+    steps: Count,
+    batch_size: Count,
     seed: int,
     tracker: Tracker,
     checkpointer: Checkpoints,
-    log_every: int = 100,
-    save_every: int = 2_000,
+    log_every: Count = 100,
+    save_every: Natural = 2_000,
     evaluate: Callable[[Policy, int], Metrics] | None = None,
-    evaluate_every: int = 0,
+    evaluate_every: Natural = 0,
 ) -> Metrics:
     """Train `algo` on fixed data for `steps` updates, going on from the newest checkpoint where there is one.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mujoco
 import numpy as np
@@ -52,7 +52,7 @@ class Hole(NamedTuple):
     x: Joint
     y: Joint
     yaw: Joint
-    peg: Body | None  # None: part of the hand
+    peg: Any  # Body of a free peg; None: part of the hand
 
 
 class Tip(NamedTuple):
@@ -95,17 +95,12 @@ class PegEasy(Task):
 
     def bodies(self) -> str:
         inner, t, h = self.peg_half + self.clearance, self.wall / 2, self.depth / 2
+        outer, middle = inner + self.wall, inner + t
+        ring = ((middle, 0, t, outer), (-middle, 0, t, outer), (0, middle, inner, t), (0, -middle, inner, t))
         walls = "".join(
             f'<geom name="wall{i}" type="box" pos="{x} {y} {h}" size="{sx} {sy} {h}" {_WALL_BITS} priority="2" '
             f'friction="0.4 0.005 0.0001" {self._contact} rgba="{_BLUE}"/>'
-            for i, (x, y, sx, sy) in enumerate(
-                (
-                    (inner + t, 0, t, inner + self.wall),
-                    (-inner - t, 0, t, inner + self.wall),
-                    (0, inner + t, inner, t),
-                    (0, -inner - t, inner, t),
-                )
-            )
+            for i, (x, y, sx, sy) in enumerate(ring)
         )
         return planar_fixture("hole", walls)
 
@@ -177,9 +172,8 @@ class Peg(PegEasy):
     expert = SlipExpert
 
     def bodies(self) -> str:
-        return f'<body name="peg" pos="0.5 0 0.1"><freejoint name="peg"/>{self._peg("0 0 0", _FREE_BITS)}</body>' + (
-            super().bodies()
-        )
+        peg = f'<body name="peg" pos="0.5 0 0.1"><freejoint name="peg"/>{self._peg("0 0 0", _FREE_BITS)}</body>'
+        return peg + super().bodies()
 
     def tool(self) -> str:
         return ""

@@ -1,4 +1,4 @@
-"""The peg tasks' contacts are honest: what does not fit stays out, walls hold, and only a peg held by friction slips."""
+"""The peg tasks' contacts are honest: what does not fit stays out, walls hold, only a peg held by friction slips."""
 
 from __future__ import annotations
 
@@ -58,7 +58,5 @@ def test_beside_the_hole_it_stays_out_and_slips_only_where_friction_holds_it(tas
 def test_the_hole_is_as_tight_as_stated(task):
     model = sim.make(task, 1).model
     peg, walls = model.geom("peg"), [model.geom(f"wall{i}") for i in range(4)]
-    axes = [int(np.abs(w.pos[:2]).argmax()) for w in walls]
-    inner = np.array([abs(w.pos[k]) - w.size[k] for w, k in zip(walls, axes, strict=True)])
-    assert np.allclose(inner - peg.size[0], CLEARANCE[task], atol=1e-9)
-    assert peg.size[0] == peg.size[1]
+    inner = [max(abs(w.pos[:2])) - w.size[abs(w.pos[:2]).argmax()] for w in walls]
+    assert np.allclose(np.array(inner) - peg.size[0], CLEARANCE[task], atol=1e-9)
