@@ -123,7 +123,8 @@ class DatasetWriter:
             seed: episode seed.
 
         Raises:
-            DataError: missing or unknown keys, wrong shapes, non-finite numbers, an unknown task; nothing is written.
+            DataError: missing or unknown keys, wrong shapes, non-finite numbers, an unknown task, too little disk space;
+                nothing is written.
         """
         if self._broken is not None:
             raise DataError(f"{self.path}: cannot go on recording after {self._broken!r}")
@@ -135,6 +136,7 @@ class DatasetWriter:
         columns["next.done"][-1] = True
         columns["next.truncated"] = columns["next.done"] & (not terminated)
         columns[SEED] = np.full((length, 1), seed, dtype=np.int64)
+        self._check_space(sum(v.nbytes for v in columns.values()))
         with _uninterrupted():
             try:
                 with _nothing_to_embed():
@@ -145,6 +147,15 @@ class DatasetWriter:
                 self._broken = error
                 raise
             self.num_episodes += 1
+
+    def _check_space(self, size: int) -> None:
+        """A file cut off by a full disk cannot be read at all, so the recording ends while the disk has room."""
+        free, needed = shutil.disk_usage(self._temporary).free, size + _SPARE
+        if free < needed:
+            raise DataError(
+                f"{self.path}: the disk is full: {free / 2**20:.0f} MiB are free, episode {self.num_episodes} may take "
+                f"{needed / 2**20:.0f}. The episodes before it are kept. Free some space, then record again."
+            )
 
     def _columns(
         self, obs: Mapping[str, ArrayLike], action: ArrayLike, reward: ArrayLike, success: ArrayLike
@@ -180,6 +191,8 @@ class DatasetWriter:
     def close(self, *, complete: bool) -> None:
         """Finish the files and rename them to `path`; with no episode, remove them.
 
+        A dataset that is to be replaced stays where it is unless the new one is complete.
+
         Raises:
             DataError: an episode could not be written whole; what is there stays in the temporary directory.
         """
@@ -190,12 +203,17 @@ class DatasetWriter:
                 self._dataset.finalize()
             if self._broken is not None:
                 raise DataError(
-                    f"{self.path}: writing episode {self.num_episodes} failed ({self._broken!r}); "
-                    f"the {self.num_episodes} finished before it are in {self._root}"
+                    f"{self.path}: writing episode {self.num_episodes} failed ({self._broken!r}). What could be saved "
+                    f"of the {self.num_episodes} before it is in {self._root}. Mend the cause, then record again."
                 ) from self._broken
             if self.num_episodes:
                 self.meta.complete = complete
                 self.meta.save(self._root)
+                if self.path.exists() and not complete:
+                    _log.warning(
+                        "%s is as it was; the %d new episodes are in %s.", self.path, self.num_episodes, self._root
+                    )
+                    return
                 old = self._temporary / "replaced"
                 if self.path.exists():
                     self.path.rename(old)
