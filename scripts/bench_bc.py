@@ -6,10 +6,9 @@ Both have the same dataset on disk, U-Net (equal parameter counts, or the script
 and torch threads, on the CPU, each with its own optimiser settings. The sides alternate, round by round.
 
 training   end to end. Ours: `loops.offline` with BC on the dataset in tensors, as `robopolicy train` runs it (moving
-           average of the weights included). LeRobot: the loop body of `lerobot-train` (its dataset, sampler, DataLoader,
-           processors, optimiser, `update_policy`; 0.6 keeps no average) without Accelerate's wrappers and with the
-           number of workers, 0 to 2, that is fastest here; these stand still, queues full, while we train. Opening the
-           dataset and starting workers is not counted on either side.
+           average of the weights included). LeRobot: the loop body of `lerobot-train` (dataset, sampler, DataLoader,
+           processors, optimiser, `update_policy`; 0.6 keeps no average) without Accelerate's wrappers, with the fastest
+           number of workers of 0 to 2; they stand still, queues full, while we train. Start-up is not counted.
 update     the same without data: one batch in memory, normalised beforehand for LeRobot, raw for us.
 inference  a chunk in physical units from a raw observation history: our `act`; LeRobot's preprocessor,
            `predict_action_chunk` and postprocessor. `network`: LeRobot without its processors, ours as before.
@@ -21,16 +20,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from timeit import timeit
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import psutil
 import torch
+from torch.utils.data import DataLoader
 
 from robopolicy.algos.bc import BC
 from robopolicy.cli import invoke
@@ -53,17 +51,26 @@ from robopolicy.spec import PolicySpec
 from robopolicy.tracking import Tracker
 from robopolicy.types import STATE, TASK
 
+try:
+    from datasets import disable_progress_bars
+    from lerobot.datasets import EpisodeAwareSampler, LeRobotDataset, LeRobotDatasetMetadata
+    from lerobot.datasets.factory import resolve_delta_timestamps
+    from lerobot.policies import make_policy, make_pre_post_processors
+    from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
+    from lerobot.scripts.lerobot_train import update_policy
+    from lerobot.utils.logging_utils import AverageMeter, MetricsTracker
+    from lerobot.utils.utils import cycle
+except ImportError as error:
+    sys.exit(f"LeRobot: {error}. Install it: ./scripts/setup.sh bench, or: uv pip install 'lerobot[diffusion]==0.6.1'")
+
 ENV_STATE = "observation.environment_state"  # LeRobot's diffusion needs an image or this beside the robot's own state
 TO, H, TA, K = 2, 16, 8, 10  # observation history, predicted and executed steps, denoising steps
-UNET = {"dims": (64, 128, 256), "kernel": 5, "groups": 8, "time_dim": 128}
+DIMS, KERNEL, GROUPS, TIME_DIM = (64, 128, 256), 5, 8, 128
 SCHEDULE = 100_000  # updates that the learning rate falls over, on both sides
 
 
 def record_dataset(path: Path, episodes: int) -> Episodes:
     """Demonstrations of pick as a plain LeRobotDataset, the state split into robot and cube; read back by us."""
-    from datasets import disable_progress_bars
-    from lerobot.datasets import LeRobotDataset
-
     disable_progress_bars()
     demos = path.with_name("demos")
     with contextlib.redirect_stdout(sys.stderr):
@@ -73,10 +80,9 @@ def record_dataset(path: Path, episodes: int) -> Episodes:
     columns = {STATE: found.obs[STATE][:, :cut], ENV_STATE: found.obs[STATE][:, cut:], "action": found.action}
     features = {k: {"dtype": "float32", "shape": (v.shape[1],), "names": None} for k, v in columns.items()}
     written = LeRobotDataset.create("local/bench", round(1 / found.dt), features, root=path, use_videos=False)
-    ends = set(found.starts[1:].tolist())
     for t in range(found.num_frames):
         written.add_frame({**{k: v[t].numpy() for k, v in columns.items()}, "task": found.tasks[0]})
-        if t + 1 in ends:
+        if t + 1 in found.starts:
             written.save_episode()
     written.finalize()
     return load_episodes(path, action_spec=found.action_spec)
@@ -87,20 +93,15 @@ class Ours:
         observation = {k: v for k, v in episodes.observation.items() if k != TASK}
         spec = PolicySpec(observation, episodes.action_spec, episodes.dt, TO, H, TA, episodes.tasks)
         normalizer = Normalizer(observation, episodes.action_spec).fit(episodes)
-        policy = DiffusionPolicy(spec, normalizer, denoising_steps=K, network=partial(UNet1d, **UNET))
-        self.algo, self.network = BC(policy, steps=SCHEDULE), policy.network
-        self.batch = Batches(episodes, spec, batch_size=batch_size, seed=0)[0]
-        self.loop = partial(
-            offline, algo=self.algo, episodes=episodes, batch_size=batch_size, seed=0, tracker=Tracker(quiet=True),
+        network: Any = partial(UNet1d, dims=DIMS, kernel=KERNEL, groups=GROUPS, time_dim=TIME_DIM)
+        policy = DiffusionPolicy(spec, normalizer, denoising_steps=K, network=network)
+        algo = BC(policy, steps=SCHEDULE)
+        self.train: Any = partial(
+            offline, algo=algo, episodes=episodes, batch_size=batch_size, seed=0, tracker=Tracker(quiet=True),
             checkpointer=SimpleNamespace(requested=False, latest=lambda: None, save=lambda *_, **__: None),
         )  # fmt: skip
-
-    def train(self, steps: int) -> None:
-        self.loop(steps=steps)
-
-    def update(self, steps: int) -> None:
-        for _ in range(steps):
-            self.algo.update(self.batch)
+        self.update = partial(algo.update, Batches(episodes, spec, batch_size=batch_size, seed=0)[0])
+        self.network, self.act = policy.network, algo.policy.act
 
 
 class LeRobot:
@@ -111,17 +112,10 @@ class LeRobot:
     )  # fmt: skip
 
     def __init__(self, root: Path, batch_size: int) -> None:
-        from lerobot.datasets import LeRobotDataset, LeRobotDatasetMetadata
-        from lerobot.datasets.factory import resolve_delta_timestamps
-        from lerobot.policies import make_policy, make_pre_post_processors
-        from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
-        from lerobot.scripts.lerobot_train import update_policy
-        from lerobot.utils.logging_utils import AverageMeter, MetricsTracker
-
         config = DiffusionConfig(
             n_obs_steps=TO, horizon=H, n_action_steps=TA, drop_n_last_frames=H - TA - TO + 1, num_train_timesteps=K,
-            down_dims=UNET["dims"], kernel_size=UNET["kernel"], n_groups=UNET["groups"], device="cpu",
-            diffusion_step_embed_dim=UNET["time_dim"], do_mask_loss_for_padding=True, push_to_hub=False,
+            down_dims=DIMS, kernel_size=KERNEL, n_groups=GROUPS, diffusion_step_embed_dim=TIME_DIM, device="cpu",
+            do_mask_loss_for_padding=True, push_to_hub=False,
         )  # fmt: skip
         meta = LeRobotDatasetMetadata("local/bench", root=root)
         deltas = resolve_delta_timestamps(config, meta)
@@ -131,8 +125,7 @@ class LeRobot:
         self.drop, self.batch_size, self.network = config.drop_n_last_frames, batch_size, self.policy.diffusion.unet
         meters = {k: AverageMeter(k) for k in ("loss", "grad_norm", "lr", "update_s")}
         metrics = MetricsTracker(batch_size, meta.total_frames, meta.total_episodes, meters)
-        preset = config.get_optimizer_preset()
-        optimizer = preset.build(self.policy.get_optim_params())
+        optimizer = (preset := config.get_optimizer_preset()).build(self.policy.get_optim_params())
         self.step = partial(
             update_policy, metrics, self.policy, optimizer=optimizer, grad_clip_norm=preset.grad_clip_norm,
             accelerator=self.accelerator, lr_scheduler=config.get_scheduler_preset().build(optimizer, SCHEDULE),
@@ -140,99 +133,76 @@ class LeRobot:
 
     def load_with(self, workers: int) -> None:
         """Begin loading anew, and train until the queues are as they will be."""
-        from lerobot.datasets import EpisodeAwareSampler
-        from lerobot.utils.utils import cycle
-
         bounds = [self.dataset.meta.episodes[f"dataset_{end}_index"] for end in ("from", "to")]
-        sampler = EpisodeAwareSampler(*bounds, drop_n_last_frames=self.drop, shuffle=True)
-        more = {"prefetch_factor": 4, "persistent_workers": True} if workers else {}
-        loader = torch.utils.data.DataLoader(
-            self.dataset, num_workers=workers, batch_size=self.batch_size, sampler=sampler, **more
-        )
-        self.batches = cycle(loader)
-        self.batch = self.pre(next(self.batches))
+        more: Any = {"prefetch_factor": 4, "persistent_workers": True} if workers else {}
+        more["sampler"] = EpisodeAwareSampler(*bounds, drop_n_last_frames=self.drop, shuffle=True)
+        self.batches = cycle(DataLoader(self.dataset, num_workers=workers, batch_size=self.batch_size, **more))
+        self.update = partial(self.step, batch=self.pre(next(self.batches)))
         self.train(2 + 4 * workers)
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
             self.step(batch=self.pre(next(self.batches)))
 
-    def update(self, steps: int) -> None:
-        for _ in range(steps):
-            self.step(batch=self.batch)
-
 
 def compare_training(ours: Ours, theirs: LeRobot, rounds: int, steps: int) -> list[Evidence]:
     count, other = (sum(p.numel() for p in side.network.parameters()) for side in (ours, theirs))
     if count != other:
         sys.exit(f"the networks differ: ours has {count} parameters, LeRobot's {other}")
-    samples, rates = steps * theirs.batch_size, {}
+    size, rates = theirs.batch_size, {}
     for workers in (0, 1, 2):
         theirs.load_with(workers)
-        begin = perf_counter()
-        theirs.train(steps)
-        rates[workers] = round(samples / (perf_counter() - begin))
+        rates[workers] = round(steps * size / timeit(lambda: theirs.train(steps), number=1))
     theirs.load_with(best := max(rates, key=rates.__getitem__))
-    tail = "" if theirs.batch_size == 64 else f"/batch{theirs.batch_size}"
-    notes = f"batch {theirs.batch_size}, {steps} steps a round, U-Net of {count} parameters; LeRobot with"
-    loading = f"{notes} {best} workers, samples/s by workers {rates}"
-    rows = compare(
-        f"training{tail}", partial(ours.train, steps), partial(theirs.train, steps), rounds, loading, samples
-    )
+    tail = "" if size == 64 else f"/batch{size}"
+    notes = f"batch {size}, {steps} steps a round, U-Net of {count} parameters"
+    loading = f"{notes}; LeRobot with {best} loading workers (samples/s by workers: {rates})"
+    sides: Any = (lambda: ours.train(steps=steps)), (lambda: theirs.train(steps))
+    rows = compare(f"training{tail}", sides, rounds, loading, samples=steps * size)
     theirs.load_with(0)  # ends its workers
-    update = partial(ours.update, steps), partial(theirs.update, steps)
-    return rows + compare(f"update{tail}", *update, rounds, f"{notes}out data", samples)
+    sides = (lambda: [ours.update() for _ in range(steps)]), (lambda: [theirs.update() for _ in range(steps)])
+    return rows + compare(f"update{tail}", sides, rounds, notes, samples=steps * size)
 
 
 @torch.inference_mode()
-def compare_inference(
-    ours: Ours, theirs: LeRobot, data: Episodes, size: int, rounds: int, calls: int
-) -> list[Evidence]:
-    frames = torch.arange(size)[:, None] + torch.arange(TO)
-    obs = {k: data.obs[k][frames] for k in (STATE, ENV_STATE)}
-    act, network = ours.algo.policy.act, theirs.policy.eval().predict_action_chunk
-    rows, tail, notes = [], "" if size == 1 else f"/batch{size}", f"batch {size}, {K} DDPM steps, {calls} calls a round"
-    for name, rival in ("", lambda: theirs.post(network(theirs.pre(obs)))), ("/network", lambda: network(obs)):
-        sides = [lambda f=f: [f() for _ in range(calls)] for f in (lambda: act(obs), rival)]  # type: ignore[misc]
-        rows += compare(f"inference{name}{tail}", *sides, rounds, notes, calls)
-    return rows
+def compare_inference(ours: Ours, theirs: LeRobot, data: Episodes, size: int, rounds: int) -> list[Evidence]:
+    obs = {k: data.obs[k][torch.arange(size)[:, None] + torch.arange(TO)] for k in (STATE, ENV_STATE)}
+    act, network = partial(ours.act, obs), theirs.policy.eval().predict_action_chunk
+    tail, notes = "" if size == 1 else f"/batch{size}", f"batch {size}, {K} DDPM steps"
+    rows = compare(f"inference{tail}", (act, lambda: theirs.post(network(theirs.pre(obs)))), rounds, notes)
+    return rows + compare(f"inference/network{tail}", (act, lambda: network(obs)), rounds, notes)
 
 
-def compare(setting: str, ours: Callable, theirs: Callable, rounds: int, notes: str, count: int) -> list[Evidence]:
-    """Rows of one comparison: ratio, and the rates of both sides; `count`: samples or chunks that a call makes."""
-    times, unit = [], "chunks" if setting.startswith("inference") else "samples"
+def compare(setting: str, sides: Any, rounds: int, notes: str, *, samples: int = 0) -> list[Evidence]:
+    """Rows of one comparison: ratio; samples/s of both sides, or milliseconds a call where there are no `samples`."""
+    times = []
     with Tracker().progress(rounds, setting) as bar:
         for i in range(rounds + 1):  # the first round warms up
             with contextlib.ExitStack() as stack:
                 for worker in psutil.Process().children(recursive=True):
                     worker.suspend()
                     stack.callback(worker.resume)
-                begin = perf_counter()
-                ours()
-                spent = perf_counter() - begin
-            begin = perf_counter()
-            theirs()
-            times.append((spent, perf_counter() - begin))
+                spent = timeit(sides[0], number=1)
+            times.append((spent, timeit(sides[1], number=1)))
             bar.update(i, ratio=times[-1][1] / times[-1][0])
-    rows: dict[str, Any] = {"ratio": bootstrap([[b / a for a, b in times[1:]]], statistic=statistics.median)}
+    values: dict[str, Any] = {"ratio": bootstrap([[b / a for a, b in times[1:]]], statistic=statistics.median)}
     for name, column in zip(("ours", "lerobot"), zip(*times[1:], strict=True), strict=True):
-        rows[f"{unit}_per_s_{name}"] = round(count / statistics.median(column), 1)
+        middle = statistics.median(column)
+        unit, value = ("samples_per_s", samples / middle) if samples else ("ms", 1e3 * middle)
+        values[f"{unit}_{name}"] = round(value, 2)
     notes = f"{notes}; {rounds} rounds, {torch.get_num_threads()} threads"
-    found = [measured(id="bc_speed", setting=setting, metric=m, interval=v, notes=notes) for m, v in rows.items()]
-    print(*(json.dumps(asdict(row), ensure_ascii=False) for row in found), sep="\n", flush=True)
-    return found
+    made = [measured(id="bc_speed", setting=setting, metric=m, interval=v, notes=notes) for m, v in values.items()]
+    print(*(json.dumps(asdict(row), ensure_ascii=False) for row in made), sep="\n", flush=True)
+    return made
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--quick", action="store_true", help="batch 64 and a few rounds, to see that it works")
-    parser.add_argument("--record", action="store_true", help="write the rows to docs/results/bc_speed.json too")
+    parser.add_argument("--rounds", type=int, default=15, help="of each comparison; ten times as many of inference")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--quick", action="store_true", help="batch 64 and a few rounds, to see that it works")
+    group.add_argument("--record", action="store_true", help="write the rows to docs/results/bc_speed.json too")
     args = parser.parse_args()
-    if importlib.util.find_spec("lerobot") is None:
-        parser.error(
-            "LeRobot is not installed: ./scripts/setup.sh bench, or: uv pip install 'lerobot[diffusion]==0.6.1'"
-        )
     rounds, steps, episodes = (2, 3, 5) if args.quick else (args.rounds, 20, 50)
     with tempfile.TemporaryDirectory() as folder:
         root, rows = Path(folder) / "data", []
@@ -241,7 +211,7 @@ def main() -> None:
             sides = Ours(data, batch_size), LeRobot(root, batch_size)
             rows += compare_training(*sides, rounds, steps)
         for size in (1, 32):
-            rows += compare_inference(*sides, data, size, rounds, steps)
+            rows += compare_inference(*sides, data, size, 10 * rounds)
     if args.record:
         print(*write(rows), file=sys.stderr)
 

@@ -178,6 +178,16 @@ def evil(folder: Path) -> None:
     rehash(folder)
 
 
+def no_spec(folder: Path) -> None:
+    edit_json(folder / "spec.json", action={"names": ["x"]})
+    rehash(folder)
+
+
+def no_node(folder: Path) -> None:
+    edit_json(folder / "policy.json", node={})
+    rehash(folder)
+
+
 def other_spec(folder: Path) -> None:
     edit_json(folder / "spec.json", version=99)
     rehash(folder)
@@ -203,6 +213,8 @@ def diverged(folder: Path) -> None:
         (newer, r"format 2 is newer than this robopolicy reads \(1\)"),
         (other_net, r"weights do not fit.*\n.*expected shape \(16, 4\), found \(8, 4\)"),
         (evil, r"'os\.system' is outside the packages"),
+        (no_spec, r"spec\.json does not describe a policy \(.*missing .*required"),
+        (no_node, r"policy\.json does not describe a policy of this robopolicy: policy\._target_: expected an import"),
         (other_spec, r"spec\.json has version 99"),
         (diverged, r"holds NaN or infinity"),
     ],

@@ -12,6 +12,8 @@ from robopolicy.errors import DataError
 from robopolicy.schema import Count, Fraction
 from robopolicy.types import Obs, Step
 
+_TRIES = 1_000  # draws before transitions that are not valid are taken to be the rule
+
 
 class Batch(NamedTuple):
     """B transitions over up to n primitive steps."""
@@ -108,15 +110,20 @@ class Replay:
         """`batch_size` windows, uniform over the valid transitions that have n_step rows after them.
 
         Raises:
-            DataError: fewer than n_step + 1 rows so far.
+            DataError: fewer than n_step + 1 rows so far, or hardly one of them is valid.
         """
         if not self.can_sample:
             raise DataError(f"replay holds {self.size} rows; sampling needs more than n_step={self.n_step}")
         age, env = self._draw(batch_size, generator)
-        while not bool((ok := self.store["valid"][self._row(age), env]).all()):
+        for _ in range(_TRIES):
+            if bool((ok := self.store["valid"][self._row(age), env]).all()):
+                return self.window(age, env)
             again_age, again_env = self._draw(batch_size, generator)
             age, env = torch.where(ok, age, again_age), torch.where(ok, env, again_env)
-        return self.window(age, env)
+        raise DataError(
+            f"replay: hardly one of its {self.num_transitions} transitions is valid: the physics diverges almost "
+            "everywhere. Check the task's timestep, contacts and action limits."
+        )
 
     def _draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         flat = torch.randint((self.size - self.n_step) * self.num_envs, (count,), generator=generator)

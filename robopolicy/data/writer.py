@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -21,6 +22,8 @@ from robopolicy.errors import DataError, closest
 from robopolicy.types import IMAGES, TASK, ActionSpec, Feature
 
 OUTCOME = {"next.reward": "float32", "next.done": "bool", "next.truncated": "bool", "next.success": "bool"}
+_SPARE = 16 * 2**20  # bytes that stay free, for what LeRobot writes when a recording ends
+_log = logging.getLogger(__name__)
 
 
 class DatasetWriter:
@@ -123,7 +126,7 @@ class DatasetWriter:
             seed: episode seed.
 
         Raises:
-            DataError: missing or unknown keys, wrong shapes, non-finite numbers, an unknown task, too little disk space;
+            DataError: missing or unknown keys, wrong shapes, non-finite numbers, an unknown task, a disk almost full;
                 nothing is written.
         """
         if self._broken is not None:

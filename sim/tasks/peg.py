@@ -164,9 +164,9 @@ class Peg(PegEasy):
     horizon: int = 80
     timestep: float = 0.0025
     substeps: int = 20
-    clearance: float = 0.0005  # m per side
+    clearance: float = 0.0004  # m per side
     range_slide: float = 0.003  # m, the peg in the hand, along and across the fingers
-    range_tilt: float = 0.05  # rad, about the axis along which the fingers close
+    range_tilt: float = 0.08  # rad, about the axis along which the fingers close
 
     name = "peg"
     expert = SlipExpert

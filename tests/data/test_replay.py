@@ -56,6 +56,14 @@ def test_invalid_transitions_end_windows_and_are_never_drawn():
     assert float(batch.reward.max()) == 0.0
 
 
+def test_a_replay_of_nothing_valid_does_not_hang():
+    replay = Replay(capacity=80, num_envs=2, n_step=3, gamma=GAMMA)
+    for t in range(12):
+        push(replay, t, truncated=(1, 1), valid=(0, 0))
+    with pytest.raises(DataError, match="hardly one of its 24 transitions is valid: the physics diverges"):
+        replay.sample(8, torch.Generator().manual_seed(0))
+
+
 def test_ring_overwrites_the_oldest_and_keeps_final_frames_right():
     replay = Replay(capacity=12, num_envs=2, n_step=2, gamma=GAMMA)
     for t in range(50):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -81,21 +83,44 @@ def test_a_full_disk_leaves_a_message_and_what_there_is(tmp_path: Path) -> None:
             w._dataset.save_episode = full
             w.add_episode(**episode(1, 9))
 
-    with pytest.raises(DataError, match=r"episode 1 failed \(OSError.*No space.*the 1 finished before it are in"):
+    with pytest.raises(DataError, match=r"episode 1 failed \(OSError.*No space.*of the 1 before it is in"):
         record()
     assert not (tmp_path / "a").exists()
+
+
+def test_a_recording_ends_while_the_disk_has_room_to_finish_it(tmp_path: Path, monkeypatch) -> None:
+    def record() -> None:
+        with writer(tmp_path / "a") as w:
+            w.add_episode(**episode(0, 5))
+            monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
+            w.add_episode(**episode(1, 9))
+
+    with pytest.raises(DataError, match=r"disk is full: 1 MiB are free, episode 1 may take 16\. .* are kept"):
+        record()
+    assert load_episodes(tmp_path / "a").lengths.tolist() == [5]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
 
 
 def test_existing_datasets_are_replaced_only_on_demand_and_only_when_complete(tmp_path: Path) -> None:
     with writer(tmp_path / "a") as w:
         w.add_episode(**episode(0, 5))
-    with pytest.raises(DataError, match=r"exists already.*overwrite=True"):
+    with pytest.raises(DataError, match=r"exists already.*overwrite=true"):
         writer(tmp_path / "a")
     with writer(tmp_path / "a", overwrite=True) as w:
         w.add_episode(**episode(1, 9))
         assert load_episodes(tmp_path / "a").lengths.tolist() == [5]
     assert load_episodes(tmp_path / "a").lengths.tolist() == [9]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
+
+    def interrupted() -> None:
+        with writer(tmp_path / "a", overwrite=True) as w:
+            w.add_episode(**episode(2, 2))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert load_episodes(tmp_path / "a").lengths.tolist() == [9], "as it was"
+    assert load_episodes(next(tmp_path.glob(".a.recording-*/a"))).lengths.tolist() == [2], "nothing is lost"
 
 
 def test_what_cannot_be_stored_is_refused(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
-"""SIGKILL a training of the command line, repeat the command: it ends as one that was never touched, bit for bit."""
+"""Whatever ends a training of the command line, the same command ends in the same bits as one that nothing disturbed."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,8 @@ import torch
 from robopolicy.checkpoint import Checkpointer, load_policy
 from robopolicy.cli import main
 from robopolicy.storage import read_state
+from robopolicy.tracking import Tracker
+from sim.engine import Physics
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("lerobot"), pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
@@ -101,22 +105,63 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def command(folder: Path, whole: str, run: Path) -> list[str]:
+    """What trained `whole`, in another run directory."""
+    base = [f"base={folder / 'bc'}"] if whole == "residual" else []
+    options = {"bc": BC, "residual": RESIDUAL}[whole]
+    return [*COMMON, *options, f"dataset={folder / 'data'}", *base, f"run_dir={run}"]
+
+
 @pytest.mark.parametrize(
-    ("whole", "options", "places"),
-    [("bc", BC, [("training", 30)]), ("residual", RESIDUAL, [("training", 120), ("writing", 160)])],
+    ("whole", "places"),
+    [("bc", [("training", 30)]), ("residual", [("training", 120), ("writing", 160)])],
     ids=["offline", "off_policy"],
 )
-def test_killed_and_resumed_equals_uninterrupted(
-    folder: Path, whole: str, options: tuple[str, ...], places: list[tuple[str, int]]
-) -> None:
+def test_killed_and_resumed_equals_uninterrupted(folder: Path, whole: str, places: list[tuple[str, int]]) -> None:
     run = folder / f"{whole}_killed"
-    base = [f"base={folder / 'bc'}"] if whole == "residual" else []
-    command = [*COMMON, *options, f"dataset={folder / 'data'}", *base, f"run_dir={run}"]
     for place, step in places:
-        killed(place, step, *command)
-        found = sorted(p.name for p in (run / "checkpoints").glob("step_*"))
-        assert found, "there is a checkpoint to go on from, and progress beyond it to lose"
-    assert main(command) == 0
-    expected, found_ = outcome(folder / whole), outcome(run)
-    assert differences(expected, found_) == []
+        killed(place, step, *command(folder, whole, run))
+        assert list((run / "checkpoints").glob("step_*")), "there is a checkpoint to go on from"
+    assert main(command(folder, whole, run)) == 0
+    assert differences(outcome(folder / whole), outcome(run)) == []
     assert not list((run / "checkpoints").glob(".*")), "leftovers of the killed write are removed"
+
+
+@pytest.mark.parametrize(("whole", "step"), [("bc", 30), ("residual", 120)], ids=["offline", "off_policy"])
+def test_ctrl_c_saves_says_how_to_go_on_and_loses_nothing(
+    folder: Path, whole: str, step: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, log = folder / f"{whole}_interrupted", Tracker.log
+
+    def interrupt(self: Tracker, metrics: dict[str, float], at: int) -> None:
+        log(self, metrics, at)
+        if at >= step:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tracker, "log", interrupt)
+        assert main(command(folder, whole, run)) == 130
+    assert "the same command goes on from there:\n  robopolicy train task=reach" in capsys.readouterr().err
+    assert Checkpointer(run).step == step, "saved at once, off the schedule"
+    assert main(command(folder, whole, run)) == 0
+    assert differences(outcome(folder / whole), outcome(run)) == []
+
+
+def test_a_simulation_that_diverges_costs_its_episodes_and_nothing_else(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, step, calls = folder / "diverging", Physics.step, itertools.count()
+
+    def diverge(self: Physics, *args: Any) -> Any:
+        if next(calls) % 7 == 6:
+            self.qvel[0, 0] = float("nan")
+        return step(self, *args)
+
+    monkeypatch.setattr(Physics, "step", diverge)
+    assert main(command(folder, "residual", run)) == 0
+    state, weights, rows = outcome(run)
+    assert not bool(state["training"]["replay"]["store"]["valid"].all())
+    assert all(bool(torch.isfinite(v).all()) for v in (*state["training"]["replay"]["obs"].values(), *weights.values()))
+    assert sum(row.get("eval/diverged", 0.0) for row in rows) > 0
+    assert main(["eval", f"checkpoint={run}", "episodes=4", "num_envs=2", "videos=0"]) == 0
+    assert "diverged (counted as failures)" in capsys.readouterr().out

@@ -9,7 +9,7 @@ import torch
 import sim
 from sim.env import SimEnv
 
-CLEARANCE = {"peg": 0.5e-3, "peg_easy": 1e-3}  # m per side
+CLEARANCE = {"peg": 0.4e-3, "peg_easy": 1e-3}  # m per side
 DOWN = (0.0, 0.0, -1.0, 0.0, -1.0)  # clamped to the limits: as hard as the controller can
 pytestmark = pytest.mark.parametrize("task", CLEARANCE)
 
