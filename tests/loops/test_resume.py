@@ -1,4 +1,4 @@
-"""Whatever ends a training of the command line, the same command ends in the same bits as one that nothing disturbed."""
+"""Whatever ends a training of the command line: repeat the command, and it ends in the same bits as one undisturbed."""
 
 from __future__ import annotations
 
