@@ -11,10 +11,11 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from robopolicy.evaluate.evidence import measured, write
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> int:
