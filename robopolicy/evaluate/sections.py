@@ -142,7 +142,13 @@ def learning(runs: Sequence[Run], pair: Sequence[Evaluation]) -> str:
         state, count = "" if curves else " open", len(details)
         charts = f'<div class="charts small">{"".join(details)}</div>'
         body += f"<details{state}><summary>Training metrics ({count})</summary>{charts}</details>"
-    return _section("Learning", body, "Evaluations during training, with 95% Wilson intervals where they were logged.")
+    evaluated = any("eval/success_rate" in m for run in runs for m in run.metrics)
+    about = (
+        "Evaluations during training, with 95% Wilson intervals where they were logged."
+        if evaluated
+        else ("Success of the last 100 training episodes, exploration noise included, while policies change.")
+    )
+    return _section("Learning", body, about)
 
 
 def films(videos: Sequence[Video], *, max_bytes: int) -> str:

@@ -130,7 +130,7 @@ def off_policy(
             if due(log_every, logged, steps) or steps + most > total_steps:
                 logged = steps
                 numbers = {f"train/{k}": float(v) for k, v in metrics.items()}
-                if recent:
+                if len(recent) == recent.maxlen:  # the first to end are the short ones, which are successes
                     numbers["train/success"] = sum(recent) / len(recent)
                 numbers |= {f"train/{k}": float(v.float().mean()) for k, v in step.info.items()}
                 release_memory()

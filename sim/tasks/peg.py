@@ -123,7 +123,8 @@ class PegEasy(Task):
         }
 
     def bind(self, model: mujoco.MjModel) -> Hole:
-        return Hole(*(Joint.find(model, f"hole_{k}") for k in ("x", "y", "yaw")), peg=None)
+        x, y, yaw = (Joint.find(model, f"hole_{k}") for k in ("x", "y", "yaw"))
+        return Hole(x, y, yaw, peg=None)
 
     def reset(self, at: Hole, draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
         at.x.place(qpos, draw["hole_x"])
