@@ -5,11 +5,10 @@
 raw_rollout  `env.step` (control, physics, observation, reward, success, resets) against bare `mujoco.rollout` of the
              same model from the same states with the same controls, recorded a moment before, in the same number of
              threads. Both must give the same bits, or the script stops. The sides alternate step by step.
-maniskill    `env.step` against ManiSkill's PickCube-v1 on the CPU; on both sides state observations, sparse reward, delta
-             poses of the hand, resets, 7 DoF, 5 × 10 ms at 20 Hz. Its CPU backend steps one env a process: one process
-             per core, each running freely (no vector env to wait for, no renderer). Ours follows its expert (costlier:
-             full of contacts), theirs moves at random. `joint_control`: plain joint deltas spare theirs the inverse
-             kinematics, ours still does it.
+maniskill    `env.step` against ManiSkill's PickCube-v1 on the CPU. On both sides: state observations, sparse reward,
+             delta poses of the hand, resets, 7 DoF, 5 × 10 ms at 20 Hz. Its CPU backend steps one env a process: one
+             process per core, each running freely (no vector env to wait for, no renderer). Ours follows its expert,
+             full of contacts, theirs moves at random. `joint_control`: joint deltas spare theirs inverse kinematics.
 memory       resident memory of a process with 256 envs less one with a single env, per further env.
 
 ratio: median over rounds of our rate over theirs, with its 95% bootstrap interval.
@@ -164,10 +163,9 @@ def against_maniskill(setting: str, control: str, rounds: int, seconds: float) -
                     sys.exit("ManiSkill's processes did not run side by side: run the benchmark again")
                 rates[i] = steps * N / spent, sum(theirs)
                 bar.update(i + 1, ratio=rates[i, 0] / rates[i, 1])
-    ours.env.close()
     notes = (
         f"{cores} cores each: ours N={N} pick under its expert; ManiSkill PickCube-v1 in {cores} processes of one env, "
-        f"{control}, random, {control_hz[0]} Hz over {physics_hz[0]} Hz physics; {rounds} rounds of {seconds:g} s a side"
+        f"{control}, random, {control_hz[0]} Hz over {physics_hz[0]} Hz; {rounds} rounds of {seconds:g} s a side"
     )
     return compared(setting, rates, {"ours": ours.env.dt, "maniskill": 1 / control_hz[0]}, notes)
 
