@@ -34,6 +34,8 @@ def test_nothing_is_visible_before_the_end(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_keeps_finished_episodes(tmp_path: Path) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell begin with it ignored
+
     def record() -> None:
         with writer(tmp_path / "a") as w:
             w.add_episode(**episode(0, 5))
