@@ -23,7 +23,7 @@ def quickstart(
     out: Path,
     task: Node,
     demos: int = 60,
-    imperfection: float = 0.5,
+    imperfection: float = 1.0,
     bc_steps: int = 3_000,
     rl_steps: int = 30_000,
     episodes: int = 500,

@@ -113,7 +113,7 @@ def off_policy(
             step = env.step(algo.explore(frame, warmup=steps < warmup_steps))
             online.add(frame, step._replace(next_obs=last_frame(step.next_obs, keys)))
             obs, taken = step.obs, int(step.steps.sum())
-            recent.extend(step.success[step.ended].float().tolist())
+            recent.extend(step.success[step.ended & step.valid].float().tolist())
             before, steps = steps, steps + taken
 
             if steps >= warmup_steps and online.can_sample:
