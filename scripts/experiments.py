@@ -107,9 +107,7 @@ EXPERIMENTS = {
     "peg_residual": Experiment(
         (
             Setting(PEG_EASY, {"refined": ("algo=residual_fast",)}, "easy/"),
-            Setting(
-                Base("peg", 40, 0.7), {"refined": ("algo=residual_fast", "loop.total_steps=300000")}, "hard/"
-            ),
+            Setting(Base("peg", 40, 0.7), {"refined": ("algo=residual_fast", "loop.total_steps=300000")}, "hard/"),
         )
     ),
     "native_suite_residual": Experiment(
