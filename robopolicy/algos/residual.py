@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.data.replay import Batch
+from robopolicy.errors import ConfigError
 from robopolicy.policies.residual import ResidualPolicy
+from robopolicy.schema import Count, Fraction, Natural, NonNegative, Positive
 from robopolicy.types import Metrics, Obs
 
 
@@ -31,6 +33,9 @@ class ResidualTD3:
         target_noise, target_noise_clip: smoothing of the target's residual (TD3), in units of u.
         exploration_std: Gaussian noise on u when collecting. `warmup_std`: the same before learning starts.
         penalty, penalty_steps: λ falls linearly from `penalty` to `penalty_final` over this many env steps of learning.
+
+    Raises:
+        ConfigError: target_subset is larger than the ensemble.
     """
 
     def __init__(
@@ -38,24 +43,28 @@ class ResidualTD3:
         policy: ResidualPolicy,
         *,
         critic: Callable[[int], nn.Module],
-        target_subset: int = 2,
-        tau: float = 0.01,
-        actor_lr: float = 3e-4,
-        critic_lr: float = 3e-4,
-        policy_delay: int = 2,
-        target_noise: float = 0.0,
-        target_noise_clip: float = 0.3,
-        exploration_std: float = 0.3,
-        warmup_std: float = 0.3,
-        penalty: float = 1.0,
-        penalty_final: float = 0.0,
-        penalty_steps: int = 15_000,
-        grad_clip: float = 10.0,
+        target_subset: Count = 2,
+        tau: Fraction = 0.01,
+        actor_lr: Positive = 3e-4,
+        critic_lr: Positive = 3e-4,
+        policy_delay: Count = 2,
+        target_noise: NonNegative = 0.0,
+        target_noise_clip: NonNegative = 0.3,
+        exploration_std: NonNegative = 0.3,
+        warmup_std: NonNegative = 0.3,
+        penalty: NonNegative = 1.0,
+        penalty_final: NonNegative = 0.0,
+        penalty_steps: Natural = 15_000,
+        grad_clip: Positive = 10.0,
         seed: int = 0,
     ) -> None:
         self.policy = policy
         in_dim = policy.net[0].in_features
         self.critic = critic(in_dim)
+        if target_subset > self.critic.heads:
+            raise ConfigError(
+                f"algo.target_subset: expected at most algo.critic.heads={self.critic.heads}, found {target_subset}"
+            )
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.actor_params = list(policy.net.parameters())
         self.critic_params = list(self.critic.parameters())

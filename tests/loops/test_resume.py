@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 
 from robopolicy.checkpoint import Checkpointer, load_policy
 from robopolicy.cli import main
+from robopolicy.data.lerobot import load_episodes
 from robopolicy.storage import read_state
 from robopolicy.tracking import Tracker
 from sim.engine import Physics
@@ -147,6 +150,88 @@ def test_ctrl_c_saves_says_how_to_go_on_and_loses_nothing(
     assert differences(outcome(folder / whole), outcome(run)) == []
 
 
+# A training, what is called in it at the moment of Ctrl-C, at which of its calls, and the step saved thereupon.
+MOMENTS = [
+    ("bc", "robopolicy.loops.offline.Batches", 1, 1),
+    ("bc", "robopolicy.algos.bc.BC.update", 5, 5),
+    ("bc", "robopolicy.train.evaluate", 1, 25),
+    ("bc", "robopolicy.checkpoint.write_state", 1, 20),
+    ("residual", "robopolicy.loops.off_policy.base_actions", 1, 0),
+    ("residual", "robopolicy.train.evaluate", 1, 0),
+    ("residual", "robopolicy.train.evaluate", 2, 100),
+    ("residual", "robopolicy.algos.residual.ResidualTD3.update", 1, 40),
+    ("residual", "robopolicy.checkpoint.write_state", 1, 80),
+]
+
+
+@pytest.mark.parametrize(("whole", "where", "call", "step"), MOMENTS)
+def test_ctrl_c_at_any_moment_loses_nothing(
+    folder: Path, tmp_path: Path, whole: str, where: str, call: int, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function, calls = pkgutil.resolve_name(where), itertools.count(1)
+
+    def interrupted(*args: Any, **kw: Any) -> Any:
+        if next(calls) == call:
+            signal.raise_signal(signal.SIGINT)
+        return function(*args, **kw)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, interrupted)
+        assert main(command(folder, whole, tmp_path)) == 130
+    assert Checkpointer(tmp_path).step == step
+    assert main(command(folder, whole, tmp_path)) == 0
+    assert differences(outcome(folder / whole), outcome(tmp_path)) == []
+
+
+@pytest.mark.parametrize(("whole", "step"), [("bc", 10), ("residual", 60)])
+def test_ended_before_its_first_checkpoint_it_begins_anew(
+    folder: Path, tmp_path: Path, whole: str, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Tracker.log
+
+    def die(self: Tracker, metrics: dict[str, float], at: int) -> None:
+        log(self, metrics, at)
+        if at >= step:
+            raise KeyboardInterrupt  # as a second Ctrl-C, which does not wait
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tracker, "log", die)
+        assert main(command(folder, whole, tmp_path)) == 130
+    assert Checkpointer(tmp_path).step is None
+    assert main(command(folder, whole, tmp_path)) == 0
+    assert differences(outcome(folder / whole), outcome(tmp_path)) == []
+
+
+@pytest.mark.parametrize("whole", ["bc", "residual"])
+def test_repeating_a_finished_training_changes_nothing(folder: Path, whole: str) -> None:
+    def files() -> dict[str, bytes]:
+        found = [f for f in (folder / whole).rglob("*") if f.is_file() and f.name != "provenance.json"]
+        return {str(f): f.read_bytes() for f in found}
+
+    before = files()
+    assert main(command(folder, whole, folder / whole)) == 0
+    assert files() == before
+
+
+def test_other_data_than_it_began_with_is_refused_before_weights_load(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def another(*args: Any, **kw: Any) -> Any:
+        episodes = load_episodes(*args, **kw)
+        action = episodes.action_spec
+        return replace(episodes, action_spec=replace(action, high=(1.0, *action.high[1:])), dt=0.5)
+
+    run = folder / "bc"
+    before = (run / "spec.json").read_text(), (run / "metrics.jsonl").read_text()
+    monkeypatch.setattr("robopolicy.train.load_episodes", another)
+    monkeypatch.setattr("robopolicy.train.load_weights", None)
+    assert main(command(folder, "bc", run)) == 1
+    said = capsys.readouterr().err
+    assert "data and env are not those that the run began with:\n  - action.high: 0.02 → 1.0\n  - dt: was 0.05" in said
+    assert "or give a new run_dir" in said
+    assert ((run / "spec.json").read_text(), (run / "metrics.jsonl").read_text()) == before
+
+
 def test_a_simulation_that_diverges_costs_its_episodes_and_nothing_else(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,5 +248,9 @@ def test_a_simulation_that_diverges_costs_its_episodes_and_nothing_else(
     assert not bool(state["training"]["replay"]["store"]["valid"].all())
     assert all(bool(torch.isfinite(v).all()) for v in (*state["training"]["replay"]["obs"].values(), *weights.values()))
     assert sum(row.get("eval/diverged", 0.0) for row in rows) > 0
+    lost = [row["train/diverged"] for row in rows if "train/diverged" in row]
+    assert lost == sorted(lost), "counted since the run began"
+    assert lost[-1] == int((~state["training"]["replay"]["store"]["valid"]).sum())
+    assert f"train_diverged {lost[-1]}," in capsys.readouterr().out
     assert main(["eval", f"checkpoint={run}", "episodes=4", "num_envs=2", "videos=0"]) == 0
     assert "diverged (counted as failures)" in capsys.readouterr().out
