@@ -77,7 +77,7 @@ SUITE = (
     Base("pusht", 200, 0.25, ("loop.steps=8000", "network.width=512")),
     PEG_EASY,
 )
-SUITE_CONFIG = ("algo=residual_fast", "loop.total_steps=100000", "algo.penalty_steps=20000")
+SUITE_CONFIG = ("algo=residual_fast", "loop.total_steps=100000")
 EXPERIMENTS = {
     "pick_residual_fast": Experiment(
         (

@@ -3,8 +3,9 @@
 Differences from the published code, each for a reason that a test holds: the executed, clamped action is stored
 and scored; time limits bootstrap; squared errors are averaged per head; n-step windows end with the episode.
 
-The penalty λ·mean(u²) on the residual, annealed to zero, keeps an immature critic from dragging the policy below
-its base: the actor leaves the base only as fast as the critic's evidence outgrows λ.
+The penalty λ·mean(u²) on the residual keeps an immature critic from dragging the policy below its base: the actor
+leaves the base only as fast as the critic's evidence outgrows λ. λ falls geometrically, so that the last factor of ten,
+in which the residual grows most, takes as long as the first, and new actions are seen before larger ones are taken.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class ResidualTD3:
         policy_delay: critic updates per actor update.
         target_noise, target_noise_clip: smoothing of the target's residual (TD3), in units of u.
         exploration_std: Gaussian noise on u when collecting. `warmup_std`: the same before learning starts.
-        penalty, penalty_steps: λ falls linearly from `penalty` to `penalty_final` over this many env steps of learning.
+        penalty, penalty_final, penalty_steps: λ falls geometrically from `penalty` to `penalty_final` over this many env
+            steps of learning, and stays; `penalty=0`: none.
 
     Raises:
         ConfigError: target_subset is larger than the ensemble.
@@ -53,7 +55,7 @@ class ResidualTD3:
         exploration_std: NonNegative = 0.3,
         warmup_std: NonNegative = 0.3,
         penalty: NonNegative = 1.0,
-        penalty_final: NonNegative = 0.0,
+        penalty_final: Positive = 0.003,
         penalty_steps: Natural = 15_000,
         grad_clip: Positive = 10.0,
         seed: int = 0,
@@ -106,8 +108,8 @@ class ResidualTD3:
 
     def penalty_weight(self, learned_steps: int) -> float:
         """λ after `learned_steps` env steps of learning."""
-        left = max(0.0, 1.0 - learned_steps / max(1, self.penalty_steps))
-        return self.penalty_final + (self.penalty - self.penalty_final) * left
+        done = min(1.0, learned_steps / max(1, self.penalty_steps))
+        return self.penalty and self.penalty * (self.penalty_final / self.penalty) ** done
 
     def _update_critic(self, batch: Batch, state: Tensor, action: Tensor) -> Metrics:
         with torch.no_grad():

@@ -93,9 +93,10 @@ def test_critic_only_updates_leave_the_policy_alone_and_updates_leave_the_base_a
     assert not any(p.requires_grad for p in policy.base.parameters())
 
 
-def test_penalty_falls_linearly_and_holds_the_policy_at_the_base():
+def test_penalty_falls_geometrically_and_holds_the_policy_at_the_base():
+    assert make(penalty=0.0)[1].penalty_weight(50) == 0.0
     policy, algo, _ = make(penalty=2.0, penalty_final=0.5, penalty_steps=100)
-    assert [algo.penalty_weight(s) for s in (0, 50, 100, 500)] == [2.0, 1.25, 0.5, 0.5]
+    assert [algo.penalty_weight(s) for s in (0, 50, 100, 500)] == [2.0, 1.0, 0.5, 0.5]
     sizes = {}
     for penalty in (0.0, 1e4):
         policy, algo, _ = make(penalty=penalty, actor_lr=1e-2)
