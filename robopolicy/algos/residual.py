@@ -33,8 +33,8 @@ class ResidualTD3:
         policy_delay: critic updates per actor update.
         target_noise, target_noise_clip: smoothing of the target's residual (TD3), in units of u.
         exploration_std: Gaussian noise on u when collecting. `warmup_std`: the same before learning starts.
-        penalty, penalty_final, penalty_steps: λ falls geometrically from `penalty` to `penalty_final` over this many env
-            steps of learning, and stays; `penalty=0`: none.
+        penalty, penalty_final, penalty_steps: λ falls geometrically from the first to the second over this many env
+            steps of learning, and stays there; `penalty=0`: none.
 
     Raises:
         ConfigError: target_subset is larger than the ensemble.
