@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from robopolicy.policies.chain import Chain, ChainNoise, gaussian_log_prob
 from robopolicy.spec import PolicySpec
 from robopolicy.types import Metrics, Obs
 
@@ -48,8 +49,14 @@ class Policy(nn.Module):
 class DenoisingPolicy(Policy):
     """A policy that turns noise into a chunk step by step: DDPM, DDIM, flow matching.
 
-    The observation is encoded once per observation, not once per denoising step.
+    The observation is encoded once per observation, not once per denoising step. Of the S steps of a chain the last
+    `tuned_steps` (K', 0 where nothing is fine-tuned) are run by a copy of the network, which reinforcement learning
+    changes; the frozen original runs those before. `sample`, `act` and the saved policy always have both halves.
+    `chain_noise_shape`: shape without batch axis of the standard normal noise that `sample_chain` consumes.
     """
+
+    tuned_steps: int
+    chain_noise_shape: tuple[int, ...]
 
     @abstractmethod
     def encode(self, obs: Obs) -> Tensor:
@@ -58,3 +65,30 @@ class DenoisingPolicy(Policy):
     @abstractmethod
     def sample(self, cond: Tensor, *, noise: Tensor | None = None) -> Tensor:
         """Run the whole chain: [B H Da] in normalised units; latents are never clamped or truncated."""
+
+    @abstractmethod
+    def tuned_parameters(self) -> list[nn.Parameter]:
+        """What reinforcement learning changes."""
+
+    @abstractmethod
+    def sample_chain(self, cond: Tensor, *, noise: Tensor, spread: ChainNoise) -> Chain:
+        """Run the whole chain, its fine-tuned steps with the deviations of `spread`, and keep these.
+
+        Args:
+            cond: [B C]. noise: [B *chain_noise_shape] standard normal.
+        """
+
+    @abstractmethod
+    def transition(self, cond: Tensor, x: Tensor, k: Tensor, *, frozen: bool = False) -> tuple[Tensor, Tensor]:
+        """Mean [M H Da] and the sampler's own deviation (broadcasts) of fine-tuned steps.
+
+        Args:
+            cond: [M C]. x: [M H Da] latents that the steps begin at. k: [M] int64, 0 the noisiest … K'−1.
+            frozen: as the frozen network would have it, not the fine-tuned one.
+        """
+
+    def log_prob(self, cond: Tensor, x: Tensor, following: Tensor, k: Tensor, *, spread: ChainNoise) -> Tensor:
+        """[M Ta Da] of each element of the executed slice of `following` [M H Da or M Ta Da]; see `transition`."""
+        mean, std = self.transition(cond, x, k)
+        count = self.spec.n_action_steps
+        return gaussian_log_prob(following[:, :count], mean[:, :count], spread.likelihood(std, k, cond))
