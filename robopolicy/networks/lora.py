@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-
-Network = TypeVar("Network", bound=nn.Module)
 
 
 class LowRank(nn.Module):
@@ -26,9 +23,8 @@ class LowRank(nn.Module):
         return weight + (self.b @ self.a).view_as(weight)
 
 
-def adapt(network: Network, rank: int) -> Network:
-    """`network` with everything trainable (rank 0), or frozen but for low-rank changes of its linear and 1-D
-    convolutional layers; changed in place."""
+def adapt[Network: nn.Module](network: Network, rank: int) -> Network:
+    """`network`, changed in place: all of it trainable (rank 0), or only low-rank changes of its layers' weights."""
     network.requires_grad_(rank == 0)
     if rank:
         for layer in [m for m in network.modules() if isinstance(m, nn.Linear | nn.Conv1d)]:

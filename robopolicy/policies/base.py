@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from robopolicy.policies.chain import Chain, ChainNoise, gaussian_log_prob
+from robopolicy.normalize import Normalizer
+from robopolicy.policies.chain import Chain, ChainNoise
 from robopolicy.spec import PolicySpec
 from robopolicy.types import Metrics, Obs
 
@@ -52,10 +53,12 @@ class DenoisingPolicy(Policy):
     The observation is encoded once per observation, not once per denoising step. Of the S steps of a chain the last
     `tuned_steps` (K', 0 where nothing is fine-tuned) are run by a copy of the network, which reinforcement learning
     changes; the frozen original runs those before. `sample`, `act` and the saved policy always have both halves.
-    `chain_noise_shape`: shape without batch axis of the standard normal noise that `sample_chain` consumes.
+    `cond_dim`: C. `chain_noise_shape`: shape without batch axis of the standard normal noise of `sample_chain`.
     """
 
+    normalizer: Normalizer
     tuned_steps: int
+    cond_dim: int
     chain_noise_shape: tuple[int, ...]
 
     @abstractmethod
@@ -87,8 +90,6 @@ class DenoisingPolicy(Policy):
             frozen: as the frozen network would have it, not the fine-tuned one.
         """
 
-    def log_prob(self, cond: Tensor, x: Tensor, following: Tensor, k: Tensor, *, spread: ChainNoise) -> Tensor:
-        """[M Ta Da] of each element of the executed slice of `following` [M H Da or M Ta Da]; see `transition`."""
-        mean, std = self.transition(cond, x, k)
-        count = self.spec.n_action_steps
-        return gaussian_log_prob(following[:, :count], mean[:, :count], spread.likelihood(std, k, cond))
+    @abstractmethod
+    def check_noise(self, spread: ChainNoise) -> None:
+        """Raise ConfigError where a fine-tuned step would draw nothing under `spread`."""

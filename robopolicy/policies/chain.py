@@ -1,4 +1,4 @@
-"""The fine-tuned end of a denoising chain as a stochastic process: what was drawn, and how much noise it was drawn with.
+"""The fine-tuned end of a denoising chain as a stochastic process: what was drawn, and with how much noise.
 
 Every deviation that sampling or scoring uses comes from a ChainNoise; nothing else knows of floors.
 """
@@ -23,7 +23,10 @@ class Chain(NamedTuple):
 
 
 class ChainNoise(nn.Module):
-    """Deviation of the steps of an exploring chain, from the deviation that the sampler itself has there."""
+    """Deviation of the steps of an exploring chain, from the deviation that the sampler itself has there.
+
+    Made with `cond_dim` C, `action_dim` Da and `steps` K' of the policy.
+    """
 
     @abstractmethod
     def sampling(self, std: Tensor, k: Tensor | int, cond: Tensor) -> Tensor:
@@ -49,7 +52,15 @@ class FloorNoise(ChainNoise):
             what is scored is then not quite what was drawn. None: the same.
     """
 
-    def __init__(self, *, floor: float = 0.1, likelihood_floor: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        cond_dim: int = 0,
+        action_dim: int = 0,
+        steps: int = 0,
+        floor: float = 0.1,
+        likelihood_floor: float | None = None,
+    ) -> None:
         super().__init__()
         self.floor, self.likelihood_floor = floor, floor if likelihood_floor is None else likelihood_floor
         if min(self.floor, self.likelihood_floor) < 0.0:
@@ -68,7 +79,8 @@ class LearnedNoise(ChainNoise):
     log σ lies between log `low` and log `high`; it begins in the middle. The sampler's own deviation is replaced.
 
     Args:
-        cond_dim: C. action_dim: Da. steps: K'.
+        low, high: bounds of σ, normalised units; published: 0.08 to 0.14 for manipulation.
+        width: of its hidden layer.
     """
 
     def __init__(

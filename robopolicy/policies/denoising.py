@@ -64,7 +64,8 @@ class ChunkDenoiser(DenoisingPolicy):
             )
         network = common.pop("network")
         self.encoder = ObservationEncoder(spec, **common)
-        self.network = network(horizon=spec.horizon, action_dim=spec.action.dim, cond_dim=self.encoder.out_dim)
+        self.cond_dim = self.encoder.out_dim
+        self.network = network(horizon=spec.horizon, action_dim=spec.action.dim, cond_dim=self.cond_dim)
         self.chain_noise_shape = (count + 1, spec.horizon, spec.action.dim)
         self.tuned: Denoiser | None = None
         if self.tuned_steps:
@@ -121,7 +122,10 @@ class ChunkDenoiser(DenoisingPolicy):
         split = len(self.times) - self.tuned_steps
         for network, steps in ((self.network, range(split)), (self.tuned, range(split, len(self.times)))):
             if network is not None and len(steps):
-                from_cond, from_time = network.embed_cond(cond), network.embed_time(self.times[steps.start : steps.stop])
+                from_cond, from_time = (
+                    network.embed_cond(cond),
+                    network.embed_time(self.times[steps.start : steps.stop]),
+                )
                 for i, time in zip(steps, from_time, strict=True):
                     yield i, partial(network.denoise, embedding=from_cond + time)
 
@@ -163,12 +167,12 @@ class ChunkDenoiser(DenoisingPolicy):
         return self.mean_std(x, network.denoise(x, embedding), k + len(self.times) - self.tuned_steps)
 
     def check_noise(self, spread: ChainNoise) -> None:
-        """Raise ConfigError where a fine-tuned step would draw nothing under `spread`."""
+        """See DenoisingPolicy."""
         k = torch.arange(self.tuned_steps, device=self.times.device)
         shape = (self.tuned_steps, self.spec.horizon, self.spec.action.dim)
         zero = self.times.new_zeros(shape)
         _, std = self.mean_std(zero, zero, k + len(self.times) - self.tuned_steps)
-        cond = self.times.new_zeros(self.tuned_steps, self.encoder.out_dim)
+        cond = self.times.new_zeros(self.tuned_steps, self.cond_dim)
         for deviation in (spread.sampling(std, k, cond), spread.likelihood(std, k, cond)):
             check_stochastic(deviation.expand(shape))
 
