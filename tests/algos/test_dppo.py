@@ -192,7 +192,7 @@ def test_an_anchor_holds_the_policy_at_the_frozen_one():
         algo.update(batch._replace(anchor=before if anchor else None), progress=0.0)
         mean, _ = algo.policy.transition(batch.cond.repeat_interleave(3, 0), batch.x.view(64, 4, 4, 2)[:, :3].flatten(0, 1),
                                          torch.arange(3).repeat(64))  # fmt: skip
-        moved[anchor] = float((mean[:, :3] - before).square().mean())
+        moved[anchor] = (mean[:, :3] - before).square().mean().item()
     assert moved[100.0] < 0.2 * moved[0.0]
 
 
