@@ -52,6 +52,8 @@ class ChunkDenoiser(DenoisingPolicy):
         ConfigError: tuned_steps outside 0…S.
     """
 
+    times: Tensor
+
     def __init__(self, spec: PolicySpec, normalizer: Normalizer, count: int, **common: Unpack[Common]) -> None:
         super().__init__()
         self.spec, self.normalizer = spec, normalizer
@@ -158,13 +160,17 @@ class ChunkDenoiser(DenoisingPolicy):
 
     def transition(self, cond: Tensor, x: Tensor, k: Tensor, *, frozen: bool = False) -> tuple[Tensor, Tensor]:
         """See DenoisingPolicy."""
+        prediction = self.prediction(cond, x, k, frozen=frozen)
+        return self.mean_std(x, prediction, k + len(self.times) - self.tuned_steps)
+
+    def prediction(self, cond: Tensor, x: Tensor, k: Tensor, *, frozen: bool = False) -> Tensor:
+        """[M H Da] what the network says at latents x [M H Da] of fine-tuned steps k [M]; see `transition`."""
         network = self.network if frozen else self.tuned
         assert network is not None
-        times = self.times[-self.tuned_steps :]
         # A product with one-hot rows: its gradient is a product too, where an indexed gradient would be a slow scatter.
         chosen = nn.functional.one_hot(k, self.tuned_steps).to(x.dtype)
-        embedding = torch.addmm(network.embed_cond(cond), chosen, network.embed_time(times))
-        return self.mean_std(x, network.denoise(x, embedding), k + len(self.times) - self.tuned_steps)
+        times = self.times[-self.tuned_steps :]
+        return network.denoise(x, torch.addmm(network.embed_cond(cond), chosen, network.embed_time(times)))
 
     def check_noise(self, spread: ChainNoise) -> None:
         """See DenoisingPolicy."""

@@ -64,7 +64,7 @@ class DiffusionPolicy(ChunkDenoiser):
             raise ConfigError(f"sampling_steps must lie between 1 and denoising_steps={denoising_steps}, found {count}")
         scheduler = DDPMScheduler(denoising_steps, beta_schedule=schedule, timestep_spacing="trailing")
         scheduler.set_timesteps(count)
-        self.prediction, self.clip = prediction, clip
+        self.target, self.clip = prediction, clip
         self.denoising_steps = denoising_steps
         self.noise_shape = (spec.horizon, spec.action.dim)
         eta = 1.0 if sampler == "ddpm" else eta
@@ -87,7 +87,7 @@ class DiffusionPolicy(ChunkDenoiser):
             "epsilon": lambda: noise,
             "sample": lambda: action,
             "v_prediction": lambda: signal * noise - spread * action,
-        }[self.prediction]()
+        }[self.target]()
         return signal * action + spread * noise, step / self.denoising_steps, target
 
     def mean_std(self, x: Tensor, prediction: Tensor, index: int | Tensor) -> tuple[Tensor, Tensor]:

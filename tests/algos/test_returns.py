@@ -33,7 +33,9 @@ def flags(length: int, *at: int) -> Tensor:
     return out
 
 
-def one_env(*, reward: Tensor, planned: Tensor, value: list[float], last: float, final: list[float] = [], **ends: Tensor):
+def one_env(
+    *, reward: Tensor, planned: Tensor, value: list[float], last: float, final: tuple[float, ...] = (), **ends: Tensor
+):
     length = len(reward)
     given = {name: ends.get(name, flags(length)) for name in ("terminated", "truncated")}
     return gae(
@@ -65,7 +67,7 @@ def test_termination_has_no_future():
 def test_a_time_limit_takes_the_value_of_the_true_successor_and_ends_the_trace():
     # The new episode's first value (700) and its advantage must leave no trace in the old one's.
     found = one_env(
-        reward=column(1, 2, 3, 4), planned=flags(4, 0, 2), truncated=flags(4, 1), value=[5, 700], last=9, final=[11]
+        reward=column(1, 2, 3, 4), planned=flags(4, 0, 2), truncated=flags(4, 1), value=[5, 700], last=9, final=(11,)
     )
     assert found.advantage[0].item() == pytest.approx(1 + 0.9 * 2 + 0.81 * 11 - 5)
     assert found.advantage[1].item() == pytest.approx(3 + 0.9 * 4 + 0.81 * 9 - 700)
@@ -89,7 +91,7 @@ def test_a_chunk_in_which_physics_failed_is_not_learned_from_and_leaves_no_trace
     valid[3] = False
     found = one_env(
         reward=column(1, 1, 0, 0, 2, 2), planned=flags(6, 0, 2, 4), truncated=flags(6, 3), valid=valid,
-        value=[1, 2, 3], last=4, final=[1e6],
+        value=[1, 2, 3], last=4, final=(1e6,),
     )  # fmt: skip
     assert found.valid.tolist() == [True, False, True]
     assert found.advantage[0].item() == pytest.approx(1 + 0.9 + 0.81 * 2 - 1)

@@ -93,7 +93,7 @@ def test_ratio_is_one_before_learning(name: str, steps: int, kind: type[ChainNoi
 @splits
 @every
 def test_what_was_drawn_is_what_is_kept(name: str, steps: int):
-    """Twenty deviations out, nothing is clamped: latent = mean + deviation · noise, and its density is the Gaussian's."""
+    """Twenty deviations out nothing is clamped: latent = mean + deviation · noise, with the Gaussian's density."""
     made = make(name, steps).double()
     noise = FloorNoise(floor=0.1)
     cond = made.encode({STATE: torch.randn(3, 1, 3, dtype=torch.float64)})
@@ -201,7 +201,7 @@ def base_of(name: str, **options: Any) -> ChunkDenoiser:
     kind, fixed = SAMPLERS[name]
     made = policy(kind, DATA, **{**fixed, **options})
     made.config = {
-        "_target_": f"{kind.__module__}.{kind.__name__}", **{**fixed, **options},
+        "_target_": f"{kind.__module__}.{kind.__name__}", **fixed, **options,
         "network": {"_target_": "robopolicy.networks.mlp.ResidualMLP", "_partial_": True, "width": 64, "time_dim": 16},
     }  # fmt: skip
     return made
