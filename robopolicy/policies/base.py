@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from robopolicy.normalize import Normalizer
+from robopolicy.normalize import ACTION, Normalizer
 from robopolicy.policies.chain import Chain, ChainNoise
 from robopolicy.spec import PolicySpec
 from robopolicy.types import Metrics, Obs
@@ -45,6 +46,40 @@ class Policy(nn.Module):
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
         """Imitation loss of a batch {key: [B To ...], "action": [B H Da], "action_is_pad": [B H] bool}."""
         raise NotImplementedError(f"{type(self).__name__} is not trained by imitation")
+
+
+class LikelihoodPolicy(Policy):
+    """A policy over chunks whose density is known. `cond_dim`: C of the encoded observation."""
+
+    normalizer: Normalizer
+    encoder: nn.Module
+    cond_dim: int
+
+    @abstractmethod
+    def encode(self, obs: Obs) -> Tensor:
+        """cond [B C] from obs [B To ...] in physical units."""
+
+    @abstractmethod
+    def draw(self, cond: Tensor, noise: Tensor | None) -> Tensor:
+        """[B H Da] normalised, from cond [B C] and noise [B *noise_shape]; None: the mode."""
+
+    @abstractmethod
+    def log_prob(self, cond: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """[B] log-density of the steps of x [B H Da] whose weight [B ≤H] is above 0, per element of them;
+        `weight` is one over their number there."""
+
+    @torch.no_grad()
+    def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
+        """[B H Da] physical units: a sample, or the mode."""
+        cond = self.encode(obs)
+        if noise is None and not deterministic:
+            noise = torch.randn(len(cond), *self.noise_shape, device=cond.device, dtype=cond.dtype)
+        return self.normalizer.unnormalize(ACTION, self.draw(cond, None if deterministic else noise))
+
+    def density_parameters(self) -> list[nn.Parameter]:
+        """All but the encoder's, which become the only ones open to gradients."""
+        self.encoder.requires_grad_(False)
+        return [p for p in self.parameters() if p.requires_grad]
 
 
 class DenoisingPolicy(Policy):

@@ -7,17 +7,17 @@ from typing import Any
 
 from robopolicy.build import build_policy
 from robopolicy.errors import ConfigError, SpecError
-from robopolicy.policies.base import Policy
+from robopolicy.policies.base import LikelihoodPolicy, Policy
 from robopolicy.policies.denoising import ChunkDenoiser
 
 
 def tuned(
     base: Policy, *, tuned_steps: int = 5, lora_rank: int = 0, sampling: dict[str, Any] | None = None
-) -> ChunkDenoiser:
+) -> ChunkDenoiser | LikelihoodPolicy:
     """`base` with a copy of its denoiser for the last K' steps; before training it *is* the base.
 
     The result is a policy like any other of its class: its config says `tuned_steps`, its weights hold both halves.
-    One that is fine-tuned already goes on as it is.
+    One that is fine-tuned already goes on as it is. A Gaussian or mixture base has no chain: its copy is all.
 
     Args:
         base: diffusion or flow policy.
@@ -28,6 +28,8 @@ def tuned(
     Raises:
         SpecError: the base has no denoising chain. ConfigError: K' > K, or another split than the base's own.
     """
+    if isinstance(base, LikelihoodPolicy) and not sampling:
+        return copy.deepcopy(base)
     if not isinstance(base, ChunkDenoiser):
         raise SpecError(f"base: a diffusion or flow policy has a chain to fine-tune, {type(base).__name__} has not")
     allowed = {"sampler", "eta", "sampling_steps", "noise_level"}
