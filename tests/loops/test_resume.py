@@ -31,7 +31,7 @@ RESIDUAL = ("algo=residual_fast", "num_envs=4", "loop.total_steps=240", "loop.wa
 DIFFUSION = ("policy=diffusion", "loop.steps=20", "loop.batch_size=16", "loop.save_every=0", "horizon=4",
              "n_action_steps=2")  # fmt: skip
 DPPO = ("algo=dppo", "num_envs=4", "loop.total_steps=240", "loop.rollout_steps=10", "loop.save_every=80",
-        "loop.eval_every=100", "algo.epochs=2", "algo.minibatch=64", "policy.tuned_steps=4")  # fmt: skip
+        "loop.eval_every=160", "algo.epochs=2", "algo.minibatch=64", "policy.tuned_steps=4")  # fmt: skip
 
 # `robopolicy …`, held at a given place of the training until it is killed.
 HELD = """
