@@ -211,7 +211,10 @@ class Parts:
             )
         if given == Path(HOLD):
             return build_policy(HOLD_NODE, "base", spec=self._offered_spec(self.raw_env.spec)).to(self.device)
-        path = self.resumed / "policy" / "base" if self.resumed else given
+        path = given
+        if self.resumed:  # a fine-tuned policy has no base any more: it goes on from itself
+            path = self.resumed / "policy"
+            path = path / "base" if (path / "base").is_dir() else path
         return load_policy(path, device=self.device, env=self.env_spec)
 
     @cached_property
@@ -240,9 +243,7 @@ class Parts:
     @cached_property
     def policy(self) -> Policy:
         node = self.settings.policy_node
-        supplied = self.complete(node, "policy")
-        supplied.setdefault("spec", self.spec)
-        policy = build_policy(node, "policy", **supplied).to(self.device)
+        policy = build_policy(node, "policy", **self.complete(node, "policy")).to(self.device)
         if self.resumed:
             self._check_unchanged(self.resumed, policy.spec)
         if self.env_spec is not None:
