@@ -66,9 +66,8 @@ class Value:
             RobopolicyError: physics failed in every chunk, so that there is nothing to learn from.
         """
         reward = self.reward_scale(rollout.reward, rollout.terminated | rollout.truncated)
-        final_cond = (
-            encode(rollout.final_obs) if bool(rollout.truncated.any()) else cond[:0]
-        )  # encoders need not take none
+        # An encoder need not take an empty batch.
+        final_cond = encode(rollout.final_obs) if bool(rollout.truncated.any()) else cond[:0]
         value, last, final = (self.network(c)[:, 0].to(reward) for c in (cond, encode(rollout.last_obs), final_cond))
         found = gae(
             reward=reward, planned=rollout.planned, terminated=rollout.terminated, truncated=rollout.truncated,

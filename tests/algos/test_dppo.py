@@ -99,12 +99,13 @@ def test_ratio_is_one_in_the_first_minibatch(kind: str, steps: int, noise: Any):
 def test_loss_of_a_sample_by_hand():
     algo = make(steps=3, clip=0.2, clip_first=0.1, denoising_gamma=0.9)
     batch = batch_of(algo)
-    batch = batch._replace(log_prob=batch.log_prob - 0.15)  # ratio e^0.15 = 1.1618 everywhere
+    sides = torch.tensor([0.7, -0.7]).repeat(10)  # a clip shows where the advantage is positive
+    scores = batch.scores._replace(advantage=sides)
+    batch = batch._replace(log_prob=batch.log_prob - 0.15, scores=scores)  # ratio e^0.15 = 1.1618 everywhere
     for k, clip in enumerate((0.1, 0.1 + 0.1 * 0.182426, 0.2)):
-        row = torch.tensor([5 * 3 + k])
-        advantage = float(batch.scores.advantage[5]) * 0.9 ** (2 - k)
-        bounded = min(1.161834, 1.0 + clip) if advantage > 0 else 1.161834
-        assert algo.loss(batch, row)[0].item() == pytest.approx(-advantage * bounded, rel=1e-3)
+        for chunk, bounded in ((4, min(1.161834, 1.0 + clip)), (5, 1.161834)):
+            want = -float(sides[chunk]) * 0.9 ** (2 - k) * bounded
+            assert algo.loss(batch, torch.tensor([chunk * 3 + k]))[0].item() == pytest.approx(want, rel=1e-3)
 
 
 def test_the_tail_that_was_not_executed_does_not_count():
@@ -135,6 +136,21 @@ def test_returns_put_each_step_s_weight_where_it_was_executed():
         assert abs(float(batch.scores.advantage.mean())) < 1e-6
     # Before the first update, and only then, the stored log-probs are those of the current policy.
     fresh = make(steps=2)
+    assert float(fresh.loss(seen[0], every_row(seen[0]))[1][2]) < 1e-4
+
+
+def test_chunks_in_which_physics_failed_are_left_out_and_the_others_keep_their_places(monkeypatch):
+    step = PointEnv.step
+    monkeypatch.setattr(PointEnv, "step", lambda self, action: (
+        step(self, action)._replace(valid=torch.arange(self.num_envs) != 2)
+    ))  # fmt: skip
+    algo, fresh = make(steps=2), make(steps=2)
+    seen: list[Samples] = []
+    original = algo.update
+    algo.update = lambda batch, progress: (seen.append(batch), original(batch, progress=progress))[1]
+    train(algo, total_steps=8 * 12)
+    keep = seen[0].scores.keep
+    assert len(seen[0].cond) == int(keep.sum()) < len(keep)
     assert float(fresh.loss(seen[0], every_row(seen[0]))[1][2]) < 1e-4
 
 
