@@ -134,7 +134,7 @@ class SimEnv:
         reward = success.astype(np.float32)
         if self.reward == "dense":
             reward = reward + np.where(bad, 0.0, self.task.dense(self.at, scene)).astype(np.float32)
-        next_obs = self._observe(None)
+        next_obs = self._observe(None, scene)
         if bad.any():  # the state is the last good one, but the commanded pose moved on: repeat what was seen
             index = torch.from_numpy(bad)
             for key, value in next_obs.items():
@@ -296,11 +296,11 @@ class SimEnv:
     def _groups(self, scene: Scene) -> dict[str, Array]:
         return {**arm_features(scene), **self.task.observe(self.at, scene)}
 
-    def _observe(self, rows: NDArray[np.int64] | None) -> Obs:
-        """The observation of all envs, or of `rows` [M]."""
+    def _observe(self, rows: NDArray[np.int64] | None, scene: Scene | None = None) -> Obs:
+        """The observation of all envs, or of `rows` [M]; `scene` is theirs, where it is at hand."""
         index = np.arange(self.num_envs) if rows is None else rows
         state = np.empty((len(index), self.layout.size), dtype=np.float32)
-        self.layout.pack(self._groups(self._scene(rows)), state)
+        self.layout.pack(self._groups(scene or self._scene(rows)), state)
         obs: Obs = {STATE: torch.from_numpy(state), TASK: torch.zeros(len(index), dtype=torch.int64)}
         if self.randomization.sensor_noise:
             seed, t = self.episode_seed[torch.from_numpy(index)], torch.from_numpy(self._t[index])

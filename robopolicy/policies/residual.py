@@ -25,8 +25,8 @@ class ResidualPolicy(Policy):
         spec: the base's; observation gains `base_action`, chunks shrink to one step.
         normalizer: of the demonstrations; `state` and `action` statistics are used.
         base: the frozen policy; a black box that is only asked for actions.
-        scale: bound of the correction per dimension, normalised units. `gripper_scale` for the gripper channel,
-            which has to be able to overrule the base entirely.
+        scale: bound of the correction per dimension, normalised units; below 1 it may be unable to undo what the
+            base does wrong. `gripper_scale` for the gripper channel, which has to be able to overrule the base.
         widen: the demonstrated range is widened by this fraction on each side, then met with the env's limits;
             the full action never leaves that box.
 
@@ -41,8 +41,8 @@ class ResidualPolicy(Policy):
         base: Policy,
         *,
         hidden: tuple[Count, ...] = (256, 256),
-        scale: Positive = 0.3,
-        gripper_scale: NonNegative = 1.0,
+        scale: Positive = 1.0,
+        gripper_scale: NonNegative = 1.5,
         widen: NonNegative = 0.25,
     ) -> None:
         super().__init__()
