@@ -128,9 +128,12 @@ class MemoryCheckpoints:
 
     def __init__(self) -> None:
         self.saved: dict[int, dict[str, Any]] = {}
+        self.best: list[int] = []  # steps that were the best so far when saved
 
     def save(self, step: int, *, policy: Any, state: dict[str, Any], best: bool = False) -> None:
         self.saved[step] = copy.deepcopy(state)  # tensors in it go on changing
+        if best:
+            self.best.append(step)
 
     def latest(self) -> dict[str, Any] | None:
         return self.saved[max(self.saved)] if self.saved else None

@@ -71,6 +71,7 @@ def off_policy(
     state = checkpointer.latest()
     steps, owed, train_s, result, metrics, tally = 0, 0.0, 0.0, {}, {}, Tally()
     evaluated, saved, logged = -1, -1, 0  # env step at which that was done last
+    best = -1.0  # success rate of the best evaluation
     most = env.num_envs * max(1, env.spec.chunk)  # primitive steps that one more `env.step` may take
     if state is None:
         obs = env.reset()
@@ -81,7 +82,7 @@ def off_policy(
         generator.set_state(state["generator"])
         obs, steps, owed, train_s = state["obs"], state["steps"], state["owed"], state["train_s"]
         result, metrics = state["result"], dict(state.get("metrics", {}))
-        evaluated, saved, logged = state["evaluated"], steps, state["logged"]
+        evaluated, saved, logged, best = state["evaluated"], steps, state["logged"], state.get("best", -1.0)
 
     def ready() -> bool:
         return steps >= warmup_steps and online.can_sample
@@ -97,19 +98,20 @@ def off_policy(
             "algo": algo.state_dict(), "env": env.state_dict(), "replay": online.state_dict(),
             "tally": tally.state_dict(), "generator": generator.get_state(), "obs": obs, "steps": steps, "owed": owed,
             "train_s": train_s, "result": result, "metrics": {k: float(v) for k, v in metrics.items()},
-            "evaluated": evaluated, "logged": logged,
+            "evaluated": evaluated, "logged": logged, "best": best,
         }  # fmt: skip
 
     with tracker.progress(total_steps, "off-policy") as progress:
         while True:
-            last = steps + most > total_steps
+            last, better = steps + most > total_steps, False
             look = due(eval_every, evaluated, steps) or (last and evaluated < steps)
             if evaluate is not None and eval_every and look:
                 result, evaluated = evaluate(algo.policy, steps), steps
                 tracker.log({f"eval/{k}": v for k, v in result.items()}, steps)
-            if due(save_every, max(saved, 0), steps) or (last and saved < steps) or checkpointer.requested:
+                best, better = max(best, result["success_rate"]), result["success_rate"] >= best
+            if due(save_every, max(saved, 0), steps) or (last and saved < steps) or better or checkpointer.requested:
                 saved = steps
-                checkpointer.save(steps, policy=algo.policy, state=snapshot())
+                checkpointer.save(steps, policy=algo.policy, state=snapshot(), best=better)
             if last:
                 return {"steps": steps, "train_s": train_s, **tally.lost, **result}
             began, learning = time.perf_counter(), ready()

@@ -31,7 +31,7 @@ class Tracker(Protocol):
 class Checkpoints(Protocol):
     requested: bool  # somebody asked to stop: save now; `save` then raises KeyboardInterrupt
 
-    def save(self, step: int, *, policy: Policy, state: dict[str, Any]) -> Any: ...
+    def save(self, step: int, *, policy: Policy, state: dict[str, Any], best: bool = False) -> Any: ...
     def latest(self) -> dict[str, Any] | None: ...
 
 
@@ -112,9 +112,10 @@ def offline(
     device = next(algo.policy.parameters()).device
     batches = Batches(episodes, algo.policy.spec, batch_size=batch_size, seed=seed, device=device)
     state = checkpointer.latest()
-    step, sums, means = 0, {}, {}
+    step, sums, means, best = 0, {}, {}, -1.0  # best: success rate of the best evaluation
     if state is not None:
         step, sums, means = state["step"], dict(state["sums"]), dict(state["means"])
+        best = state.get("best", -1.0)
         algo.load_state_dict(state["algo"])
     with tracker.progress(steps, "offline") as progress:
         progress.update(step)
@@ -122,16 +123,18 @@ def offline(
             seed_generators(step_seed(seed, step), device)
             for name, value in algo.update(batches[step]).items():
                 sums[name] = sums.get(name, 0.0) + value
-            step += 1
+            step, better = step + 1, False
             if step % log_every == 0:
                 means, sums = {name: total / log_every for name, total in sums.items()}, {}
                 tracker.log({f"train/{name}": value for name, value in means.items()}, step)
                 progress.update(step, **means)
             if evaluate is not None and evaluate_every and step % evaluate_every == 0:
-                tracker.log({f"eval/{name}": value for name, value in evaluate(algo.policy, step).items()}, step)
-            if (save_every and step % save_every == 0) or step == steps or checkpointer.requested:
-                state = {"step": step, "algo": algo.state_dict(), "sums": sums, "means": means}
-                checkpointer.save(step, policy=algo.policy, state=state)
+                result = evaluate(algo.policy, step)
+                tracker.log({f"eval/{name}": value for name, value in result.items()}, step)
+                best, better = max(best, result["success_rate"]), result["success_rate"] >= best
+            if (save_every and step % save_every == 0) or step == steps or better or checkpointer.requested:
+                state = {"step": step, "algo": algo.state_dict(), "sums": sums, "means": means, "best": best}
+                checkpointer.save(step, policy=algo.policy, state=state, best=better)
     return {**means, "steps": step, "wall_s": time.perf_counter() - began}
 
 

@@ -68,6 +68,7 @@ def on_policy(
     state = checkpointer.latest()
     done, steps, train_s, result = 0, 0, 0.0, {}
     evaluated, saved = -1, 0  # env step at which that was done last
+    best = -1.0  # success rate of the best evaluation
     recent: deque[float] = deque(maxlen=100)  # success of the newest training episodes
     if state is None:
         collector.reset()
@@ -76,23 +77,25 @@ def on_policy(
         collector.load_state_dict(state["collector"])
         done, steps, train_s, result = state["done"], state["steps"], state["train_s"], state["result"]
         evaluated, saved, recent = state["evaluated"], steps, deque(state["recent"], maxlen=100)
+        best = state.get("best", -1.0)
 
     def snapshot() -> dict[str, Any]:
         return {
             "algo": algo.state_dict(), "collector": collector.state_dict(), "done": done, "steps": steps,
-            "train_s": train_s, "result": result, "evaluated": evaluated, "recent": list(recent),
+            "train_s": train_s, "result": result, "evaluated": evaluated, "recent": list(recent), "best": best,
         }  # fmt: skip
 
     with tracker.progress(total_steps, "on-policy") as progress:
         while True:
-            last = done == iterations
+            last, better = done == iterations, False
             look = due(eval_every, evaluated, steps) or (last and evaluated < steps)
             if evaluate is not None and eval_every and look:
                 result, evaluated = evaluate(algo.policy, steps), steps
                 tracker.log({f"eval/{k}": v for k, v in result.items()}, steps)
-            if due(save_every, saved, steps) or last or checkpointer.requested:
+                best, better = max(best, result["success_rate"]), result["success_rate"] >= best
+            if due(save_every, saved, steps) or last or better or checkpointer.requested:
                 saved = steps
-                checkpointer.save(steps, policy=algo.policy, state=snapshot())
+                checkpointer.save(steps, policy=algo.policy, state=snapshot(), best=better)
             if last:
                 return {"steps": steps, "train_s": train_s, **result}
 

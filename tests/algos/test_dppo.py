@@ -329,12 +329,13 @@ def test_total_steps_are_never_exceeded():
     )
 
 
-def test_evaluations_happen_on_schedule():
+def test_evaluations_happen_on_schedule_and_the_best_is_kept():
     seen: list[int] = []
-    score = lambda policy, step: seen.append(step) or {"x": step}  # noqa: E731
-    result, tracker, _ = train(make(), eval_every=150, evaluate=score)
-    assert seen == [0, 192, 288] and result["x"] == 288
-    assert [s for s, row in tracker.rows if "eval/x" in row] == seen
+    score = lambda policy, step: seen.append(step) or {"success_rate": 0.9 if step == 192 else 0.1}  # noqa: E731
+    result, tracker, checkpoints = train(make(), eval_every=150, evaluate=score)
+    assert seen == [0, 192, 288] and result["success_rate"] == 0.1
+    assert [s for s, row in tracker.rows if "eval/success_rate" in row] == seen
+    assert checkpoints.best == [0, 192] and max(checkpoints.saved) == 288
 
 
 @pytest.mark.parametrize("kind", ["ddpm", "flow"])

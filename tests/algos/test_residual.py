@@ -211,14 +211,21 @@ def test_a_target_over_more_heads_than_there_are_is_refused():
         make(target_subset=4)
 
 
-def test_evaluations_happen_on_schedule():
+def test_evaluations_happen_on_schedule_and_the_best_is_kept():
     _, algo, env = make()
-    tracker, seen = NoTracker(), []
+    tracker, seen, checkpoints = NoTracker(), [], MemoryCheckpoints()
 
     def score(policy, step):
         seen.append(step)
-        return {"x": step}
+        return {"success_rate": {0: 0.2, 200: 0.6, 400: 0.4}[step]}
 
-    loop(algo, env, MemoryCheckpoints(), tracker=tracker, eval_every=200, evaluate=score)
+    loop(algo, env, checkpoints, tracker=tracker, eval_every=200, evaluate=score)
     assert seen == [0, 200, 400]
-    assert [s for s, row in tracker.rows if "eval/x" in row] == [0, 200, 400]
+    assert [s for s, row in tracker.rows if "eval/success_rate" in row] == [0, 200, 400]
+    assert checkpoints.best == [0, 200]
+    # Resumed after the best one, it does not take a worse one for the best.
+    _, algo, env = make()
+    resumed = MemoryCheckpoints()
+    resumed.saved[200] = checkpoints.saved[200]
+    loop(algo, env, resumed, eval_every=200, evaluate=score)
+    assert resumed.best == [] and max(resumed.saved) == 400

@@ -173,7 +173,7 @@ MOMENTS = [
     ("residual", "robopolicy.train.evaluate", 1, 0),
     ("residual", "robopolicy.train.evaluate", 2, 100),
     ("residual", "robopolicy.algos.residual.ResidualTD3.update", 1, 40),
-    ("residual", "robopolicy.checkpoint.write_state", 1, 80),
+    ("residual", "robopolicy.checkpoint.write_state", 2, 80),
 ]
 
 
@@ -196,7 +196,7 @@ def test_ctrl_c_at_any_moment_loses_nothing(
     assert differences(outcome(folder / whole), outcome(tmp_path)) == []
 
 
-@pytest.mark.parametrize(("whole", "step"), [("bc", 10), ("residual", 60)])
+@pytest.mark.parametrize(("whole", "step"), [("bc", 10), ("residual", 0)])
 def test_ended_before_its_first_checkpoint_it_begins_anew(
     folder: Path, tmp_path: Path, whole: str, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
