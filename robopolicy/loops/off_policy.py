@@ -12,6 +12,7 @@ import torch
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.relabel import base_actions
 from robopolicy.data.replay import Batch, Replay
+from robopolicy.errors import ConfigError
 from robopolicy.memory import release_memory
 from robopolicy.schema import Count, Fraction, Natural, Positive
 from robopolicy.types import BASE_ACTION, Metrics, Obs, Step, VecEnv
@@ -63,7 +64,15 @@ def off_policy(
     Returns:
         `steps`, `train_s` (seconds of collecting and learning), `train_diverged` (transitions lost to non-finite
         physics since the run began) where there are any, and the last evaluation's metrics.
+
+    Raises:
+        ConfigError: nothing would be learned, the warm-up alone takes `total_steps`.
     """
+    if warmup_steps >= total_steps:
+        raise ConfigError(
+            f"loop.warmup_steps={warmup_steps} leaves nothing of loop.total_steps={total_steps} to learn in. "
+            "Lower the first or raise the second."
+        )
     generator, keys = torch.Generator().manual_seed(seed), tuple(algo.policy.spec.observation)
     online, offline = replay(num_envs=env.num_envs), None
     if demos is not None and demo_fraction > 0.0:

@@ -206,6 +206,12 @@ def test_critic_only_updates_come_first_once_there_is_enough_to_sample(warmup_st
     assert None not in seen[20:]
 
 
+def test_a_run_that_is_all_warm_up_is_refused():
+    _, algo, env = make()
+    with pytest.raises(ConfigError, match=r"loop\.warmup_steps=400 leaves nothing of loop\.total_steps=400"):
+        loop(algo, env, MemoryCheckpoints(), total_steps=400, warmup_steps=400)
+
+
 def test_a_target_over_more_heads_than_there_are_is_refused():
     with pytest.raises(ConfigError, match=r"algo\.target_subset: expected at most algo\.critic\.heads=3, found 4"):
         make(target_subset=4)
