@@ -1,0 +1,119 @@
+"""From policy actions to joint targets, by the code that the simulator uses, and their timing.
+
+A chunk has absolute times: action k of a chunk planned from an observation at time t is due at t + k·dt, and reaches
+its end at t + (k + 1)·dt. What is late is not executed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.errors import SpecError
+from robopolicy.spec import PolicySpec
+from sim.control import Controller
+from sim.kinematics import Frame, forward, yaw_of
+
+Array = NDArray[np.float64]
+
+
+class ActionDecoder:
+    """Turns one action into a joint target and a gripper opening, with the simulator's controller for one arm."""
+
+    def __init__(self, controller: Controller, *, stroke: float) -> None:
+        self.controller, self.stroke = controller, stroke
+        self.low, self.high = np.array(controller.spec.low), np.array(controller.spec.high)
+
+    def reset(self, q: Array, opening: float) -> None:
+        """Start from measured joints `q` [n] rad and `opening` m."""
+        qpos = np.concatenate([q, [opening / 2, opening / 2]])[None]
+        frame = forward(q[None])
+        self.controller.reset(np.array([0]), qpos, frame)
+        self.controller.follow(frame)
+
+    def decode(self, action: Array, q: Array) -> tuple[Array, float]:
+        """Joint target [n] rad and opening [m] for `action` [Da] with the arm measured at `q` [n]."""
+        frame: Frame = forward(q[None])
+        clamped = np.clip(action, self.low, self.high)
+        ctrl = self.controller.command(clamped[None], frame.pos, yaw_of(frame))
+        self.controller.follow(forward(self.controller.q))
+        return ctrl[0, : len(q)].copy(), float(ctrl[0, -1] * 2)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One action on its way."""
+
+    due: float  # s, steady clock
+    action: Array  # [Da]
+
+
+class ChunkBuffer:
+    """Actions by the time at which they are due.
+
+    Args:
+        spec: of the policy; its dt and action shape.
+        blend: control steps over which an old chunk gives way to a new one at their seam; 0 switches at once.
+        max_delay: s between an observation and the first use of what was planned from it; beyond it the chunk is
+            refused, since the policy was never trained on such.
+    """
+
+    def __init__(self, spec: PolicySpec, *, blend: int = 2, max_delay: float | None = None) -> None:
+        self.spec, self.blend = spec, blend
+        self.max_delay = spec.n_action_steps * spec.dt if max_delay is None else max_delay
+        self.plan: list[Planned] = []
+        self.late = self.refused = 0
+
+    def clear(self) -> None:
+        self.plan = []
+
+    def add(self, chunk: Array, observed: float, now: float) -> int:
+        """Take a chunk [Ta Da] planned from an observation at `observed`; returns how many of its actions are late.
+
+        Raises:
+            SpecError: wrong shape, a number that is none, or a delay outside what the policy was trained for. The
+                buffer stays as it was.
+        """
+        spec, gripper = self.spec, self.spec.action.gripper
+        if chunk.shape != (spec.n_action_steps, spec.action.dim):
+            raise SpecError(f"chunk: expected shape {(spec.n_action_steps, spec.action.dim)}, found {chunk.shape}")
+        if not np.isfinite(chunk).all():
+            k, d = np.argwhere(~np.isfinite(chunk))[0]
+            raise SpecError(f"chunk: {spec.action.names[d]!r} of step {k} is {chunk[k, d]}")
+        delay = now - observed
+        if not 0.0 <= delay <= self.max_delay:
+            self.refused += 1
+            raise SpecError(
+                f"chunk: comes {delay:.3f} s after its observation, the policy can use up to {self.max_delay:.3f} s"
+            )
+        new = [Planned(observed + k * spec.dt, chunk[k]) for k in range(spec.n_action_steps)]
+        on_time = [p for p in new if p.due >= now - 0.5 * spec.dt]
+        late = len(new) - len(on_time)
+        self.late += late
+        old = {round((p.due - observed) / spec.dt): p.action for p in self.plan}
+        merged = []
+        for k, p in enumerate(on_time):
+            before, action = old.get(k + late), p.action
+            if before is not None and k < self.blend:
+                weight = (k + 1) / (self.blend + 1)
+                action = (1 - weight) * before + weight * p.action
+                if gripper is not None:
+                    action[gripper] = p.action[gripper]  # half-open is nobody's wish
+            merged.append(Planned(p.due, action))
+        self.plan = merged
+        return late
+
+    def pop(self, now: float) -> Array | None:
+        """The action [Da] due at `now`, None when there is none. What is past is dropped, never executed late."""
+        half = 0.5 * self.spec.dt
+        while self.plan and self.plan[0].due < now - half:
+            self.plan.pop(0)
+            self.late += 1
+        if self.plan and self.plan[0].due <= now + half:
+            return self.plan.pop(0).action
+        return None
+
+    def __len__(self) -> int:
+        return len(self.plan)
