@@ -80,7 +80,7 @@ class MujocoArm:
         self.at = task.bind(self.model)
         self.trouble, self.rng = trouble or Trouble(), np.random.default_rng(seed)
         self.dt, self.times = dt, round(dt * self.RATE)
-        self.extra = np.zeros((1, task.extra_size))
+        self.extra: Array = np.zeros((1, task.extra_size))
         self.aborted = ""
         self.stop_points: Array = np.zeros((0, ARM_DOF))
         self.forces = 0.0  # N, largest contact force on the arm so far

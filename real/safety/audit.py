@@ -58,21 +58,21 @@ def joint_violations(commands: Array, profile: Profile, dt: float, *, rate: floa
     q, h = dense(commands, times), dt / times
     m, s = profile.maker, profile.settings
     low, high = m["low"] + s.joint_margin, m["high"] - s.joint_margin
-    bad = {"joint_position": ((q < low - 1e-9) | (q > high + 1e-9)).sum(), "finite": (~np.isfinite(q)).sum()}
-    difference = q
+    bad: dict[str, int] = {"joint_position": int(((q < low - 1e-9) | (q > high + 1e-9)).sum()), "finite": int((~np.isfinite(q)).sum())}
+    difference: Array = q
     for order, name in enumerate(("velocity", "acceleration", "jerk"), 1):
         difference = np.diff(difference, axis=0)
         limit = m[name] * getattr(s, name) * (1 + 1e-6)
         rounding = 8 * np.finfo(float).eps * np.abs(q[order:]) / h**order
-        bad[f"joint_{name}"] = (np.abs(difference / h**order) > limit + rounding).sum()
+        bad[f"joint_{name}"] = int((np.abs(difference / h**order) > limit + rounding).sum())
     if "position_dependent_velocity" in profile.data:
         e = profile.data["position_dependent_velocity"]
         offset, slow, (low, high) = np.array(e["offset"]), np.array(e["deceleration"]), np.array(e["range"])
         v, here = np.diff(q, axis=0) / h, 0.5 * (q[1:] + q[:-1])
         up = np.maximum(0.0, np.sqrt(np.maximum(0.0, 2 * slow * (high - here))) - offset)
         down = np.maximum(0.0, np.sqrt(np.maximum(0.0, 2 * slow * (here - low))) - offset)
-        bad["edge_velocity"] = ((v > up + 1e-6) | (v < -down - 1e-6)).sum()
-    return {k: int(v) for k, v in bad.items()}
+        bad["edge_velocity"] = int(((v > up + 1e-6) | (v < -down - 1e-6)).sum())
+    return bad
 
 
 def space_violations(commands: Array, profile: Profile, dt: float, *, poses: int, seed: int = 0) -> dict[str, int]:
@@ -93,8 +93,8 @@ def space_violations(commands: Array, profile: Profile, dt: float, *, poses: int
             tips.append(data.site_xpos[site].copy())
         mujoco.mj_comPos(model, data)
         mujoco.mj_jacSite(model, data, jac[:3], jac[3:], site)
-        bad["tcp_speed"] += np.linalg.norm(tips[1] - tips[0]) / h > s.tcp_speed + 1e-6
-        bad["singularity"] += np.linalg.cond(jac) > s.condition * (1 + 1e-6)
+        bad["tcp_speed"] += bool(np.linalg.norm(tips[1] - tips[0]) / h > s.tcp_speed + 1e-6)
+        bad["singularity"] += bool(np.linalg.cond(jac) > s.condition * (1 + 1e-6))
         if s.workspace is not None:
             bad["workspace"] += bool(((tips[1] < s.workspace.low) | (tips[1] > s.workspace.high)).any())
         for a, b in profile.data["pairs"]:
@@ -112,5 +112,5 @@ def space_violations(commands: Array, profile: Profile, dt: float, *, poses: int
             for box in s.keep_out:
                 points = np.linspace(ends[0], ends[1], 9)
                 outside = np.linalg.norm(points - np.clip(points, box.low, box.high), axis=1)
-                bad["keep_out"] += outside.min() - c.radius < s.scene_distance - 1e-6
+                bad["keep_out"] += bool(outside.min() - c.radius < s.scene_distance - 1e-6)
     return {k: int(v) for k, v in bad.items()}

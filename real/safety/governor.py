@@ -111,6 +111,7 @@ class Governor:
         braking, error, start = self._braking(), "", self.clock()
         going: Bool
         command, stop, going = braking, self._stop, np.zeros(self.num_arms, dtype=bool)
+        free: Bool
         try:
             wanted = self._readable(target, reasons)
             free = ~reasons[:, self._index[INPUT]] & (True if hold is None else ~hold)
@@ -148,7 +149,7 @@ class Governor:
         if target.shape != self.last.shape:
             reasons[:, self._index[INPUT]] = True
             return self.last
-        bad = ~(np.abs(target) < 1e6).all(axis=1)  # NaN compares false
+        bad: Bool = ~np.asarray((np.abs(target) < 1e6).all(axis=1))  # NaN compares false
         reasons[bad, self._index[INPUT]] = True
         return np.where(bad[:, None], self.last, target) if bad.any() else target
 
@@ -160,15 +161,14 @@ class Governor:
         direct = (wanted - self.c[:, -1]) / self.dt
         inside: Bool = np.asarray(((direct >= box.low) & (direct <= box.high)).all(axis=1))
         reasons[:, self._index[RATE]] |= free & ~inside
-        wish = direct if inside.all() else np.where(
+        wish: Array = direct if inside.all() else np.where(
             inside[:, None], direct, track(self.c, wanted, self.last, box, self.profile, self.dt)
         )  # fmt: skip
         self.last = wanted.copy()
-        command = np.where(inside[:, None], wanted, self.c[:, -1] + self.dt * wish)
+        command: Array = np.where(inside[:, None], wanted, self.c[:, -1] + self.dt * wish)
         projected: dict[int, Array | None] = {}
-        if (
-            self.num_arms == 1 and self._near and self.projection is not None
-        ):  # a limit is close by: ask the inequalities first, spare a certificate
+        # A limit is close by: ask the inequalities first, spare a certificate.
+        if self.num_arms == 1 and self._near and self.projection is not None:
             projected[0] = self._project(0, wish[0], box)
             if projected[0] is not None and np.abs(projected[0] - wish[0]).max() > TOLERANCE:
                 command = self.c[:, -1] + self.dt * projected[0]

@@ -47,7 +47,7 @@ class Finite:
     name: str = "finite"
 
     def holds(self, path: Path) -> Bool:
-        return (np.abs(path.c) < 1e6).all(axis=(1, 2))  # NaN compares false
+        return np.asarray((np.abs(path.c) < 1e6).all(axis=(1, 2)))  # NaN compares false
 
     def rows(self, here: Here) -> Rows | None:
         return None
@@ -63,7 +63,7 @@ class JointPosition:
 
     def holds(self, path: Path) -> Bool:
         c = path.c[:, HISTORY:]
-        return ((c >= self.low) & (c <= self.high)).all(axis=(1, 2))
+        return np.asarray(((c >= self.low) & (c <= self.high)).all(axis=(1, 2)))
 
     def rows(self, here: Here) -> Rows | None:
         eye = np.eye(len(here.q))

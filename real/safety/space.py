@@ -156,7 +156,7 @@ class SelfCollision:
         size = len(b.radius)
         gap = segment_segment(p[i], p[i + size], p[j], p[j + size]).distance
         room = gap - (b.radius[i] + b.radius[j] + self.distance)[:, None]
-        return (path.between(room, b.pair_reach) >= 0).all(axis=0)
+        return np.asarray((path.between(room, b.pair_reach) >= 0).all(axis=0))
 
     def rows(self, here: Here) -> Rows | None:
         (i, j), b, p = self.body.pairs, self.body, here.points
