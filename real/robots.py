@@ -58,14 +58,15 @@ class Trouble:
 class MujocoArm:
     """The simulated arm of a task under a 1 kHz controller that aborts on what the maker's aborts on.
 
-    Position, velocity, acceleration and jerk of what is commanded, torque that servos would need, numbers that are
-    none, packets lost in a row. `aborted` names the first reason; an aborted arm brakes at once and takes no more.
+    Position, velocity, acceleration and jerk of what is commanded, and numbers that are none. `aborted` names the
+    first reason; an aborted arm holds its last target and takes no more. A lost command is replaced by the next point
+    of the last stop that came.
 
     Args:
         task: scene and physics; time step 1 ms whatever the task says.
         profile: of which the maker's own limits are enforced.
         dt: s between ticks.
-        lost: ticks without a command after which it aborts, when nothing of the last stop is left to play.
+        trouble: how it misbehaves; `seed` draws which commands are lost.
     """
 
     RATE = 1000.0
@@ -83,8 +84,9 @@ class MujocoArm:
         self.extra: Array = np.zeros((1, task.extra_size))
         self.aborted = ""
         self.stop_points: Array = np.zeros((0, ARM_DOF))
-        self.forces = 0.0  # N, largest contact force on the arm so far
-        self.place(self.model.qpos0, self.extra)
+        start = self.model.qpos0.copy()
+        start[:ARM_DOF], start[ARM_DOF : ARM_DOF + 2] = task.start, task.start_opening / 2
+        self.place(start, self.extra)
 
     def place(self, qpos: Array, extra: Array) -> None:
         """Start over at rest in `qpos` [nq] with task state `extra` [1 E]."""

@@ -61,6 +61,8 @@ class _Base:
                 whole[..., rows] = part
         self.grip[rows] = qpos[:, ARM_DOF : ARM_DOF + 2].mean(axis=1) / FINGER_STROKE * 2 - 1
         self.intervened[rows] = False
+        if (restart := getattr(self.joint_filter, "reset", None)) is not None:  # it remembers what was commanded
+            restart(rows, qpos[:, :ARM_DOF])
 
     def follow(self, frame: Frame) -> None:
         """Take `forward(self.q)` of all N, which the env computes together with the measured frames."""

@@ -58,7 +58,8 @@ def joint_violations(commands: Array, profile: Profile, dt: float, *, rate: floa
     q, h = dense(commands, times), dt / times
     m, s = profile.maker, profile.settings
     low, high = m["low"] + s.joint_margin, m["high"] - s.joint_margin
-    bad: dict[str, int] = {"joint_position": int(((q < low - 1e-9) | (q > high + 1e-9)).sum()), "finite": int((~np.isfinite(q)).sum())}
+    bad: dict[str, int] = {"finite": int((~np.isfinite(q)).sum())}
+    bad["joint_position"] = int(((q < low - 1e-9) | (q > high + 1e-9)).sum())
     difference: Array = q
     for order, name in enumerate(("velocity", "acceleration", "jerk"), 1):
         difference = np.diff(difference, axis=0)
