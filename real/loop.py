@@ -105,6 +105,7 @@ class ControlLoop:
         self.goal: Array | None = None  # [n] rad, the joint target at the end of the control step; None: nothing to do
         self.start_q: Array = chain.governor.c[0, -1]  # [n] rad, where its interpolation starts
         self.goal_from, self.grip = 0.0, 0.0  # s; m
+        self.resting = True  # stands, and has not been told where to go since
 
     def start(self, *, seed: int = 0) -> None:
         """Activate where the arm stands.
@@ -126,21 +127,21 @@ class ControlLoop:
         """One tick: the command that was decided on."""
         now, state = self.clock(), self.robot.read()
         reason = ""
-        if state is not None:
-            self.state = state
+        told = None if state is None or self.shadow else state.played
+        if told is not None and not self.chain.governor.heard(told):
+            self.counts["lost"] += 1
         due = self.begin + self.step * self.period
         if now >= due - 0.25 * self.chain.governor.dt and state is not None and np.isfinite(state.q).all():
             reason = self._control_step(state, now, due)
-        if self.goal is None:
-            target = None
-        else:
+        target: Array | None = None
+        if self.goal is not None:
             part = min(1.0, (now + self.chain.governor.dt - self.goal_from) / self.period)
             target = self.start_q + part * (self.goal - self.start_q)
-        measured = None if state is None else Measured(state.q, None)
+        elif self.resting and not reason:
+            target = self.chain.governor.c[0, -1]  # nothing has been asked for yet: stand
+        measured = None if state is None else Measured(state.q, state.torque if self.chain.tank is not None else None)
         decision = self.chain.filter(target, measured, now, reason=reason or "underrun")
         if decision.mode >= Mode.HOLD:
-            self.buffer.clear()
-            self.goal, self.waiting = None, False
             self._resync(decision.command)
         if not self.shadow:
             self.robot.write(decision.command, self.grip, decision.stop)
@@ -151,7 +152,7 @@ class ControlLoop:
         """Let decoder and interpolation start from `q` [n]."""
         self.buffer.clear()
         self.decoder.reset(q, self.grip)
-        self.goal = None
+        self.goal, self.resting = None, True
         self.start_q, self.goal_from = q.copy(), self.clock()
 
     def _control_step(self, state: State, now: float, due: float) -> str:
@@ -160,6 +161,10 @@ class ControlLoop:
         while len(self.frames) < (self.frames.maxlen or 1):
             self.frames.append(frame)
         self.frames.append(frame)
+        if self.chain.mode >= Mode.HOLD:  # begin anew once the arm may move again
+            self.step = max(self.step + 1, int((now - self.begin) / self.period))
+            self.waiting = self.waiting and self.runner.poll(now) is None
+            return ""
         if len(self.buffer) <= self.lead and not self.waiting:
             stacked = {k: torch.stack([f[k] for f in self.frames], dim=1) for k in frame}
             self.runner.request(stacked, self.step, due)
@@ -177,6 +182,7 @@ class ControlLoop:
         if action is None:
             self.goal = None
             return reason
+        self.resting = False
         self.start_q = self.goal if self.goal is not None else self.chain.governor.c[0, -1].copy()
         self.goal, self.grip = self.decoder.decode(action, state.q)
         self.goal_from = due

@@ -29,6 +29,7 @@ class State:
     qd: Array  # [n] rad/s
     opening: float  # m between the pads
     torque: Array | None = None  # [n] N·m, external
+    played: Array | None = None  # [n] rad, the newest control point that reached the arm, where it says so
 
 
 class Robot(Protocol):
@@ -107,7 +108,7 @@ class MujocoArm:
             return None
         state = self.states[0]
         if self.trouble.nan:
-            return State(np.full(ARM_DOF, np.nan), state.qd, state.opening, state.torque)
+            return State(np.full(ARM_DOF, np.nan), state.qd, state.opening, state.torque, state.played)
         return state
 
     def write(self, command: Array, opening: float, stop: Array) -> None:
@@ -154,5 +155,5 @@ class MujocoArm:
         q = self.data.qpos
         return State(
             q[:ARM_DOF].copy(), self.data.qvel[:ARM_DOF].copy(), float(q[ARM_DOF : ARM_DOF + 2].sum()),
-            self.data.qfrc_constraint[:ARM_DOF].copy(),
+            self.data.qfrc_constraint[:ARM_DOF].copy(), self.points[-1].copy(),
         )  # fmt: skip

@@ -94,6 +94,7 @@ class Governor:
             )
         self.c[rows], self.last[rows], self.active[rows] = history, q, True
         self._stop[rows], self._at[rows] = q[:, None], 0
+        self._before = self.c, self._stop, self._at
 
     def filter(self, target: Array, *, hold: Bool | None = None, pace: float = 1.0) -> Verdict:
         """The next command for joint targets `target` [N n] rad.
@@ -131,6 +132,19 @@ class Governor:
         with np.errstate(invalid="ignore"):
             changed = ~going | (command != np.asarray(target)).any(axis=1) if not error else np.ones_like(going)
         return Verdict(command, ~going, changed, reasons, error)
+
+    def heard(self, played: Array) -> bool:
+        """Take note of the control point [n] that the only arm plays; False where the last command was lost.
+
+        The arm then went on with the stop it had, and so does what the next command starts from.
+        """
+        c, stop, at = self._before
+        braking = stop[np.arange(self.num_arms), at]
+        if np.array_equal(played, self.c[0, -1]) or not np.array_equal(played, braking[0]):
+            return True
+        self.c, self._stop, self._at = c, stop, at
+        self._accept(braking, stop, np.zeros(self.num_arms, dtype=bool))
+        return False
 
     @property
     def at_rest(self) -> Bool:
@@ -231,6 +245,7 @@ class Governor:
         return np.asarray(fine.all(axis=1))
 
     def _accept(self, command: Array, stop: Array, going: Bool) -> None:
+        self._before = self.c, self._stop, self._at
         self.c = np.concatenate([self.c[:, 1:], command[:, None]], axis=1)
         self._at = np.minimum(self._at + 1, self._stop.shape[1] - 1)
         if going.any():

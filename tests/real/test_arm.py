@@ -80,9 +80,11 @@ def test_an_arm_that_hears_nothing_plays_the_certified_stop():
 @pytest.mark.parametrize("lost", [0.0, 0.05])
 def test_a_policy_drives_the_arm_and_the_arm_never_aborts(latency, lost):
     it = cell([0.01, 0.01, -0.005, 0.0, -1.0], latency=latency, trouble=Trouble(drop=lost))
+    start = it.env.controller.pos[:, 0].copy()
     episode = it.run(3)
     assert episode.aborted == "" and episode.mode in ("RUN", "HOLD")
-    assert np.abs(it.arm.data.qvel[:7]).max() > 0.01 or episode.steps >= 20
+    assert np.linalg.norm(it.env.controller.pos[:, 0] - start) > 0.02, "it got somewhere"
+    assert (it.loop.counts["lost"] > 0) == (lost > 0)
     assert "1 episodes" in report([episode])
 
 
@@ -93,7 +95,7 @@ def test_a_sick_state_stops_the_arm(trouble):
     it.arm.place(it.env.physics.qpos[0], it.env.task_state())
     it.loop.start(seed=1)
     modes = []
-    for tick in range(160):
+    for tick in range(260):
         if tick == 60:
             it.arm.trouble = trouble
         modes.append(it.loop.tick().mode.name)
@@ -106,7 +108,8 @@ def test_a_sick_state_stops_the_arm(trouble):
 def test_a_policy_that_says_nan_is_held_and_named():
     it = cell([np.nan, 0.0, 0.0, 0.0, 0.0])
     episode = it.run(1)
-    assert episode.mode == "HOLD" and not episode.success
+    assert episode.mode in ("RUN", "HOLD") and not episode.success  # it holds, tries again, and holds
+    assert np.abs(it.arm.data.qvel[:7]).max() < 0.01
     assert any("chunk_refused" in reason and "'dx'" in reason for reason in episode.reasons)
 
 
