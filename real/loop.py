@@ -167,7 +167,7 @@ class ControlLoop:
             return ""
         if len(self.buffer) <= self.lead and not self.waiting:
             stacked = {k: torch.stack([f[k] for f in self.frames], dim=1) for k in frame}
-            self.runner.request(stacked, self.step, due)
+            self.runner.request(stacked, self.step, min(due, now))
             self.waiting = True
         reason = ""
         if (done := self.runner.poll(now)) is not None:

@@ -60,7 +60,7 @@ class Governor:
         self.clock, self.budget = clock or (lambda: 0.0), budget
         n = len(profile.joints)
         self.c: Array = np.zeros((num_arms, motion.HISTORY, n))  # what was published, oldest first
-        self.last = np.zeros((num_arms, n))  # the last finite target
+        self.last: Array = np.zeros((num_arms, n))  # the last finite target
         self._stop: Array = np.zeros((num_arms, 1, n))
         self._at: NDArray[np.int64] = np.zeros(num_arms, dtype=np.int64)  # next sample of the stop
         self.active = np.zeros(num_arms, dtype=bool)
@@ -172,12 +172,12 @@ class Governor:
     ) -> tuple[Array, Array, Bool]:
         """Commands [N n], stops after them [N S n], and where [N] they are certified."""
         box = box_of(self.c, self.profile, self.dt, pace)
-        direct = (wanted - self.c[:, -1]) / self.dt
+        direct: Array = (wanted - self.c[:, -1]) / self.dt
         inside: Bool = np.asarray(((direct >= box.low) & (direct <= box.high)).all(axis=1))
         reasons[:, self._index[RATE]] |= free & ~inside
-        wish: Array = direct if inside.all() else np.where(
-            inside[:, None], direct, track(self.c, wanted, self.last, box, self.profile, self.dt)
-        )  # fmt: skip
+        wish: Array = direct
+        if not inside.all():
+            wish = np.where(inside[:, None], direct, track(self.c, wanted, self.last, box, self.profile, self.dt))
         self.last = wanted.copy()
         command: Array = np.where(inside[:, None], wanted, self.c[:, -1] + self.dt * wish)
         projected: dict[int, Array | None] = {}
