@@ -40,7 +40,6 @@ from robopolicy.schema import (
 
 if TYPE_CHECKING:
     from robopolicy.policies.base import Policy
-    from robopolicy.spec import PolicySpec
 
 PACKAGES = {"robopolicy", "sim", "real", "world_models"}
 WHITELIST = {f"torch.nn.{name}" for name in ("ELU", "GELU", "LeakyReLU", "Mish", "ReLU", "SiLU", "Tanh")} | {
@@ -172,10 +171,11 @@ def build(node: Mapping[str, Any], where: str = "", /, **runtime: Any) -> Any:
     return _construct(node, where, runtime)
 
 
-def build_policy(node: Mapping[str, Any], where: str = "policy", /, *, spec: PolicySpec, **runtime: Any) -> Policy:
-    """Build a policy; `runtime` holds what its constructor needs beside the spec (`normalizer`, `base`).
+def build_policy(node: Mapping[str, Any], where: str = "policy", /, **runtime: Any) -> Policy:
+    """Build a policy; `runtime` holds what its constructor needs beside the config (`spec`, `normalizer`, `base`).
 
-    The node stays with the policy as `policy.config`, from which checkpoint.py rebuilds it.
+    The node stays with the policy as `policy.config`, from which checkpoint.py rebuilds it, unless what it names has
+    already left another one there.
 
     Raises:
         ConfigError: as `build`, or the target is not a Policy.
@@ -185,10 +185,10 @@ def build_policy(node: Mapping[str, Any], where: str = "policy", /, *, spec: Pol
     target = resolve(node.get(TARGET, ""), where)
     if inspect.isclass(target) and not issubclass(target, Policy):
         raise ConfigError(f"{join(where, TARGET)}: {node[TARGET]!r} is not a robopolicy.policies.base.Policy")
-    policy = build(node, where, spec=spec, **runtime)
+    policy = build(node, where, **runtime)
     if not isinstance(policy, Policy):
         raise ConfigError(f"{join(where, TARGET)}: {node[TARGET]!r} built a {type(policy).__name__}, not a Policy")
-    policy.config = plain(node)
+    policy.config = getattr(policy, "config", None) or plain(node)
     return policy
 
 

@@ -35,6 +35,7 @@ class ChunkExecutor:
         self.queue = torch.zeros(num_envs, spec.n_action_steps, spec.action.dim, device=device)
         self.left = torch.zeros(num_envs, dtype=torch.int64, device=device)  # actions still in the queue
         self.clock = torch.zeros(num_envs, dtype=torch.int64, device=device)  # steps since the episode began
+        self.planned = self.left[:0]  # [R] envs that the latest `next_action` planned for
 
     def reset(self, mask: Tensor | None = None) -> None:
         """Empty the queues and restart the clocks of the envs in `mask` [N] bool (all when None)."""
@@ -44,6 +45,10 @@ class ChunkExecutor:
         else:
             self.left.masked_fill_(mask, 0)
             self.clock.masked_fill_(mask, 0)
+
+    def replan(self) -> None:
+        """Drop what is left in the queues: every env plans at its next step. Clocks go on."""
+        self.left.zero_()
 
     @torch.no_grad()
     def next_action(self, obs: Obs, seed: Tensor, *, mask: Tensor | None = None, deterministic: bool = False) -> Tensor:
@@ -57,8 +62,9 @@ class ChunkExecutor:
             [N Da] physical units; rows outside `mask` are left over from before and not to be used.
         """
         empty = self.left == 0 if mask is None else (self.left == 0) & mask
-        if bool(empty.any()):
-            self._plan(obs, seed, empty.nonzero()[:, 0], deterministic)
+        self.planned = empty.nonzero()[:, 0]
+        if len(self.planned):
+            self._plan(obs, seed, self.planned, deterministic)
         rows = torch.arange(self.num_envs, device=self.queue.device)
         action = self.queue[rows, (self.policy.spec.n_action_steps - self.left).clamp_(max=self.queue.shape[1] - 1)]
         taken = 1 if mask is None else mask.to(torch.int64)

@@ -35,7 +35,8 @@ class Normalizer(nn.Module):
       dimensions that vary). Where all are constant, it counts as 1. Normalised values are clamped to ±`clip`, so a
       dimension that the demonstrations hardly moved cannot saturate a network when deployment moves it.
     - actions: [-1, 1] is the demonstrated range widened by `margin` of its width on each side, at least `min_range`
-      of the width between the spec's limits, then met with those limits.
+      of the width between the spec's limits, then met with those limits. That is little, so that what the
+      demonstrations held still (a closed gripper) stays so under the noise of exploration.
 
     Args:
         observation: features to normalise; integer keys (`task_index`) pass through.
@@ -73,7 +74,7 @@ class Normalizer(nn.Module):
         return self
 
     def fit(
-        self, episodes: Episodes, *, min_std: float = 0.05, min_range: float = 0.1, margin: float = 0.05
+        self, episodes: Episodes, *, min_std: float = 0.05, min_range: float = 0.01, margin: float = 0.05
     ) -> Normalizer:
         """Take statistics over all frames; see the class for the guards.
 

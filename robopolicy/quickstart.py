@@ -15,21 +15,21 @@ from rich.table import Table
 from robopolicy.cli import invoke
 from robopolicy.evaluate.compare import Comparison, format_p
 from robopolicy.evaluate.statistics import Interval
-from robopolicy.schema import Node
+from robopolicy.schema import Count, Fraction, Natural, Node
 
 
 def quickstart(
     *,
     out: Path,
     task: Node,
-    demos: int = 60,
-    imperfection: float = 1.0,
-    bc_steps: int = 3_000,
-    rl_steps: int = 30_000,
-    episodes: int = 500,
-    videos: int = 4,
+    demos: Count = 60,
+    imperfection: Fraction = 1.0,
+    bc_steps: Count = 3_000,
+    rl_steps: Count = 30_000,
+    episodes: Count = 500,
+    videos: Natural = 4,
     seed: int = 0,
-    threads: int | None = None,
+    threads: Count | None = None,
 ) -> Comparison:
     """Everything once, in `out`: data/, bc/, residual/ with report.html. Stages that are done are not repeated.
 

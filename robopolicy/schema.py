@@ -27,6 +27,7 @@ Node = Annotated[dict[str, Any], _NODE]
 Count = Annotated[int, pydantic.Field(ge=1, description="int ≥ 1")]
 Natural = Annotated[int, pydantic.Field(ge=0, description="int ≥ 0")]
 Positive = Annotated[float, pydantic.Field(gt=0.0, allow_inf_nan=False, description="float > 0")]
+NonNegative = Annotated[float, pydantic.Field(ge=0.0, allow_inf_nan=False, description="float ≥ 0")]
 Fraction = Annotated[float, pydantic.Field(ge=0.0, le=1.0, description="float from 0 to 1")]
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from robopolicy.config import flatten
 from robopolicy.errors import CheckpointError, SpecError, closest
 from robopolicy.types import ActionSpec, EnvSpec, Feature
 
@@ -102,6 +104,20 @@ def check_action_spec(policy: ActionSpec, env: ActionSpec, *, needs: str, offers
         for f in fields(ActionSpec)
         if getattr(policy, f.name) != getattr(env, f.name)
     ]
+
+
+def changes(before: PolicySpec, now: PolicySpec) -> list[str]:
+    """Every key in which two specs of one policy differ, with both values; [] where they are equal."""
+    old, new = flatten(asdict(before)), flatten(asdict(now))
+    return [f"{k}: {_change(old.get(k), new.get(k))}" for k in sorted({*old, *new}) if old.get(k) != new.get(k)]
+
+
+def _change(old: Any, new: Any) -> str:
+    """Of long lists (names of elements, limits) only what differs."""
+    if isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new):
+        pairs = [f"{a!r} → {b!r}" for a, b in zip(old, new, strict=True) if a != b]
+        return ", ".join(pairs[:5]) + (f" and {len(pairs) - 5} more" if len(pairs) > 5 else "")
+    return f"was {reprlib.repr(old)}, now {reprlib.repr(new)}"
 
 
 def check_fits(policy: PolicySpec, env: EnvSpec, *, ignore: Iterable[str] = ()) -> None:

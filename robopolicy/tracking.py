@@ -77,15 +77,18 @@ class Tracker:
         if self._run is not None:
             self._guard(lambda: self._run.log({**numbers, "wall_s": wall}, step=step))
 
-    def rewind(self, step: int) -> None:
-        """Drop lines beyond `step` and a torn last one: a resumed run logs them again. `wall_s` goes on from there."""
+    def rewind(self, step: int | None) -> None:
+        """Drop lines beyond `step` and a torn last one: a resumed run logs them again. `wall_s` goes on from there.
+
+        None: a run that ended before its first checkpoint begins anew, and all lines go.
+        """
         if self.path is None or not self.path.exists():
             return
         kept, wall = [], 0.0
         for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 row = json.loads(line)
-                if row["step"] <= step:
+                if step is not None and row["step"] <= step:
                     kept.append(line + "\n")
                     wall = max(wall, float(row["wall_s"]))
         write_text(self.path, "".join(kept))

@@ -18,15 +18,15 @@ from robopolicy.build import build, build_policy, resolve
 from robopolicy.checkpoint import Checkpointer, load_policy
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.lerobot import load_episodes
-from robopolicy.errors import ConfigError, SpecError
+from robopolicy.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.evaluate.rollout import evaluate
 from robopolicy.noise import episode_seeds
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import Policy
 from robopolicy.policies.hold import HOLD, HOLD_NODE
 from robopolicy.runs import read_config
-from robopolicy.schema import TARGET, Node, parameters
-from robopolicy.spec import PolicySpec, check_action_spec, check_features, check_fits
+from robopolicy.schema import TARGET, Count, Device, Natural, Node, parameters
+from robopolicy.spec import PolicySpec, changes, check_action_spec, check_features, check_fits
 from robopolicy.storage import load_weights, read_tensors, write_text
 from robopolicy.tracking import Tracker
 from robopolicy.types import BASE_ACTION, IMAGES, TASK, EnvSpec, Metrics, VecEnv
@@ -45,16 +45,16 @@ def train(
     task: Node | None = None,
     dataset: Path | None = None,
     base: Path | None = None,
-    n_obs_steps: int = 1,
-    horizon: int = 8,
-    n_action_steps: int = 4,
+    n_obs_steps: Count = 1,
+    horizon: Count = 8,
+    n_action_steps: Count = 4,
     cameras: tuple[str, ...] | None = None,
-    num_envs: int = 32,
-    validation_episodes: int = 200,
-    keep_checkpoints: int = 2,
+    num_envs: Count = 32,
+    validation_episodes: Natural = 200,
+    keep_checkpoints: Count = 2,
     seed: int = 0,
-    device: str = "cpu",
-    threads: int | None = None,
+    device: Device = "cpu",
+    threads: Count | None = None,
 ) -> Metrics:
     """Train a policy in `run_dir`, going on from its newest checkpoint where there is one.
 
@@ -69,6 +69,7 @@ def train(
 
     Raises:
         ConfigError: something that the algorithm needs is not given. SpecError: env, data and policies do not fit.
+        CheckpointError: a resumed run finds other data or another env than it began with.
         KeyboardInterrupt: stopped by the user, after a checkpoint.
     """
     if threads is not None:
@@ -83,8 +84,7 @@ def train(
     call = parts.complete(loop, "loop")  # loads data, builds envs and the policy: whatever does not fit shows now
     write_text(run_dir / "spec.json", parts.policy.spec.to_json() + "\n")
     parts.tracker = build(tracker, "tracker", run_dir=run_dir, config=read_config(run_dir))
-    if checkpointer.step is not None:
-        parts.tracker.rewind(checkpointer.step)
+    parts.tracker.rewind(checkpointer.step)
     try:
         with checkpointer.interruptible():
             result = build(loop, "loop", **call, **parts.offered(loop, "tracker"))
@@ -211,7 +211,10 @@ class Parts:
             )
         if given == Path(HOLD):
             return build_policy(HOLD_NODE, "base", spec=self._offered_spec(self.raw_env.spec)).to(self.device)
-        path = self.resumed / "policy" / "base" if self.resumed else given
+        path = given
+        if self.resumed:  # a fine-tuned policy has no base any more: it goes on from itself
+            path = self.resumed / "policy"
+            path = path / "base" if (path / "base").is_dir() else path
         return load_policy(path, device=self.device, env=self.env_spec)
 
     @cached_property
@@ -240,15 +243,25 @@ class Parts:
     @cached_property
     def policy(self) -> Policy:
         node = self.settings.policy_node
-        supplied = self.complete(node, "policy")
-        supplied.setdefault("spec", self.spec)
-        policy = build_policy(node, "policy", **supplied).to(self.device)
+        policy = build_policy(node, "policy", **self.complete(node, "policy")).to(self.device)
+        if self.resumed:
+            self._check_unchanged(self.resumed, policy.spec)
         if self.env_spec is not None:
             check_fits(policy.spec, self.env_spec, ignore=[BASE_ACTION] if policy.base is not None else [])
         if self.resumed:  # the normaliser too is the one that the run began with
             weights = read_tensors(self.resumed / "policy" / "model.safetensors")
             load_weights(policy, weights, skip="base." if policy.base is not None else "", where=str(self.resumed))
         return policy
+
+    def _check_unchanged(self, checkpoint: Path, spec: PolicySpec) -> None:
+        """Weights mean what they meant only where data and env still give the spec that they were trained under."""
+        saved = PolicySpec.from_json((checkpoint / "policy" / "spec.json").read_text(encoding="utf-8"))
+        found = changes(saved, spec)
+        if found:
+            raise CheckpointError(
+                f"{checkpoint}: data and env are not those that the run began with:\n  - " + "\n  - ".join(found) + "\n"
+                "Restore them (dataset, task, code of the env) to resume it, or give a new run_dir."
+            )
 
     # -- learning ----------------------------------------------------------------------------------------------------
     @cached_property

@@ -117,7 +117,7 @@ def against_raw(rounds: int, steps: int) -> list[Evidence]:
 def maniskill_env(control: str) -> Any:
     """This process's env."""
     import gymnasium
-    import mani_skill.envs  # noqa: F401
+    import mani_skill.envs  # noqa: F401 (registers PickCube-v1 with gymnasium)
     import torch
 
     torch.set_num_threads(1)

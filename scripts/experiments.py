@@ -42,10 +42,11 @@ class Base:
     demos: int
     imperfection: float
     overrides: tuple[str, ...] = ("loop.steps=3000",)
+    kind: str = ""  # tells bases of the same demonstrations apart
 
     @property
     def name(self) -> str:
-        return f"{self.task}-{self.demos}x{self.imperfection:g}"
+        return f"{self.task}-{self.demos}x{self.imperfection:g}" + (f"-{self.kind}" if self.kind else "")
 
 
 @dataclass(frozen=True)
@@ -65,20 +66,23 @@ class Experiment:
 
 
 # Chosen on validation episodes; test episodes are run for the record alone.
-PRECISE = ("loop.steps=3000", "policy.prediction=sample")  # predicting noise, the clone misses by millimetres
 PICK = Base("pick", 60, 1.0)
-PEG_EASY = Base("peg_easy", 40, 1.0, PRECISE)
+PEG_EASY = Base("peg_easy", 32, 1.0)
+PEG = Base("peg", 40, 0.7)
 WATCH = ("validation_episodes=200", "threads=1")
 SUITE = (
-    Base("reach", 60, 0.6),
-    Base("push", 100, 0.25),
+    Base("reach", 40, 0.6),
+    Base("push", 20, 0.4),
     PICK,
-    Base("stack", 100, 0.5),
-    Base("drawer", 60, 1.0),
-    Base("pusht", 200, 0.25, ("loop.steps=8000", "policy.prediction=sample", "network.width=512")),
+    Base("stack", 20, 0.7),
+    Base("drawer", 15, 1.0),
+    Base("pusht", 200, 0.25, ("loop.steps=8000", "network.width=512")),
     PEG_EASY,
 )
-SUITE_CONFIG = ("algo=residual_fast", "loop.total_steps=100000", "algo.penalty_steps=20000")
+PICK_FLOW = Base("pick", 60, 1.0, ("loop.steps=3000", "policy=flow"), "flow")
+PICK_GAUSSIAN = Base("pick", 60, 1.0, ("loop.steps=3000", "policy=gaussian"), "gaussian")
+CURVE = ("loop.eval_every=50000", *WATCH)
+SUITE_CONFIG = ("algo=residual_fast", "loop.total_steps=100000")
 EXPERIMENTS = {
     "pick_residual_fast": Experiment(
         (
@@ -102,19 +106,50 @@ EXPERIMENTS = {
         (Setting(PICK, {"refined": ("algo=residual_sample_efficient",)}),), seeds=(0, 1, 2, 3, 4)
     ),
     "strong_base_residual": Experiment(
-        (Setting(Base("drawer", 60, 0.65), {"refined": ("algo=residual_fast", "loop.eval_every=2500", *WATCH)}),),
+        (Setting(Base("drawer", 30, 0.8), {"refined": ("algo=residual_fast", "loop.eval_every=2500", *WATCH)}),),
         extra=("worse",),
     ),
     "peg_residual": Experiment(
         (
             Setting(PEG_EASY, {"refined": ("algo=residual_fast",)}, "easy/"),
-            Setting(
-                Base("peg", 60, 0.7, PRECISE), {"refined": ("algo=residual_fast", "loop.total_steps=300000")}, "hard/"
-            ),
+            Setting(PEG, {"refined": ("algo=residual_fast", "loop.total_steps=300000")}, "hard/"),
         )
     ),
     "native_suite_residual": Experiment(
         tuple(Setting(base, {"refined": SUITE_CONFIG}, prefix=f"{base.task}/") for base in SUITE), extra=("mean",)
+    ),
+    "pick_dppo": Experiment((Setting(PICK, {"refined": ("algo=dppo",)}),), seeds=(0, 1, 2, 3, 4)),
+    "peg_dppo": Experiment((Setting(PEG, {"refined": ("algo=dppo", "loop.total_steps=3000000")}),)),
+    "native_suite_dppo": Experiment(
+        tuple(
+            Setting(base, {"refined": ("algo=dppo", "loop.total_steps=1000000")}, prefix=f"{base.task}/")
+            for base in SUITE
+        ),
+        extra=("mean",),
+    ),
+    "pusht_dppo": Experiment((Setting(SUITE[-2], {"refined": ("algo=dppo", "loop.total_steps=3000000", *CURVE)}),)),
+    "pick_flow_ppo": Experiment(
+        (
+            Setting(
+                PICK_FLOW,
+                {
+                    f"k{k}": ("algo=dppo", f"policy.sampling={{sampling_steps: {k}}}", f"policy.tuned_steps={k}")
+                    for k in (4, 1)
+                },
+            ),
+        )
+    ),
+    "routes_compared": Experiment(
+        (
+            Setting(
+                PICK,
+                {
+                    "dppo": ("algo=dppo", *CURVE),
+                    "residual": ("algo=residual_fast", "loop.eval_every=3000", *WATCH),
+                },
+            ),
+            Setting(PICK_GAUSSIAN, {"ppo": ("algo=ppo", *CURVE)}, prefix="gaussian/"),
+        )
     ),
 }
 

@@ -68,6 +68,8 @@ _CAPSULES = (
 
 # Collision classes: table and objects collide with everything; arm links only with table and objects.
 _ARM_BITS = 'contype="2" conaffinity="1"'
+_NO_BITS = 'contype="0" conaffinity="0"'
+_REACHES_TABLE = 4  # links 1 to 4, up to the elbow, stay 0.1 m above the table in every posture: no collision tests
 _WHITE, _DARK = "0.93 0.94 0.95 1", "0.25 0.27 0.3 1"
 
 
@@ -107,13 +109,14 @@ def arm_xml(*, tool: str = "", base_pos: tuple[float, float, float] = (0.0, 0.0,
         quarter, pos = DH[i]
         mass, com, inertia = _INERTIAL[i]
         start, end, radius = _CAPSULES[i]
+        bits = _ARM_BITS if i >= _REACHES_TABLE else _NO_BITS
         colour = _WHITE if i % 2 == 0 else "0.85 0.87 0.9 1"
         inner = f"""
     <body name="link{i + 1}" pos="{_numbers(pos)}" quat="{_numbers((1, quarter, 0, 0) if quarter else (1, 0, 0, 0))}"
           gravcomp="1">
       <inertial mass="{mass}" pos="{_numbers(com)}" fullinertia="{_numbers(inertia)}"/>
       <joint name="joint{i + 1}" axis="0 0 1" range="{JOINT_LOW[i]} {JOINT_HIGH[i]}" armature="{ARMATURE}" damping="1"/>
-      <geom name="link{i + 1}" type="capsule" fromto="{_numbers((*start, *end))}" size="{radius}" {_ARM_BITS}
+      <geom name="link{i + 1}" type="capsule" fromto="{_numbers((*start, *end))}" size="{radius}" {bits}
             rgba="{colour}"/>{inner}
     </body>"""
     return f"""

@@ -25,7 +25,7 @@ class Controller(Protocol):
     """Commanded state of N arms. `pos`, `yaw`, `grip` and `q` are arrays over N that resume restores."""
 
     spec: ActionSpec
-    pos: Array  # [3 N] m, commanded TCP
+    pos: Array  # [N 3] m, commanded TCP
     yaw: Array  # [N] rad
     grip: Array  # [N] in [-1, 1]
     q: Array  # [N 7] rad, commanded joints
@@ -45,7 +45,7 @@ class _Base:
 
     def __init__(self, num_envs: int, *, dt: float, joint_filter: JointFilter | None) -> None:
         self.dt, self.joint_filter = dt, joint_filter
-        self.pos, self.yaw, self.grip = np.zeros((3, num_envs)), np.zeros(num_envs), np.ones(num_envs)
+        self.pos, self.yaw, self.grip = np.zeros((num_envs, 3)), np.zeros(num_envs), np.ones(num_envs)
         self.q = np.tile(HOME, (num_envs, 1))
         self.intervened = np.zeros(num_envs, dtype=bool)  # [N] the filter changed the last command
         self.frame: Frame | None = None  # of the commanded joints
@@ -55,10 +55,10 @@ class _Base:
         """Start `rows` [M] from where the arm is: `qpos` [M nq], `frame` its tool frame."""
         self.q = self.q.copy()
         self.q[rows] = qpos[:, :ARM_DOF]
-        self.pos[:, rows], self.yaw[rows] = frame.pos, yaw_of(frame)
+        self.pos[rows], self.yaw[rows] = frame.pos, yaw_of(frame)
         if self.frame is not None:
             for whole, part in zip(self.frame, frame, strict=True):
-                whole[..., rows] = part
+                whole[rows] = part
         self.grip[rows] = qpos[:, ARM_DOF : ARM_DOF + 2].mean(axis=1) / FINGER_STROKE * 2 - 1
         self.intervened[rows] = False
         if (restart := getattr(self.joint_filter, "reset", None)) is not None:  # it remembers what was commanded
@@ -107,7 +107,7 @@ class DeltaPose(_Base):
         super().__init__(num_envs, dt=dt, joint_filter=joint_filter)
         scale = speed * dt / 0.05  # the same speed limits at any control rate
         self.lag_m, self.lag_rad = speed * LAG_M, speed * LAG_RAD
-        self.low, self.high = (np.array(b, dtype=np.float64)[:, None] for b in workspace)
+        self.low, self.high = (np.array(b, dtype=np.float64) for b in workspace)
         self.yaw_limit = yaw_limit
         limit = (*(STEP_M * scale,) * 3, STEP_RAD * scale, 1.0)
         self.spec = ActionSpec(
@@ -124,13 +124,12 @@ class DeltaPose(_Base):
         )
 
     def command(self, action: Array, tcp: Array, yaw: Array) -> Array:
-        """Servo targets [N 9] for clamped `action` [N 5], measured `tcp` [3 N] m and `yaw` [N] rad."""
-        a = action.T
-        pos = np.clip(self.pos + a[:3], tcp - self.lag_m, tcp + self.lag_m)
+        """Servo targets [N 9] for clamped `action` [N 5], measured `tcp` [N 3] m and `yaw` [N] rad."""
+        pos = np.clip(self.pos + action[:, :3], tcp - self.lag_m, tcp + self.lag_m)
         self.pos = np.clip(pos, self.low, self.high)
-        angle = np.clip(self.yaw + a[3], yaw - self.lag_rad, yaw + self.lag_rad)
+        angle = np.clip(self.yaw + action[:, 3], yaw - self.lag_rad, yaw + self.lag_rad)
         self.yaw = np.clip(angle, -self.yaw_limit, self.yaw_limit)
-        self.grip = a[4].copy()
+        self.grip = action[:, 4].copy()
         return self._joints(ik_step(self.q, self.frame, self.pos, self.yaw, dt=self.dt))
 
 

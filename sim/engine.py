@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import mujoco
 import numpy as np
 from mujoco import rollout
+from numba import njit
 from numpy.typing import NDArray
 
 from robopolicy.errors import ConfigError
@@ -79,7 +80,6 @@ class Physics:
         self.qvel: NDArray[np.float64] = self.state[:, 1 + m.nq :]  # [N nv]
         self._out = np.empty((num_envs, substeps, size))
         self._ctrl = np.empty((num_envs, substeps, m.nu))
-        self._left = (1.0 - np.arange(1, substeps + 1) / substeps)[:, None]  # [S 1] part of the ramp still to go
         self._data = [mujoco.MjData(m) for _ in range(self.threads)]
         self._pool = rollout.Rollout(nthread=self.threads if self.threads > 1 else 0)
         # Small chunks keep both threads busy to the end: contact-rich envs cost several times more than others.
@@ -96,10 +96,7 @@ class Physics:
         Returns:
             [N] bool: the env diverged (non-finite or absurd numbers). Its state stays the last good one.
         """
-        self._ctrl[:] = ctrl[:, None, :]
-        if start is not None:
-            k = start.shape[1]
-            self._ctrl[:, :, :k] += self._left * (start - ctrl[:, :k])[:, None, :]
+        _ramp(ctrl if start is None else start, ctrl, self._ctrl)
         self._pool.rollout(
             self.models,
             self._data,
@@ -110,14 +107,34 @@ class Physics:
             state=self._out,
             chunk_size=self._chunk,
         )
-        last = self._out[:, -1]
-        bad = ~(np.abs(last).max(axis=1) < _HUGE)  # NaN compares false
-        if bad.any():
-            good = ~bad
-            self.state[good] = last[good]
-        else:
-            self.state[:] = last
+        bad = np.empty(len(self.state), dtype=np.bool_)
+        _accept(self._out, self.state, bad)
         return bad
 
     def close(self) -> None:
         self._pool.close()
+
+
+@njit(cache=True, nogil=True)
+def _ramp(start, end, out):
+    """out [N S nu] ← from `start` [N k] (its first k columns) linearly to `end` [N nu], which the last substep has."""
+    substeps = out.shape[1]
+    for n in range(out.shape[0]):
+        for s in range(substeps):
+            left = 1.0 - (s + 1) / substeps
+            for i in range(out.shape[2]):
+                out[n, s, i] = end[n, i]
+            for i in range(start.shape[1]):
+                out[n, s, i] += left * (start[n, i] - end[n, i])
+
+
+@njit(cache=True, nogil=True)
+def _accept(out, state, bad):
+    """state [N D] ← the last of `out` [N S D] where all its numbers are sound; bad [N] tells where not."""
+    for n in range(out.shape[0]):
+        sound = True
+        for i in range(out.shape[2]):
+            sound &= abs(out[n, -1, i]) < _HUGE  # NaN compares false
+        if sound:
+            state[n] = out[n, -1]
+        bad[n] = not sound

@@ -92,10 +92,11 @@ class SimEnv:
         self.episode_seed = torch.zeros(n, dtype=torch.int64)
         self.draws = np.zeros((n, len(self._queue.names)))  # [N K] this episode's numbers, named by `draw_names`
         self.draw_names = self._queue.names
+        self._start = np.array(task.start)
         self._extra = np.zeros((n, task.extra_size))
         self._t = np.zeros(n, dtype=np.int64)  # control steps into the episode
         self._held = np.zeros(n, dtype=np.int64)  # steps for which success has lasted
-        self._tcp, self._yaw, self._twist = np.zeros((3, n)), np.zeros(n), np.zeros((6, n))
+        self._tcp, self._yaw, self._twist = np.zeros((n, 3)), np.zeros(n), np.zeros((n, 6))
         depth = self.randomization.latency[1] + 1
         self._late = np.zeros((n, depth, self.controller.spec.dim))  # actions on their way, newest first
         self._low, self._high = (torch.tensor(b, dtype=torch.float32) for b in self._limits())
@@ -238,8 +239,7 @@ class SimEnv:
         draw = self._named(numbers)
         qpos = np.tile(self.model.qpos0, (len(rows), 1))
         extra = np.zeros((len(rows), self.task.extra_size))
-        for i, q in enumerate(self.task.start):
-            qpos[:, i] = q + draw[f"joint{i + 1}"]
+        qpos[:, :ARM_DOF] = self._start + numbers[:, :ARM_DOF]  # the joints' noise comes first in `draw_names`
         qpos[:, ARM_DOF:ARM_QPOS] = self.task.start_opening / 2
         self.task.reset(self.at, draw, qpos, extra)
         self.physics.state[rows] = 0.0
@@ -282,24 +282,24 @@ class SimEnv:
         self.controller.follow(both.rows(slice(n, None)))
 
     def _store(self, rows: Any, frame: Frame, qvel: Array) -> None:
-        self._tcp[:, rows], self._yaw[rows], self._twist[:, rows] = frame.pos, yaw_of(frame), twist(frame, qvel)
+        self._tcp[rows], self._yaw[rows], self._twist[rows] = frame.pos, yaw_of(frame), twist(frame, qvel)
 
     def _scene(self, rows: NDArray[np.int64] | None = None) -> Scene:
         r: Any = slice(None) if rows is None else rows
         c, qpos = self.controller, self.physics.qpos[r]
-        tcp, yaw = self._tcp[:, r], self._yaw[r]
-        lag = np.empty((4, tcp.shape[1]))
-        lag[:3], lag[3] = c.pos[:, r] - tcp, c.yaw[r] - yaw
+        tcp, yaw, twist = self._tcp[r], self._yaw[r], self._twist[r]
+        lag = np.empty((len(tcp), 4))
+        lag[:, :3], lag[:, 3] = c.pos[r] - tcp, c.yaw[r] - yaw
         return Scene(
             qpos=qpos,
             qvel=self.physics.qvel[r],
             extra=self._extra[r],
-            tcp=tcp.T,
+            tcp=tcp,
             yaw=yaw,
-            tcp_vel=self._twist[:3, r].T,
-            yaw_rate=self._twist[5, r],
+            tcp_vel=twist[:, :3],
+            yaw_rate=twist[:, 5],
             opening=qpos[:, ARM_DOF] + qpos[:, ARM_DOF + 1],
-            lag=lag.T,
+            lag=lag,
             gripper=c.grip[r],
         )
 

@@ -52,10 +52,9 @@ class EpisodeQueue:
 
     def next(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Seeds [count] and numbers [count K] of the next episodes."""
-        given = self._given[:count]
-        self._given = self._given[count:]
-        if not len(given):
+        if not len(self._given):
             return self._train(count)
+        given, self._given = self._given[:count], self._given[count:]
         seeds, numbers = given.numpy(), self.numbers(given)
         if len(given) < count:
             more, more_numbers = self._train(count - len(given))

@@ -1,86 +1,99 @@
-"""Forward kinematics, Jacobian and damped-least-squares inverse kinematics of the arm, vectorised over N.
+"""Forward kinematics, Jacobian and damped-least-squares inverse kinematics of the arm, batched over N.
 
-Component-first arrays ([3 N], [7 N]) and elementwise arithmetic: fast in numpy, and the same bits whatever N,
-since no sum's order depends on the batch. Checked against mj_forward and mj_jacSite in tests/sim/test_kinematics.py.
+One compiled loop over arms each (numba, cached on disk): the one arm of a 1 kHz controller costs microseconds, the 512
+frames of a batched step a tenth of a millisecond, and an arm's numbers are the same bits whatever N. Checked against
+mj_forward and mj_jacSite in tests/sim/test_kinematics.py.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from sim.arm import DH, FLANGE, HAND_YAW, HOME, JOINT_HIGH, JOINT_LOW, JOINT_VELOCITY, TCP
 
 Array = NDArray[np.float64]
-_DIAGONAL = np.arange(6)
-_COS, _SIN = np.cos(HAND_YAW), np.sin(HAND_YAW)
+_QUARTER = np.array([row[0] for row in DH], dtype=np.float64)  # [7] rotation about x, in quarter turns
+_OFFSET = np.array([row[1] for row in DH])  # [7 3] m
+_TOOL = FLANGE + TCP  # m
+_COS, _SIN = math.cos(HAND_YAW), math.sin(HAND_YAW)
 
 
 class Frame(NamedTuple):
     """Tool pose and the geometric Jacobian."""
 
-    pos: Array  # [3 N] m, TCP in the base frame
-    axes: Array  # [3 3 N] x, y, z axes of the TCP frame: the fingers open along y, z points out of the hand
-    jac: Array  # [7 6 N] per joint: linear [m/rad], angular (the unit joint axis)
+    pos: Array  # [N 3] m, TCP in the base frame
+    axes: Array  # [N 3 3] x, y, z axes of the TCP frame: the fingers open along y, z points out of the hand
+    jac: Array  # [N 7 6] per joint: linear [m/rad], angular (the unit joint axis)
 
     def rows(self, index: slice) -> Frame:
         """Views of some of the N frames."""
-        return Frame(self.pos[:, index], self.axes[..., index], self.jac[..., index])
-
-
-def cross(a: Array, b: Array, out: Array) -> Array:
-    """out = a × b over the second-last axis: [... 3 N]."""
-    ax, ay, az = a[..., 0, :], a[..., 1, :], a[..., 2, :]
-    bx, by, bz = b[..., 0, :], b[..., 1, :], b[..., 2, :]
-    np.subtract(ay * bz, az * by, out=out[..., 0, :])
-    np.subtract(az * bx, ax * bz, out=out[..., 1, :])
-    np.subtract(ax * by, ay * bx, out=out[..., 2, :])
-    return out
+        return Frame(self.pos[index], self.axes[index], self.jac[index])
 
 
 def forward(q: Array) -> Frame:
     """TCP frame and Jacobian at joint angles `q` [N 7] rad."""
     n = q.shape[0]
-    qt = np.ascontiguousarray(q.T)
-    cos, sin = np.cos(qt), np.sin(qt)
-    jac, origin, axes = np.empty((7, 6, n)), np.empty((7, 3, n)), np.empty((3, 3, n))
-    axis = jac[:, 3:]
-    # Joint 1 turns the base frame about the vertical.
-    x, y, z = np.zeros((3, n)), np.zeros((3, n)), np.zeros((3, n))
-    x[0], x[1], y[0], y[1], z[2] = cos[0], sin[0], -sin[0], cos[0], 1.0
-    pos = np.zeros((3, n))
-    pos[2] = DH[0][1][2]
-    origin[0], axis[0] = pos, z
-    for i in range(1, 7):
-        quarter, (px, py, pz) = DH[i]
-        for offset, direction in ((px, x), (py, y), (pz, z)):
-            if offset:
-                pos = pos + offset * direction
-        y, z = (z, -y) if quarter == 1 else (-z, y)  # Rx(±90°) relabels the axes
-        origin[i], axis[i] = pos, z
-        x, y = cos[i] * x + sin[i] * y, cos[i] * y - sin[i] * x
-    pos = pos + (FLANGE + TCP) * z
-    axes[0], axes[1], axes[2] = _COS * x + _SIN * y, _COS * y - _SIN * x, z
-    cross(axis, pos - origin, out=jac[:, :3])
-    return Frame(pos=pos, axes=axes, jac=jac)
+    frame = Frame(np.empty((n, 3)), np.empty((n, 3, 3)), np.empty((n, 7, 6)))
+    _forward(q, *frame)
+    return frame
+
+
+@njit(cache=True, nogil=True)
+def _forward(q, pos, axes, jac):
+    x, y, z, p, turned = np.empty(3), np.empty(3), np.empty(3), np.empty(3), np.empty(3)
+    origin = np.empty((7, 3))
+    for n in range(q.shape[0]):
+        x[:], y[:], z[:], p[:] = 0.0, 0.0, 0.0, 0.0
+        x[0] = y[1] = z[2] = 1.0
+        for i in range(7):
+            s, c, quarter = math.sin(q[n, i]), math.cos(q[n, i]), _QUARTER[i]
+            for k in range(3):
+                p[k] += _OFFSET[i, 0] * x[k] + _OFFSET[i, 1] * y[k] + _OFFSET[i, 2] * z[k]
+            for k in range(3):
+                if quarter != 0.0:  # Rx(±90°) relabels the axes
+                    y[k], z[k] = quarter * z[k], -quarter * y[k]
+                origin[i, k] = p[k]
+                jac[n, i, 3 + k] = z[k]
+                turned[k] = c * x[k] + s * y[k]
+                y[k] = c * y[k] - s * x[k]
+                x[k] = turned[k]
+        for k in range(3):
+            p[k] += _TOOL * z[k]
+            pos[n, k] = p[k]
+            axes[n, 0, k] = _COS * x[k] + _SIN * y[k]
+            axes[n, 1, k] = _COS * y[k] - _SIN * x[k]
+            axes[n, 2, k] = z[k]
+        for i in range(7):
+            ax, ay, az = jac[n, i, 3], jac[n, i, 4], jac[n, i, 5]
+            bx, by, bz = p[0] - origin[i, 0], p[1] - origin[i, 1], p[2] - origin[i, 2]
+            jac[n, i, 0], jac[n, i, 1], jac[n, i, 2] = ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx
 
 
 def yaw_of(frame: Frame) -> Array:
     """[N] rad: rotation about the vertical of a gripper that points down; 0 where the fingers open along y."""
-    return np.arctan2(frame.axes[0, 1], frame.axes[0, 0])
+    return np.arctan2(frame.axes[:, 0, 1], frame.axes[:, 0, 0])
 
 
 def twist(frame: Frame, qvel: Array) -> Array:
-    """[6 N] linear m/s and angular rad/s velocity of the TCP at joint velocities `qvel` [N 7]."""
-    return _combine(frame.jac, np.ascontiguousarray(qvel.T))
+    """[N 6] linear m/s and angular rad/s velocity of the TCP at joint velocities `qvel` [N 7]."""
+    out = np.empty((qvel.shape[0], 6))
+    _twist(frame.jac, qvel, out)
+    return out
 
 
-def _combine(jac: Array, weight: Array) -> Array:
-    """Σ_i jac[i] · weight[i] over joints, in a fixed order: [7 6 N], [7 N] -> [6 N]."""
-    terms = jac * weight[:, None]
-    return (terms[0] + terms[1] + (terms[2] + terms[3])) + (terms[4] + terms[5] + terms[6])
+@njit(cache=True, nogil=True)
+def _twist(jac, qvel, out):
+    for n in range(qvel.shape[0]):
+        for k in range(6):
+            total = 0.0
+            for i in range(7):
+                total += jac[n, i, k] * qvel[n, i]
+            out[n, k] = total
 
 
 def ik_step(
@@ -96,7 +109,7 @@ def ik_step(
 ) -> Array:
     """One damped-least-squares step from joint targets `q` [N 7] towards a tool that points down.
 
-    Minimises |J dq − e|² + λ²|dq − v|², where e is the pose error of the target (position [3 N] m, yaw [N] rad) and
+    Minimises |J dq − e|² + λ²|dq − v|², where e is the pose error of the target (position [N 3] m, yaw [N] rad) and
     v = posture · (home − q) keeps the redundant elbow near `home` (Nakamura & Hanafusa, 1986, with a posture term).
     The step is shortened, direction kept, to the joints' velocity limits over `dt` s, and clipped to joint limits.
 
@@ -106,23 +119,63 @@ def ik_step(
     Returns:
         [N 7] new joint targets.
     """
-    n = q.shape[0]
-    wanted = np.zeros((3, 3, n))  # Rz(yaw) · diag(1, −1, −1)
-    wanted[0, 0], wanted[0, 1] = np.cos(target_yaw), np.sin(target_yaw)
-    wanted[1, 0], wanted[1, 1], wanted[2, 2] = wanted[0, 1], -wanted[0, 0], -1.0
-    turn = cross(frame.axes, wanted, out=np.empty((3, 3, n)))
-    error = np.empty((6, n))
-    error[:3] = target_pos - frame.pos
-    error[3:] = 0.5 * (turn[0] + turn[1] + turn[2])  # rotation vector to first order
+    out = np.empty_like(q)
+    _ik_step(q, frame.pos, frame.axes, frame.jac, target_pos, target_yaw, home, damping**2, posture, dt, out)
+    return out
 
-    pull = posture * (home[:, None] - q.T)  # [7 N]
-    rhs = error - _combine(frame.jac, pull)
-    jac = np.ascontiguousarray(frame.jac.transpose(2, 1, 0))  # [N 6 7]
-    gram = jac @ np.ascontiguousarray(frame.jac.transpose(2, 0, 1))
-    gram[:, _DIAGONAL, _DIAGONAL] += damping**2
-    weight = np.linalg.solve(gram, np.ascontiguousarray(rhs.T)[:, :, None])[:, :, 0].T  # [6 N]
-    terms = frame.jac * weight
-    step = pull + ((terms[:, 0] + terms[:, 1] + terms[:, 2]) + (terms[:, 3] + terms[:, 4] + terms[:, 5]))
-    over = (np.abs(step) * (1 / (JOINT_VELOCITY * dt))[:, None]).max(axis=0)
-    step /= np.maximum(over, 1.0)
-    return np.clip(q + step.T, JOINT_LOW, JOINT_HIGH)
+
+@njit(cache=True, nogil=True)
+def _ik_step(q, pos, axes, jac, target_pos, target_yaw, home, damping2, posture, dt, out):
+    error, pull, step, wanted = np.empty(6), np.empty(7), np.empty(7), np.zeros((3, 3))
+    gram = np.empty((6, 6))
+    wanted[2, 2] = -1.0
+    for n in range(q.shape[0]):
+        # Rz(yaw) · diag(1, −1, −1): the axes of a tool that points down
+        c, s = math.cos(target_yaw[n]), math.sin(target_yaw[n])
+        wanted[0, 0], wanted[0, 1], wanted[1, 0], wanted[1, 1] = c, s, s, -c
+        for k in range(3):
+            error[k] = target_pos[n, k] - pos[n, k]
+            i, j = (k + 1) % 3, (k + 2) % 3
+            turn = 0.0
+            for a in range(3):
+                turn += axes[n, a, i] * wanted[a, j] - axes[n, a, j] * wanted[a, i]
+            error[3 + k] = 0.5 * turn  # rotation vector to first order
+        for i in range(7):
+            pull[i] = posture * (home[i] - q[n, i])
+        for r in range(6):
+            for i in range(7):
+                error[r] -= jac[n, i, r] * pull[i]
+            for k in range(r + 1):
+                total = 0.0
+                for i in range(7):
+                    total += jac[n, i, r] * jac[n, i, k]
+                gram[r, k] = total
+            gram[r, r] += damping2
+        _solve_spd(gram, error)
+        fastest = 1.0
+        for i in range(7):
+            step[i] = pull[i]
+            for r in range(6):
+                step[i] += jac[n, i, r] * error[r]
+            fastest = max(fastest, abs(step[i]) / (JOINT_VELOCITY[i] * dt))
+        for i in range(7):
+            out[n, i] = min(max(q[n, i] + step[i] / fastest, JOINT_LOW[i]), JOINT_HIGH[i])
+
+
+@njit(cache=True, nogil=True)
+def _solve_spd(a, b):
+    """b ← a⁻¹ b by Cholesky; the lower triangle of `a` is overwritten by its factor."""
+    size = b.shape[0]
+    for r in range(size):
+        for k in range(r + 1):
+            total = a[r, k]
+            for m in range(k):
+                total -= a[r, m] * a[k, m]
+            a[r, k] = math.sqrt(total) if k == r else total / a[k, k]
+        for k in range(r):
+            b[r] -= a[r, k] * b[k]
+        b[r] /= a[r, r]
+    for r in range(size - 1, -1, -1):
+        for k in range(r + 1, size):
+            b[r] -= a[k, r] * b[k]
+        b[r] /= a[r, r]

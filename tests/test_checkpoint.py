@@ -380,7 +380,7 @@ def test_state_of_a_newer_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_saving_a_step_again_never_touches_the_one_before(tmp_path: Path) -> None:
-    """As repeating the command of a finished run does."""
+    """As two interruptions at one step do."""
     saver = Checkpointer(tmp_path)
     for value in range(6):
         saver.save(5, policy=gaussian(value), state={"value": value})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -85,11 +86,49 @@ def test_settings_are_python_values(tmp_path: Path) -> None:
         (["policy._target_=os.system"], r"outside the packages"),
         (["policy._target_=robopolicy.policies.diffusion.Difusion"], r"no public 'Difusion'.*'DiffusionPolicy'"),
         (["seed=${nowhere}"], r"nowhere"),
+        (
+            ["n_obs_steps=0", "horizon=0", "n_action_steps=0"],
+            r"(?s)^3 problems.*n_obs_steps: expected int ≥ 1, found 0",
+        ),
+        (["num_envs=0"], r"^num_envs: expected int ≥ 1, found 0"),
+        (["keep_checkpoints=0"], r"^keep_checkpoints: expected int ≥ 1, found 0"),
+        (["validation_episodes=-1"], r"^validation_episodes: expected int ≥ 0, found -1"),
+        (["threads=0"], r"^threads: expected int ≥ 1 \| null, found 0"),
+        (["device=tpu"], r"^device: expected 'cpu', or 'cuda'"),
+        (["algo.weight_decay=-1"], r"^algo\.weight_decay: expected float ≥ 0, found -1"),
     ],
 )
 def test_mistakes_get_one_clear_sentence(overrides: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         train(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("expected", "overrides"),
+    [
+        ("int ≥ 1", ["algo.critic.heads=0", "algo.critic.width=0", "algo.target_subset=0", "algo.policy_delay=0",
+                     "loop.replay.n_step=0", "loop.total_steps=0", "loop.batch_size=0", "loop.log_every=0"]),
+        ("int ≥ 0", ["algo.critic.depth=-1", "algo.penalty_steps=-1", "loop.warmup_steps=-1",
+                     "loop.critic_only_updates=-1", "loop.eval_every=-1", "loop.save_every=-1"]),
+        ("float > 0", ["policy.scale=0", "algo.actor_lr=0", "algo.critic_lr=-1", "algo.grad_clip=0",
+                       "algo.penalty_final=.inf", "loop.updates_per_step=0"]),
+        ("float ≥ 0", ["policy.gripper_scale=-1", "policy.widen=-1", "algo.target_noise=-1", "algo.penalty=-1",
+                       "algo.target_noise_clip=-1", "algo.exploration_std=-1", "algo.warmup_std=-1"]),
+        ("float from 0 to 1", ["algo.tau=1.5", "loop.demo_fraction=-0.5", "loop.replay.gamma=1.1"]),
+        ("[int ≥ 1, …]", ["policy.hidden=[256,0]"]),
+    ],
+)  # fmt: skip
+def test_numbers_of_the_residual_have_a_range(expected: str, overrides: list[str]) -> None:
+    for override in overrides:
+        key = override.split("=")[0]
+        with pytest.raises(UsageError, match=f"^{re.escape(f'{key}: expected {expected}, found')}"):
+            train("algo=residual", override)
+
+
+@pytest.mark.parametrize("key", ["demos", "bc_steps", "rl_steps", "episodes", "videos", "imperfection", "threads"])
+def test_numbers_of_the_quickstart_have_a_range(key: str) -> None:
+    with pytest.raises(UsageError, match=rf"^{key}: expected (int|float) .*, found -1"):
+        compose(find_verb("quickstart"), [f"{key}=-1"])
 
 
 def test_missing_values_and_groups_of_other_verbs() -> None:

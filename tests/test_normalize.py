@@ -28,15 +28,15 @@ def test_states_by_hand_with_a_constant_dimension():
 
 def test_actions_by_hand():
     # x: demonstrated −0.01…0.02, width 0.03, widened by 5% to −0.0115…0.0215, met with the limit 0.02.
-    # y: constant 0.004, so a tenth of the limits' width 0.04 around it: 0.002…0.006.
+    # y: constant 0.004, so a hundredth of the limits' width 0.04 around it: 0.0038…0.0042.
     box = fitted().unnormalize(ACTION, torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
-    torch.testing.assert_close(box, torch.tensor([[-0.0115, 0.002], [0.02, 0.006]]))
+    torch.testing.assert_close(box, torch.tensor([[-0.0115, 0.0038], [0.02, 0.0042]]))
 
 
 def test_a_range_never_leaves_the_limits_even_where_the_data_does():
     far = torch.tensor([[-0.5, 0.0199], [0.5, 0.0199], [0.0, 0.0199], [0.0, 0.0199]])
     box = fitted(episodes(STATES, far, length=4)).unnormalize(ACTION, torch.tensor([[-1.0, -1.0], [1.0, 1.0]]))
-    torch.testing.assert_close(box, torch.tensor([[-0.02, 0.0179], [0.02, 0.02]]))
+    torch.testing.assert_close(box, torch.tensor([[-0.02, 0.0197], [0.02, 0.02]]))
 
 
 @pytest.mark.parametrize("key", [STATE, ACTION, BASE_ACTION])

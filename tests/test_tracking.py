@@ -42,6 +42,8 @@ def test_resume_drops_what_will_be_logged_again_and_time_goes_on(tmp_path: Path)
     second.log({"loss": 31.0}, 30)
     assert [(r["step"], r["loss"]) for r in rows(tmp_path)] == [(10, 10), (20, 20), (30, 31.0)]
     assert rows(tmp_path)[-1]["wall_s"] >= 100.0
+    second.rewind(None)  # no checkpoint: everything is logged again
+    assert rows(tmp_path) == []
 
 
 def test_wandb_offline_run_lies_in_the_run_directory_and_keeps_its_id(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from robopolicy.ema import EMA
 from robopolicy.errors import RobopolicyError
 from robopolicy.optim import cosine_with_warmup, decay_groups, load_optimizer_state, optimizer_state
 from robopolicy.policies.base import Policy
-from robopolicy.schema import Count, Fraction, Natural, Positive
+from robopolicy.schema import Count, Fraction, Natural, NonNegative, Positive
 from robopolicy.types import Metrics
 
 
@@ -36,7 +36,7 @@ class BC:
         lr: Positive = 1e-3,
         warmup: Natural = 100,
         betas: tuple[Fraction, Fraction] = (0.9, 0.99),
-        weight_decay: float = 1e-4,
+        weight_decay: NonNegative = 1e-4,
         clip_norm: Positive = 1.0,
         ema_decay: Fraction = 0.999,
         ema_power: Positive = 0.75,

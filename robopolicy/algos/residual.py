@@ -3,8 +3,9 @@
 Differences from the published code, each for a reason that a test holds: the executed, clamped action is stored
 and scored; time limits bootstrap; squared errors are averaged per head; n-step windows end with the episode.
 
-The penalty λ·mean(u²) on the residual, annealed to zero, keeps an immature critic from dragging the policy below
-its base: the actor leaves the base only as fast as the critic's evidence outgrows λ.
+The penalty λ·mean(u²) on the residual keeps an immature critic from dragging the policy below its base: the actor
+leaves the base only as fast as the critic's evidence outgrows λ. λ falls geometrically, so that the last factor of ten,
+in which the residual grows most, takes as long as the first, and new actions are seen before larger ones are taken.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.data.replay import Batch
+from robopolicy.errors import ConfigError
 from robopolicy.policies.residual import ResidualPolicy
+from robopolicy.schema import Count, Fraction, Natural, NonNegative, Positive
 from robopolicy.types import Metrics, Obs
 
 
@@ -30,7 +33,11 @@ class ResidualTD3:
         policy_delay: critic updates per actor update.
         target_noise, target_noise_clip: smoothing of the target's residual (TD3), in units of u.
         exploration_std: Gaussian noise on u when collecting. `warmup_std`: the same before learning starts.
-        penalty, penalty_steps: λ falls linearly from `penalty` to `penalty_final` over this many env steps of learning.
+        penalty, penalty_final, penalty_steps: λ falls geometrically from the first to the second over this many env
+            steps of learning, and stays there; `penalty=0`: none.
+
+    Raises:
+        ConfigError: target_subset is larger than the ensemble.
     """
 
     def __init__(
@@ -38,24 +45,28 @@ class ResidualTD3:
         policy: ResidualPolicy,
         *,
         critic: Callable[[int], nn.Module],
-        target_subset: int = 2,
-        tau: float = 0.01,
-        actor_lr: float = 3e-4,
-        critic_lr: float = 3e-4,
-        policy_delay: int = 2,
-        target_noise: float = 0.0,
-        target_noise_clip: float = 0.3,
-        exploration_std: float = 0.3,
-        warmup_std: float = 0.3,
-        penalty: float = 1.0,
-        penalty_final: float = 0.0,
-        penalty_steps: int = 15_000,
-        grad_clip: float = 10.0,
+        target_subset: Count = 2,
+        tau: Fraction = 0.01,
+        actor_lr: Positive = 3e-4,
+        critic_lr: Positive = 3e-4,
+        policy_delay: Count = 2,
+        target_noise: NonNegative = 0.0,
+        target_noise_clip: NonNegative = 0.3,
+        exploration_std: NonNegative = 0.3,
+        warmup_std: NonNegative = 0.3,
+        penalty: NonNegative = 1.0,
+        penalty_final: Positive = 0.003,
+        penalty_steps: Natural = 15_000,
+        grad_clip: Positive = 10.0,
         seed: int = 0,
     ) -> None:
         self.policy = policy
         in_dim = policy.net[0].in_features
         self.critic = critic(in_dim)
+        if target_subset > self.critic.heads:
+            raise ConfigError(
+                f"algo.target_subset: expected at most algo.critic.heads={self.critic.heads}, found {target_subset}"
+            )
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.actor_params = list(policy.net.parameters())
         self.critic_params = list(self.critic.parameters())
@@ -97,8 +108,8 @@ class ResidualTD3:
 
     def penalty_weight(self, learned_steps: int) -> float:
         """λ after `learned_steps` env steps of learning."""
-        left = max(0.0, 1.0 - learned_steps / max(1, self.penalty_steps))
-        return self.penalty_final + (self.penalty - self.penalty_final) * left
+        done = min(1.0, learned_steps / max(1, self.penalty_steps))
+        return self.penalty and self.penalty * (self.penalty_final / self.penalty) ** done
 
     def _update_critic(self, batch: Batch, state: Tensor, action: Tensor) -> Metrics:
         with torch.no_grad():

@@ -144,7 +144,7 @@ class Replay:
         for i in range(self.n_step):
             row = self._row(age + i)
             alive = alive & store["valid"][row, env]
-            reward += alive * self.gamma**i * store["reward"][row, env]
+            reward += torch.where(alive, self.gamma**i * store["reward"][row, env], 0.0)  # may be NaN where not valid
             steps += alive
             ended = alive & store["ended"][row, env]
             terminated |= ended & store["terminated"][row, env]
@@ -170,7 +170,16 @@ class Replay:
 
         The frame after an episode's last action is not in a dataset, so where an episode ends without termination
         its last transition is not valid: windows stop before it.
+
+        Raises:
+            DataError: the dataset says nothing of rewards and successes, or none of its transitions is valid.
         """
+        if not episodes.outcomes:
+            raise DataError(
+                "dataset: has neither rewards nor successes, which learning from its transitions needs. Where every "
+                "episode is a good one, say so once with annotate_dataset(path, action_spec=…, outcomes='success'); "
+                "or leave its transitions out with loop.demo_fraction=0"
+            )
         frames, pad = episodes.num_frames, self.n_step + 1
         replay = Replay(capacity=frames + pad, num_envs=1, n_step=self.n_step, gamma=self.gamma)
         last = torch.zeros(frames, dtype=torch.bool)

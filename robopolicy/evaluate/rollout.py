@@ -61,14 +61,15 @@ def evaluate(
     todo = [int(s) for s in seeds.tolist()]
     if len(set(todo)) != len(todo):
         raise SpecError(f"evaluate: the {len(todo)} episode seeds must all differ, {len(set(todo))} do")
-    was_training = policy.training
+    modes = [(module, module.training) for module in policy.modules()]  # a frozen base stays in its own
     policy.eval()
     try:
         tally = _Tally(env, todo)
         if todo:
             _run(policy, wrap_for(policy, env), tally, deterministic=deterministic, watch=watch, progress=progress)
     finally:
-        policy.train(was_training)
+        for module, training in modes:
+            module.training = training
     return tally.rows(policy_id=policy_id, deterministic=deterministic)
 
 

@@ -13,7 +13,8 @@ from robopolicy.data.episodes import Episodes
 from robopolicy.data.relabel import base_actions
 from robopolicy.data.replay import Batch, Replay
 from robopolicy.memory import release_memory
-from robopolicy.types import BASE_ACTION, Metrics, Obs, VecEnv
+from robopolicy.schema import Count, Fraction, Natural, Positive
+from robopolicy.types import BASE_ACTION, Metrics, Obs, Step, VecEnv
 
 
 class Checkpoints(Protocol):
@@ -37,15 +38,15 @@ def off_policy(
     tracker: Any,
     checkpointer: Checkpoints,
     evaluate: Callable[[Any, int], Metrics] | None,
-    total_steps: int,
-    warmup_steps: int,
-    critic_only_updates: int,
-    updates_per_step: float,
-    batch_size: int,
-    demo_fraction: float = 0.5,
-    eval_every: int = 0,
-    save_every: int = 0,
-    log_every: int = 1_000,
+    total_steps: Count,
+    warmup_steps: Natural,
+    critic_only_updates: Natural,
+    updates_per_step: Positive,
+    batch_size: Count,
+    demo_fraction: Fraction = 0.5,
+    eval_every: Natural = 0,
+    save_every: Natural = 0,
+    log_every: Count = 1_000,
     seed: int = 0,
 ) -> Metrics:
     """Train `algo` for at most `total_steps` primitive env steps over all N envs, warm-up included.
@@ -60,26 +61,30 @@ def off_policy(
         evaluate: called with policy and step every `eval_every` env steps and at the end; not counted as training.
 
     Returns:
-        `steps`, `train_s` (seconds of collecting and learning) and the last evaluation's metrics.
+        `steps`, `train_s` (seconds of collecting and learning), `train_diverged` (transitions lost to non-finite
+        physics since the run began) where there are any, and the last evaluation's metrics.
     """
     generator, keys = torch.Generator().manual_seed(seed), tuple(algo.policy.spec.observation)
     online, offline = replay(num_envs=env.num_envs), None
     if demos is not None and demo_fraction > 0.0:
         offline = online.of_episodes(demos, extra={BASE_ACTION: base_actions(demos, algo.policy.base)})
     state = checkpointer.latest()
-    steps, owed, train_s, result = 0, 0.0, 0.0, {}
-    evaluated, saved, logged = -1, 0, 0  # env step at which that was done last
+    steps, owed, train_s, result, metrics, tally = 0, 0.0, 0.0, {}, {}, Tally()
+    evaluated, saved, logged = -1, -1, 0  # env step at which that was done last
     most = env.num_envs * max(1, env.spec.chunk)  # primitive steps that one more `env.step` may take
-    recent: deque[float] = deque(maxlen=100)  # success of the newest training episodes
     if state is None:
         obs = env.reset()
     else:
         for name, part in (("algo", algo), ("env", env), ("replay", online)):
             part.load_state_dict(state[name])
+        tally.load_state_dict(state.get("tally", state))  # runs begun by an earlier version: `recent` alone, beside
         generator.set_state(state["generator"])
-        obs, recent = state["obs"], deque(state["recent"], maxlen=100)
-        steps, owed, train_s, result = state["steps"], state["owed"], state["train_s"], state["result"]
+        obs, steps, owed, train_s = state["obs"], state["steps"], state["owed"], state["train_s"]
+        result, metrics = state["result"], dict(state.get("metrics", {}))
         evaluated, saved, logged = state["evaluated"], steps, state["logged"]
+
+    def ready() -> bool:
+        return steps >= warmup_steps and online.can_sample
 
     def batch() -> Batch:
         if offline is None:
@@ -90,11 +95,11 @@ def off_policy(
     def snapshot() -> dict[str, Any]:
         return {
             "algo": algo.state_dict(), "env": env.state_dict(), "replay": online.state_dict(),
-            "generator": generator.get_state(), "obs": obs, "recent": list(recent), "steps": steps, "owed": owed,
-            "train_s": train_s, "result": result, "evaluated": evaluated, "logged": logged,
+            "tally": tally.state_dict(), "generator": generator.get_state(), "obs": obs, "steps": steps, "owed": owed,
+            "train_s": train_s, "result": result, "metrics": {k: float(v) for k, v in metrics.items()},
+            "evaluated": evaluated, "logged": logged,
         }  # fmt: skip
 
-    metrics: Metrics = {}
     with tracker.progress(total_steps, "off-policy") as progress:
         while True:
             last = steps + most > total_steps
@@ -102,39 +107,78 @@ def off_policy(
             if evaluate is not None and eval_every and look:
                 result, evaluated = evaluate(algo.policy, steps), steps
                 tracker.log({f"eval/{k}": v for k, v in result.items()}, steps)
-            if due(save_every, saved, steps) or last or checkpointer.requested:
+            if due(save_every, max(saved, 0), steps) or (last and saved < steps) or checkpointer.requested:
                 saved = steps
                 checkpointer.save(steps, policy=algo.policy, state=snapshot())
             if last:
-                return {"steps": steps, "train_s": train_s, **result}
-            began = time.perf_counter()
+                return {"steps": steps, "train_s": train_s, **tally.lost, **result}
+            began, learning = time.perf_counter(), ready()
 
             frame = last_frame(obs, keys)
             step = env.step(algo.explore(frame, warmup=steps < warmup_steps))
             online.add(frame, step._replace(next_obs=last_frame(step.next_obs, keys)))
+            tally.add(step)
             obs, taken = step.obs, int(step.steps.sum())
-            recent.extend(step.success[step.ended & step.valid].float().tolist())
-            before, steps = steps, steps + taken
+            steps += taken
 
-            if steps >= warmup_steps and online.can_sample:
-                if before < warmup_steps:
+            if ready():
+                if not learning:
                     for _ in range(critic_only_updates):
                         algo.update(batch(), learned_steps=None)
                 owed += updates_per_step * taken
                 while owed >= 1.0:
-                    metrics = algo.update(batch(), learned_steps=steps - warmup_steps)
+                    metrics = {**metrics, **algo.update(batch(), learned_steps=steps - warmup_steps)}
                     owed -= 1.0
             train_s += time.perf_counter() - began
 
-            progress.update(steps, success=sum(recent) / max(1, len(recent)))
+            progress.update(steps, success=tally.success, **tally.lost)
             if due(log_every, logged, steps) or steps + most > total_steps:
                 logged = steps
-                numbers = {f"train/{k}": float(v) for k, v in metrics.items()}
-                if len(recent) == recent.maxlen:  # the first to end are the short ones, which are successes
-                    numbers["train/success"] = sum(recent) / len(recent)
-                numbers |= {f"train/{k}": float(v.float().mean()) for k, v in step.info.items()}
                 release_memory()
-                tracker.log({**numbers, "train/seconds": train_s, "train/steps_per_s": steps / train_s}, steps)
+                numbers = {**{k: float(v) for k, v in metrics.items()}, **tally.numbers()}
+                numbers |= {"seconds": train_s, "steps_per_s": steps / train_s}
+                tracker.log({f"train/{k}": v for k, v in numbers.items()}, steps)
+
+
+class Tally:
+    """What the log says of the envs: newest successes, divergences of the whole run, `info` since the last log."""
+
+    def __init__(self) -> None:
+        self.recent: deque[float] = deque(maxlen=100)  # success of the newest training episodes
+        self.diverged = 0  # transitions that were not valid
+        self.sums: Metrics = {}  # of `info`, mean over N, over the last `rounds` env steps
+        self.rounds = 0
+
+    def add(self, step: Step) -> None:
+        self.recent.extend(step.success[step.ended & step.valid].float().tolist())
+        self.diverged += int((~step.valid).sum())
+        self.sums = {k: self.sums.get(k, 0.0) + float(v.float().mean()) for k, v in step.info.items()}
+        self.rounds += 1
+
+    @property
+    def success(self) -> float:
+        return sum(self.recent) / max(1, len(self.recent))
+
+    @property
+    def lost(self) -> Metrics:
+        """`train_diverged`, where there is something to worry about."""
+        return {"train_diverged": self.diverged} if self.diverged else {}
+
+    def numbers(self) -> Metrics:
+        """What to log; `info` begins anew."""
+        found = {k: v / self.rounds for k, v in self.sums.items()} | {"diverged": self.diverged}
+        if len(self.recent) == self.recent.maxlen:  # the first to end are the short ones, which are successes
+            found["success"] = self.success
+        self.sums, self.rounds = {}, 0
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"recent": list(self.recent), "diverged": self.diverged, "sums": self.sums, "rounds": self.rounds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.recent = deque(state["recent"], maxlen=self.recent.maxlen)
+        self.diverged, self.rounds = state.get("diverged", 0), state.get("rounds", 0)
+        self.sums = dict(state.get("sums", {}))
 
 
 def due(every: int, previous: int, steps: int) -> bool:

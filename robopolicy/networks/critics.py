@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from robopolicy.schema import Count, Natural
+
 
 class EnsembleLinear(nn.Module):
     """`heads` independent linear layers: [E B in] → [E B out]. One `baddbmm` beats a list of modules about 1.7×."""
@@ -48,7 +50,7 @@ class CriticEnsemble(nn.Module):
         heads: E. depth, width: hidden layers of every head.
     """
 
-    def __init__(self, in_dim: int, *, heads: int = 10, width: int = 256, depth: int = 2) -> None:
+    def __init__(self, in_dim: int, *, heads: Count = 10, width: Count = 256, depth: Natural = 2) -> None:
         super().__init__()
         self.heads = heads
         sizes = [in_dim] + [width] * depth

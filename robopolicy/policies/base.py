@@ -5,8 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from robopolicy.normalize import ACTION, Normalizer
+from robopolicy.policies.chain import Chain, ChainNoise
 from robopolicy.spec import PolicySpec
 from robopolicy.types import Metrics, Obs
 
@@ -45,11 +48,53 @@ class Policy(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} is not trained by imitation")
 
 
+class LikelihoodPolicy(Policy):
+    """A policy over chunks whose density is known. `cond_dim`: C of the encoded observation."""
+
+    normalizer: Normalizer
+    encoder: nn.Module
+    cond_dim: int
+
+    @abstractmethod
+    def encode(self, obs: Obs) -> Tensor:
+        """cond [B C] from obs [B To ...] in physical units."""
+
+    @abstractmethod
+    def draw(self, cond: Tensor, noise: Tensor | None) -> Tensor:
+        """[B H Da] normalised, from cond [B C] and noise [B *noise_shape]; None: the mode."""
+
+    @abstractmethod
+    def log_prob(self, cond: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """[B] log-density of the steps of x [B H Da] whose weight [B ≤H] is above 0, per element of them;
+        `weight` is one over their number there."""
+
+    @torch.no_grad()
+    def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
+        """[B H Da] physical units: a sample, or the mode."""
+        cond = self.encode(obs)
+        if noise is None and not deterministic:
+            noise = torch.randn(len(cond), *self.noise_shape, device=cond.device, dtype=cond.dtype)
+        return self.normalizer.unnormalize(ACTION, self.draw(cond, None if deterministic else noise))
+
+    def density_parameters(self) -> list[nn.Parameter]:
+        """All but the encoder's, which become the only ones open to gradients."""
+        self.encoder.requires_grad_(False)
+        return [p for p in self.parameters() if p.requires_grad]
+
+
 class DenoisingPolicy(Policy):
     """A policy that turns noise into a chunk step by step: DDPM, DDIM, flow matching.
 
-    The observation is encoded once per observation, not once per denoising step.
+    The observation is encoded once per observation, not once per denoising step. Of the S steps of a chain the last
+    `tuned_steps` (K', 0 where nothing is fine-tuned) are run by a copy of the network, which reinforcement learning
+    changes; the frozen original runs those before. `sample`, `act` and the saved policy always have both halves.
+    `cond_dim`: C. `chain_noise_shape`: shape without batch axis of the standard normal noise of `sample_chain`.
     """
+
+    normalizer: Normalizer
+    tuned_steps: int
+    cond_dim: int
+    chain_noise_shape: tuple[int, ...]
 
     @abstractmethod
     def encode(self, obs: Obs) -> Tensor:
@@ -58,3 +103,28 @@ class DenoisingPolicy(Policy):
     @abstractmethod
     def sample(self, cond: Tensor, *, noise: Tensor | None = None) -> Tensor:
         """Run the whole chain: [B H Da] in normalised units; latents are never clamped or truncated."""
+
+    @abstractmethod
+    def tuned_parameters(self) -> list[nn.Parameter]:
+        """What reinforcement learning changes."""
+
+    @abstractmethod
+    def sample_chain(self, cond: Tensor, *, noise: Tensor, spread: ChainNoise) -> Chain:
+        """Run the whole chain, its fine-tuned steps with the deviations of `spread`, and keep these.
+
+        Args:
+            cond: [B C]. noise: [B *chain_noise_shape] standard normal.
+        """
+
+    @abstractmethod
+    def transition(self, cond: Tensor, x: Tensor, k: Tensor, *, frozen: bool = False) -> tuple[Tensor, Tensor]:
+        """Mean [M H Da] and the sampler's own deviation (broadcasts) of fine-tuned steps.
+
+        Args:
+            cond: [M C]. x: [M H Da] latents that the steps begin at. k: [M] int64, 0 the noisiest … K'−1.
+            frozen: as the frozen network would have it, not the fine-tuned one.
+        """
+
+    @abstractmethod
+    def check_noise(self, spread: ChainNoise) -> None:
+        """Raise ConfigError where a fine-tuned step would draw nothing under `spread`."""

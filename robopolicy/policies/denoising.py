@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Required, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from robopolicy.errors import ConfigError, RobopolicyError
 from robopolicy.networks.denoiser import Denoiser
 from robopolicy.networks.encoder import ObservationEncoder
+from robopolicy.networks.lora import adapt, plain_state
 from robopolicy.normalize import ACTION, Normalizer
 from robopolicy.policies.base import DenoisingPolicy
+from robopolicy.policies.chain import Chain, ChainNoise, check_stochastic, gaussian_log_prob
 from robopolicy.spec import PolicySpec
 from robopolicy.types import Metrics, Obs
 
@@ -24,6 +29,8 @@ class Common(TypedDict, total=False):
     state_encoder, image_encoder, image_shift: see ObservationEncoder.
     noise_samples: noised chunks per observation in a training batch. Where encoding is the cost (images), more of
         them are nearly free (Mini-Diffuser, Hu et al. 2025).
+    tuned_steps: K', denoising steps at the end of the chain that a fine-tuned copy of the network runs.
+    lora_rank: rank of that copy's change of every weight (Hu et al. 2022); 0: the whole copy is fine-tuned.
     """
 
     network: Required[Callable[..., Denoiser]]
@@ -31,18 +38,50 @@ class Common(TypedDict, total=False):
     image_encoder: Callable[[tuple[int, ...]], nn.Module] | None
     image_shift: int
     noise_samples: int
+    tuned_steps: int
+    lora_rank: int
 
 
 class ChunkDenoiser(DenoisingPolicy):
-    """A Denoiser over chunks behind an observation encoder. Subclasses say how to corrupt and how to sample."""
+    """A Denoiser over chunks behind an observation encoder. Subclasses say how to corrupt, and what a step does.
 
-    def __init__(self, spec: PolicySpec, normalizer: Normalizer, **common: Unpack[Common]) -> None:
+    Args:
+        count: S, steps of a chain. `times` [S], which subclasses register, holds the network's time at each.
+
+    Raises:
+        ConfigError: tuned_steps outside 0…S.
+    """
+
+    times: Tensor
+
+    def __init__(self, spec: PolicySpec, normalizer: Normalizer, count: int, **common: Unpack[Common]) -> None:
         super().__init__()
         self.spec, self.normalizer = spec, normalizer
         self.noise_samples = common.pop("noise_samples", 1)
+        self.tuned_steps, rank = common.pop("tuned_steps", 0), common.pop("lora_rank", 0)
+        if not 0 <= self.tuned_steps <= count:
+            raise ConfigError(
+                f"tuned_steps (K') must lie between 0 and the {count} steps of the sampling chain, "
+                f"found {self.tuned_steps}"
+            )
         network = common.pop("network")
         self.encoder = ObservationEncoder(spec, **common)
-        self.network = network(horizon=spec.horizon, action_dim=spec.action.dim, cond_dim=self.encoder.out_dim)
+        self.cond_dim = self.encoder.out_dim
+        self.network = network(horizon=spec.horizon, action_dim=spec.action.dim, cond_dim=self.cond_dim)
+        self.chain_noise_shape = (count + 1, spec.horizon, spec.action.dim)
+        self.tuned: Denoiser | None = None
+        if self.tuned_steps:
+            self.requires_grad_(False)
+            self.tuned = adapt(copy.deepcopy(self.network), rank)
+
+    def begin_tuning(self) -> None:
+        """Make the fine-tuned network equal the frozen one."""
+        assert self.tuned is not None
+        state = self.network.state_dict()
+        self.tuned.load_state_dict({k: state.get(plain_state(k), v) for k, v in self.tuned.state_dict().items()})
+
+    def tuned_parameters(self) -> list[nn.Parameter]:
+        return [] if self.tuned is None else [p for p in self.tuned.parameters() if p.requires_grad]
 
     def encode(self, obs: Obs) -> Tensor:
         """cond [B C] from obs [B To ...] in physical units; it is normalised here."""
@@ -58,6 +97,8 @@ class ChunkDenoiser(DenoisingPolicy):
 
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
         """Mean squared error of the network's prediction, over all elements of actions that are not padding."""
+        if self.tuned_steps:
+            raise RobopolicyError("a policy with a fine-tuned copy is not trained by imitation; train its base")
         action = self.normalizer.normalize(ACTION, batch[ACTION])  # [B H Da]
         keep = ~batch["action_is_pad"]  # [B H]
         cond = self.encoder(self.normalizer.observation(batch), augment=True)
@@ -70,6 +111,76 @@ class ChunkDenoiser(DenoisingPolicy):
     @abstractmethod
     def corrupt(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Noised chunk [B H Da], its time [B] in [0, 1] and the regression target [B H Da] of a clean chunk."""
+
+    @abstractmethod
+    def mean_std(self, x: Tensor, prediction: Tensor, index: int | Tensor) -> tuple[Tensor, Tensor]:
+        """Mean [B H Da] and standard deviation (broadcasts) of the latent after sampling step `index`, one or [B]."""
+
+    def stages(self, cond: Tensor) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
+        """Every step of the chain: its index, and prediction [B H Da] as a function of x [B H Da].
+
+        Each network embeds the observation once and all its times in one small batch.
+        """
+        split = len(self.times) - self.tuned_steps
+        for network, steps in ((self.network, range(split)), (self.tuned, range(split, len(self.times)))):
+            if network is not None and len(steps):
+                from_cond, from_time = (
+                    network.embed_cond(cond),
+                    network.embed_time(self.times[steps.start : steps.stop]),
+                )
+                for i, time in zip(steps, from_time, strict=True):
+                    yield i, partial(network.denoise, embedding=from_cond + time)
+
+    def sample(self, cond: Tensor, *, noise: Tensor | None = None) -> Tensor:
+        """[B H Da] normalised, from cond [B C] and noise [B *noise_shape]."""
+        noise = self.draw(cond, noise)
+        stochastic = noise.ndim == 4
+        x = noise[:, 0] if stochastic else noise
+        for i, predict in self.stages(cond):
+            x, std = self.mean_std(x, predict(x), i)
+            if stochastic:
+                x = torch.addcmul(x, std, noise[:, i + 1])
+        return x
+
+    def sample_chain(self, cond: Tensor, *, noise: Tensor, spread: ChainNoise) -> Chain:
+        """See DenoisingPolicy. The draws themselves say how likely they were: no network is asked again."""
+        count, split = self.spec.n_action_steps, len(self.times) - self.tuned_steps
+        x, latents, log_probs = noise[:, 0], [], []
+        for i, predict in self.stages(cond):
+            mean, std = self.mean_std(x, predict(x), i)
+            if i >= split:
+                latents.append(x)
+                own, std = std, spread.sampling(std, i - split, cond)
+                x = torch.addcmul(mean, std, noise[:, i + 1])
+                score = spread.likelihood(own, i - split, cond)
+                log_probs.append(gaussian_log_prob(x[:, :count], mean[:, :count], score))
+            else:
+                x = torch.addcmul(mean, std, noise[:, i + 1])
+        return Chain(torch.stack([*latents, x], dim=1), torch.stack(log_probs, dim=1))
+
+    def transition(self, cond: Tensor, x: Tensor, k: Tensor, *, frozen: bool = False) -> tuple[Tensor, Tensor]:
+        """See DenoisingPolicy."""
+        prediction = self.prediction(cond, x, k, frozen=frozen)
+        return self.mean_std(x, prediction, k + len(self.times) - self.tuned_steps)
+
+    def prediction(self, cond: Tensor, x: Tensor, k: Tensor, *, frozen: bool = False) -> Tensor:
+        """[M H Da] what the network says at latents x [M H Da] of fine-tuned steps k [M]; see `transition`."""
+        network = self.network if frozen else self.tuned
+        assert network is not None
+        # A product with one-hot rows: its gradient is a product too, where an indexed gradient would be a slow scatter.
+        chosen = nn.functional.one_hot(k, self.tuned_steps).to(x.dtype)
+        times = self.times[-self.tuned_steps :]
+        return network.denoise(x, torch.addmm(network.embed_cond(cond), chosen, network.embed_time(times)))
+
+    def check_noise(self, spread: ChainNoise) -> None:
+        """See DenoisingPolicy."""
+        k = torch.arange(self.tuned_steps, device=self.times.device)
+        shape = (self.tuned_steps, self.spec.horizon, self.spec.action.dim)
+        zero = self.times.new_zeros(shape)
+        _, std = self.mean_std(zero, zero, k + len(self.times) - self.tuned_steps)
+        cond = self.times.new_zeros(self.tuned_steps, self.cond_dim)
+        for deviation in (spread.sampling(std, k, cond), spread.likelihood(std, k, cond)):
+            check_stochastic(deviation.expand(shape))
 
     def draw(self, cond: Tensor, noise: Tensor | None) -> Tensor:
         """`noise` [B *noise_shape] as given, or from torch's global generator."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from robopolicy.errors import CheckpointError, ConfigError
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.denoising import ChunkDenoiser, Common, stratified
+from robopolicy.schema import Fraction
 from robopolicy.spec import PolicySpec
 
 Prediction = Literal["epsilon", "sample", "v_prediction"]
@@ -26,12 +27,13 @@ class DiffusionPolicy(ChunkDenoiser):
     deterministic function of x, so likelihoods stay exact, and no action lies beyond the normaliser's range anyway.
 
     Noise: [S+1 H Da] for DDPM (the initial latent, then one array a step; the last has no effect because the last
-    step's deviation is zero), [H Da] for DDIM.
+    step's deviation is zero), [H Da] for DDIM with η = 0.
 
     Args:
         denoising_steps: K, the length of the training schedule.
         prediction: what the network predicts: the noise ε, the clean chunk, or v = √ᾱ·ε − √(1−ᾱ)·x₀.
-        sampler: "ddpm", or "ddim" (Song et al. 2021, η = 0) with ε taken from the clamped x̂₀.
+        sampler: "ddpm", or "ddim" (Song et al. 2021) with ε taken from the clamped x̂₀.
+        eta: of DDIM; 0 is deterministic, 1 draws as DDPM does.
         sampling_steps: S ≤ K, K when None; evenly spaced from the noisiest step downwards ("trailing", Lin et al.
             2024), so that sampling starts where x is pure noise.
         schedule: diffusers' `beta_schedule`.
@@ -50,26 +52,28 @@ class DiffusionPolicy(ChunkDenoiser):
         denoising_steps: int = 10,
         prediction: Prediction = "epsilon",
         sampler: Sampler = "ddpm",
+        eta: Fraction = 0.0,
         sampling_steps: int | None = None,
         schedule: Literal["squaredcos_cap_v2", "linear", "scaled_linear"] = "squaredcos_cap_v2",
         clip: float = 1.0,
         **common: Unpack[Common],
     ) -> None:
-        super().__init__(spec, normalizer, **common)
         count = denoising_steps if sampling_steps is None else sampling_steps
+        super().__init__(spec, normalizer, count, **common)
         if not 1 <= count <= denoising_steps:
             raise ConfigError(f"sampling_steps must lie between 1 and denoising_steps={denoising_steps}, found {count}")
         scheduler = DDPMScheduler(denoising_steps, beta_schedule=schedule, timestep_spacing="trailing")
         scheduler.set_timesteps(count)
-        self.prediction, self.clip = prediction, clip
+        self.target, self.clip = prediction, clip
         self.denoising_steps = denoising_steps
         self.noise_shape = (spec.horizon, spec.action.dim)
-        if sampler == "ddpm":
+        eta = 1.0 if sampler == "ddpm" else eta
+        if eta:
             self.noise_shape = (count + 1, *self.noise_shape)
         alpha_bar = scheduler.alphas_cumprod
         self.register_buffer("alpha_bar", alpha_bar)  # [K] ᾱ, from the least noisy step to the noisiest
         self.register_buffer("times", scheduler.timesteps / denoising_steps, persistent=False)  # [S] in [0, 1)
-        table = step_table(alpha_bar, scheduler.timesteps, prediction=prediction, eta=float(sampler == "ddpm"))
+        table = step_table(alpha_bar, scheduler.timesteps, prediction=prediction, eta=eta)
         self.register_buffer("steps", table[:, :, None, None], persistent=False)  # [5 S 1 1]
         self.register_load_state_dict_pre_hook(_check_schedule)
 
@@ -83,7 +87,7 @@ class DiffusionPolicy(ChunkDenoiser):
             "epsilon": lambda: noise,
             "sample": lambda: action,
             "v_prediction": lambda: signal * noise - spread * action,
-        }[self.prediction]()
+        }[self.target]()
         return signal * action + spread * noise, step / self.denoising_steps, target
 
     def mean_std(self, x: Tensor, prediction: Tensor, index: int | Tensor) -> tuple[Tensor, Tensor]:
@@ -96,18 +100,6 @@ class DiffusionPolicy(ChunkDenoiser):
         from_x, from_prediction, c0, c1, std = self.steps[:, index]
         x0 = torch.addcmul(from_x * x, from_prediction, prediction).clamp(-self.clip, self.clip)
         return torch.addcmul(c0 * x0, c1, x), std
-
-    def sample(self, cond: Tensor, *, noise: Tensor | None = None) -> Tensor:
-        """[B H Da] normalised, from cond [B C] and noise [B *noise_shape]."""
-        noise = self.draw(cond, noise)
-        stochastic = noise.ndim == 4
-        x = noise[:, 0] if stochastic else noise
-        from_cond, from_time = self.network.embed_cond(cond), self.network.embed_time(self.times)
-        for i in range(len(self.times)):
-            x, std = self.mean_std(x, self.network.denoise(x, from_cond + from_time[i]), i)
-            if stochastic:
-                x = torch.addcmul(x, std, noise[:, i + 1])
-        return x
 
 
 def step_table(alpha_bar: Tensor, timesteps: Tensor, *, prediction: Prediction, eta: float) -> Tensor:

@@ -18,10 +18,13 @@ class FlowPolicy(ChunkDenoiser):
 
     One convention of time for training, sampling and scoring: t is the share of data, 0 pure noise, 1 the action.
     Sampling takes Euler steps at t = 0, 1/S, …, (S−1)/S; the grid is the buffer `times`, and nothing else computes it
-    (ReinFlow samples and scores on different grids: ALGORITHMS 12.6). Noise: [H Da], the initial latent.
+    (ReinFlow samples and scores on different grids: ALGORITHMS 12.6). Noise: [H Da], the initial latent; with a
+    `noise_level` [S+1 H Da], one array a step besides.
 
     Args:
         sampling_steps: S Euler steps.
+        noise_level: 0: the ordinary differential equation. Above: the stochastic one of the same marginals, whose
+            deviation this scales; see step_table.
         time_distribution: of training times: "uniform", or "beta": 1 − t ~ Beta(1.5, 1), which favours noisy latents
             (π0, Black et al. 2024, appendix B).
         **common: see Common.
@@ -33,15 +36,20 @@ class FlowPolicy(ChunkDenoiser):
         normalizer: Normalizer,
         *,
         sampling_steps: int = 10,
+        noise_level: float = 0.0,
         time_distribution: Literal["uniform", "beta"] = "uniform",
         **common: Unpack[Common],
     ) -> None:
-        super().__init__(spec, normalizer, **common)
         if sampling_steps < 1:
             raise ConfigError(f"sampling_steps must be at least 1, found {sampling_steps}")
+        super().__init__(spec, normalizer, sampling_steps, **common)
         self.time_distribution = time_distribution
         self.noise_shape = (spec.horizon, spec.action.dim)
+        if noise_level:
+            self.noise_shape = (sampling_steps + 1, *self.noise_shape)
         self.register_buffer("times", torch.arange(sampling_steps) / sampling_steps, persistent=False)  # [S]
+        table = step_table(self.times, noise_level)
+        self.register_buffer("steps", table[:, :, None, None], persistent=False)  # [3 S 1 1]
 
     def corrupt(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A point of the line from noise to action at a random time per chunk, and the line's direction."""
@@ -52,10 +60,24 @@ class FlowPolicy(ChunkDenoiser):
         velocity = action - noise
         return torch.addcmul(noise, t[:, None, None], velocity), t, velocity
 
-    def sample(self, cond: Tensor, *, noise: Tensor | None = None) -> Tensor:
-        """[B H Da] normalised, from cond [B C] and noise [B H Da]."""
-        x = self.draw(cond, noise)
-        from_cond, from_time = self.network.embed_cond(cond), self.network.embed_time(self.times)
-        for i in range(len(self.times)):
-            x = torch.add(x, self.network.denoise(x, from_cond + from_time[i]), alpha=1.0 / len(self.times))
-        return x
+    def mean_std(self, x: Tensor, prediction: Tensor, index: int | Tensor) -> tuple[Tensor, Tensor]:
+        """Mean [B H Da] and standard deviation (broadcasts) of the next latent.
+
+        Args:
+            x: [B H Da] latent. prediction: [B H Da], the velocity at `x`.
+            index: sampling step, 0 the noisiest … S−1, one for all or [B].
+        """
+        from_x, from_velocity, std = self.steps[:, index]
+        return torch.addcmul(from_x * x, from_velocity, prediction), std
+
+
+def step_table(times: Tensor, noise_level: float) -> Tensor:
+    """Coefficients [3 S] of each step: mean = a·x + b·velocity, deviation σ·√dt.
+
+    With the score −(x − t·v)/(1−t), which the straight line has, the stochastic equation of the same marginals is
+    dx = [v − ½σ²·(x − t·v)/(1−t)]·dt + σ·dw (Flow-GRPO, Liu et al. 2025, eq. 8; π_RL's Flow-SDE), here with
+    σ² = noise_level²·(1−t)/t and t in that ratio at least one step, since it diverges at pure noise.
+    """
+    t, dt = times.double(), 1.0 / len(times)
+    ratio = noise_level**2 / t.clamp_min(dt)  # σ²/(1−t)
+    return torch.stack([1 - 0.5 * dt * ratio, dt * (1 + 0.5 * t * ratio), (dt * (1 - t) * ratio).sqrt()]).float()

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from robopolicy.networks.encoder import ObservationEncoder
 from robopolicy.networks.mlp import MLP
 from robopolicy.normalize import ACTION, Normalizer
-from robopolicy.policies.base import Policy
+from robopolicy.policies.base import LikelihoodPolicy
+from robopolicy.policies.chain import gaussian_log_prob
 from robopolicy.spec import PolicySpec
 from robopolicy.types import Metrics, Obs
 
 
-class GaussianPolicy(Policy):
+class GaussianPolicy(LikelihoodPolicy):
     """mean [H Da] from the observation; a learned deviation per step and dimension that does not depend on it.
 
     It cannot keep two modes apart: it averages them. Noise: [H Da].
@@ -45,21 +46,31 @@ class GaussianPolicy(Policy):
         self.encoder = ObservationEncoder(
             spec, state_encoder=state_encoder, image_encoder=image_encoder, image_shift=image_shift
         )
-        self.network = network(self.encoder.out_dim, math.prod(self.noise_shape))
+        self.cond_dim = self.encoder.out_dim
+        self.network = network(self.cond_dim, math.prod(self.noise_shape))
         self.log_std = nn.Parameter(torch.full(self.noise_shape, -1.0))
 
     def mean_std(self, obs: Obs, *, augment: bool = False) -> tuple[Tensor, Tensor]:
         """Mean [B H Da] and deviation [H Da] in normalised units."""
-        cond = self.encoder(self.normalizer.observation(obs), augment=augment)
+        return self.density(self.encoder(self.normalizer.observation(obs), augment=augment))
+
+    def density(self, cond: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean [B H Da] and deviation [H Da] in normalised units, from cond [B C]."""
         return self.network(cond).view(-1, *self.noise_shape), self.log_std.exp() + self.min_std
 
-    @torch.no_grad()
-    def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
-        """[B H Da] physical units: the mean, plus the deviation times `noise` unless deterministic."""
-        mean, std = self.mean_std(obs)
-        if not deterministic:
-            mean = mean + std * (torch.randn_like(mean) if noise is None else noise)
-        return self.normalizer.unnormalize(ACTION, mean)
+    def encode(self, obs: Obs) -> Tensor:
+        """See LikelihoodPolicy."""
+        return self.encoder(self.normalizer.observation(obs))
+
+    def draw(self, cond: Tensor, noise: Tensor | None) -> Tensor:
+        """See LikelihoodPolicy."""
+        mean, std = self.density(cond)
+        return mean if noise is None else mean + std * noise
+
+    def log_prob(self, cond: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """See LikelihoodPolicy."""
+        (mean, std), count = self.density(cond), weight.shape[1]
+        return (gaussian_log_prob(x[:, :count], mean[:, :count], std[:count]).mean(-1) * weight).sum(-1)
 
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
         """Negative log-likelihood per element of actions that are not padding."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from robopolicy.errors import SpecError
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import Policy
+from robopolicy.schema import Count, NonNegative, Positive
 from robopolicy.spec import PolicySpec
 from robopolicy.types import BASE_ACTION, STATE, Feature, Obs
 
@@ -39,10 +40,10 @@ class ResidualPolicy(Policy):
         normalizer: Normalizer,
         base: Policy,
         *,
-        hidden: tuple[int, ...] = (256, 256),
-        scale: float = 0.3,
-        gripper_scale: float = 1.0,
-        widen: float = 0.25,
+        hidden: tuple[Count, ...] = (256, 256),
+        scale: Positive = 0.3,
+        gripper_scale: NonNegative = 1.0,
+        widen: NonNegative = 0.25,
     ) -> None:
         super().__init__()
         extra = [k for k in spec.observation if k not in (STATE, BASE_ACTION, "task_index")]

@@ -160,8 +160,8 @@ class Task:
     speed: ClassVar[float] = 1.0  # fraction of the full action step of control="delta_pose" (sim/control.py)
     start: ClassVar[tuple[float, ...]] = tuple(HOME.tolist())  # rad
     start_opening: ClassVar[float] = 2 * FINGER_STROKE  # m between the pads
-    cone: ClassVar[str] = "elliptic"
-    impratio: ClassVar[float] = 5.0
+    cone: ClassVar[str] = "pyramidal"
+    impratio: ClassVar[float] = 1.0
     expert: ClassVar[type[Expert]]
 
     # -- scene ------------------------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Task:
 <mujoco model="{self.name}">
   <compiler angle="radian" autolimits="true"/>
   <option timestep="{self.timestep}" integrator="implicitfast" cone="{self.cone}" impratio="{self.impratio}">
-    <flag island="disable"/>
+    <flag island="disable" warmstart="disable"/>
   </option>
   <statistic meaninertia="0.35"/>
   <size memory="4M"/>

@@ -132,8 +132,8 @@ class PegEasy(Task):
         at.yaw.place(qpos, draw["hole_yaw"])
 
     def tip(self, at: Hole, scene: Scene) -> Tip:
-        hand_z = forward(scene.qpos[:, :ARM_DOF]).axes[2]  # a pressed hand tilts, and the tip moves by millimetres
-        return Tip(scene.tcp + self.reach * hand_z.T, scene.yaw)
+        hand_z = forward(scene.qpos[:, :ARM_DOF]).axes[:, 2]  # a pressed hand tilts, and the tip moves by millimetres
+        return Tip(scene.tcp + self.reach * hand_z, scene.yaw)
 
     def _mouth(self, at: Hole, scene: Scene) -> Array:
         """[M 3] m, the middle of the hole's upper rim."""
@@ -171,6 +171,8 @@ class Peg(PegEasy):
 
     name = "peg"
     expert = SlipExpert
+    # Held by friction alone: a pyramid's facets and a soft grip would let it creep out of the fingers.
+    cone, impratio = "elliptic", 5.0
 
     def bodies(self) -> str:
         peg = f'<body name="peg" pos="0.5 0 0.1"><freejoint name="peg"/>{self._peg("0 0 0", _FREE_BITS)}</body>'
@@ -190,11 +192,11 @@ class Peg(PegEasy):
     def reset(self, at: Hole, draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
         super().reset(at, draw, qpos, extra)
         frame = forward(qpos[:, :ARM_DOF])
-        x, y, z = frame.axes
+        x, y, z = frame.axes.transpose(1, 2, 0)  # [3 M] each
         cos, sin = np.cos(draw["tilt"]), np.sin(draw["tilt"])
         x, z = cos * x - sin * z, cos * z + sin * x
         # The peg points up, the hand down.
-        pos = frame.pos + (self.reach - self.peg_length / 2 + draw["slide_z"]) * z + draw["slide_x"] * x
+        pos = frame.pos.T + (self.reach - self.peg_length / 2 + draw["slide_z"]) * z + draw["slide_x"] * x
         qpos[:, at.peg.q : at.peg.q + 3] = pos.T
         quat = np.empty(4)
         for i, matrix in enumerate(np.stack([x, -y, -z], axis=-1).transpose(1, 0, 2)):

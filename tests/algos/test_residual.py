@@ -7,12 +7,14 @@ import torch
 
 from robopolicy.algos.residual import ResidualTD3
 from robopolicy.data.replay import Batch, Replay
+from robopolicy.errors import ConfigError
 from robopolicy.loops.off_policy import off_policy
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.residual import ResidualPolicy
 from robopolicy.types import BASE_ACTION, STATE
 from robopolicy.wrappers import wrap_for
+from tests.evaluate.points import DivergingPoint
 from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy
 
 GAMMA = 0.95
@@ -91,9 +93,10 @@ def test_critic_only_updates_leave_the_policy_alone_and_updates_leave_the_base_a
     assert not any(p.requires_grad for p in policy.base.parameters())
 
 
-def test_penalty_falls_linearly_and_holds_the_policy_at_the_base():
+def test_penalty_falls_geometrically_and_holds_the_policy_at_the_base():
+    assert make(penalty=0.0)[1].penalty_weight(50) == 0.0
     policy, algo, _ = make(penalty=2.0, penalty_final=0.5, penalty_steps=100)
-    assert [algo.penalty_weight(s) for s in (0, 50, 100, 500)] == [2.0, 1.25, 0.5, 0.5]
+    assert [algo.penalty_weight(s) for s in (0, 50, 100, 500)] == [2.0, 1.0, 0.5, 0.5]
     sizes = {}
     for penalty in (0.0, 1e4):
         policy, algo, _ = make(penalty=penalty, actor_lr=1e-2)
@@ -156,10 +159,66 @@ def test_resume_gives_the_same_run_bit_for_bit():
     assert torch.equal(a["replay"]["store"]["reward"], b["replay"]["store"]["reward"])
 
 
+class Filtered(DivergingPoint):
+    """Diverges now and then; a filter steps in where x > 0."""
+
+    def step(self, action):
+        step = super().step(action)
+        return step._replace(info={"intervened": step.next_obs[STATE][:, 0] > 0})
+
+
+def test_a_resumed_run_logs_the_same_lines():
+    def lines(checkpoints):
+        _, algo, _ = make()
+        tracker = NoTracker()
+        # An update every 50 steps: each one's numbers are logged more than once.
+        result = loop(algo, wrap_for(algo.policy, Filtered(8)), checkpoints, tracker=tracker, total_steps=600,
+                      save_every=248, updates_per_step=0.02, log_every=16)  # fmt: skip
+        times = ("train/seconds", "train/steps_per_s")
+        return result, [(step, {k: v for k, v in row.items() if k not in times}) for step, row in tracker.rows]
+
+    whole, half = MemoryCheckpoints(), MemoryCheckpoints()
+    result, want = lines(whole)
+    half.saved[248] = whole.saved[248]
+    assert lines(half)[1] == [(step, row) for step, row in want if step > 248]
+    diverged = int((~whole.latest()["replay"]["store"]["valid"]).sum())
+    assert result["train_diverged"] == want[-1][1]["train/diverged"] == diverged > 0, "counted since the run began"
+    assert 0.0 < want[-1][1]["train/intervened"] < 1.0
+
+
+def test_states_of_an_earlier_version_go_on():
+    _, algo, env = make()
+    checkpoints = MemoryCheckpoints()
+    loop(algo, env, checkpoints, total_steps=200)
+    state = checkpoints.latest()
+    state["recent"] = state.pop("tally")["recent"]
+    del state["metrics"]
+    assert loop(algo, env, checkpoints, total_steps=400)["steps"] == 400
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 8, 100])
+def test_critic_only_updates_come_first_once_there_is_enough_to_sample(warmup_steps):
+    _, algo, env = make()
+    update, seen = algo.update, []
+    algo.update = lambda batch, learned_steps: seen.append(learned_steps) or update(batch, learned_steps=learned_steps)
+    loop(algo, env, MemoryCheckpoints(), warmup_steps=warmup_steps)
+    assert seen[:20] == [None] * 20
+    assert None not in seen[20:]
+
+
+def test_a_target_over_more_heads_than_there_are_is_refused():
+    with pytest.raises(ConfigError, match=r"algo\.target_subset: expected at most algo\.critic\.heads=3, found 4"):
+        make(target_subset=4)
+
+
 def test_evaluations_happen_on_schedule():
     _, algo, env = make()
     tracker, seen = NoTracker(), []
-    score = lambda policy, step: seen.append(step) or {"x": step}  # noqa: E731
+
+    def score(policy, step):
+        seen.append(step)
+        return {"x": step}
+
     loop(algo, env, MemoryCheckpoints(), tracker=tracker, eval_every=200, evaluate=score)
     assert seen == [0, 200, 400]
     assert [s for s, row in tracker.rows if "eval/x" in row] == [0, 200, 400]

@@ -172,3 +172,10 @@ def test_envs_that_break_the_contract_are_named(env, message):
 def test_repeated_seeds_are_refused():
     with pytest.raises(SpecError, match="must all differ, 2 do"):
         evaluate(noisy(), PointEnv(2), SEEDS[[0, 1, 0]])
+
+
+def test_looking_leaves_training_modes_as_they_were():
+    policy, base = noisy(), noisy()
+    policy.train().register_module("frozen", base.eval())
+    evaluate(policy, PointEnv(4), SEEDS[:4])
+    assert policy.training and not base.training

@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import pkgutil
+import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import torch
 
 from robopolicy.checkpoint import Checkpointer, load_policy
 from robopolicy.cli import main
+from robopolicy.data.lerobot import load_episodes
 from robopolicy.storage import read_state
 from robopolicy.tracking import Tracker
 from sim.engine import Physics
@@ -27,6 +31,10 @@ BC = ("policy=gaussian", "loop.steps=60", "loop.save_every=20", "loop.log_every=
       "loop.batch_size=16")  # fmt: skip
 RESIDUAL = ("algo=residual_fast", "num_envs=4", "loop.total_steps=240", "loop.warmup_steps=40", "loop.save_every=80",
             "loop.critic_only_updates=4", "loop.log_every=20", "loop.eval_every=100", "loop.batch_size=16")  # fmt: skip
+DIFFUSION = ("policy=diffusion", "loop.steps=20", "loop.batch_size=16", "loop.save_every=0", "horizon=4",
+             "n_action_steps=2")  # fmt: skip
+DPPO = ("algo=dppo", "num_envs=4", "loop.total_steps=240", "loop.rollout_steps=10", "loop.save_every=80",
+        "loop.eval_every=160", "algo.epochs=2", "algo.minibatch=64", "policy.tuned_steps=4")  # fmt: skip
 
 # `robopolicy …`, held at a given place of the training until it is killed.
 HELD = """
@@ -55,7 +63,7 @@ def writing(state, folder):
 tracking.Tracker.log, checkpoint.write_state = logging, writing
 sys.exit(cli.main(arguments))
 """
-VARIES = {"wall_s", "train_s", "train/seconds", "train/steps_per_s"}  # measured times
+VARIES = re.compile(r"(train/)?(steps_per_s|seconds|.*_s)")  # measured times
 
 
 def killed(place: str, step: int, *arguments: str) -> None:
@@ -80,7 +88,7 @@ def outcome(run: Path) -> tuple[Any, dict[str, torch.Tensor], list[dict[str, flo
     state = read_state(path)
     state["training"].pop("train_s", None)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    rows = [{k: v for k, v in row.items() if k not in VARIES} for row in rows]
+    rows = [{k: v for k, v in row.items() if not VARIES.fullmatch(k)} for row in rows]
     return state, dict(load_policy(run).state_dict()), rows
 
 
@@ -96,26 +104,32 @@ def differences(a: Any, b: Any, where: str = "") -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Demonstrations, and runs of both loops that nothing disturbs; the second refines what the first has learned."""
+    """Demonstrations, and runs of all loops that nothing disturbs; the later ones refine what the first has learned."""
     folder = tmp_path_factory.mktemp("resume")
     data, base = f"dataset={folder / 'data'}", f"base={folder / 'bc'}"
     assert main(["demos", "task=reach", f"out={folder / 'data'}", "episodes=3", "num_envs=4"]) == 0
     assert main([*COMMON, *BC, data, f"run_dir={folder / 'bc'}"]) == 0
     assert main([*COMMON, *RESIDUAL, data, base, f"run_dir={folder / 'residual'}"]) == 0
+    assert main([*COMMON, *DIFFUSION, data, f"run_dir={folder / 'diffusion'}"]) == 0
+    assert main([*COMMON, *DPPO, f"base={folder / 'diffusion'}", f"run_dir={folder / 'dppo'}"]) == 0
     return folder
 
 
 def command(folder: Path, whole: str, run: Path) -> list[str]:
     """What trained `whole`, in another run directory."""
-    base = [f"base={folder / 'bc'}"] if whole == "residual" else []
-    options = {"bc": BC, "residual": RESIDUAL}[whole]
+    base = {"bc": [], "residual": [f"base={folder / 'bc'}"], "dppo": [f"base={folder / 'diffusion'}"]}[whole]
+    options = {"bc": BC, "residual": RESIDUAL, "dppo": DPPO}[whole]
     return [*COMMON, *options, f"dataset={folder / 'data'}", *base, f"run_dir={run}"]
 
 
 @pytest.mark.parametrize(
     ("whole", "places"),
-    [("bc", [("training", 30)]), ("residual", [("training", 120), ("writing", 160)])],
-    ids=["offline", "off_policy"],
+    [
+        ("bc", [("training", 30)]),
+        ("residual", [("training", 120), ("writing", 160)]),
+        ("dppo", [("training", 120), ("writing", 160)]),
+    ],
+    ids=["offline", "off_policy", "on_policy"],
 )
 def test_killed_and_resumed_equals_uninterrupted(folder: Path, whole: str, places: list[tuple[str, int]]) -> None:
     run = folder / f"{whole}_killed"
@@ -127,7 +141,9 @@ def test_killed_and_resumed_equals_uninterrupted(folder: Path, whole: str, place
     assert not list((run / "checkpoints").glob(".*")), "leftovers of the killed write are removed"
 
 
-@pytest.mark.parametrize(("whole", "step"), [("bc", 30), ("residual", 120)], ids=["offline", "off_policy"])
+@pytest.mark.parametrize(
+    ("whole", "step"), [("bc", 30), ("residual", 120), ("dppo", 120)], ids=["offline", "off_policy", "on_policy"]
+)
 def test_ctrl_c_saves_says_how_to_go_on_and_loses_nothing(
     folder: Path, whole: str, step: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,6 +163,88 @@ def test_ctrl_c_saves_says_how_to_go_on_and_loses_nothing(
     assert differences(outcome(folder / whole), outcome(run)) == []
 
 
+# A training, what is called in it at the moment of Ctrl-C, at which of its calls, and the step saved thereupon.
+MOMENTS = [
+    ("bc", "robopolicy.loops.offline.Batches", 1, 1),
+    ("bc", "robopolicy.algos.bc.BC.update", 5, 5),
+    ("bc", "robopolicy.train.evaluate", 1, 25),
+    ("bc", "robopolicy.checkpoint.write_state", 1, 20),
+    ("residual", "robopolicy.loops.off_policy.base_actions", 1, 0),
+    ("residual", "robopolicy.train.evaluate", 1, 0),
+    ("residual", "robopolicy.train.evaluate", 2, 100),
+    ("residual", "robopolicy.algos.residual.ResidualTD3.update", 1, 40),
+    ("residual", "robopolicy.checkpoint.write_state", 1, 80),
+]
+
+
+@pytest.mark.parametrize(("whole", "where", "call", "step"), MOMENTS)
+def test_ctrl_c_at_any_moment_loses_nothing(
+    folder: Path, tmp_path: Path, whole: str, where: str, call: int, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function, calls = pkgutil.resolve_name(where), itertools.count(1)
+
+    def interrupted(*args: Any, **kw: Any) -> Any:
+        if next(calls) == call:
+            signal.raise_signal(signal.SIGINT)
+        return function(*args, **kw)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, interrupted)
+        assert main(command(folder, whole, tmp_path)) == 130
+    assert Checkpointer(tmp_path).step == step
+    assert main(command(folder, whole, tmp_path)) == 0
+    assert differences(outcome(folder / whole), outcome(tmp_path)) == []
+
+
+@pytest.mark.parametrize(("whole", "step"), [("bc", 10), ("residual", 60)])
+def test_ended_before_its_first_checkpoint_it_begins_anew(
+    folder: Path, tmp_path: Path, whole: str, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Tracker.log
+
+    def die(self: Tracker, metrics: dict[str, float], at: int) -> None:
+        log(self, metrics, at)
+        if at >= step:
+            raise KeyboardInterrupt  # as a second Ctrl-C, which does not wait
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tracker, "log", die)
+        assert main(command(folder, whole, tmp_path)) == 130
+    assert Checkpointer(tmp_path).step is None
+    assert main(command(folder, whole, tmp_path)) == 0
+    assert differences(outcome(folder / whole), outcome(tmp_path)) == []
+
+
+@pytest.mark.parametrize("whole", ["bc", "residual"])
+def test_repeating_a_finished_training_changes_nothing(folder: Path, whole: str) -> None:
+    def files() -> dict[str, bytes]:
+        found = [f for f in (folder / whole).rglob("*") if f.is_file() and f.name != "provenance.json"]
+        return {str(f): f.read_bytes() for f in found}
+
+    before = files()
+    assert main(command(folder, whole, folder / whole)) == 0
+    assert files() == before
+
+
+def test_other_data_than_it_began_with_is_refused_before_weights_load(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def another(*args: Any, **kw: Any) -> Any:
+        episodes = load_episodes(*args, **kw)
+        action = episodes.action_spec
+        return replace(episodes, action_spec=replace(action, high=(1.0, *action.high[1:])), dt=0.5)
+
+    run = folder / "bc"
+    before = (run / "spec.json").read_text(), (run / "metrics.jsonl").read_text()
+    monkeypatch.setattr("robopolicy.train.load_episodes", another)
+    monkeypatch.setattr("robopolicy.train.load_weights", None)
+    assert main(command(folder, "bc", run)) == 1
+    said = capsys.readouterr().err
+    assert "data and env are not those that the run began with:\n  - action.high: 0.02 → 1.0\n  - dt: was 0.05" in said
+    assert "or give a new run_dir" in said
+    assert ((run / "spec.json").read_text(), (run / "metrics.jsonl").read_text()) == before
+
+
 def test_a_simulation_that_diverges_costs_its_episodes_and_nothing_else(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,5 +261,38 @@ def test_a_simulation_that_diverges_costs_its_episodes_and_nothing_else(
     assert not bool(state["training"]["replay"]["store"]["valid"].all())
     assert all(bool(torch.isfinite(v).all()) for v in (*state["training"]["replay"]["obs"].values(), *weights.values()))
     assert sum(row.get("eval/diverged", 0.0) for row in rows) > 0
+    lost = [row["train/diverged"] for row in rows if "train/diverged" in row]
+    assert lost == sorted(lost), "counted since the run began"
+    assert lost[-1] == int((~state["training"]["replay"]["store"]["valid"]).sum())
+    assert f"train_diverged {lost[-1]}," in capsys.readouterr().out
     assert main(["eval", f"checkpoint={run}", "episodes=4", "num_envs=2", "videos=0"]) == 0
     assert "diverged (counted as failures)" in capsys.readouterr().out
+
+
+def test_a_fine_tuned_policy_is_evaluated_compared_and_refined_like_any_other(folder: Path) -> None:
+    tuned = folder / "dppo"
+    assert main(["eval", f"checkpoint={tuned}", "episodes=4", "num_envs=2", "videos=0"]) == 0
+    assert main(["compare", f"a={folder / 'diffusion'}", f"b={tuned}", "episodes=4", "num_envs=2", "videos=0"]) == 0
+    refined = [*COMMON, *RESIDUAL, f"dataset={folder / 'data'}", f"base={tuned}", "loop.total_steps=60"]
+    assert main([*refined, f"run_dir={folder / 'stacked'}"]) == 0
+    base = load_policy(folder / "stacked").base
+    assert base is not None and base.tuned_steps == 4
+    again = ["algo=dppo", "num_envs=4", "loop.total_steps=40", "loop.rollout_steps=10", "policy.tuned_steps=4"]
+    assert main([*COMMON, *again, f"base={tuned}", f"run_dir={folder / 'again'}"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["policy.tuned_steps=11"], r"tuned_steps \(K'\) must lie between 0 and the 10 steps"),
+        (["algo.noise.floor=0", "policy.sampling={sampler: ddim}"], "the sampler is deterministic in fine-tuned steps"),
+        (["task=drawer"], "policy and environment do not fit"),
+        (["policy.sampling={clip: 2}"], "change more than the sampler"),
+    ],
+    ids=["steps", "deterministic", "spec", "sampling"],
+)
+def test_what_cannot_be_fine_tuned_is_said_before_training(
+    folder: Path, change: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command(folder, "dppo", tmp_path / "run"), *change]) == 1
+    assert re.search(message, capsys.readouterr().err)

@@ -47,7 +47,7 @@ def test_commands_stay_inside_the_workspace():
     high = env.task.workspace[1]
     for t in range(30):
         env.step(torch.tensor([[0.02, 0.02, 0.02, 0.12, 1.0]]).repeat(4, 1) * (1 if t % 2 else 3))
-    assert (env.controller.pos <= np.array(high)[:, None] + 1e-9).all()
+    assert (env.controller.pos <= np.array(high) + 1e-9).all()
     assert (env.controller.q <= JOINT_HIGH).all()
 
 

@@ -25,23 +25,23 @@ def test_forward_jacobian_and_twist_equal_mujoco():
         data.qpos[:7], data.qvel[:7] = q[i], dq[i]
         mujoco.mj_forward(model, data)
         mujoco.mj_jacSite(model, data, jac[0], jac[1], site)
-        np.testing.assert_allclose(frame.pos[:, i], data.site_xpos[site], atol=1e-9)
-        np.testing.assert_allclose(frame.axes[..., i].T, data.site_xmat[site].reshape(3, 3), atol=1e-9)
-        np.testing.assert_allclose(frame.jac[..., i].T, np.concatenate([jac[0], jac[1]])[:, :7], atol=1e-9)
-        np.testing.assert_allclose(velocity[:, i], np.concatenate([jac[0], jac[1]]) @ data.qvel, atol=1e-9)
+        np.testing.assert_allclose(frame.pos[i], data.site_xpos[site], atol=1e-9)
+        np.testing.assert_allclose(frame.axes[i].T, data.site_xmat[site].reshape(3, 3), atol=1e-9)
+        np.testing.assert_allclose(frame.jac[i].T, np.concatenate([jac[0], jac[1]])[:, :7], atol=1e-9)
+        np.testing.assert_allclose(velocity[i], np.concatenate([jac[0], jac[1]]) @ data.qvel, atol=1e-9)
 
 
 def test_home_points_down_at_the_stated_place():
     frame = forward(HOME[None])
-    np.testing.assert_allclose(frame.pos[:, 0], [0.5, 0, 0.2], atol=1e-3)
-    np.testing.assert_allclose(frame.axes[2, :, 0], [0, 0, -1], atol=1e-3)
+    np.testing.assert_allclose(frame.pos[0], [0.5, 0, 0.2], atol=1e-3)
+    np.testing.assert_allclose(frame.axes[0, 2], [0, 0, -1], atol=1e-3)
     assert abs(yaw_of(frame)[0]) < 1e-3
 
 
 def test_inverse_kinematics_reaches_targets_across_the_workspace_within_limits():
     rng = np.random.default_rng(2)
     n = 200
-    target = np.stack([rng.uniform(0.35, 0.68, n), rng.uniform(-0.28, 0.28, n), rng.uniform(0.02, 0.4, n)])
+    target = np.stack([rng.uniform(0.35, 0.68, n), rng.uniform(-0.28, 0.28, n), rng.uniform(0.02, 0.4, n)], axis=1)
     yaw = rng.uniform(-1.5, 1.5, n)
     q = np.tile(HOME, (n, 1))
     for _ in range(60):
@@ -52,14 +52,14 @@ def test_inverse_kinematics_reaches_targets_across_the_workspace_within_limits()
     frame = forward(q)
     assert np.abs(frame.pos - target).max() < 1e-3
     assert np.abs(yaw_of(frame) - yaw).max() < 5e-3
-    assert frame.axes[2, 2].max() < -0.9999
+    assert frame.axes[:, 2, 2].max() < -0.9999
 
 
 def test_one_row_gives_the_bits_of_many():
     q = random_joints(33)
     whole, part = forward(q), forward(q[7:8])
     for a, b in zip(whole, part, strict=True):
-        assert np.array_equal(a[..., 7:8], b)
+        assert np.array_equal(a[7:8], b)
     target, yaw = whole.pos + 0.01, np.zeros(33)
     a = ik_step(q, whole, target, yaw, dt=0.05)
-    assert np.array_equal(a[7:8], ik_step(q[7:8], part, target[:, 7:8], yaw[7:8], dt=0.05))
+    assert np.array_equal(a[7:8], ik_step(q[7:8], part, target[7:8], yaw[7:8], dt=0.05))

@@ -1,0 +1,152 @@
+"""What every PPO here shares: optimisers, epochs over flat samples, early stop, schedules, and the critic beside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Literal, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.algos.returns import STATS, minibatches, schedule
+from robopolicy.algos.value import Scores, Value
+from robopolicy.errors import RobopolicyError
+from robopolicy.networks.mlp import MLP
+from robopolicy.optim import load_optimizer_state, optimizer_state
+from robopolicy.schema import Count, Fraction, Natural, Positive
+from robopolicy.types import Metrics
+
+Loss = Callable[[Tensor], tuple[Tensor, Tensor]]  # of sample rows [B]: the loss, and its STATS
+
+
+class Options(TypedDict, total=False):
+    """Keywords of every PPO.
+
+    critic: makes V's network; called as critic(size of the encoded observation, 1).
+    gamma: discount per primitive step. gae_lambda: per chunk.
+    epochs, minibatch: passes over the samples, and samples per gradient step.
+    microbatch: a minibatch's gradient is summed up in pieces of at most this size; None: in one.
+    actor_lr, critic_lr: learning rates; lr_schedule, lr_final: of both over the training, and the factor at its end.
+    target_kl: the policy stops learning from a rollout at the first minibatch beyond.
+    critic_warmup: rollouts at the beginning from which the critic alone learns.
+    """
+
+    critic: Callable[[int, int], nn.Module]
+    gamma: Fraction
+    gae_lambda: Fraction
+    epochs: Count
+    minibatch: Count
+    microbatch: Count | None
+    actor_lr: Positive
+    critic_lr: Positive
+    lr_schedule: Literal["constant", "linear", "cosine"]
+    lr_final: Fraction
+    weight_decay: float
+    grad_norm: Positive
+    target_kl: Positive
+    critic_warmup: Natural
+    reward_clip: Positive
+    seed: int
+
+
+class Learner:
+    """Minimises a clipped objective over `parameters`, and the error of V(cond) of size `cond_dim`; see Options."""
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        cond_dim: int,
+        *,
+        critic: Callable[[int, int], nn.Module] = MLP,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        epochs: int = 5,
+        minibatch: int = 2560,
+        microbatch: int | None = None,
+        actor_lr: float = 1e-4,
+        critic_lr: float = 1e-3,
+        lr_schedule: str = "constant",
+        lr_final: float = 0.1,
+        weight_decay: float = 0.0,
+        grad_norm: float = 1.0,
+        target_kl: float = 1.0,
+        critic_warmup: int = 0,
+        reward_clip: float = 10.0,
+        seed: int = 0,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=actor_lr, weight_decay=weight_decay, fused=True)
+        network = critic(cond_dim, 1).to(self.parameters[0].device)
+        self.value = Value(
+            network, gamma=gamma, gae_lambda=gae_lambda, lr=critic_lr, grad_norm=grad_norm, reward_clip=reward_clip
+        )
+        self.epochs, self.minibatch, self.microbatch = epochs, minibatch, microbatch or minibatch
+        self.lr, self.schedule = actor_lr, partial(schedule, lr_schedule, final=lr_final)
+        self.grad_norm, self.target_kl, self.critic_warmup = grad_norm, target_kl, critic_warmup
+        self.generator = torch.Generator().manual_seed(seed)
+        self.updates = 0  # rollouts learned from
+
+    def update(self, samples: Tensor, loss: Loss, cond: Tensor, scores: Scores, *, progress: float) -> Metrics:
+        """All epochs over one rollout: the policy from `samples` [M], the critic from its chunks' `cond` [D C].
+
+        Raises:
+            RobopolicyError: a ratio, loss or gradient is not finite; the policy is as before that minibatch.
+        """
+        learns = self.updates >= self.critic_warmup
+        self.updates += 1
+        factor = self.schedule(progress)
+        self.value.set_lr(factor)
+        self.optimizer.param_groups[0]["lr"] = self.lr * factor
+        sums, count, critic_losses = torch.zeros(len(STATS) + 1, dtype=torch.float64), 0, []
+        for rows, chunks in minibatches(
+            samples, len(cond), size=self.minibatch, epochs=self.epochs, generator=self.generator
+        ):
+            critic_losses.append(self.value.learn(cond[chunks], scores.target[chunks]))
+            if learns:
+                stats = self.step(rows, loss)
+                sums, count = sums + stats, count + 1
+                learns = float(stats[0]) <= self.target_kl
+        means = dict(zip((*STATS, "grad_norm"), (sums / max(1, count)).tolist(), strict=True))
+        return means | {
+            "actor_steps": count, "lr": self.lr * factor, "critic_loss": sum(critic_losses) / len(critic_losses),
+            "explained_variance": scores.explained, "reward_scale": self.value.reward_scale.deviation,
+            "chunks": len(cond),
+        }  # fmt: skip
+
+    def step(self, rows: Tensor, loss: Loss) -> Tensor:
+        """One gradient step on samples `rows`; STATS and the gradient's norm."""
+        self.optimizer.zero_grad(set_to_none=True)
+        stats = torch.zeros(len(STATS), device=rows.device)
+        for part in rows.split(self.microbatch):
+            value, found = loss(part)
+            (value * (len(part) / len(rows))).backward()
+            stats = stats + found * (len(part) / len(rows))
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.grad_norm)
+        found = torch.cat([stats, norm[None]]).double().cpu()
+        if not bool(found.isfinite().all()):
+            named = ", ".join(f"{k} {v:.3g}" for k, v in zip((*STATS, "grad_norm"), found.tolist(), strict=True))
+            raise RobopolicyError(
+                f"PPO: not everything is finite in update {self.updates}: {named}. Lower actor_lr, raise the noise "
+                "floor, or look for NaN in the base and its normaliser."
+            )
+        self.optimizer.step()
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "parameters": [p.detach().clone() for p in self.parameters],
+            "value": self.value.state_dict(),
+            "optimizer": optimizer_state(self.optimizer),
+            "generator": self.generator.get_state(),
+            "updates": self.updates,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for parameter, saved in zip(self.parameters, state["parameters"], strict=True):
+            parameter.copy_(saved)
+        self.value.load_state_dict(state["value"])
+        load_optimizer_state(self.optimizer, state["optimizer"])
+        self.generator.set_state(state["generator"])
+        self.updates = int(state["updates"])

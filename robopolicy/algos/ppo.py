@@ -1,0 +1,85 @@
+"""Plain PPO (Schulman et al. 2017) on chunks, for policies whose density is known: Gaussian and mixture.
+
+The baseline beside DPPO: the same loop, critic, advantages and mean over executed elements, one sample a chunk.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple, Unpack
+
+import torch
+from torch import Tensor
+
+from robopolicy.algos.learner import Learner, Options
+from robopolicy.algos.returns import clipped_loss
+from robopolicy.algos.value import Scores
+from robopolicy.data.rollout import Record, Rollout
+from robopolicy.normalize import ACTION
+from robopolicy.policies.base import LikelihoodPolicy
+from robopolicy.schema import Positive
+from robopolicy.types import Metrics, Obs
+
+
+class Chunks(NamedTuple):
+    """D chunks of a rollout."""
+
+    cond: Tensor  # [D C]
+    x: Tensor  # [D H Da] normalised, as drawn
+    log_prob: Tensor  # [D] mean over executed elements, before the update
+    scores: Scores  # [D]
+
+
+class PPO:
+    """Fine-tunes everything of `policy` but its encoder.
+
+    Args:
+        clip: PPO's.
+        **options: see Options.
+    """
+
+    def __init__(self, policy: LikelihoodPolicy, *, clip: Positive = 0.02, **options: Unpack[Options]) -> None:
+        self.policy = policy
+        parameters = policy.density_parameters()
+        self.clip = torch.tensor(clip, device=parameters[0].device)
+        self.learner = Learner(parameters, policy.cond_dim, **options)
+
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        return self.policy.noise_shape
+
+    @torch.no_grad()
+    def explore(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Record]:
+        """See Explorer: an ordinary sample."""
+        cond = self.encode(obs)
+        x = self.policy.draw(cond, noise.to(cond.device))
+        return self.policy.normalizer.unnormalize(ACTION, x).to(noise.device), {"cond": cond, "x": x}
+
+    def encode(self, obs: Obs) -> Tensor:
+        """cond [B C] on the policy's device, from obs [B To ...] on any."""
+        return self.policy.encode({k: v.to(self.clip.device) for k, v in obs.items()})
+
+    @torch.no_grad()
+    def returns(self, rollout: Rollout) -> Chunks:
+        """Advantages and old log-probs."""
+        record = rollout.record
+        scores = self.learner.value.scores(rollout, record["cond"], self.encode, self.policy.spec.n_action_steps)
+        cond, x = record["cond"][scores.keep], record["x"][scores.keep]
+        parts = zip(*(v.split(self.learner.minibatch) for v in (cond, x, scores.weight)), strict=True)
+        return Chunks(cond, x, torch.cat([self.policy.log_prob(*part) for part in parts]), scores)
+
+    def update(self, batch: Chunks, *, progress: float) -> Metrics:
+        """All epochs over one rollout; see Learner.update."""
+        samples = torch.arange(len(batch.cond), device=batch.cond.device)
+        return self.learner.update(samples, partial(self.loss, batch), batch.cond, batch.scores, progress=progress)
+
+    def loss(self, batch: Chunks, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The clipped objective of chunks `rows` [B], and its STATS."""
+        log_prob = self.policy.log_prob(batch.cond[rows], batch.x[rows], batch.scores.weight[rows])
+        return clipped_loss(log_prob - batch.log_prob[rows], batch.scores.advantage[rows], self.clip)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.learner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.learner.load_state_dict(state)

@@ -1,0 +1,161 @@
+"""Arithmetic that on-policy algorithms share: advantages over chunks, PPO's objective, schedules. Pure functions.
+
+Time runs in primitive steps [T N]; decisions (planned chunks, D of them) are ordered by (step, env), as
+`planned.nonzero()` has them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Advantages(NamedTuple):
+    """Of D decisions."""
+
+    advantage: Tensor  # [D]
+    target: Tensor  # [D]: advantage + value, what a critic learns
+    steps: Tensor  # [D] int64: primitive steps of the chunk that were executed
+    valid: Tensor  # [D] bool: False where physics failed during the chunk
+
+
+def gae(
+    *,
+    reward: Tensor,
+    planned: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    valid: Tensor,
+    value: Tensor,
+    last_value: Tensor,
+    final_value: Tensor,
+    gamma: float,
+    lam: float,
+) -> Advantages:
+    """Generalised advantages (Schulman et al. 2016) of chunks of any length, γ per primitive step, λ per chunk.
+
+    δ = Σγⁱrᵢ + γˢ·V' − V over the s steps of a chunk. V' is the value at the env's next decision; 0 where the episode
+    terminated; where it was cut off, the value of the true successor, never that of the next episode's start. The
+    λ-trace stops at either end, and before a chunk in which physics failed.
+
+    Args:
+        reward: [T N]. planned, terminated, truncated, valid: [T N] bool; an env must plan in the first row.
+        value: [D] at each decision. last_value: [N] where the rollout stops.
+        final_value: [F] of the successors of the truncated steps, ordered by (step, env).
+    """
+    width = reward.shape[1]
+    value_at, final_at = torch.zeros_like(reward), torch.zeros_like(reward)
+    value_at[planned], final_at[truncated] = value, final_value
+    out = torch.zeros_like(reward)
+    steps, good = torch.zeros_like(planned, dtype=torch.int64), torch.ones_like(planned)
+    # What follows: value of the next decision (or bootstrap) and its advantage; of the chunk so far: return, discount.
+    following, trace = last_value.clone(), reward.new_zeros(width)
+    total, discount = reward.new_zeros(width), reward.new_ones(width)
+    count, fine = steps.new_zeros(width), good.new_ones(width)
+    for t in range(len(reward) - 1, -1, -1):
+        end = terminated[t] | truncated[t]
+        following = torch.where(end, final_at[t], following)  # 0 where terminated
+        trace, total = trace.masked_fill(end, 0.0), total.masked_fill(end, 0.0)
+        discount, count, fine = discount.masked_fill(end, 1.0), count.masked_fill(end, 0), fine | end
+        total, discount, count, fine = reward[t] + gamma * total, gamma * discount, count + 1, fine & valid[t]
+        now = planned[t]
+        out[t] = total + discount * (following + lam * trace) - value_at[t]
+        steps[t], good[t] = count, fine
+        following = torch.where(now, value_at[t], following)
+        trace = torch.where(now, torch.where(fine, out[t], 0.0), trace)
+        total, discount = total.masked_fill(now, 0.0), discount.masked_fill(now, 1.0)
+        count, fine = count.masked_fill(now, 0), fine | now
+    advantage = out[planned]
+    return Advantages(advantage, advantage + value, steps[planned], good[planned])
+
+
+class RewardScale:
+    """Divides rewards by the running deviation of their discounted return, so that values are of order one.
+
+    Rewards are not centred, which would change the task. Before anything varies the scale is 1.
+    """
+
+    def __init__(self, *, gamma: float, clip: float = 10.0) -> None:
+        self.gamma, self.clip = gamma, clip
+        self.returns = torch.zeros(())  # [N] Σγⁱr of the episode so far, the newest reward with weight 1
+        self.count, self.mean, self.square = 0.0, 0.0, 0.0  # Σ1, mean and Σ(x − mean)² of all returns seen
+
+    @property
+    def deviation(self) -> float:
+        deviation = math.sqrt(self.square / self.count) if self.count else 0.0
+        return deviation if deviation > 1e-8 else 1.0
+
+    def __call__(self, reward: Tensor, ended: Tensor) -> Tensor:
+        """Scaled rewards [T N] of one rollout, whose returns are taken into account first; ended: [T N] bool."""
+        seen = torch.empty_like(reward)
+        for t in range(len(reward)):
+            self.returns = seen[t] = self.gamma * self.returns.to(reward) + reward[t]
+            self.returns = self.returns.masked_fill(ended[t], 0.0)
+        count, mean = seen.numel(), float(seen.double().mean())
+        shift, total = mean - self.mean, self.count + count
+        self.square += float((seen.double() - mean).square().sum()) + shift**2 * self.count * count / total
+        self.mean, self.count = self.mean + shift * count / total, total
+        return (reward / self.deviation).clamp(-self.clip, self.clip)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"returns": self.returns.clone(), "count": self.count, "mean": self.mean, "square": self.square}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.returns = state["returns"].clone()
+        self.count, self.mean, self.square = (float(state[k]) for k in ("count", "mean", "square"))
+
+
+def standardize(x: Tensor) -> Tensor:
+    """Zero mean and unit deviation; all zero where nothing varies: such a batch says nothing about better or worse."""
+    centred = x - x.mean()
+    deviation = centred.square().mean().sqrt()
+    return torch.where(deviation > 1e-8, centred / deviation.clamp_min(1e-8), torch.zeros_like(x))
+
+
+def clip_schedule(steps: int, *, first: float, last: float, rate: float = 3.0) -> Tensor:
+    """[K'] PPO clip of each fine-tuned step, growing exponentially from the noisiest (DPPO, appendix).
+
+    first + (last − first)·(e^{rate·s} − 1)/(e^{rate} − 1) with s = k/(K'−1). A single step takes `last`.
+    """
+    s = torch.linspace(0.0, 1.0, steps, dtype=torch.float64) if steps > 1 else torch.ones(1, dtype=torch.float64)
+    return (first + (last - first) * torch.expm1(rate * s) / math.expm1(rate)).float()
+
+
+def denoising_discount(steps: int, gamma: float) -> Tensor:
+    """[K'] γ^(K'−1−k): how much of the chunk's advantage step k gets; 1 at the last step (DPPO, eq. 5)."""
+    return gamma ** torch.arange(steps - 1, -1, -1, dtype=torch.float32)
+
+
+def clipped_loss(log_ratio: Tensor, advantage: Tensor, clip: Tensor) -> tuple[Tensor, Tensor]:
+    """PPO's loss (Schulman et al. 2017, eq. 7) of [B] samples, and the statistics of STATS [4]."""
+    ratio = log_ratio.exp()
+    loss = -torch.minimum(advantage * ratio, advantage * ratio.clamp(1.0 - clip, 1.0 + clip)).mean()
+    with torch.no_grad():
+        off = ratio - 1.0
+        stats = torch.stack([(off - log_ratio).mean(), (off.abs() > clip).to(off).mean(), off.abs().mean(), loss])
+    return loss, stats
+
+
+STATS = ("kl", "clipped", "ratio_off", "loss")  # KL as mean of r − 1 − ln r; share clipped; mean |r − 1|; loss
+
+
+def minibatches(
+    samples: Tensor, chunks: int, *, size: int, epochs: int, generator: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs (some of `samples`, some of `chunks` rows), all of either once an epoch, in a fresh order each time."""
+    count = max(1, round(len(samples) / size))
+    for _ in range(epochs):
+        order = samples[torch.randperm(len(samples), generator=generator).to(samples.device)]
+        rows = torch.randperm(chunks, generator=generator).to(samples.device)
+        yield from zip(order.tensor_split(count), rows.tensor_split(count), strict=True)
+
+
+def schedule(kind: str, progress: float, *, final: float = 0.0) -> float:
+    """Factor on a learning rate after a share `progress` of the training: from 1 to `final`."""
+    progress = min(1.0, max(0.0, progress))
+    left = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}[kind]
+    return final + (1.0 - final) * left

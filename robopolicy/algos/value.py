@@ -1,0 +1,100 @@
+"""V(observation) of on-policy algorithms: advantages of a rollout, and learning from their targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.algos.returns import RewardScale, gae, standardize
+from robopolicy.data.rollout import Rollout
+from robopolicy.optim import load_optimizer_state, optimizer_state
+from robopolicy.types import Obs
+
+
+class Scores(NamedTuple):
+    """Of the D chunks of a rollout that may be learned from; `keep` says which of all these are."""
+
+    keep: Tensor  # [all chunks] bool: physics did not fail during the chunk
+    advantage: Tensor  # [D] zero mean, unit deviation
+    target: Tensor  # [D]
+    value: Tensor  # [D] before any learning
+    weight: Tensor  # [D Ta] share of each executed step in a mean over the chunk; 0 for an unexecuted tail
+
+    @property
+    def explained(self) -> float:
+        """Share of the targets' variance that the values explain."""
+        left, all = (self.target - self.value).var(correction=0), self.target.var(correction=0)
+        return float(1.0 - left / all.clamp_min(1e-8))
+
+
+class Value:
+    """A network of the encoded observation [B C], its optimiser, and the scale of rewards that it learns in.
+
+    Args:
+        network: V [B 1] of cond [B C].
+        gamma: per primitive step. gae_lambda: per chunk.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        gamma: float,
+        gae_lambda: float,
+        lr: float,
+        grad_norm: float,
+        reward_clip: float = 10.0,
+    ) -> None:
+        self.network, self.parameters = network, list(network.parameters())
+        self.gamma, self.gae_lambda, self.lr, self.grad_norm = gamma, gae_lambda, lr, grad_norm
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=lr, weight_decay=0.0, fused=True)
+        self.reward_scale = RewardScale(gamma=gamma, clip=reward_clip)
+
+    @torch.no_grad()
+    def scores(self, rollout: Rollout, cond: Tensor, encode: Callable[[Obs], Tensor], chunk_steps: int) -> Scores:
+        """Advantages of all chunks, of which `cond` [all chunks, C] are the encoded observations.
+
+        Args:
+            encode: cond [B C] of further observations, on whatever device they are. chunk_steps: Ta.
+        """
+        reward = self.reward_scale(rollout.reward, rollout.terminated | rollout.truncated)
+        value, last, final = (
+            self.network(c)[:, 0].to(reward) for c in (cond, encode(rollout.last_obs), encode(rollout.final_obs))
+        )
+        found = gae(
+            reward=reward, planned=rollout.planned, terminated=rollout.terminated, truncated=rollout.truncated,
+            valid=rollout.valid, value=value, last_value=last, final_value=final, gamma=self.gamma, lam=self.gae_lambda,
+        )  # fmt: skip
+        keep = found.valid
+        executed = torch.arange(chunk_steps, device=keep.device) < found.steps[keep, None]
+        weight = executed / executed.sum(1, keepdim=True)
+        advantage = standardize(found.advantage[keep])
+        parts = (keep, advantage, found.target[keep], value[keep], weight)
+        return Scores(*(part.to(cond.device) for part in parts))
+
+    def learn(self, cond: Tensor, target: Tensor) -> float:
+        """One gradient step on [B C] and [B]; the loss."""
+        loss = nn.functional.mse_loss(self.network(cond)[:, 0], target)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.parameters, self.grad_norm)
+        self.optimizer.step()
+        return float(loss.detach())
+
+    def set_lr(self, factor: float) -> None:
+        self.optimizer.param_groups[0]["lr"] = self.lr * factor
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "network": self.network.state_dict(),
+            "optimizer": optimizer_state(self.optimizer),
+            "reward_scale": self.reward_scale.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.network.load_state_dict(state["network"])
+        load_optimizer_state(self.optimizer, state["optimizer"])
+        self.reward_scale.load_state_dict(state["reward_scale"])

@@ -1,0 +1,114 @@
+"""On-policy training: collect → returns → update → log → checkpoint → evaluate."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from robopolicy.data.rollout import Collector, Explorer, Rollout
+from robopolicy.errors import ConfigError
+from robopolicy.loops.off_policy import Checkpoints, due
+from robopolicy.memory import release_memory
+from robopolicy.schema import Count, Natural
+from robopolicy.types import Metrics, VecEnv
+
+
+class OnPolicy(Explorer, Protocol):
+    """An algorithm that learns from one rollout at a time."""
+
+    def returns(self, rollout: Rollout) -> Any:
+        """Everything about a rollout that does not depend on the weights that `update` changes."""
+        ...
+
+    def update(self, batch: Any, *, progress: float) -> Metrics:
+        """Learn from what `returns` gave; `progress`: share of the training that is done, for schedules."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def on_policy(
+    *,
+    algo: OnPolicy,
+    env: VecEnv,
+    tracker: Any,
+    checkpointer: Checkpoints,
+    evaluate: Callable[[Any, int], Metrics] | None,
+    total_steps: Count,
+    rollout_steps: Count,
+    eval_every: Natural = 0,
+    save_every: Natural = 0,
+) -> Metrics:
+    """Train `algo` for at most `total_steps` primitive env steps over all N envs.
+
+    Args:
+        env: emits [N To ...] and takes primitive actions: HistoryEnv(env).
+        rollout_steps: T primitive steps of every env per iteration; ⌊total_steps / (N·T)⌋ iterations are made.
+        evaluate: called with policy and step every `eval_every` env steps and at the end; not counted as training.
+
+    Returns:
+        `steps`, `train_s` (seconds of collecting and learning) and the last evaluation's metrics.
+
+    Raises:
+        ConfigError: not even one rollout fits into `total_steps`.
+    """
+    per_rollout = env.num_envs * rollout_steps
+    iterations = total_steps // per_rollout
+    if not iterations:
+        raise ConfigError(
+            f"total_steps={total_steps} is less than one rollout of num_envs={env.num_envs} × "
+            f"rollout_steps={rollout_steps} = {per_rollout} primitive steps"
+        )
+    collector = Collector(algo, env)
+    state = checkpointer.latest()
+    done, steps, train_s, result = 0, 0, 0.0, {}
+    evaluated, saved = -1, 0  # env step at which that was done last
+    recent: deque[float] = deque(maxlen=100)  # success of the newest training episodes
+    if state is None:
+        collector.reset()
+    else:
+        algo.load_state_dict(state["algo"])
+        collector.load_state_dict(state["collector"])
+        done, steps, train_s, result = state["done"], state["steps"], state["train_s"], state["result"]
+        evaluated, saved, recent = state["evaluated"], steps, deque(state["recent"], maxlen=100)
+
+    def snapshot() -> dict[str, Any]:
+        return {
+            "algo": algo.state_dict(), "collector": collector.state_dict(), "done": done, "steps": steps,
+            "train_s": train_s, "result": result, "evaluated": evaluated, "recent": list(recent),
+        }  # fmt: skip
+
+    with tracker.progress(total_steps, "on-policy") as progress:
+        while True:
+            last = done == iterations
+            look = due(eval_every, evaluated, steps) or (last and evaluated < steps)
+            if evaluate is not None and eval_every and look:
+                result, evaluated = evaluate(algo.policy, steps), steps
+                tracker.log({f"eval/{k}": v for k, v in result.items()}, steps)
+            if due(save_every, saved, steps) or last or checkpointer.requested:
+                saved = steps
+                checkpointer.save(steps, policy=algo.policy, state=snapshot())
+            if last:
+                return {"steps": steps, "train_s": train_s, **result}
+
+            clock = [time.perf_counter()]
+            rollout = collector.collect(rollout_steps)
+            clock.append(time.perf_counter())
+            batch = algo.returns(rollout)
+            clock.append(time.perf_counter())
+            metrics = algo.update(batch, progress=done / iterations)
+            clock.append(time.perf_counter())
+            done, steps, train_s = done + 1, steps + rollout.steps, train_s + clock[-1] - clock[0]
+
+            recent.extend(rollout.success)
+            progress.update(steps, success=sum(recent) / max(1, len(recent)))
+            numbers = {f"train/{k}": v for k, v in (metrics | rollout.info).items()}
+            if len(recent) == recent.maxlen:  # the first to end are the short ones, which are successes
+                numbers["train/success"] = sum(recent) / len(recent)
+            parts = zip(("collect", "returns", "update"), clock, clock[1:], strict=False)
+            numbers |= {f"train/{name}_s": end - begin for name, begin, end in parts}
+            tracker.log({**numbers, "train/seconds": train_s, "train/steps_per_s": steps / train_s}, steps)
+            release_memory()

@@ -1,0 +1,37 @@
+"""Low-rank adaptation of any network (LoRA, Hu et al. 2022), as parametrisations: its code stays as it is."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+
+class LowRank(nn.Module):
+    """W ↦ W + B·A, both factors of `rank`; B is zero at first. Convolutions are adapted as matrices [out in·kernel]."""
+
+    def __init__(self, weight: Tensor, rank: int) -> None:
+        super().__init__()
+        rows, columns = weight.shape[0], weight[0].numel()
+        rank = min(rank, rows, columns)
+        self.a = nn.Parameter(torch.randn(rank, columns) / math.sqrt(columns))
+        self.b = nn.Parameter(torch.zeros(rows, rank))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + (self.b @ self.a).view_as(weight)
+
+
+def adapt[Network: nn.Module](network: Network, rank: int) -> Network:
+    """`network`, changed in place: all of it trainable (rank 0), or only low-rank changes of its layers' weights."""
+    network.requires_grad_(rank == 0)
+    if rank:
+        for layer in [m for m in network.modules() if isinstance(m, nn.Linear | nn.Conv1d)]:
+            parametrize.register_parametrization(layer, "weight", LowRank(layer.weight, rank))
+    return network
+
+
+def plain_state(key: str) -> str:
+    """The name that a parameter of an adapted network has in the network as it was."""
+    return key.replace("parametrizations.weight.original", "weight")

@@ -1,0 +1,87 @@
+"""MixturePolicy: a mixture of diagonal Gaussians over the whole chunk. Keeps modes apart that a Gaussian averages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.networks.encoder import ObservationEncoder
+from robopolicy.networks.mlp import MLP
+from robopolicy.normalize import ACTION, Normalizer
+from robopolicy.policies.base import LikelihoodPolicy
+from robopolicy.policies.chain import gaussian_log_prob
+from robopolicy.spec import PolicySpec
+from robopolicy.types import Metrics, Obs
+
+
+class MixturePolicy(LikelihoodPolicy):
+    """G chunks and their probabilities from the observation; a learned deviation each that does not depend on it.
+
+    Noise: [H·Da + 1]; the last number chooses the component, by its place in the normal distribution.
+
+    Args:
+        network: makes the network of means and logits from its input and output sizes.
+        components: G.
+        min_std: floor of the deviations, normalised units.
+        state_encoder, image_encoder, image_shift: see ObservationEncoder.
+    """
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        normalizer: Normalizer,
+        *,
+        network: Callable[[int, int], nn.Module] = MLP,
+        components: int = 5,
+        min_std: float = 0.01,
+        state_encoder: Callable[[int], nn.Module] | None = None,
+        image_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
+        image_shift: int = 4,
+    ) -> None:
+        super().__init__()
+        self.spec, self.normalizer, self.min_std = spec, normalizer, min_std
+        self.shape = (components, spec.horizon, spec.action.dim)
+        self.noise_shape = (spec.horizon * spec.action.dim + 1,)
+        self.encoder = ObservationEncoder(
+            spec, state_encoder=state_encoder, image_encoder=image_encoder, image_shift=image_shift
+        )
+        self.cond_dim = self.encoder.out_dim
+        self.network = network(self.cond_dim, math.prod(self.shape) + components)
+        self.log_std = nn.Parameter(torch.full(self.shape, -1.0))
+
+    def components(self, cond: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities [B G], means [B G H Da] and deviations [G H Da], normalised units."""
+        logits, mean = self.network(cond).split([self.shape[0], math.prod(self.shape)], dim=1)
+        return logits.log_softmax(1), mean.view(-1, *self.shape), self.log_std.exp() + self.min_std
+
+    def draw(self, cond: Tensor, noise: Tensor | None) -> Tensor:
+        """See LikelihoodPolicy; None: the mean of the likeliest component."""
+        log_weight, mean, std = self.components(cond)
+        rows = torch.arange(len(cond), device=cond.device)
+        if noise is None:
+            return mean[rows, log_weight.argmax(1)]
+        place = torch.special.ndtr(noise[:, -1:])
+        chosen = (log_weight.exp().cumsum(1) < place).sum(1).clamp_(max=self.shape[0] - 1)
+        return mean[rows, chosen] + std[chosen] * noise[:, :-1].view(-1, *self.shape[1:])
+
+    def log_prob(self, cond: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """See LikelihoodPolicy."""
+        log_weight, mean, std = self.components(cond)
+        count, steps = weight.shape[1], weight.count_nonzero(1)[:, None]
+        each = gaussian_log_prob(x[:, None, :count], mean[:, :, :count], std[:, :count]).sum(-1)  # [B G Ta]
+        joint = (each * (weight > 0)[:, None]).sum(-1)  # [B G]
+        return ((log_weight + joint).logsumexp(1, keepdim=True) / (steps * x.shape[2]))[:, 0]
+
+    def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
+        """Negative log-likelihood per element of actions that are not padding."""
+        action = self.normalizer.normalize(ACTION, batch[ACTION])
+        cond = self.encoder(self.normalizer.observation(batch), augment=True)
+        return -self.log_prob(cond, action, (~batch["action_is_pad"]).to(action.dtype)).mean(), {}
+
+    def encode(self, obs: Obs) -> Tensor:
+        """See LikelihoodPolicy."""
+        return self.encoder(self.normalizer.observation(obs))

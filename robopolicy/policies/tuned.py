@@ -1,0 +1,52 @@
+"""From a base to the policy that reinforcement learning through its denoising chain changes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from robopolicy.build import build_policy
+from robopolicy.errors import ConfigError, SpecError
+from robopolicy.policies.base import LikelihoodPolicy, Policy
+from robopolicy.policies.denoising import ChunkDenoiser
+
+
+def tuned(
+    base: Policy, *, tuned_steps: int = 5, lora_rank: int = 0, sampling: dict[str, Any] | None = None
+) -> ChunkDenoiser | LikelihoodPolicy:
+    """`base` with a copy of its denoiser for the last K' steps; before training it *is* the base.
+
+    The result is a policy like any other of its class: its config says `tuned_steps`, its weights hold both halves.
+    One that is fine-tuned already goes on as it is. A Gaussian or mixture base has no chain: its copy is all.
+
+    Args:
+        base: diffusion or flow policy.
+        tuned_steps: K'. lora_rank: see Common.
+        sampling: changes of the base's sampler: `sampler`, `eta`, `sampling_steps`, `noise_level`. What is fine-tuned
+            is the chain that the policy is later deployed with, so they stay with it.
+
+    Raises:
+        SpecError: the base has no denoising chain. ConfigError: K' > K, or another split than the base's own.
+    """
+    if isinstance(base, LikelihoodPolicy) and not sampling:
+        return copy.deepcopy(base)
+    if not isinstance(base, ChunkDenoiser):
+        raise SpecError(f"base: a diffusion or flow policy has a chain to fine-tune, {type(base).__name__} has not")
+    allowed = {"sampler", "eta", "sampling_steps", "noise_level"}
+    if strange := sorted(set(sampling or {}) - allowed):
+        raise ConfigError(f"policy.sampling: {strange} change more than the sampler; known: {sorted(allowed)}")
+    node: dict[str, Any] = base.config  # type: ignore[assignment]
+    wanted = {**(sampling or {}), "tuned_steps": tuned_steps, "lora_rank": lora_rank}
+    if base.tuned_steps:
+        own = {k: node.get(k) for k in wanted}
+        if own != wanted:
+            raise ConfigError(f"base: is fine-tuned with {own}, and cannot go on with {wanted}; take its own base")
+        return base
+    if tuned_steps < 1:
+        raise ConfigError(f"policy.tuned_steps (K') must be at least 1, found {tuned_steps}")
+    policy = build_policy({**node, **wanted}, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
+    assert isinstance(policy, ChunkDenoiser)
+    state = base.state_dict()
+    policy.load_state_dict({k: state.get(k, v) for k, v in policy.state_dict().items()})
+    policy.begin_tuning()
+    return policy.eval()

@@ -1,0 +1,196 @@
+"""DPPO's update against the published minibatched one, and where an iteration's time goes; evidence as JSON lines.
+
+    python scripts/bench_dppo.py [--quick | --record]
+
+dppo_update_speed     one whole update (all epochs over N·T·K' samples) of the same policy from the same rollout, with
+                      the same networks, optimisers, number and size of minibatches. `Published` is the update as the
+                      paper and the reference describe it, written plainly: old log-probs and values are computed anew
+                      for all samples; every minibatch gathers observations, encodes them for each of its samples,
+                      embeds every sample's time, and learns the value of every sample. Ours is `DPPO.update`.
+                      The sides alternate; `ratio` is the median over rounds of Published's seconds over ours.
+dppo_iteration_split  shares of collection, returns and update in iterations of the loop on pick, as `algo=dppo` is set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import sys
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from torch import Tensor, nn
+
+import sim
+from robopolicy.algos.dppo import DPPO, Samples
+from robopolicy.algos.returns import clipped_loss
+from robopolicy.algos.value import Scores
+from robopolicy.evaluate.evidence import Evidence, measured, write
+from robopolicy.evaluate.statistics import bootstrap
+from robopolicy.loops.on_policy import on_policy
+from robopolicy.networks.mlp import MLP, ResidualMLP
+from robopolicy.normalize import Normalizer
+from robopolicy.policies.chain import gaussian_log_prob
+from robopolicy.policies.diffusion import DiffusionPolicy
+from robopolicy.spec import PolicySpec
+from robopolicy.types import IMAGES, STATE, Feature, Obs
+from robopolicy.wrappers import HistoryEnv
+
+OPTIONS = {"critic": partial(MLP, width=256, depth=3), "epochs": 5, "clip": 0.02, "actor_lr": 3e-4}
+
+
+def make(env: Any, *, images: bool, minibatch: int) -> DPPO:
+    torch.manual_seed(0)
+    observation = {STATE: env.spec.observation[STATE]}
+    if images:
+        observation |= {IMAGES + name: Feature((3, 96, 96), "uint8") for name in ("front", "wrist")}
+    spec = PolicySpec(observation, env.spec.action, env.spec.dt, 1, 8, 4, env.spec.tasks)
+    policy = DiffusionPolicy(
+        spec, Normalizer.from_limits(observation, spec.action), network=partial(ResidualMLP, width=256), tuned_steps=5
+    )
+    return DPPO(policy, minibatch=minibatch, **OPTIONS)
+
+
+def rollout(algo: DPPO, chunks: int) -> tuple[Obs, Samples]:
+    """Random observations [D 1 ...], chains of the policy, advantages at random."""
+    spec = algo.policy.spec
+    obs = {k: torch.randint(0, 256, (chunks, 1, *f.shape), dtype=torch.uint8) if f.dtype == "uint8"
+           else torch.randn(chunks, 1, *f.shape) for k, f in spec.observation.items()}  # fmt: skip
+    parts = [algo.explore({k: v[i : i + 64] for k, v in obs.items()}, torch.randn(len(obs[STATE][i : i + 64]),
+             *algo.noise_shape))[1] for i in range(0, chunks, 64)]  # fmt: skip
+    record = {k: torch.cat([p[k] for p in parts]) for k in parts[0]}
+    weight = torch.full((chunks, spec.n_action_steps), 1.0 / spec.n_action_steps)
+    scores = Scores(torch.ones(chunks, dtype=torch.bool), *torch.randn(3, chunks), weight)
+    return obs, Samples(record["cond"], record["x"].flatten(0, 1), record["log_prob"].mean(-1).flatten(), scores)
+
+
+class Published:
+    """The update of the paper's algorithm 1, minibatch by minibatch over (env step × denoising step) pairs."""
+
+    def __init__(self, algo: DPPO) -> None:
+        self.algo = copy.deepcopy(algo)
+        self.policy, self.learner, self.steps = self.algo.policy, self.algo.learner, self.algo.steps
+
+    def log_prob(self, obs: Obs, batch: Samples, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """[B] log-probs, and the encoded observations [B C] of the samples."""
+        policy, chunk, k = self.policy, rows // self.steps, rows % self.steps
+        with torch.no_grad():  # the encoder is frozen
+            cond = policy.encode({name: v[chunk] for name, v in obs.items()})
+        index = k + len(policy.times) - self.steps
+        x = batch.x[rows + chunk]
+        mean, std = policy.mean_std(x, policy.tuned(x, policy.times[index], cond), index)
+        count = policy.spec.n_action_steps
+        found = gaussian_log_prob(batch.x[rows + chunk + 1][:, :count], mean[:, :count], std.clamp_min(0.1))
+        return found.mean((-1, -2)), cond
+
+    def update(self, obs: Obs, batch: Samples) -> None:
+        learner, size = self.learner, self.learner.minibatch
+        every = torch.arange(len(batch.log_prob))
+        with torch.no_grad():
+            old = torch.cat([self.log_prob(obs, batch, rows)[0] for rows in every.split(size)])
+        for _ in range(learner.epochs):
+            for rows in every[torch.randperm(len(every))].split(size):
+                chunk, k = rows // self.steps, rows % self.steps
+                log_prob, cond = self.log_prob(obs, batch, rows)
+                advantage = batch.scores.advantage[chunk] * self.algo.discount[k]
+                loss, _ = clipped_loss(log_prob - old[rows], advantage, self.algo.clip[k])
+                value = nn.functional.mse_loss(learner.value.network(cond)[:, 0], batch.scores.target[chunk])
+                learner.optimizer.zero_grad(set_to_none=True)
+                learner.value.optimizer.zero_grad(set_to_none=True)
+                (loss + 0.5 * value).backward()
+                nn.utils.clip_grad_norm_(learner.parameters, learner.grad_norm)
+                nn.utils.clip_grad_norm_(learner.value.parameters, learner.grad_norm)
+                learner.optimizer.step()
+                learner.value.optimizer.step()
+
+
+def seconds(work: Any) -> float:
+    began = perf_counter()
+    work()
+    return perf_counter() - began
+
+
+def update_speed(env: Any, *, images: bool, chunks: int, minibatch: int, rounds: int) -> Evidence:
+    ours = make(env, images=images, minibatch=minibatch)
+    theirs = Published(ours)
+    obs, batch = rollout(ours, chunks)
+    pairs = []
+    for i in range(rounds + 1):  # the first round warms up
+        a = seconds(lambda: theirs.update(obs, batch))
+        b = seconds(lambda: ours.update(batch, progress=0.0))
+        pairs += [(a, b)] if i else []
+    found = bootstrap([[a / b] for a, b in pairs], statistic=statistics.median)
+    plain, fast = (statistics.median(side) for side in zip(*pairs, strict=True))
+    about = f"published {plain:.2f} s, ours {fast:.2f} s; {chunks} chunks × K'=5, minibatch {minibatch}, 5 epochs"
+    return measured(id="dppo_update_speed", setting="image" if images else "state", metric="ratio", interval=found,
+                    notes=f"{about}, {torch.get_num_threads()} threads")  # fmt: skip
+
+
+class Lines:
+    """Tracker and checkpoints at once: keeps the metrics, saves nothing."""
+
+    requested = False
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def log(self, metrics: dict[str, float], step: int) -> None:
+        self.rows.append(metrics)
+
+    @contextmanager
+    def progress(self, total: int, description: str) -> Any:
+        yield self
+
+    def update(self, step: int, **numbers: float) -> None: ...
+    def save(self, step: int, **state: Any) -> None: ...
+    def latest(self) -> None: ...
+
+
+def iteration_split(env: Any, iterations: int) -> list[Evidence]:
+    lines, algo = Lines(), make(env, images=False, minibatch=2560)
+    on_policy(algo=algo, env=HistoryEnv(env, 1), tracker=lines, checkpointer=lines, evaluate=None, rollout_steps=80,
+              total_steps=env.num_envs * 80 * (iterations + 1))  # fmt: skip
+    taken = {k: statistics.median(row[f"train/{k}_s"] for row in lines.rows[1:])
+             for k in ("collect", "returns", "update", "env", "act")}  # fmt: skip
+    whole = taken["collect"] + taken["returns"] + taken["update"]
+    notes = {"collect": f"; of it env {taken['env']:.2f} s, policy {taken['act']:.2f} s"}
+    return [
+        measured(id="dppo_iteration_split", setting=k, metric="share", interval=taken[k] / whole,
+                 notes=f"{taken[k]:.2f} s of {whole:.2f} s{notes.get(k, '')}; 128 envs × 80 steps, CPU alone")
+        for k in ("collect", "returns", "update")
+    ]  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small sizes: whether it runs, not how fast")
+    parser.add_argument("--record", action="store_true", help="write into docs/results")
+    parser.add_argument("--threads", type=int, help="torch's")
+    options = parser.parse_args(arguments)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    small = options.quick
+    env = sim.make("pick", num_envs=8 if small else 128, seed=0)
+    found = [
+        update_speed(env, images=False, chunks=64 if small else 2560, minibatch=2560, rounds=2 if small else 7),
+        update_speed(env, images=True, chunks=16 if small else 256, minibatch=500, rounds=2 if small else 5),
+        *iteration_split(env, 1 if small else 5),
+    ]
+    for row in found:
+        print(json.dumps(asdict(row), ensure_ascii=False))
+    if options.record:
+        write(found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

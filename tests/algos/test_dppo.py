@@ -1,0 +1,321 @@
+"""DPPO on a point that must come to the origin: its update, what it leaves alone, its errors, and that it learns."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from robopolicy.algos.bc import BC
+from robopolicy.algos.dppo import DPPO, Samples
+from robopolicy.algos.value import Scores
+from robopolicy.errors import ConfigError, RobopolicyError
+from robopolicy.loops.on_policy import on_policy
+from robopolicy.networks.mlp import MLP, ResidualMLP
+from robopolicy.normalize import Normalizer
+from robopolicy.policies.chain import FloorNoise, LearnedNoise
+from robopolicy.policies.denoising import ChunkDenoiser
+from robopolicy.policies.diffusion import DiffusionPolicy
+from robopolicy.policies.flow import FlowPolicy
+from robopolicy.types import STATE
+from robopolicy.wrappers import wrap_for
+from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy
+
+KINDS: dict[str, tuple[type[ChunkDenoiser], dict[str, Any]]] = {
+    "ddpm": (DiffusionPolicy, {"denoising_steps": 5}),
+    "ddim": (DiffusionPolicy, {"denoising_steps": 5, "sampler": "ddim", "eta": 1.0, "prediction": "sample"}),
+    "flow": (FlowPolicy, {"sampling_steps": 5}),
+}
+
+
+def base(kind: str = "ddpm", **options: Any) -> ChunkDenoiser:
+    torch.manual_seed(0)
+    spec = PointPolicy(chunk=3).spec
+    normalizer = Normalizer.from_limits(spec.observation, spec.action)
+    normalizer._affine(STATE).set(torch.tensor([0.0, 0.0, 500.0, 6.0]), torch.tensor([0.3, 0.3, 500.0, 6.0]))
+    made, fixed = KINDS[kind]
+    network = partial(ResidualMLP, width=32, time_dim=16)
+    return made(spec, normalizer, network=network, **{**fixed, **options})
+
+
+def make(kind: str = "ddpm", *, steps: int = 3, seed: int = 0, source: ChunkDenoiser | None = None, **options: Any):
+    policy = base(kind, tuned_steps=steps)
+    policy.network.load_state_dict((source or base(kind)).network.state_dict())
+    policy.begin_tuning()
+    settings = dict(critic=partial(MLP, width=32, depth=2), gamma=0.95, minibatch=64, epochs=2, seed=seed)
+    return DPPO(policy, **{**settings, **options})
+
+
+def train(algo: DPPO, *, num_envs: int = 8, checkpoints: MemoryCheckpoints | None = None, **options: Any):
+    checkpoints, tracker = checkpoints or MemoryCheckpoints(), NoTracker()
+    settings = dict(total_steps=8 * 12 * 3, rollout_steps=12, evaluate=None)
+    result = on_policy(
+        algo=algo, env=wrap_for(algo.policy, PointEnv(num_envs)), tracker=tracker, checkpointer=checkpoints,
+        **{**settings, **options},
+    )  # fmt: skip
+    return result, tracker, checkpoints
+
+
+def batch_of(algo: DPPO, count: int = 20, dtype: torch.dtype = torch.float32) -> Samples:
+    """Chunks of the algorithm's own, with advantages and targets at random."""
+    generator = torch.Generator().manual_seed(3)
+    normal = partial(torch.randn, generator=generator, dtype=dtype)
+    _, record = algo.explore({STATE: normal(count, 1, 4)}, normal(count, *algo.noise_shape))
+    weight = torch.full((count, 3), 1 / 3, dtype=dtype)
+    keep, advantage, target, value = torch.ones(count, dtype=torch.bool), normal(count), normal(count), normal(count)
+    log_prob = (record["log_prob"] * weight[:, None]).sum(-1).flatten()
+    return Samples(record["cond"], record["x"].flatten(0, 1), log_prob, Scores(keep, advantage, target, value, weight))
+
+
+def weights(module: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def every_row(batch: Samples) -> torch.Tensor:
+    return torch.arange(len(batch.log_prob))
+
+
+# ---- the update ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", [FloorNoise, LearnedNoise])
+@pytest.mark.parametrize("steps", [1, 3, 5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ratio_is_one_in_the_first_minibatch(kind: str, steps: int, noise: Any):
+    for dtype, bound in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
+        algo = make(kind, steps=steps, noise=noise)
+        algo.policy.to(dtype), algo.noise.to(dtype)
+        batch = batch_of(algo, dtype=dtype)
+        _, stats = algo.loss(batch, every_row(batch)[torch.randperm(20 * steps)])
+        assert bool(stats.isfinite().all()) and float(stats[2]) < bound  # mean |ratio − 1|
+        assert float(stats[1]) == 0.0  # nothing is clipped
+
+
+def test_loss_of_a_sample_by_hand():
+    algo = make(steps=3, clip=0.2, clip_first=0.1, denoising_gamma=0.9)
+    batch = batch_of(algo)
+    batch = batch._replace(log_prob=batch.log_prob - 0.15)  # ratio e^0.15 = 1.1618 everywhere
+    for k, clip in enumerate((0.1, 0.1 + 0.1 * 0.182426, 0.2)):
+        row = torch.tensor([5 * 3 + k])
+        advantage = float(batch.scores.advantage[5]) * 0.9 ** (2 - k)
+        bounded = min(1.161834, 1.0 + clip) if advantage > 0 else 1.161834
+        assert algo.loss(batch, row)[0].item() == pytest.approx(-advantage * bounded, rel=1e-3)
+
+
+def test_the_tail_that_was_not_executed_does_not_count():
+    algo = make(steps=2)
+    batch = batch_of(algo)
+    weight = batch.scores.weight.clone()
+    weight[4] = torch.tensor([0.5, 0.5, 0.0])
+    changed = batch.x.clone()
+    changed[4 * 3 + 2, 2] += 1.0  # chunk 4 ends in another third action …
+    changed[4 * 3 + 2, 3] += 1.0  # … and another fourth, which nobody ever executes
+    cut = batch._replace(scores=batch.scores._replace(weight=weight))
+    row = torch.tensor([4 * 2 + 1])
+    assert algo.loss(cut._replace(x=changed), row)[0].item() == algo.loss(cut, row)[0].item()
+    assert algo.loss(batch._replace(x=changed), row)[0].item() != algo.loss(batch, row)[0].item()
+
+
+def test_returns_put_each_step_s_weight_where_it_was_executed():
+    algo = make(steps=2)
+    seen: list[Samples] = []
+    original = algo.update
+    algo.update = lambda batch, progress: (seen.append(batch), original(batch, progress=progress))[1]
+    train(algo, rollout_steps=14, total_steps=8 * 14 * 3)  # episodes of 12 steps are cut off amid chunks of 3
+    for batch in seen[1:2]:
+        weight = batch.scores.weight
+        torch.testing.assert_close(weight.sum(1), torch.ones(len(weight)))
+        assert {tuple(w) for w in weight.mul(6).round().int().tolist()} == {(2, 2, 2), (3, 3, 0), (6, 0, 0)}
+        assert len(batch.log_prob) == 2 * len(batch.cond) and len(batch.x) == 3 * len(batch.cond)
+        assert abs(float(batch.scores.advantage.mean())) < 1e-6
+    # Before the first update, and only then, the stored log-probs are those of the current policy.
+    fresh = make(steps=2)
+    assert float(fresh.loss(seen[0], every_row(seen[0]))[1][2]) < 1e-4
+
+
+def test_gradients_reach_the_copy_and_the_noise_and_nothing_else():
+    algo = make(noise=LearnedNoise)
+    frozen = {k: v.clone() for k, v in algo.policy.state_dict().items() if not k.startswith("tuned.")}
+    tuned, noise, critic = weights(algo.policy.tuned), weights(algo.noise), weights(algo.learner.value.network)
+    train(algo)
+    assert all(torch.equal(v, algo.policy.state_dict()[k]) for k, v in frozen.items())
+    assert not [n for n, p in algo.policy.named_parameters() if p.grad is not None and not n.startswith("tuned.")]
+    assert not torch.equal(tuned, weights(algo.policy.tuned)) and not torch.equal(noise, weights(algo.noise))
+    assert not torch.equal(critic, weights(algo.learner.value.network))
+
+
+def test_pieces_of_a_minibatch_add_up_to_its_gradient():
+    whole, parts = make(anchor=0.5), make(anchor=0.5, microbatch=7)
+    for algo in (whole, parts):
+        with torch.no_grad():  # away from the base, so that the anchor pulls
+            for p in algo.policy.tuned_parameters():
+                p.add_(0.05)
+        batch = batch_of(algo)
+        algo.learner.step(every_row(batch), partial(algo.loss, batch._replace(anchor=algo._frozen_means(batch))))
+    for a, b in zip(whole.learner.parameters, parts.learner.parameters, strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-7)
+
+
+def test_equal_advantages_move_nothing():
+    algo = make()
+    batch = batch_of(algo)
+    before = weights(algo.policy.tuned)
+    algo.update(batch._replace(scores=batch.scores._replace(advantage=torch.zeros(20))), progress=0.0)
+    assert torch.equal(before, weights(algo.policy.tuned))
+
+
+def test_the_critic_warms_up_alone():
+    algo = make(critic_warmup=2)
+    before, critic = weights(algo.policy.tuned), weights(algo.learner.value.network)
+    _, tracker, _ = train(algo, total_steps=8 * 12 * 2)
+    assert torch.equal(before, weights(algo.policy.tuned)) and not torch.equal(
+        critic, weights(algo.learner.value.network)
+    )
+    assert [row["train/actor_steps"] for _, row in tracker.rows] == [0, 0]
+    _, tracker, _ = train(algo, total_steps=8 * 12)
+    assert tracker.rows[0][1]["train/actor_steps"] > 0
+
+
+def test_learning_stops_at_the_target_kl():
+    free, held = make(actor_lr=1e-2, epochs=20), make(actor_lr=1e-2, epochs=20, target_kl=1e-4)
+    steps = [algo.update(batch_of(algo, 64), progress=0.0)["actor_steps"] for algo in (free, held)]
+    assert steps[0] == 20 * 3 and 1 < steps[1] < 20
+
+
+def test_an_anchor_holds_the_policy_at_the_frozen_one():
+    moved = {}
+    for anchor in (0.0, 100.0):
+        algo = make(actor_lr=1e-2, epochs=10, anchor=anchor)
+        batch = batch_of(algo, 64)
+        before = algo._frozen_means(batch)
+        algo.update(batch._replace(anchor=before if anchor else None), progress=0.0)
+        x = batch.x.view(64, 4, 4, 2)[:, :3].flatten(0, 1)
+        mean, _ = algo.policy.transition(batch.cond.repeat_interleave(3, 0), x, torch.arange(3).repeat(64))
+        moved[anchor] = (mean[:, :3] - before).square().mean().item()
+    assert moved[100.0] < 0.2 * moved[0.0]
+
+
+def test_fine_tuning_spreads_from_the_last_step_backwards():
+    algo = make(steps=5, progressive=0.5)
+    assert [algo.first_step(p) for p in (0.0, 0.09, 0.1, 0.25, 0.41, 0.5, 1.0)] == [4, 4, 3, 2, 0, 0, 0]
+    seen: list[int] = []
+    original = algo.loss
+    algo.loss = lambda batch, rows: (seen.extend((rows % 5).tolist()), original(batch, rows))[1]
+    algo.update(batch_of(algo), progress=0.25)
+    assert set(seen) == {2, 3, 4}
+
+
+def test_learning_rates_follow_the_schedule():
+    algo = make(lr_schedule="linear", lr_final=0.5, actor_lr=1e-3)
+    rates = [row["train/lr"] for _, row in train(algo)[1].rows]
+    assert rates == pytest.approx([1e-3, 1e-3 * (1 - 0.5 / 3), 1e-3 * (1 - 1 / 3)])
+
+
+def test_entropy_widens_learned_noise():
+    algo = make(noise=LearnedNoise, entropy=1.0, actor_lr=1e-2, epochs=20)
+    batch = batch_of(algo)
+    algo.update(batch._replace(scores=batch.scores._replace(advantage=torch.zeros(20))), progress=0.0)
+    std = algo.noise.sampling(torch.zeros(()), 0, batch.cond)
+    assert float(std.detach().min()) > 0.115  # from 0.106 towards 0.14
+
+
+# ---- errors --------------------------------------------------------------------------------------------------------
+
+
+def test_a_ratio_that_is_not_finite_is_an_error_and_changes_nothing():
+    algo = make()
+    batch = batch_of(algo)
+    before = weights(algo.policy.tuned)
+    bad = batch.log_prob.clone()
+    bad[7] = -1e6
+    with pytest.raises(RobopolicyError, match=r"not everything is finite in update 1: kl inf.*Lower actor_lr"):
+        algo.update(batch._replace(log_prob=bad), progress=0.0)
+    assert torch.equal(before, weights(algo.policy.tuned))
+
+
+def test_what_cannot_be_trained_is_refused():
+    with pytest.raises(ConfigError, match=r"has 0\. policy=tuned"):
+        DPPO(base())
+    with pytest.raises(ConfigError, match=r"between 0 and the 5 steps.*found 6"):
+        make(steps=6)
+    with pytest.raises(ConfigError, match="deterministic in fine-tuned steps"):
+        make("flow", noise=partial(FloorNoise, floor=0.0))
+    with pytest.raises(ConfigError, match=r"total_steps=50 is less than one rollout .* = 96 primitive"):
+        train(make(), total_steps=50)
+
+
+# ---- the loop ------------------------------------------------------------------------------------------------------
+
+
+def test_total_steps_are_never_exceeded():
+    result, tracker, checkpoints = train(make(), total_steps=8 * 12 * 2 + 95)
+    assert (
+        result["steps"] == 192 and [step for step, _ in tracker.rows] == [96, 192] and list(checkpoints.saved) == [192]
+    )
+
+
+def test_evaluations_happen_on_schedule():
+    seen: list[int] = []
+    score = lambda policy, step: seen.append(step) or {"x": step}  # noqa: E731
+    result, tracker, _ = train(make(), eval_every=150, evaluate=score)
+    assert seen == [0, 192, 288] and result["x"] == 288
+    assert [s for s, row in tracker.rows if "eval/x" in row] == seen
+
+
+@pytest.mark.parametrize("kind", ["ddpm", "flow"])
+def test_resume_gives_the_same_run_bit_for_bit(kind: str):
+    options = dict(total_steps=8 * 12 * 4, save_every=96)
+    noise = LearnedNoise if kind == "flow" else FloorNoise
+    algo = make(kind, noise=noise, lr_schedule="cosine")
+    _, _, whole = train(algo, **options)
+    other = make(kind, noise=noise, lr_schedule="cosine", seed=9)
+    for p in other.learner.parameters:
+        torch.nn.init.normal_(p)
+    half = MemoryCheckpoints()
+    half.saved[192] = copy.deepcopy(whole.saved[192])
+    train(other, checkpoints=half, **options)
+    assert torch.equal(weights(algo.policy), weights(other.policy))
+    assert torch.equal(weights(algo.learner.value.network), weights(other.learner.value.network))
+    a, b = whole.saved[384], half.saved[384]
+    assert torch.equal(a["collector"]["obs"][STATE], b["collector"]["obs"][STATE])
+    assert torch.equal(a["algo"]["generator"], b["algo"]["generator"])
+
+
+# ---- learning ------------------------------------------------------------------------------------------------------
+
+
+def slow_base(kind: str) -> ChunkDenoiser:
+    """Imitates a policy that goes 40% of the way a chunk with much noise: too slow from most starts."""
+    learner = BC(base(kind), steps=500, lr=3e-3, warmup=20)
+    generator = torch.Generator().manual_seed(0)
+    teacher = PointPolicy(gain=0.4, chunk=3)
+    for _ in range(500):
+        state = torch.rand(128, 1, 4, generator=generator) * torch.tensor([1.2, 1.2, 1000, 12]) - torch.tensor(
+            [0.6, 0.6, 0, 0]
+        )
+        action = teacher.act({STATE: state}) + 0.02 * torch.randn(128, 4, 2, generator=generator)
+        learner.update({STATE: state, "action": action, "action_is_pad": torch.zeros(128, 4, dtype=torch.bool)})
+    return learner.policy
+
+
+def success(policy: ChunkDenoiser) -> float:
+    from robopolicy.evaluate.rollout import evaluate
+    from robopolicy.noise import episode_seeds
+
+    return evaluate(policy, PointEnv(64), episode_seeds("validation", 0, 200)).success_rate().value
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize(("kind", "noise"), [("ddpm", FloorNoise), ("flow", LearnedNoise)])
+def test_it_improves_a_slow_base(kind: str, noise: Any):
+    source = slow_base(kind)
+    algo = make(kind, source=source, noise=noise, actor_lr=1e-3, critic_lr=3e-3, clip=0.05, clip_first=0.02, epochs=8,
+                minibatch=512, critic_warmup=1)  # fmt: skip
+    before = success(algo.policy)
+    assert before == pytest.approx(success(source), abs=1e-6), "before training it is the base"
+    train(algo, num_envs=64, rollout_steps=24, total_steps=64 * 24 * 15)
+    after = success(algo.policy)
+    assert before < 0.6 and after > before + 0.3, (before, after)

@@ -1,0 +1,155 @@
+"""The other two algorithms on the on-policy loop: plain PPO, and PolicyFlow."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from robopolicy.algos.policy_flow import PolicyFlow
+from robopolicy.algos.ppo import PPO
+from robopolicy.errors import ConfigError
+from robopolicy.networks.mlp import MLP
+from robopolicy.policies.flow import FlowPolicy
+from robopolicy.policies.gaussian import GaussianPolicy
+from robopolicy.policies.mixture import MixturePolicy
+from robopolicy.types import STATE
+from tests.algos.test_dppo import base, make, success, train, weights
+from tests.fakes import MemoryCheckpoints
+from tests.toy import policy, random_episodes, two_modes
+
+SMALL = {"critic": partial(MLP, width=32, depth=2), "gamma": 0.95, "minibatch": 64, "epochs": 2}
+DENSITIES = {"gaussian": (GaussianPolicy, {}), "mixture": (MixturePolicy, {"components": 3})}
+
+
+def ppo(kind: str, **options: Any) -> PPO:
+    made, fixed = DENSITIES[kind]
+    source = base()
+    torch.manual_seed(0)
+    return PPO(made(source.spec, source.normalizer, network=partial(MLP, width=32), **fixed), **{**SMALL, **options})
+
+
+def policy_flow(**options: Any) -> PolicyFlow:
+    source = make("flow", steps=5).policy
+    assert isinstance(source, FlowPolicy)
+    return PolicyFlow(source, **{**SMALL, **options})
+
+
+def first_batch(algo: Any, **options: Any) -> Any:
+    seen: list[Any] = []
+    original = algo.update
+    algo.update = lambda batch, progress: (seen.append(batch), original(batch, progress=progress))[1]
+    train(algo, **options)
+    algo.update = original
+    return seen[0]
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "mixture", "policy_flow"])
+def test_ratio_is_one_in_the_first_minibatch_and_the_encoder_stays(kind: str):
+    fresh, algo = (policy_flow() if kind == "policy_flow" else ppo(kind) for _ in range(2))
+    before = weights(algo.policy)
+    batch = first_batch(algo, rollout_steps=14, total_steps=8 * 14 * 2)
+    count = len(batch.cond) * (5 if kind == "policy_flow" else 1)
+    loss, stats = fresh.loss(batch, torch.randperm(count))
+    assert float(stats[2]) < 1e-4 and bool(loss.isfinite())
+    assert not torch.equal(before, weights(algo.policy))
+    assert {tuple(w) for w in batch.scores.weight.mul(6).round().int().tolist()} == {(2, 2, 2), (3, 3, 0)}
+
+
+def test_mixture_density_by_hand():
+    made = policy(MixturePolicy, random_episodes(), network=partial(MLP, width=16), components=3).double()
+    torch.nn.init.normal_(made.log_std, std=0.3)
+    cond, x = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 4, 2, dtype=torch.float64)
+    log_weight, mean, std = made.components(cond)
+    for steps in (4, 2):
+        weight = torch.zeros(5, 4, dtype=torch.float64)
+        weight[:, :steps] = 1 / steps
+        want = torch.distributions.MixtureSameFamily(
+            torch.distributions.Categorical(logits=log_weight),
+            torch.distributions.Independent(torch.distributions.Normal(mean[:, :, :steps], std[:, :steps]), 2),
+        ).log_prob(x[:, :steps])
+        torch.testing.assert_close(made.log_prob(cond, x, weight), want / (steps * 2))
+
+
+def test_a_mixture_draws_its_components_as_often_as_it_says():
+    made = policy(MixturePolicy, random_episodes(), network=partial(MLP, width=16), components=3)
+    with torch.no_grad():
+        made.log_std.fill_(-20.0)
+        cond = torch.zeros(20_000, 3)
+        log_weight, mean, _ = made.components(cond)
+        x = made.draw(cond, torch.randn(20_000, *made.noise_shape))
+        nearest = (x[:, None] - mean).flatten(2).norm(dim=2).argmin(1)
+        assert torch.equal(made.draw(cond, None)[0], mean[0, log_weight[0].argmax()])
+    share = torch.bincount(nearest, minlength=3) / 20_000
+    torch.testing.assert_close(share, log_weight[0].exp(), rtol=0, atol=0.02)
+
+
+@pytest.mark.learning
+def test_a_mixture_keeps_two_modes():
+    from robopolicy.algos.bc import BC
+    from robopolicy.loops.offline import offline
+    from tests.fakes import NoTracker
+
+    data = two_modes()
+    made = policy(MixturePolicy, data, network=partial(MLP, width=64), components=4, horizon=2)
+    algo = BC(made, steps=600, lr=3e-3)
+    offline(algo=algo, episodes=data, steps=600, batch_size=256, seed=0, tracker=NoTracker(),
+            checkpointer=MemoryCheckpoints())  # fmt: skip
+    side = algo.policy.act({STATE: torch.randn(500, 1, 3)})[:, 0, 1]
+    assert float((side.abs() - 0.01).abs().mean()) < 0.002
+    assert 0.35 < float((side > 0).float().mean()) < 0.65
+
+
+def test_policy_flow_ratio_by_hand():
+    algo = policy_flow(noise=0.2)
+    batch = first_batch(algo)
+    fresh = policy_flow(noise=0.2)
+    chunk, k = 7, 3
+    moved = batch._replace(velocity=batch.velocity - 0.05)  # as if the new velocity were 0.05 higher than the old one
+    extra = batch.extra[chunk]
+    log_ratio = ((-0.5 * ((extra - 0.05) / 0.2).square() + 0.5 * (extra / 0.2).square()).mean()).item()
+    _, stats = fresh.loss(moved, torch.tensor([chunk * 5 + k]))
+    assert float(stats[2]) == pytest.approx(abs(torch.tensor(log_ratio).exp().item() - 1.0), rel=1e-3)
+
+
+def test_brownian_residual_by_hand():
+    plain, spread = policy_flow(), policy_flow(brownian=2.0)
+    batch = first_batch(policy_flow())
+    rows = torch.arange(20)
+    velocity, x, t = plain._velocity(batch, rows)
+    torch.testing.assert_close(x, (1 - t) * batch.noise[rows // 5] + t * batch.end[rows // 5])
+    residual = (1 - t) * velocity - (x - t * batch.velocity[rows])
+    extra = spread.loss(batch, rows)[0] - plain.loss(batch, rows)[0]
+    assert extra.item() == pytest.approx(2.0 * residual.square().mean().item(), rel=1e-4)
+
+
+def test_policy_flow_needs_a_whole_and_ordinary_flow():
+    with pytest.raises(ConfigError, match="all 5 steps of an ordinary flow"):
+        PolicyFlow(make("flow", steps=3).policy)
+    with pytest.raises(ConfigError, match="no noise_level"):
+        PolicyFlow(base("flow", tuned_steps=5, noise_level=0.5))
+
+
+@pytest.mark.parametrize("build", [partial(ppo, "mixture"), policy_flow], ids=["ppo", "policy_flow"])
+def test_resume_gives_the_same_run_bit_for_bit(build: Any):
+    options = dict(total_steps=8 * 12 * 4, save_every=96)
+    algo, other, half = build(), build(seed=9), MemoryCheckpoints()
+    _, _, whole = train(algo, **options)
+    half.saved[192] = whole.saved[192]
+    train(other, checkpoints=half, **options)
+    assert torch.equal(weights(algo.policy), weights(other.policy))
+
+
+@pytest.mark.learning
+def test_policy_flow_improves_a_slow_base():
+    from tests.algos.test_dppo import slow_base
+
+    source = make("flow", steps=5, source=slow_base("flow")).policy
+    algo = PolicyFlow(source, **{**SMALL, "clip": 0.1, "noise": 0.2, "actor_lr": 1e-3, "critic_lr": 3e-3, "epochs": 8,
+                                 "minibatch": 512, "critic_warmup": 1})  # fmt: skip
+    before = success(algo.policy)
+    train(algo, num_envs=64, rollout_steps=24, total_steps=64 * 24 * 25)
+    after = success(algo.policy)
+    assert before < 0.6 and after > before + 0.25, (before, after)
