@@ -21,7 +21,7 @@ from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import Policy
 from robopolicy.schema import Count, Natural, Node, Positive
 from robopolicy.types import Obs
-from robopolicy.verbs import Place, _task
+from robopolicy.verbs import Place, task_of
 from sim.arm import FINGER_STROKE
 from sim.env import SimEnv
 
@@ -37,6 +37,7 @@ class Episode(NamedTuple):
     aborted: str  # by the arm; "" where it was not
     mode: str  # at the end
     changed: float  # fraction of ticks in which the command was not the target
+    paced: float  # fraction of control steps that were slower than the policy asked for
     reasons: Counter[str]
 
 
@@ -53,7 +54,7 @@ class SimulatedCell:
         self.chain = SafetyChain(profile, dt=dt)
         planner = Planner(policy)
         self.loop = ControlLoop(
-            self.arm, self.chain, ActionDecoder(env.controller, stroke=FINGER_STROKE),
+            self.arm, self.chain, ActionDecoder(env.controller, stroke=FINGER_STROKE, dt=env.dt),
             InlineRunner(planner, latency=latency), self._observe, ChunkBuffer(policy.spec), clock=lambda: self.time,
             history=planner.history, lead=int(np.ceil(latency / policy.spec.dt - 1e-9)), shadow=shadow,
         )  # fmt: skip
@@ -72,6 +73,7 @@ class SimulatedCell:
         env.reset(torch.tensor([seed], dtype=torch.int64))
         self.arm.place(env.physics.qpos[0], env.task_state())
         self.held, changed, ticks, reasons = 0, 0, 0, Counter[str]()
+        self.loop.counts.clear()
         self.loop.start(seed=seed)
         while self.loop.step <= env.task.horizon and self.held < env.task.hold:
             decision = self.loop.tick()
@@ -83,7 +85,7 @@ class SimulatedCell:
                 break
         return Episode(
             seed, self.held >= env.task.hold, self.loop.step, self.arm.aborted, self.chain.mode.name,
-            changed / max(1, ticks), reasons,
+            changed / max(1, ticks), self.loop.counts["paced"] / max(1, self.loop.step), reasons,
         )  # fmt: skip
 
 
@@ -109,7 +111,7 @@ def deploy(
     if not 0.0 <= lost < 1.0:
         raise ConfigError(f"lost: expected a fraction from 0 to below 1, found {lost}")
     place = Place.of(checkpoint, which, Path())
-    env = build(_task(task, place), "task", num_envs=1, seed=0)
+    env = build(task_of(task, place), "task", num_envs=1, seed=0)
     if not isinstance(env, SimEnv):
         raise ConfigError("deploy robot=mujoco needs a task of the native suite")
     policy = load_policy(checkpoint, env=env.spec, which=which)
@@ -119,6 +121,12 @@ def deploy(
     cell = SimulatedCell(
         env, policy, settings=settings, latency=latency_ms / 1000, trouble=Trouble(drop=lost), shadow=dry_run
     )
+    top = max(env.controller.spec.high[:3]) / env.dt if not env.spec_is_joint else 0.0
+    if top > settings["tcp_speed"]:
+        print(
+            f"the policy's actions go up to {top:.2f} m/s a direction, tcp_speed permits {settings['tcp_speed']:.2f}: it "
+            "will be slower than trained, and may run out of its horizon"
+        )
     print(f"limits of {cell.chain.profile.data['title']}, {cell.chain.profile.digest}: {settings}")
     done = [cell.run(int(seed)) for seed in episode_seeds("test", 0, episodes)]
     print(report(done))
@@ -133,6 +141,7 @@ def report(done: list[Episode]) -> str:
     return (
         f"success {100 * rate.value:.0f}% ({100 * rate.low:.0f}–{100 * rate.high:.0f}) of {len(done)} episodes, "
         f"aborted by the arm: {dict(aborts) or 'never'}\n"
+        f"control steps slower than asked for: {100 * float(np.mean([e.paced for e in done])):.1f}%\n"
         f"commands changed in {100 * float(np.mean([e.changed for e in done])):.1f}% of ticks; reasons, in ticks: "
         f"{dict(why.most_common())}"
     )

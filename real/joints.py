@@ -7,10 +7,13 @@ its end at t + (k + 1)·dt. What is late is not executed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from real.reference import shape
+from real.safety.profile import Profile
 from robopolicy.errors import SpecError
 from robopolicy.spec import PolicySpec
 from sim.control import Controller
@@ -19,11 +22,20 @@ from sim.kinematics import Frame, forward, yaw_of
 Array = NDArray[np.float64]
 
 
+class Target(NamedTuple):
+    """Where to be at the end of a control step."""
+
+    q: Array  # [n] rad
+    opening: float  # m
+    limited: bool  # slower than the action asked for
+
+
 class ActionDecoder:
     """Turns one action into a joint target and a gripper opening, with the simulator's controller for one arm."""
 
-    def __init__(self, controller: Controller, *, stroke: float) -> None:
-        self.controller, self.stroke = controller, stroke
+    def __init__(self, controller: Controller, *, stroke: float, dt: float) -> None:
+        self.controller, self.stroke, self.dt = controller, stroke, dt
+        self.last_step: Array = np.zeros(controller.q.shape[1])  # [n] rad, of the joint targets
         self.low, self.high = np.array(controller.spec.low), np.array(controller.spec.high)
 
     def reset(self, q: Array, opening: float) -> None:
@@ -32,14 +44,26 @@ class ActionDecoder:
         frame = forward(q[None])
         self.controller.reset(np.array([0]), qpos, frame)
         self.controller.follow(frame)
+        self.last_step = np.zeros(len(q))
 
-    def decode(self, action: Array, q: Array) -> tuple[Array, float]:
-        """Joint target [n] rad and opening [m] for `action` [Da] with the arm measured at `q` [n]."""
+    def decode(self, action: Array, q: Array, profile: Profile) -> Target:
+        """What `action` [Da] means with the arm measured at `q` [n], at a pace that `profile` permits.
+
+        Where the pace is slower than asked for, the commanded pose is where the joints are really sent, so that what
+        the policy sees of it stays true and nothing winds up.
+        """
         frame: Frame = forward(q[None])
-        clamped = np.clip(action, self.low, self.high)
-        ctrl = self.controller.command(clamped[None], frame.pos, yaw_of(frame))
-        self.controller.follow(forward(self.controller.q))
-        return ctrl[0, : len(q)].copy(), float(ctrl[0, -1] * 2)
+        c, clamped = self.controller, np.clip(action, self.low, self.high)
+        before, jac = c.q[0].copy(), forward(c.q).jac[0, :, :3]
+        ctrl = c.command(clamped[None], frame.pos, yaw_of(frame))
+        wanted, opening = ctrl[0, : len(q)].copy(), float(ctrl[0, -1] * 2)
+        self.last_step, limited = shape(wanted - before, self.last_step, jac, profile, self.dt)
+        goal = np.clip(before + self.last_step, profile.low, profile.high) if limited else wanted
+        c.q = goal[None].copy()
+        c.follow(sent := forward(c.q))
+        if limited:
+            c.pos, c.yaw = sent.pos.copy(), yaw_of(sent)
+        return Target(goal, opening, limited)
 
 
 @dataclass(frozen=True)

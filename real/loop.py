@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from real.joints import ActionDecoder, ChunkBuffer
+from real.reference import spline
 from real.robots import Robot, State
 from real.safety import Decision, Mode, SafetyChain, SafetyError
 from real.safety.chain import Measured
@@ -103,7 +104,7 @@ class ControlLoop:
         self.counts = Counter[str]()
         self.period = buffer.spec.dt
         self.goal: Array | None = None  # [n] rad, the joint target at the end of the control step; None: nothing to do
-        self.start_q: Array = chain.governor.c[0, -1]  # [n] rad, where its interpolation starts
+        self.points: Array = np.tile(chain.governor.c[0, -1], (4, 1))  # [4 n] rad, of the reference's spline
         self.goal_from, self.grip = 0.0, 0.0  # s; m
         self.resting = True  # stands, and has not been told where to go since
 
@@ -126,17 +127,18 @@ class ControlLoop:
     def tick(self) -> Decision:
         """One tick: the command that was decided on."""
         now, state = self.clock(), self.robot.read()
+        dt = self.chain.governor.dt
+        at = self.begin + round((now - self.begin) / dt) * dt  # s, of this tick: a late one must not bend the reference
         reason = ""
         told = None if state is None or self.shadow else state.played
         if told is not None and not self.chain.governor.heard(told):
             self.counts["lost"] += 1
         due = self.begin + self.step * self.period
-        if now >= due - 0.25 * self.chain.governor.dt and state is not None and np.isfinite(state.q).all():
+        if at >= due - 1e-6 and state is not None and np.isfinite(state.q).all():
             reason = self._control_step(state, now, due)
         target: Array | None = None
         if self.goal is not None:
-            part = min(1.0, (now + self.chain.governor.dt - self.goal_from) / self.period)
-            target = self.start_q + part * (self.goal - self.start_q)
+            target = spline(self.points, min(1.0, (at - self.goal_from) / self.period))
         elif self.resting and not reason:
             target = self.chain.governor.c[0, -1]  # nothing has been asked for yet: stand
         measured = None if state is None else Measured(state.q, state.torque if self.chain.tank is not None else None)
@@ -153,7 +155,7 @@ class ControlLoop:
         self.buffer.clear()
         self.decoder.reset(q, self.grip)
         self.goal, self.resting = None, True
-        self.start_q, self.goal_from = q.copy(), self.clock()
+        self.points, self.goal_from = np.tile(q, (4, 1)), self.clock()
 
     def _control_step(self, state: State, now: float, due: float) -> str:
         """What happens at the policy's own rate; a reason where there is nothing to do next."""
@@ -162,7 +164,7 @@ class ControlLoop:
             self.frames.append(frame)
         self.frames.append(frame)
         if self.chain.mode >= Mode.HOLD:  # begin anew once the arm may move again
-            self.step = max(self.step + 1, int((now - self.begin) / self.period))
+            self.step = max(self.step + 1, int((now - self.begin) / self.period + 1e-6))
             self.waiting = self.waiting and self.runner.poll(now) is None
             return ""
         if len(self.buffer) <= self.lead and not self.waiting:
@@ -177,13 +179,14 @@ class ControlLoop:
             except SpecError as error:
                 self.counts["refused"] += 1
                 reason = f"chunk_refused: {error}"
-        self.step = max(self.step + 1, int((now - self.begin) / self.period))
+        self.step = max(self.step + 1, int((now - self.begin) / self.period + 1e-6))
         action = self.buffer.pop(due)
         if action is None:
             self.goal = None
             return reason
         self.resting = False
-        self.start_q = self.goal if self.goal is not None else self.chain.governor.c[0, -1].copy()
-        self.goal, self.grip = self.decoder.decode(action, state.q)
+        self.goal, self.grip, limited = self.decoder.decode(action, state.q, self.chain.profile)
+        self.points = np.concatenate([self.points[1:], self.goal[None]])
         self.goal_from = due
+        self.counts["paced"] += limited
         return reason

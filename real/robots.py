@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from real.safety.motion import upsample
 from real.safety.profile import Profile
-from sim.arm import ARM_DOF, FINGER_STROKE
+from sim.arm import ARM_DOF, FINGER_STROKE, SERVO_LAG
 from sim.engine import compile_model
 from sim.tasks.base import Task
 
@@ -59,6 +59,7 @@ class Trouble:
 class MujocoArm:
     """The simulated arm of a task under a 1 kHz controller that aborts on what the maker's aborts on.
 
+    Its servos are the simulator's, told the commanded velocity too, as a maker's are: no lag at constant speed.
     Position, velocity, acceleration and jerk of what is commanded, and numbers that are none. `aborted` names the
     first reason; an aborted arm holds its last target and takes no more. A lost command is replaced by the next point
     of the last stop that came.
@@ -130,11 +131,13 @@ class MujocoArm:
         for q in upsample(self.points, self.times):
             self.played = np.concatenate([self.played[1:], q[None]])
             if not self.aborted:
-                self.aborted = self._judge()
+                self.held, self.aborted = self.played[-2], self._judge()
             if not self.aborted:
-                self.data.ctrl[:ARM_DOF] = q
+                self.data.ctrl[:ARM_DOF] = q + SERVO_LAG * (q - self.played[-2]) * self.RATE
                 if half is not None:
                     self.data.ctrl[ARM_DOF:] = half
+            else:
+                self.data.ctrl[:ARM_DOF] = self.held
             mujoco.mj_step(self.model, self.data)
         self.states = [*self.states[1:], self._state()]
 
