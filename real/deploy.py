@@ -124,8 +124,8 @@ def deploy(
     top = max(env.controller.spec.high[:3]) / env.dt if not env.spec_is_joint else 0.0
     if top > settings["tcp_speed"]:
         print(
-            f"the policy's actions go up to {top:.2f} m/s a direction, tcp_speed permits {settings['tcp_speed']:.2f}: it "
-            "will be slower than trained, and may run out of its horizon"
+            f"the policy's actions go up to {top:.2f} m/s a direction, tcp_speed permits {settings['tcp_speed']:.2f}: "
+            "it will be slower than trained, and may run out of its horizon"
         )
     print(f"limits of {cell.chain.profile.data['title']}, {cell.chain.profile.digest}: {settings}")
     done = [cell.run(int(seed)) for seed in episode_seeds("test", 0, episodes)]

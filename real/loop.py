@@ -167,18 +167,12 @@ class ControlLoop:
             self.step = max(self.step + 1, int((now - self.begin) / self.period + 1e-6))
             self.waiting = self.waiting and self.runner.poll(now) is None
             return ""
+        reason = self._collect(now)  # first: what is asked for next must not wait for another control step
         if len(self.buffer) <= self.lead and not self.waiting:
             stacked = {k: torch.stack([f[k] for f in self.frames], dim=1) for k in frame}
             self.runner.request(stacked, self.step, min(due, now))
             self.waiting = True
-        reason = ""
-        if (done := self.runner.poll(now)) is not None:
-            self.waiting = False
-            try:
-                self.counts["late"] += self.buffer.add(done[0], done[1], now)
-            except SpecError as error:
-                self.counts["refused"] += 1
-                reason = f"chunk_refused: {error}"
+            reason = self._collect(now) or reason
         self.step = max(self.step + 1, int((now - self.begin) / self.period + 1e-6))
         action = self.buffer.pop(due)
         if action is None:
@@ -190,3 +184,15 @@ class ControlLoop:
         self.goal_from = due
         self.counts["paced"] += limited
         return reason
+
+    def _collect(self, now: float) -> str:
+        """Take a chunk that is there; why not, where it is refused."""
+        if (done := self.runner.poll(now)) is None:
+            return ""
+        self.waiting = False
+        try:
+            self.counts["late"] += self.buffer.add(done[0], done[1], now)
+        except SpecError as error:
+            self.counts["refused"] += 1
+            return f"chunk_refused: {error}"
+        return ""

@@ -85,6 +85,7 @@ def test_a_policy_drives_the_arm_and_the_arm_never_aborts(latency, lost):
     assert episode.aborted == "" and episode.mode in ("RUN", "HOLD")
     assert np.linalg.norm(it.env.controller.pos[:, 0] - start) > 0.02, "it got somewhere"
     assert (it.loop.counts["lost"] > 0) == (lost > 0)
+    assert "underrun" not in episode.reasons, "a chunk is asked for in time to follow the one before"
     assert "1 episodes" in report([episode])
 
 
