@@ -4,11 +4,13 @@
 
 dppo_update_speed     one whole update (all epochs over N·T·K' samples) of the same policy from the same rollout, with
                       the same networks, optimisers, number and size of minibatches. `Published` is the update as the
-                      paper and the reference describe it, written plainly: old log-probs and values are computed anew
-                      for all samples; every minibatch gathers observations, encodes them for each of its samples,
+                      paper and the reference describe it, written plainly: old log-probs are computed anew for all
+                      samples; every minibatch gathers observations, encodes them for each of its samples,
                       embeds every sample's time, and learns the value of every sample. Ours is `DPPO.update`.
-                      The sides alternate; `ratio` is the median over rounds of Published's seconds over ours.
-dppo_iteration_split  shares of collection, returns and update in iterations of the loop on pick, as `algo=dppo` is set.
+                      The sides alternate; `ratio` is the median over rounds of Published's seconds over ours. A side
+                      that stops early (target_kl) ends the benchmark: it would have done less.
+dppo_iteration_split  shares of collection, returns and update in iterations of the loop on pick, at the sizes of
+                      configs/algo/dppo.yaml; the policy is untrained, so its episodes last to the time limit.
 """
 
 from __future__ import annotations
@@ -46,9 +48,10 @@ from robopolicy.types import IMAGES, STATE, Feature, Obs
 from robopolicy.wrappers import HistoryEnv
 
 OPTIONS = {"critic": partial(MLP, width=256, depth=3), "epochs": 5, "clip": 0.02, "actor_lr": 3e-4}
+EPOCHS, MINIBATCH, ROLLOUT = 8, 1_300, 40  # configs/algo/dppo.yaml
 
 
-def make(env: Any, *, images: bool, minibatch: int) -> DPPO:
+def make(env: Any, *, images: bool, minibatch: int, **options: Any) -> DPPO:
     torch.manual_seed(0)
     observation = {STATE: env.spec.observation[STATE]}
     if images:
@@ -57,7 +60,7 @@ def make(env: Any, *, images: bool, minibatch: int) -> DPPO:
     policy = DiffusionPolicy(
         spec, Normalizer.from_limits(observation, spec.action), network=partial(ResidualMLP, width=256), tuned_steps=5
     )
-    return DPPO(policy, minibatch=minibatch, **OPTIONS)
+    return DPPO(policy, minibatch=minibatch, **{**OPTIONS, **options})
 
 
 def rollout(algo: DPPO, chunks: int) -> tuple[Obs, Samples]:
@@ -126,7 +129,11 @@ def update_speed(env: Any, *, images: bool, chunks: int, minibatch: int, rounds:
     pairs = []
     for i in range(rounds + 1):  # the first round warms up
         a = seconds(lambda: theirs.update(obs, batch))
-        b = seconds(lambda: ours.update(batch, progress=0.0))
+        done: dict[str, float] = {}
+        b = seconds(lambda: done.update(ours.update(batch, progress=0.0)))  # noqa: B023
+        steps = ours.learner.epochs * max(1, round(len(batch.log_prob) / minibatch))
+        if done["actor_steps"] != steps:
+            raise RuntimeError(f"ours took {done['actor_steps']:.0f} of {steps} actor steps: the sides did unlike work")
         pairs += [(a, b)] if i else []
     found = bootstrap([[a / b] for a, b in pairs], statistic=statistics.median)
     plain, fast = (statistics.median(side) for side in zip(*pairs, strict=True))
@@ -156,16 +163,17 @@ class Lines:
 
 
 def iteration_split(env: Any, iterations: int) -> list[Evidence]:
-    lines, algo = Lines(), make(env, images=False, minibatch=2560)
-    on_policy(algo=algo, env=HistoryEnv(env, 1), tracker=lines, checkpointer=lines, evaluate=None, rollout_steps=80,
-              total_steps=env.num_envs * 80 * (iterations + 1))  # fmt: skip
+    lines, algo = Lines(), make(env, images=False, minibatch=MINIBATCH, epochs=EPOCHS)
+    on_policy(algo=algo, env=HistoryEnv(env, 1), tracker=lines, checkpointer=lines, evaluate=None,
+              rollout_steps=ROLLOUT, total_steps=env.num_envs * ROLLOUT * (iterations + 1))  # fmt: skip
     taken = {k: statistics.median(row[f"train/{k}_s"] for row in lines.rows[1:])
              for k in ("collect", "returns", "update", "env", "act")}  # fmt: skip
     whole = taken["collect"] + taken["returns"] + taken["update"]
+    size = f"{env.num_envs} envs × {ROLLOUT} steps"
     notes = {"collect": f"; of it env {taken['env']:.2f} s, policy {taken['act']:.2f} s"}
     return [
         measured(id="dppo_iteration_split", setting=k, metric="share", interval=taken[k] / whole,
-                 notes=f"{taken[k]:.2f} s of {whole:.2f} s{notes.get(k, '')}; 128 envs × 80 steps, CPU alone")
+                 notes=f"{taken[k]:.2f} s of {whole:.2f} s{notes.get(k, '')}; {size}, CPU alone")
         for k in ("collect", "returns", "update")
     ]  # fmt: skip
 

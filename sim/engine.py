@@ -47,7 +47,7 @@ def compile_model(xml: str) -> mujoco.MjModel:
 class Physics:
     """State of N simulations and the call that advances them all.
 
-    The solver is cold-started at every `step` (rollout zeroes the warm start), so a trajectory is a function of
+    The solver starts cold (rollout zeroes the warm start, `Task.xml` turns it off), so a trajectory is a function of
     state and controls alone: the same bits whatever N, the thread count, the neighbours or a save and resume between.
 
     Args:

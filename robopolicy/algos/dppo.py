@@ -23,7 +23,7 @@ from robopolicy.errors import ConfigError
 from robopolicy.normalize import ACTION
 from robopolicy.policies.base import DenoisingPolicy
 from robopolicy.policies.chain import ChainNoise, FloorNoise, gaussian_log_prob
-from robopolicy.schema import Fraction, Positive
+from robopolicy.schema import Fraction, NonNegative, Positive
 from robopolicy.types import Metrics, Obs
 
 
@@ -65,13 +65,16 @@ class DPPO:
         clip: Positive = 0.01,
         clip_first: Positive = 0.01,
         clip_rate: Positive = 3.0,
-        anchor: float = 0.0,
-        entropy: float = 0.0,
+        anchor: NonNegative = 0.0,
+        entropy: NonNegative = 0.0,
         progressive: Fraction = 0.0,
         **options: Unpack[Options],
     ) -> None:
         if not policy.tuned_steps:
-            raise ConfigError("DPPO fine-tunes the last tuned_steps (K') of a chain; this policy has 0. policy=tuned")
+            raise ConfigError(
+                "policy.tuned_steps (K'): DPPO fine-tunes so many steps at the end of a chain, this policy has 0. "
+                "Make it from its base by policy=tuned."
+            )
         self.policy, self.steps = policy, policy.tuned_steps
         device = policy.tuned_parameters()[0].device
         self.noise = noise(cond_dim=policy.cond_dim, action_dim=policy.spec.action.dim, steps=self.steps).to(device)
@@ -129,7 +132,7 @@ class DPPO:
         return self.steps - 1 - int(self.steps * progress / self.progressive)
 
     def loss(self, batch: Samples, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The clipped objective (DPPO, eq. 7) of samples `rows` [B], and its STATS."""
+        """The clipped objective of samples `rows` [B], and its STATS."""
         chunk, k, count = rows // self.steps, rows % self.steps, self.policy.spec.n_action_steps
         cond, at = batch.cond[chunk], rows + chunk  # chunk d's K'+1 latents begin at d·(K'+1) = d·K' + d
         mean, own = self.policy.transition(cond, batch.x[at], k)

@@ -14,7 +14,7 @@ from robopolicy.algos.value import Scores, Value
 from robopolicy.errors import RobopolicyError
 from robopolicy.networks.mlp import MLP
 from robopolicy.optim import load_optimizer_state, optimizer_state
-from robopolicy.schema import Count, Fraction, Natural, Positive
+from robopolicy.schema import Count, Fraction, Natural, NonNegative, Positive
 from robopolicy.types import Metrics
 
 Loss = Callable[[Tensor], tuple[Tensor, Tensor]]  # of sample rows [B]: the loss, and its STATS
@@ -42,7 +42,7 @@ class Options(TypedDict, total=False):
     critic_lr: Positive
     lr_schedule: Literal["constant", "linear", "cosine"]
     lr_final: Fraction
-    weight_decay: float
+    weight_decay: NonNegative
     grad_norm: Positive
     target_kl: Positive
     critic_warmup: Natural
@@ -91,7 +91,7 @@ class Learner:
         """All epochs over one rollout: the policy from `samples` [M], the critic from its chunks' `cond` [D C].
 
         Raises:
-            RobopolicyError: a ratio, loss or gradient is not finite; the policy is as before that minibatch.
+            RobopolicyError: a ratio, loss or gradient is not finite; policy or critic is as before that minibatch.
         """
         learns = self.updates >= self.critic_warmup
         self.updates += 1

@@ -22,7 +22,7 @@ from robopolicy.errors import ConfigError
 from robopolicy.normalize import ACTION
 from robopolicy.policies.chain import gaussian_log_prob
 from robopolicy.policies.flow import FlowPolicy
-from robopolicy.schema import Positive
+from robopolicy.schema import NonNegative, Positive
 from robopolicy.types import Metrics, Obs
 
 
@@ -59,8 +59,8 @@ class PolicyFlow:
         *,
         clip: Positive = 0.02,
         noise: Positive = 0.1,
-        brownian: float = 0.0,
-        entropy: float = 0.0,
+        brownian: NonNegative = 0.0,
+        entropy: NonNegative = 0.0,
         **options: Unpack[Options],
     ) -> None:
         self.steps = len(policy.times)

@@ -58,7 +58,7 @@ def gae(
     count, fine = steps.new_zeros(width), good.new_ones(width)
     for t in range(len(reward) - 1, -1, -1):
         end = terminated[t] | truncated[t]
-        following = torch.where(end, final_at[t], following)  # 0 where terminated
+        following = torch.where(end, final_at[t].masked_fill(terminated[t], 0.0), following)
         trace, total = trace.masked_fill(end, 0.0), total.masked_fill(end, 0.0)
         discount, count, fine = discount.masked_fill(end, 1.0), count.masked_fill(end, 0), fine | end
         total, discount, count, fine = reward[t] + gamma * total, gamma * discount, count + 1, fine & valid[t]
@@ -113,11 +113,11 @@ def standardize(x: Tensor) -> Tensor:
     """Zero mean and unit deviation; all zero where nothing varies: such a batch says nothing about better or worse."""
     centred = x - x.mean()
     deviation = centred.square().mean().sqrt()
-    return torch.where(deviation > 1e-8, centred / deviation.clamp_min(1e-8), torch.zeros_like(x))
+    return torch.where(deviation <= 1e-8, torch.zeros_like(x), centred / deviation)  # NaN stays NaN
 
 
 def clip_schedule(steps: int, *, first: float, last: float, rate: float = 3.0) -> Tensor:
-    """[K'] PPO clip of each fine-tuned step, growing exponentially from the noisiest (DPPO, appendix).
+    """[K'] PPO clip of each fine-tuned step, growing exponentially from the noisiest (DPPO).
 
     first + (last − first)·(e^{rate·s} − 1)/(e^{rate} − 1) with s = k/(K'−1). A single step takes `last`.
     """
@@ -126,7 +126,7 @@ def clip_schedule(steps: int, *, first: float, last: float, rate: float = 3.0) -
 
 
 def denoising_discount(steps: int, gamma: float) -> Tensor:
-    """[K'] γ^(K'−1−k): how much of the chunk's advantage step k gets; 1 at the last step (DPPO, eq. 5)."""
+    """[K'] γ^(K'−1−k): how much of the chunk's advantage step k gets; 1 at the last step (DPPO)."""
     return gamma ** torch.arange(steps - 1, -1, -1, dtype=torch.float32)
 
 
@@ -147,7 +147,7 @@ def minibatches(
     samples: Tensor, chunks: int, *, size: int, epochs: int, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Pairs (some of `samples`, some of `chunks` rows), all of either once an epoch, in a fresh order each time."""
-    count = max(1, round(len(samples) / size))
+    count = max(1, min(round(len(samples) / size), chunks))  # no pair without a chunk
     for _ in range(epochs):
         order = samples[torch.randperm(len(samples), generator=generator).to(samples.device)]
         rows = torch.randperm(chunks, generator=generator).to(samples.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from robopolicy.algos.returns import RewardScale, gae, standardize
 from robopolicy.data.rollout import Rollout
+from robopolicy.errors import RobopolicyError
 from robopolicy.optim import load_optimizer_state, optimizer_state
 from robopolicy.types import Obs
 
@@ -59,16 +61,24 @@ class Value:
 
         Args:
             encode: cond [B C] of further observations, on whatever device they are. chunk_steps: Ta.
+
+        Raises:
+            RobopolicyError: physics failed in every chunk, so that there is nothing to learn from.
         """
         reward = self.reward_scale(rollout.reward, rollout.terminated | rollout.truncated)
-        value, last, final = (
-            self.network(c)[:, 0].to(reward) for c in (cond, encode(rollout.last_obs), encode(rollout.final_obs))
-        )
+        # An encoder need not take an empty batch.
+        final_cond = encode(rollout.final_obs) if bool(rollout.truncated.any()) else cond[:0]
+        value, last, final = (self.network(c)[:, 0].to(reward) for c in (cond, encode(rollout.last_obs), final_cond))
         found = gae(
             reward=reward, planned=rollout.planned, terminated=rollout.terminated, truncated=rollout.truncated,
             valid=rollout.valid, value=value, last_value=last, final_value=final, gamma=self.gamma, lam=self.gae_lambda,
         )  # fmt: skip
         keep = found.valid
+        if not bool(keep.any()):
+            raise RobopolicyError(
+                f"PPO: physics failed in all {len(keep)} chunks of a rollout; nothing is left to learn from. Look at "
+                "what the policy commands (algo.noise, the base's normaliser) and at the task's contacts."
+            )
         executed = torch.arange(chunk_steps, device=keep.device) < found.steps[keep, None]
         weight = executed / executed.sum(1, keepdim=True)
         advantage = standardize(found.advantage[keep])
@@ -76,13 +86,23 @@ class Value:
         return Scores(*(part.to(cond.device) for part in parts))
 
     def learn(self, cond: Tensor, target: Tensor) -> float:
-        """One gradient step on [B C] and [B]; the loss."""
+        """One gradient step on [B C] and [B]; the loss.
+
+        Raises:
+            RobopolicyError: loss or gradient is not finite; the network is as before.
+        """
         loss = nn.functional.mse_loss(self.network(cond)[:, 0], target)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(self.parameters, self.grad_norm)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.grad_norm)
+        error, size = torch.stack([loss.detach(), norm]).tolist()
+        if not (math.isfinite(error) and math.isfinite(size)):
+            raise RobopolicyError(
+                f"PPO: the critic's loss is {error:.3g}, its gradient's norm {size:.3g}. Look for NaN in rewards and "
+                "observations, or lower critic_lr."
+            )
         self.optimizer.step()
-        return float(loss.detach())
+        return error
 
     def set_lr(self, factor: float) -> None:
         self.optimizer.param_groups[0]["lr"] = self.lr * factor

@@ -55,7 +55,7 @@ class Collector:
     def __init__(self, explorer: Explorer, env: VecEnv) -> None:
         self.env, self.actor = env, _Recorder(explorer)
         self.executor = ChunkExecutor(self.actor, env.num_envs, device=env.device)
-        self.keys = tuple(explorer.policy.spec.observation)
+        self.keys, self.frames = tuple(explorer.policy.spec.observation), explorer.policy.spec.n_obs_steps
         self.obs: Obs = {}
 
     def reset(self) -> None:
@@ -83,7 +83,7 @@ class Collector:
             steps += int(step.steps.sum())
             if bool(step.ended.any()):
                 if bool(step.truncated.any()):
-                    finals.append({k: step.next_obs[k][step.truncated] for k in self.keys})
+                    finals.append({k: v[step.truncated] for k, v in self._read(step.next_obs).items()})
                 success += step.success[step.ended & step.valid].float().tolist()
                 self.executor.reset(step.ended)
             self.obs = step.obs
@@ -92,12 +92,16 @@ class Collector:
         self.executor.replan()
         record = {k: torch.cat([r[k] for r in self.actor.records]) for k in self.actor.records[0]}
         self.actor.records = []
-        final_obs = {k: torch.cat([f[k] for f in finals]) if finals else self.obs[k][:0] for k in self.keys}
+        last_obs = self._read(self.obs)
+        final_obs = {k: torch.cat([f[k] for f in finals]) if finals else v[:0] for k, v in last_obs.items()}
         reward = torch.where(valid, reward, 0.0)
         info = {k: v / length for k, v in sums.items()}
         info |= {"env_s": env_s, "act_s": time.perf_counter() - began - env_s}
-        last_obs = {k: self.obs[k] for k in self.keys}
         return Rollout(record, planned, reward, terminated, truncated, valid, final_obs, last_obs, success, steps, info)
+
+    def _read(self, obs: Obs) -> Obs:
+        """What the policy reads of `obs`: its keys, its last To frames."""
+        return {k: obs[k][:, -self.frames :] for k in self.keys}
 
     def state_dict(self) -> dict[str, Any]:
         return {"env": self.env.state_dict(), "executor": self.executor.state_dict(), "obs": self.obs}  # type: ignore[attr-defined]

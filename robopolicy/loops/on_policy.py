@@ -47,7 +47,8 @@ def on_policy(
     Args:
         env: emits [N To ...] and takes primitive actions: HistoryEnv(env).
         rollout_steps: T primitive steps of every env per iteration; ⌊total_steps / (N·T)⌋ iterations are made.
-        evaluate: called with policy and step every `eval_every` env steps and at the end; not counted as training.
+        evaluate: called with policy and step every `eval_every` env steps and at the end, never where that is 0;
+            not counted as training.
 
     Returns:
         `steps`, `train_s` (seconds of collecting and learning) and the last evaluation's metrics.
@@ -60,7 +61,8 @@ def on_policy(
     if not iterations:
         raise ConfigError(
             f"total_steps={total_steps} is less than one rollout of num_envs={env.num_envs} × "
-            f"rollout_steps={rollout_steps} = {per_rollout} primitive steps"
+            f"rollout_steps={rollout_steps} = {per_rollout} primitive steps. Raise loop.total_steps, or lower "
+            "num_envs or loop.rollout_steps."
         )
     collector = Collector(algo, env)
     state = checkpointer.latest()

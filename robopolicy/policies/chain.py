@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import ConfigError
+from robopolicy.schema import Count, NonNegative, Positive
 
 
 class Chain(NamedTuple):
@@ -43,7 +44,7 @@ class ChainNoise(nn.Module):
 
 
 class FloorNoise(ChainNoise):
-    """max(the sampler's, floor): scheduled noise (DPPO, Ren et al. 2024, section 4.3).
+    """max(the sampler's, floor): scheduled noise (DPPO, Ren et al. 2024).
 
     Args:
         floor: of the deviation of every fine-tuned step, normalised units. The last step of DDPM and every step of a
@@ -58,13 +59,15 @@ class FloorNoise(ChainNoise):
         cond_dim: int = 0,
         action_dim: int = 0,
         steps: int = 0,
-        floor: float = 0.1,
-        likelihood_floor: float | None = None,
+        floor: NonNegative = 0.1,
+        likelihood_floor: NonNegative | None = None,
     ) -> None:
         super().__init__()
         self.floor, self.likelihood_floor = floor, floor if likelihood_floor is None else likelihood_floor
         if min(self.floor, self.likelihood_floor) < 0.0:
-            raise ConfigError(f"floor and likelihood_floor must not be negative, found {floor}, {likelihood_floor}")
+            raise ConfigError(
+                f"noise: floor and likelihood_floor must not be negative, found {floor}, {likelihood_floor}"
+            )
 
     def sampling(self, std: Tensor, k: Tensor | int, cond: Tensor) -> Tensor:
         return std.clamp_min(self.floor)
@@ -84,11 +87,18 @@ class LearnedNoise(ChainNoise):
     """
 
     def __init__(
-        self, *, cond_dim: int, action_dim: int, steps: int, low: float = 0.08, high: float = 0.14, width: int = 64
+        self,
+        *,
+        cond_dim: int,
+        action_dim: int,
+        steps: int,
+        low: Positive = 0.08,
+        high: Positive = 0.14,
+        width: Count = 64,
     ) -> None:
         super().__init__()
         if not 0.0 < low <= high:
-            raise ConfigError(f"learned noise needs 0 < low ≤ high, found {low} and {high}")
+            raise ConfigError(f"noise: needs 0 < low ≤ high, found low={low} and high={high}")
         self.centre = 0.5 * (math.log(low) + math.log(high))
         self.reach = 0.5 * (math.log(high) - math.log(low))
         self.cond = nn.Linear(cond_dim, width)

@@ -18,6 +18,7 @@ from robopolicy.networks.lora import adapt, plain_state
 from robopolicy.normalize import ACTION, Normalizer
 from robopolicy.policies.base import DenoisingPolicy
 from robopolicy.policies.chain import Chain, ChainNoise, check_stochastic, gaussian_log_prob
+from robopolicy.schema import Count, Natural
 from robopolicy.spec import PolicySpec
 from robopolicy.types import Metrics, Obs
 
@@ -36,10 +37,10 @@ class Common(TypedDict, total=False):
     network: Required[Callable[..., Denoiser]]
     state_encoder: Callable[[int], nn.Module] | None
     image_encoder: Callable[[tuple[int, ...]], nn.Module] | None
-    image_shift: int
-    noise_samples: int
-    tuned_steps: int
-    lora_rank: int
+    image_shift: Natural
+    noise_samples: Count
+    tuned_steps: Natural
+    lora_rank: Natural
 
 
 class ChunkDenoiser(DenoisingPolicy):

@@ -11,7 +11,7 @@ from torch import Tensor
 from robopolicy.errors import CheckpointError, ConfigError
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.denoising import ChunkDenoiser, Common, stratified
-from robopolicy.schema import Fraction
+from robopolicy.schema import Count, Fraction, Positive
 from robopolicy.spec import PolicySpec
 
 Prediction = Literal["epsilon", "sample", "v_prediction"]
@@ -49,13 +49,13 @@ class DiffusionPolicy(ChunkDenoiser):
         spec: PolicySpec,
         normalizer: Normalizer,
         *,
-        denoising_steps: int = 10,
+        denoising_steps: Count = 10,
         prediction: Prediction = "epsilon",
         sampler: Sampler = "ddpm",
         eta: Fraction = 0.0,
-        sampling_steps: int | None = None,
+        sampling_steps: Count | None = None,
         schedule: Literal["squaredcos_cap_v2", "linear", "scaled_linear"] = "squaredcos_cap_v2",
-        clip: float = 1.0,
+        clip: Positive = 1.0,
         **common: Unpack[Common],
     ) -> None:
         count = denoising_steps if sampling_steps is None else sampling_steps

@@ -10,6 +10,7 @@ from torch import Tensor
 from robopolicy.errors import ConfigError
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.denoising import ChunkDenoiser, Common, stratified
+from robopolicy.schema import Count, NonNegative
 from robopolicy.spec import PolicySpec
 
 
@@ -35,8 +36,8 @@ class FlowPolicy(ChunkDenoiser):
         spec: PolicySpec,
         normalizer: Normalizer,
         *,
-        sampling_steps: int = 10,
-        noise_level: float = 0.0,
+        sampling_steps: Count = 10,
+        noise_level: NonNegative = 0.0,
         time_distribution: Literal["uniform", "beta"] = "uniform",
         **common: Unpack[Common],
     ) -> None:

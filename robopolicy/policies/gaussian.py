@@ -14,6 +14,7 @@ from robopolicy.networks.mlp import MLP
 from robopolicy.normalize import ACTION, Normalizer
 from robopolicy.policies.base import LikelihoodPolicy
 from robopolicy.policies.chain import gaussian_log_prob
+from robopolicy.schema import Natural, NonNegative
 from robopolicy.spec import PolicySpec
 from robopolicy.types import Metrics, Obs
 
@@ -35,10 +36,10 @@ class GaussianPolicy(LikelihoodPolicy):
         normalizer: Normalizer,
         *,
         network: Callable[[int, int], nn.Module] = MLP,
-        min_std: float = 0.01,
+        min_std: NonNegative = 0.01,
         state_encoder: Callable[[int], nn.Module] | None = None,
         image_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
-        image_shift: int = 4,
+        image_shift: Natural = 4,
     ) -> None:
         super().__init__()
         self.spec, self.normalizer, self.min_std = spec, normalizer, min_std

@@ -6,13 +6,14 @@ import copy
 from typing import Any
 
 from robopolicy.build import build_policy
-from robopolicy.errors import ConfigError, SpecError
+from robopolicy.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.policies.base import LikelihoodPolicy, Policy
 from robopolicy.policies.denoising import ChunkDenoiser
+from robopolicy.schema import Count, Natural
 
 
 def tuned(
-    base: Policy, *, tuned_steps: int = 5, lora_rank: int = 0, sampling: dict[str, Any] | None = None
+    base: Policy, *, tuned_steps: Count = 5, lora_rank: Natural = 0, sampling: dict[str, Any] | None = None
 ) -> ChunkDenoiser | LikelihoodPolicy:
     """`base` with a copy of its denoiser for the last K' steps; before training it *is* the base.
 
@@ -27,6 +28,7 @@ def tuned(
 
     Raises:
         SpecError: the base has no denoising chain. ConfigError: K' > K, or another split than the base's own.
+        CheckpointError: the base's weights are not those of its config.
     """
     if isinstance(base, LikelihoodPolicy) and not sampling:
         return copy.deepcopy(base)
@@ -40,13 +42,17 @@ def tuned(
     if base.tuned_steps:
         own = {k: node.get(k) for k in wanted}
         if own != wanted:
-            raise ConfigError(f"base: is fine-tuned with {own}, and cannot go on with {wanted}; take its own base")
+            raise ConfigError(
+                f"base: is fine-tuned with {own}, and cannot go on with {wanted}. Set policy.* to the former, or give "
+                "the base that it was made from."
+            )
         return base
     if tuned_steps < 1:
         raise ConfigError(f"policy.tuned_steps (K') must be at least 1, found {tuned_steps}")
     policy = build_policy({**node, **wanted}, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
     assert isinstance(policy, ChunkDenoiser)
-    state = base.state_dict()
-    policy.load_state_dict({k: state.get(k, v) for k, v in policy.state_dict().items()})
+    missing, strange = policy.load_state_dict(base.state_dict(), strict=False)
+    if strange or (missing := [k for k in missing if not k.startswith("tuned.")]):
+        raise CheckpointError(f"base: its weights are not those of its config: missing {missing}, unknown {strange}")
     policy.begin_tuning()
     return policy.eval()

@@ -181,7 +181,8 @@ class Task:
         """The whole scene.
 
         MuJoCo scales the solver's tolerance by the mean inertia of a constraint island. The 1e8 kg of a
-        `planar_fixture` in contact would stop the solver eight digits early (grasps leak), so that scale is fixed.
+        `planar_fixture` in contact would stop the solver eight digits early (grasps leak), so that scale is fixed. The
+        solver's warm start is off: it costs an evaluation more than it saves on problems this small.
         """
         return f"""
 <mujoco model="{self.name}">

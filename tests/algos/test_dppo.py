@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from robopolicy.algos.bc import BC
 from robopolicy.algos.dppo import DPPO, Samples
 from robopolicy.algos.value import Scores
+from robopolicy.data.rollout import Rollout
 from robopolicy.errors import ConfigError, RobopolicyError
 from robopolicy.loops.on_policy import on_policy
 from robopolicy.networks.mlp import MLP, ResidualMLP
@@ -20,7 +22,7 @@ from robopolicy.policies.chain import FloorNoise, LearnedNoise
 from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.diffusion import DiffusionPolicy
 from robopolicy.policies.flow import FlowPolicy
-from robopolicy.types import STATE
+from robopolicy.types import IMAGES, STATE, Feature
 from robopolicy.wrappers import wrap_for
 from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy
 
@@ -97,12 +99,13 @@ def test_ratio_is_one_in_the_first_minibatch(kind: str, steps: int, noise: Any):
 def test_loss_of_a_sample_by_hand():
     algo = make(steps=3, clip=0.2, clip_first=0.1, denoising_gamma=0.9)
     batch = batch_of(algo)
-    batch = batch._replace(log_prob=batch.log_prob - 0.15)  # ratio e^0.15 = 1.1618 everywhere
+    sides = torch.tensor([0.7, -0.7]).repeat(10)  # a clip shows where the advantage is positive
+    scores = batch.scores._replace(advantage=sides)
+    batch = batch._replace(log_prob=batch.log_prob - 0.15, scores=scores)  # ratio e^0.15 = 1.1618 everywhere
     for k, clip in enumerate((0.1, 0.1 + 0.1 * 0.182426, 0.2)):
-        row = torch.tensor([5 * 3 + k])
-        advantage = float(batch.scores.advantage[5]) * 0.9 ** (2 - k)
-        bounded = min(1.161834, 1.0 + clip) if advantage > 0 else 1.161834
-        assert algo.loss(batch, row)[0].item() == pytest.approx(-advantage * bounded, rel=1e-3)
+        for chunk, bounded in ((4, min(1.161834, 1.0 + clip)), (5, 1.161834)):
+            want = -float(sides[chunk]) * 0.9 ** (2 - k) * bounded
+            assert algo.loss(batch, torch.tensor([chunk * 3 + k]))[0].item() == pytest.approx(want, rel=1e-3)
 
 
 def test_the_tail_that_was_not_executed_does_not_count():
@@ -133,6 +136,21 @@ def test_returns_put_each_step_s_weight_where_it_was_executed():
         assert abs(float(batch.scores.advantage.mean())) < 1e-6
     # Before the first update, and only then, the stored log-probs are those of the current policy.
     fresh = make(steps=2)
+    assert float(fresh.loss(seen[0], every_row(seen[0]))[1][2]) < 1e-4
+
+
+def test_chunks_in_which_physics_failed_are_left_out_and_the_others_keep_their_places(monkeypatch):
+    step = PointEnv.step
+    monkeypatch.setattr(PointEnv, "step", lambda self, action: (
+        step(self, action)._replace(valid=torch.arange(self.num_envs) != 2)
+    ))  # fmt: skip
+    algo, fresh = make(steps=2), make(steps=2)
+    seen: list[Samples] = []
+    original = algo.update
+    algo.update = lambda batch, progress: (seen.append(batch), original(batch, progress=progress))[1]
+    train(algo, total_steps=8 * 12)
+    keep = seen[0].scores.keep
+    assert len(seen[0].cond) == int(keep.sum()) < len(keep)
     assert float(fresh.loss(seen[0], every_row(seen[0]))[1][2]) < 1e-4
 
 
@@ -236,14 +254,68 @@ def test_a_ratio_that_is_not_finite_is_an_error_and_changes_nothing():
     assert torch.equal(before, weights(algo.policy.tuned))
 
 
+def test_a_critic_that_is_not_finite_is_an_error_and_changes_nothing():
+    algo = make(critic_warmup=1, minibatch=1_000)
+    batch = batch_of(algo)
+    before = weights(algo.learner.value.network)
+    bad = batch.scores.target.clone()
+    bad[3] = torch.nan
+    with pytest.raises(RobopolicyError, match=r"critic's loss is nan.*rewards"):
+        algo.update(batch._replace(scores=batch.scores._replace(target=bad)), progress=0.0)
+    assert torch.equal(before, weights(algo.learner.value.network))
+
+
+def test_a_reward_that_is_not_finite_does_not_pass_for_equal_advantages(monkeypatch):
+    step = PointEnv.step
+    monkeypatch.setattr(PointEnv, "step", lambda self, action: (
+        (out := step(self, action))._replace(reward=torch.where(self.time == 3, torch.nan, out.reward))
+    ))  # fmt: skip
+    with pytest.raises(RobopolicyError, match=r"not finite|critic's loss is nan"):
+        train(make())
+
+
+def test_nothing_but_failed_physics_is_an_error(monkeypatch):
+    step = PointEnv.step
+    monkeypatch.setattr(PointEnv, "step", lambda self, action: (
+        (out := step(self, action))._replace(valid=torch.zeros_like(out.valid))
+    ))  # fmt: skip
+    with pytest.raises(RobopolicyError, match=r"physics failed in all \d+ chunks"):
+        train(make())
+
+
+def test_images_are_encoded_once_a_chunk_and_an_empty_batch_of_them_is_no_trouble():
+    """A rollout without a time limit has no final observations."""
+    torch.manual_seed(0)
+    plain = PointPolicy(chunk=3).spec
+    spec = replace(plain, observation={**plain.observation, IMAGES + "front": Feature((3, 96, 96), "uint8")})
+    policy = DiffusionPolicy(
+        spec, Normalizer.from_limits(spec.observation, spec.action), denoising_steps=3, tuned_steps=2,
+        network=partial(ResidualMLP, width=16, time_dim=16),
+    )  # fmt: skip
+    policy.begin_tuning()
+    algo = DPPO(policy, critic=partial(MLP, width=16, depth=1), minibatch=8, epochs=1)
+    obs = {STATE: torch.randn(4, 1, 4), IMAGES + "front": torch.randint(0, 256, (4, 1, 3, 96, 96), dtype=torch.uint8)}
+    _, record = algo.explore(obs, torch.randn(4, *algo.noise_shape))
+    none, planned = torch.zeros(2, 4, dtype=torch.bool), torch.tensor([[True] * 4, [False] * 4])
+    rollout = Rollout(
+        record, planned, torch.randn(2, 4), none, none, ~none, {k: v[:0] for k, v in obs.items()}, obs, [], 8, {}
+    )
+    encoder = weights(policy.encoder)
+    batch = algo.returns(rollout)
+    policy.encode = lambda obs: pytest.fail("encoded in an update")
+    found = algo.update(batch, progress=0.0)
+    assert batch.cond.shape == (4, policy.cond_dim) and found["actor_steps"] == 1
+    assert torch.equal(encoder, weights(policy.encoder))
+
+
 def test_what_cannot_be_trained_is_refused():
-    with pytest.raises(ConfigError, match=r"has 0\. policy=tuned"):
+    with pytest.raises(ConfigError, match=r"has 0\. Make it from its base by policy=tuned"):
         DPPO(base())
     with pytest.raises(ConfigError, match=r"between 0 and the 5 steps.*found 6"):
         make(steps=6)
     with pytest.raises(ConfigError, match="deterministic in fine-tuned steps"):
         make("flow", noise=partial(FloorNoise, floor=0.0))
-    with pytest.raises(ConfigError, match=r"total_steps=50 is less than one rollout .* = 96 primitive"):
+    with pytest.raises(ConfigError, match=r"total_steps=50 is less than one rollout .* = 96 primitive .*Raise"):
         train(make(), total_steps=50)
 
 

@@ -73,8 +73,15 @@ def test_a_time_limit_takes_the_value_of_the_true_successor_and_ends_the_trace()
     assert found.advantage[1].item() == pytest.approx(3 + 0.9 * 4 + 0.81 * 9 - 700)
 
 
-def test_success_at_the_time_limit_is_a_termination_in_another_env_than_a_timeout():
-    # Two envs: final values belong to truncated steps in the order of (step, env).
+def test_an_episode_that_terminates_at_its_time_limit_has_no_future():
+    found = one_env(
+        reward=column(0, 1, 0), planned=flags(3, 0, 2), terminated=flags(3, 1), truncated=flags(3, 1), value=[5, 7],
+        last=9, final=(11,),
+    )  # fmt: skip
+    torch.testing.assert_close(found.advantage.tolist(), [0.9 - 5, 0.9 * 9 - 7])
+
+
+def test_final_values_belong_to_truncated_steps_in_the_order_of_step_and_env():
     planned = torch.tensor([[1, 1], [1, 1], [1, 1]], dtype=torch.bool)
     truncated = torch.tensor([[0, 1], [1, 0], [0, 0]], dtype=torch.bool)
     zero = torch.zeros(3, 2, dtype=torch.float64)
@@ -134,6 +141,7 @@ def test_equal_advantages_are_defined_as_zero():
     assert standardize(torch.full((5,), 3.0)).tolist() == [0.0] * 5
     assert standardize(torch.tensor([7.0])).tolist() == [0.0]
     assert standardize(torch.tensor([1.0, 3.0])).tolist() == [-1.0, 1.0]
+    assert bool(standardize(torch.tensor([1.0, torch.nan])).isnan().all()), "not silently nothing"
 
 
 def test_reward_scale_is_the_deviation_of_running_returns_over_all_rollouts():
@@ -163,6 +171,8 @@ def test_every_sample_and_every_chunk_once_an_epoch():
         assert sorted(torch.cat([a for a, _ in half]).tolist()) == samples.tolist()
         assert sorted(torch.cat([b for _, b in half]).tolist()) == list(range(5))
     assert pairs[0][0].tolist() != pairs[2][0].tolist()
+    few = list(minibatches(samples, 2, size=1, epochs=1, generator=torch.Generator()))
+    assert [len(b) for _, b in few] == [1, 1], "no critic step without a chunk"
 
 
 def test_learning_rate_schedules():

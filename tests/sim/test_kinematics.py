@@ -31,6 +31,19 @@ def test_forward_jacobian_and_twist_equal_mujoco():
         np.testing.assert_allclose(velocity[i], np.concatenate([jac[0], jac[1]]) @ data.qvel, atol=1e-9)
 
 
+def test_links_without_collision_tests_cannot_reach_the_table():
+    model = sim.make("pick", 1).model
+    data = mujoco.MjData(model)
+    links = [model.geom(f"link{i}").id for i in range(1, 8)]
+    silent = [g for g in links if not model.geom_contype[g]]
+    assert len(silent) == 4
+    for q in random_joints(2000):
+        data.qpos[:7] = q
+        mujoco.mj_kinematics(model, data)
+        reach = np.abs(data.geom_xmat[silent, 8]) * model.geom_size[silent, 1] + model.geom_size[silent, 0]
+        assert (data.geom_xpos[silent, 2] - reach).min() > 0.1
+
+
 def test_home_points_down_at_the_stated_place():
     frame = forward(HOME[None])
     np.testing.assert_allclose(frame.pos[0], [0.5, 0, 0.2], atol=1e-3)

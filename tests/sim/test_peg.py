@@ -10,6 +10,7 @@ import sim
 from sim.env import SimEnv
 
 CLEARANCE = {"peg": 0.4e-3, "peg_easy": 1e-3}  # m per side
+GIVE = {"peg": 0.25e-3, "peg_easy": 0.5e-3}  # m that a wall may yield under all that the arm can press
 DOWN = (0.0, 0.0, -1.0, 0.0, -1.0)  # clamped to the limits: as hard as the controller can
 pytestmark = pytest.mark.parametrize("task", CLEARANCE)
 
@@ -51,7 +52,7 @@ def test_beside_the_hole_it_stays_out_and_slips_only_where_friction_holds_it(tas
     held = grasp()
     push(env, 0.0, 0.0, 0.001, 0.0, -1.0, steps=10)
     assert abs(grasp() - held) < 1e-3, "carried through the air it stays where it is"
-    assert push(env, *DOWN, steps=40)[:, 2].min() > -CLEARANCE[task], "the walls give way"
+    assert push(env, *DOWN, steps=40)[:, 2].min() > -GIVE[task], "the walls give way"
     assert (abs(grasp() - held) > 1e-3) == (task == "peg")
 
 
