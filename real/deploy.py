@@ -52,11 +52,11 @@ class SimulatedCell:
         profile = load_profile("panda", **settings)
         self.arm = MujocoArm(env.task, profile, dt=dt, trouble=trouble)
         self.chain = SafetyChain(profile, dt=dt)
-        planner = Planner(policy)
+        planner, lead = Planner(policy), int(np.ceil(latency / policy.spec.dt - 1e-9))
         self.loop = ControlLoop(
             self.arm, self.chain, ActionDecoder(env.controller, stroke=FINGER_STROKE, dt=env.dt),
-            InlineRunner(planner, latency=latency), self._observe, ChunkBuffer(policy.spec), clock=lambda: self.time,
-            history=planner.history, lead=int(np.ceil(latency / policy.spec.dt - 1e-9)), shadow=shadow,
+            InlineRunner(planner, latency=latency), self._observe, ChunkBuffer(policy.spec, lead=lead),
+            clock=lambda: self.time, history=planner.history, lead=lead, shadow=shadow,
         )  # fmt: skip
         self.held = 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,3 +40,16 @@ class SafetyFilter:
             self.reset(np.arange(len(wanted)), wanted)
         assert self.governor is not None
         return self.governor.filter(wanted).command
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next targets depend on, for `SimEnv.state_dict`."""
+        return {} if self.governor is None else dict(self.governor.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on as the filter that gave `state`, under the same limits."""
+        if not state:
+            self.governor = None
+            return
+        if self.governor is None:
+            self.governor = Governor(self.profile, len(state["c"]), dt=self.dt, projection=None)
+        self.governor.load_state_dict(state)

@@ -81,12 +81,16 @@ class ChunkBuffer:
         spec: of the policy; its dt and action shape.
         blend: control steps over which an old chunk gives way to a new one at their seam; 0 switches at once.
         max_delay: s between an observation and the first use of what was planned from it; beyond it the chunk is
-            refused, since the policy was never trained on such.
+            refused, since the policy was never trained on such. Delays count in whole control steps, the unit in
+            which actions are used: a tick late is not a step late.
+        lead: control steps that planning may take. A chunk of fewer steps than bridge it (that of a policy of one
+            step) is due so much later than planned: the policy then acts on what it saw a little ago, steadily.
     """
 
-    def __init__(self, spec: PolicySpec, *, blend: int = 2, max_delay: float | None = None) -> None:
+    def __init__(self, spec: PolicySpec, *, blend: int = 2, max_delay: float | None = None, lead: int = 0) -> None:
         self.spec, self.blend = spec, blend
         self.max_delay = spec.n_action_steps * spec.dt if max_delay is None else max_delay
+        self.shift = max(0, lead + 1 - spec.n_action_steps) * spec.dt  # s
         self.plan: list[Planned] = []
         self.late = self.refused = 0
 
@@ -107,16 +111,17 @@ class ChunkBuffer:
             k, d = np.argwhere(~np.isfinite(chunk))[0]
             raise SpecError(f"chunk: {spec.action.names[d]!r} of step {k} is {chunk[k, d]}")
         delay = now - observed
-        if not 0.0 <= delay <= self.max_delay:
+        if not 0.0 <= delay < self.max_delay + 0.5 * spec.dt:
             self.refused += 1
             raise SpecError(
                 f"chunk: comes {delay:.3f} s after its observation, the policy can use up to {self.max_delay:.3f} s"
             )
-        new = [Planned(observed + k * spec.dt, chunk[k]) for k in range(spec.n_action_steps)]
+        begin = observed + self.shift
+        new = [Planned(begin + k * spec.dt, chunk[k]) for k in range(spec.n_action_steps)]
         on_time = [p for p in new if p.due >= now - 0.5 * spec.dt]
         late = len(new) - len(on_time)
         self.late += late
-        old = {round((p.due - observed) / spec.dt): p.action for p in self.plan}
+        old = {round((p.due - begin) / spec.dt): p.action for p in self.plan}
         merged = []
         for k, p in enumerate(on_time):
             before, action = old.get(k + late), p.action

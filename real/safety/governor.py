@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from real.safety import motion
 from real.safety.body import Body
 from real.safety.errors import SafetyError
-from real.safety.limits import Limit, joint_limits
-from real.safety.path import Here, Path
+from real.safety.limits import Limit, broken, joint_limits
+from real.safety.path import Path
 from real.safety.profile import Profile
-from real.safety.projection import TOLERANCE, Projection, project
-from real.safety.propose import Box, box_of, track
+from real.safety.projection import Projection, project
+from real.safety.search import Search, put
 from real.safety.space import space_limits
 
 Array = NDArray[np.float64]
@@ -56,21 +56,21 @@ class Governor:
         self, profile: Profile, num_arms: int = 1, *, dt: float = 0.004, limits: Sequence[Limit] | None = None,
         projection: Projection | None = project, clock: Callable[[], float] | None = None, budget: float = 0.003,
     ) -> None:  # fmt: skip
-        self.dt, self.num_arms, self.projection = dt, num_arms, projection
+        self.dt, self.num_arms, self._projection = dt, num_arms, projection
         self.clock, self.budget = clock or (lambda: 0.0), budget
         n = len(profile.joints)
         self.c: Array = np.zeros((num_arms, motion.HISTORY, n))  # what was published, oldest first
         self.last: Array = np.zeros((num_arms, n))  # the last finite target
         self._stop: Array = np.zeros((num_arms, 1, n))
         self._at: NDArray[np.int64] = np.zeros(num_arms, dtype=np.int64)  # next sample of the stop
-        self.active = np.zeros(num_arms, dtype=bool)
-        self._near = False  # a limit changed the last command
+        self.active: Bool = np.zeros(num_arms, dtype=bool)
         self.use(profile, limits)
 
     def use(self, profile: Profile, limits: Sequence[Limit] | None = None) -> None:
         """Take other limits from the next tick on. A stop that is stored stays as it was certified."""
         self.profile, self.body = profile, Body(profile)
         self.limits = tuple(limits) if limits is not None else (*joint_limits(profile), *space_limits(self.body))
+        self.search = Search(profile, self.body, self.limits, dt=self.dt, projection=self._projection)
         self.reasons = (*(limit.name for limit in self.limits), INPUT, RATE, PROJECTED, LATE, POST, ERROR)
         self._index = {name: i for i, name in enumerate(self.reasons)}
 
@@ -85,7 +85,7 @@ class Governor:
         if q.shape != (len(rows), self.c.shape[2]) or not np.isfinite(q).all():
             raise SafetyError(f"reset: expected {(len(rows), self.c.shape[2])} finite joint angles, found {q!r}")
         history = np.repeat(q[:, None], motion.HISTORY, axis=1)
-        failed: Bool = self._failures(Path.of(history, q, self.body, self.dt))
+        failed: Bool = broken(self.limits, Path.of(history, q, self.body, self.dt))
         if failed.any():
             names = [n for n, bad in zip(self.reasons, np.asarray(failed.any(axis=0)), strict=False) if bad]
             raise SafetyError(
@@ -117,7 +117,11 @@ class Governor:
             wanted = self._readable(target, reasons)
             free = ~reasons[:, self._index[INPUT]] & (True if hold is None else ~hold)
             if free.any():
-                command, stop, going = self._choose(wanted, free, braking, pace, reasons)
+                found = self.search.choose(self.c, wanted, self.last, free, braking, pace)
+                command, stop, going, self.last = found.command, found.stop, found.going, wanted.copy()
+                reasons[:, : len(self.limits)] |= found.failed
+                reasons[:, self._index[RATE]] |= found.rate
+                reasons[:, self._index[PROJECTED]] |= found.projected
         except Exception as problem:  # whatever it is, the arm brakes
             error = f"{type(problem).__name__}: {problem}"
             going = np.zeros(self.num_arms, dtype=bool)
@@ -156,6 +160,24 @@ class Governor:
         index = np.minimum(self._at[:, None] + np.arange(self._stop.shape[1]), self._stop.shape[1] - 1)
         return np.take_along_axis(self._stop, index[:, :, None], axis=1)
 
+    def state_dict(self) -> dict[str, Array | Bool | NDArray[np.int64]]:
+        """What the next commands depend on, limits aside."""
+        near = np.array([self.search.near])
+        return {"c": self.c, "last": self.last, "stop": self._stop, "at": self._at, "active": self.active, "near": near}
+
+    def load_state_dict(self, state: dict[str, Array]) -> None:
+        """Go on from what `state_dict` of a governor of as many arms gave, under the same limits.
+
+        Raises:
+            SafetyError: it is of other arms.
+        """
+        if state["c"].shape != self.c.shape:
+            raise SafetyError(f"governor: the saved state is of arms {state['c'].shape}, these are {self.c.shape}")
+        self.c, self.last, self._stop = (np.array(state[k], dtype=np.float64) for k in ("c", "last", "stop"))
+        self._at, self.active = np.array(state["at"], dtype=np.int64), np.array(state["active"], dtype=bool)
+        self.search.near = bool(state["near"][0])
+        self._before = self.c, self._stop, self._at
+
     # -- inside -----------------------------------------------------------------------------------------------------
     def _readable(self, target: Array, reasons: Bool) -> Array:
         """`target` where it can be read, else the last one."""
@@ -166,66 +188,6 @@ class Governor:
         bad: Bool = ~np.asarray((np.abs(target) < 1e6).all(axis=1))  # NaN compares false
         reasons[bad, self._index[INPUT]] = True
         return np.where(bad[:, None], self.last, target) if bad.any() else target
-
-    def _choose(
-        self, wanted: Array, free: Bool, braking: Array, pace: float, reasons: Bool
-    ) -> tuple[Array, Array, Bool]:
-        """Commands [N n], stops after them [N S n], and where [N] they are certified."""
-        box = box_of(self.c, self.profile, self.dt, pace)
-        direct: Array = (wanted - self.c[:, -1]) / self.dt
-        inside: Bool = np.asarray(((direct >= box.low) & (direct <= box.high)).all(axis=1))
-        reasons[:, self._index[RATE]] |= free & ~inside
-        wish: Array = direct
-        if not inside.all():
-            wish = np.where(inside[:, None], direct, track(self.c, wanted, self.last, box, self.profile, self.dt))
-        self.last = wanted.copy()
-        command: Array = np.where(inside[:, None], wanted, self.c[:, -1] + self.dt * wish)
-        projected: dict[int, Array | None] = {}
-        # A limit is close by: ask the inequalities first, spare a certificate.
-        if self.num_arms == 1 and self._near and self.projection is not None:
-            projected[0] = self._project(0, wish[0], box)
-            if projected[0] is not None and np.abs(projected[0] - wish[0]).max() > TOLERANCE:
-                command = self.c[:, -1] + self.dt * projected[0]
-                reasons[:, self._index[PROJECTED]] = True
-        path = Path.of(self.c, command, self.body, self.dt)
-        failed = self._failures(path)
-        self._near = bool(failed.any()) or bool(reasons[:, self._index[PROJECTED]].any())
-        reasons[:, : len(self.limits)] |= failed & free[:, None]
-        going, stop = free & ~failed.any(axis=1), path.stop
-        for blend in (0.0, 0.5):  # the projection; half-way from there to the stop
-            rows = np.flatnonzero(free & ~going)
-            if not len(rows):
-                break
-            reasons[rows, self._index[PROJECTED]] = True
-            if blend == 0.0 and self.projection is not None:
-                for row in rows:
-                    v = projected[row] if row in projected else self._project(row, wish[row], box)
-                    command[row] = command[row] if v is None else self.c[row, -1] + self.dt * v
-            else:
-                command[rows] += 0.5 * (braking[rows] - command[rows])
-            path = Path.of(self.c[rows], command[rows], self.body, self.dt)
-            fine = ~self._failures(path).any(axis=1)
-            going[rows] = fine
-            stop = _put(stop, rows[fine], path.stop[fine])
-        return command, stop, going
-
-    def _project(self, row: int, wish: Array, box: Box) -> Array | None:
-        """[n] rad/s nearest to `wish` [n] that meets the limits' inequalities for one arm."""
-        here = Here.of(self.c[row], self.body, self.dt)
-        rows = [r for limit in self.limits if (r := limit.rows(here)) is not None]
-        g = np.concatenate([r.g for r in rows]) if rows else np.zeros((0, len(wish)))
-        h = np.concatenate([r.h for r in rows]) if rows else np.zeros(0)
-        assert self.projection is not None
-        return self.projection(wish, box.low[row], box.high[row], g, h)
-
-    def _failures(self, path: Path) -> Bool:
-        """[N L]: which limits are not certain to be kept on `path`."""
-        failed = np.zeros((len(path.c), len(self.limits)), dtype=bool)
-        for i, limit in enumerate(self.limits):
-            failed[:, i] = ~limit.holds(path)
-            if failed[:, i].all():
-                break  # one reason is enough
-        return failed
 
     def _braking(self) -> Array:
         """[N n] the next sample of the stored stop."""
@@ -249,22 +211,5 @@ class Governor:
         self.c = np.concatenate([self.c[:, 1:], command[:, None]], axis=1)
         self._at = np.minimum(self._at + 1, self._stop.shape[1] - 1)
         if going.any():
-            self._stop = _put(self._stop, np.flatnonzero(going), stop[going])
+            self._stop = put(self._stop, np.flatnonzero(going), stop[going])
             self._at[going] = 0
-
-
-def _lengthen(stop: Array, size: int) -> Array:
-    """`stop` [N S n] with its last sample repeated up to `size`."""
-    more = size - stop.shape[1]
-    return stop if more <= 0 else np.concatenate([stop, np.repeat(stop[:, -1:], more, axis=1)], axis=1)
-
-
-def _put(stops: Array, rows: NDArray[np.int64], new: Array) -> Array:
-    """`stops` [N S n] with `new` [M S' n] in `rows` [M]."""
-    size = max(stops.shape[1], new.shape[1])
-    stops, new = _lengthen(stops, size), _lengthen(new, size)
-    if len(rows) == len(stops):
-        return new
-    stops = stops.copy()
-    stops[rows] = new
-    return stops

@@ -6,6 +6,7 @@ when `holds` says so of the whole path, stop included.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -15,6 +16,8 @@ from real.safety.motion import HISTORY
 from real.safety.path import Array, Bool, Here, Path
 from real.safety.profile import Profile
 
+NEAR = 0.08  # m: from here on a distance is worth a row
+EXTRA = 1e-3  # m: rows stop this much earlier than the certificate
 SLACK = 1e-9  # relative: rounding of differences, far below what a limit means
 
 
@@ -38,6 +41,16 @@ class Limit(Protocol):
     def rows(self, here: Here) -> Rows | None:
         """Linear inequalities near `here`, or None where it is far away or a box."""
         ...
+
+
+def broken(limits: Sequence[Limit], path: Path) -> Bool:
+    """[N L]: which limits are not certain to be kept on `path`."""
+    failed = np.zeros((len(path.c), len(limits)), dtype=bool)
+    for i, limit in enumerate(limits):
+        failed[:, i] = ~limit.holds(path)
+        if failed[:, i].all():
+            break  # one reason is enough
+    return failed
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from real.joints import ChunkBuffer
 from real.robots import MujocoArm, Trouble
 from real.safety import load_profile
 from real.safety.audit import joint_violations
-from robopolicy.errors import SpecError
+from robopolicy.errors import CheckpointError, SpecError
 from robopolicy.policies.base import Policy
 from robopolicy.spec import PolicySpec
 from sim.tasks import make_task
@@ -80,10 +80,10 @@ def test_an_arm_that_hears_nothing_plays_the_certified_stop():
 @pytest.mark.parametrize("lost", [0.0, 0.05])
 def test_a_policy_drives_the_arm_and_the_arm_never_aborts(latency, lost):
     it = cell([0.01, 0.01, -0.005, 0.0, -1.0], latency=latency, trouble=Trouble(drop=lost))
-    start = it.env.controller.pos[:, 0].copy()
+    start = it.env.controller.pos[0].copy()
     episode = it.run(3)
     assert episode.aborted == "" and episode.mode in ("RUN", "HOLD")
-    assert np.linalg.norm(it.env.controller.pos[:, 0] - start) > 0.02, "it got somewhere"
+    assert np.linalg.norm(it.env.controller.pos[0] - start) > 0.02, "it got somewhere"
     assert (it.loop.counts["lost"] > 0) == (lost > 0)
     assert "underrun" not in episode.reasons, "a chunk is asked for in time to follow the one before"
     assert "1 episodes" in report([episode])
@@ -133,6 +133,25 @@ def test_late_actions_are_dropped_never_executed():
     assert b.pop(0.25) is None and b.late == 3
 
 
+@pytest.mark.parametrize("latency", [0.03, 0.05])  # less than a control step, and all of one: 12.5 ticks
+def test_a_policy_of_one_step_bridges_a_latency_by_acting_a_step_later(latency):
+    env = sim.make("reach", 1, joint_noise=0.0, horizon=20)
+    it = SimulatedCell(env, Drive(env, [0.01, 0.01, -0.005, 0.0, -1.0], steps=1), settings=WIDE, latency=latency)
+    start = it.env.controller.pos[0].copy()
+    episode = it.run(3)
+    assert np.linalg.norm(it.env.controller.pos[0] - start) > 0.2 and not episode.reasons
+    assert it.loop.counts["late"] == it.loop.counts["refused"] == 0
+
+
+def test_delays_count_in_whole_control_steps():
+    one = ChunkBuffer(toy.spec(horizon=1), lead=1)
+    assert one.add(np.ones((1, 2)), observed=0.0, now=0.052) == 0, "a tick late is not a step late"
+    assert one.pop(0.05).tolist() == [1.0, 1.0]
+    with pytest.raises(SpecError, match=r"can use up to 0\.050"):
+        one.add(np.ones((1, 2)), observed=0.0, now=0.076)
+    assert ChunkBuffer(toy.spec(horizon=4), lead=1).shift == 0.0, "a chunk has a later action to go on with"
+
+
 def test_delays_the_policy_was_not_trained_for_are_refused():
     b = buffer()
     with pytest.raises(SpecError, match="can use up to"):
@@ -167,3 +186,31 @@ def test_training_under_the_limits():
     assert sum(joint_violations(np.array(commands), profile, 0.05, rate=20).values()) == 0
     assert 0 < intervened <= 120
     assert np.ptp(np.array(commands), axis=0).max() > 0.02
+
+
+def test_training_under_the_limits_resumes_bit_for_bit():
+    """The filter's memory, stored stops included, is part of the env's state; episodes end on the way."""
+
+    def env_of(joint_filter):
+        return sim.make("reach", 3, joint_filter=joint_filter, horizon=9)
+
+    def run(env, actions):
+        return torch.stack([env.step(a).obs["observation.state"] for a in actions])
+
+    first = env_of(SafetyFilter(load_profile("panda", **WIDE), dt=0.05))
+    first.reset()
+    actions = 0.05 * torch.randn(26, 3, 5, generator=torch.Generator().manual_seed(0))
+    run(first, actions[:13])
+    state = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in first.state_dict().items()}
+    second = env_of(SafetyFilter(load_profile("panda", **WIDE), dt=0.05))
+    second.load_state_dict(state)
+    assert torch.equal(run(first, actions[13:]), run(second, actions[13:]))
+    resumed = second.state_dict()
+    for key, value in first.state_dict().items():
+        same = torch.equal(value, resumed[key]) if isinstance(value, torch.Tensor) else value == resumed[key]
+        assert same, key
+    with pytest.raises(CheckpointError, match="joint_filter"):
+        env_of(None).load_state_dict(state)
+    bare = env_of(None)
+    with pytest.raises(CheckpointError, match="joint_filter"):
+        second.load_state_dict(bare.state_dict())

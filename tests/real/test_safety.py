@@ -183,21 +183,21 @@ def test_trouble_inside_brakes_within_the_tick(kind):
     governor = ready(profile, clock=lambda: now[0])
     target = home(profile) + np.array([0.5, 0, 0, 0, 0, 0, 0])
     for _ in range(100):
-        if governor._near:  # the wall makes itself felt
+        if governor.search.near:  # the wall makes itself felt
             break
         governor.filter(target[None])
     stop = governor.stop_ahead()[:, 0]
     if kind == "exception":
-        governor.projection = explode
+        governor.search.projection = explode
     elif kind == "limit raises":
         limits = [type("Bad", (), {"name": "bad", "holds": explode, "rows": explode})()]
         governor.use(profile, limits)
     elif kind == "late":
         governor.clock = lambda: now.__setitem__(0, now[0] + 1.0) or now[0]
     elif kind == "not a number":
-        governor.projection = lambda wish, *_: np.full_like(wish, np.nan)
+        governor.search.projection = lambda wish, *_: np.full_like(wish, np.nan)
     else:
-        governor.projection = lambda wish, *_: wish + 10.0
+        governor.search.projection = lambda wish, *_: wish + 10.0
     verdict = governor.filter(target[None])
     if kind in ("not a number", "lies"):  # half-way to the stop may still be certified; then it is inside the limits
         assert np.isfinite(verdict.command).all() and governor._post_check(verdict.command)[0] in (True, False)
@@ -212,11 +212,12 @@ def test_the_post_check_stands_alone():
     yes = type("Yes", (), {"name": "yes", "holds": lambda self, path: np.array([True]), "rows": lambda *_: None})()
     governor = ready(profile, limits=[yes])
     governor.reset(home(profile)[None])
-    import real.safety.governor as module
+    from real.safety import propose
+    from real.safety import search as module
 
     original = module.box_of
     try:
-        module.box_of = lambda c, *_: module.Box(np.full((1, 7), -1e3), np.full((1, 7), 1e3))
+        module.box_of = lambda c, *_: propose.Box(np.full((1, 7), -1e3), np.full((1, 7), 1e3))
         verdict = governor.filter(home(profile)[None] + 0.5)
     finally:
         module.box_of = original
