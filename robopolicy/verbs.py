@@ -73,7 +73,7 @@ def evaluate(
     """Run a checkpoint on `episodes` episodes of a split; rows and films go to `out`."""
     _threads(threads)
     place = Place.of(checkpoint, which, out)
-    env = _env(_task(task, place), num_envs, episodes)
+    env = _env(task_of(task, place), num_envs, episodes)
     policy = load_policy(checkpoint, device=device, env=env.spec, which=which)
     label = name if name is not None else "" if split == "test" else split
     rows = _rows(policy, env, place, label, episodes, split, deterministic)
@@ -102,7 +102,7 @@ def compare(
     _threads(threads)
     place_b = Place.of(b, "latest", out)
     place_a = Place.of(a, "latest", place_b.out)
-    env = _env(_task(task, place_b), num_envs, episodes)
+    env = _env(task_of(task, place_b), num_envs, episodes)
     first, second = (load_policy(path, device=device, env=env.spec) for path in (a, b))
     called = names or _names(place_a, place_b)
     rows_a = _rows(first, env, place_a, called[0], episodes, split, deterministic)
@@ -194,7 +194,7 @@ def _rows(
     return rows
 
 
-def _task(given: dict[str, Any] | None, place: Place) -> dict[str, Any]:
+def task_of(given: dict[str, Any] | None, place: Place) -> dict[str, Any]:
     """The task on the command line, or the one that the run was trained on."""
     config = read_config(place.run) if place.run is not None else None
     task: dict[str, Any] | None = given or (config or {}).get("task")

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.errors import ConfigError, closest
+from robopolicy.errors import CheckpointError, ConfigError, closest
 from robopolicy.types import ActionSpec
 from sim.arm import ARM_DOF, FINGER_STROKE, HOME, JOINT_HIGH, JOINT_LOW
 from sim.kinematics import Frame, ik_step, yaw_of
@@ -61,6 +61,8 @@ class _Base:
                 whole[rows] = part
         self.grip[rows] = qpos[:, ARM_DOF : ARM_DOF + 2].mean(axis=1) / FINGER_STROKE * 2 - 1
         self.intervened[rows] = False
+        if (restart := getattr(self.joint_filter, "reset", None)) is not None:  # it remembers what was commanded
+            restart(rows, qpos[:, :ARM_DOF])
 
     def follow(self, frame: Frame) -> None:
         """Take `forward(self.q)` of all N, which the env computes together with the measured frames."""
@@ -78,11 +80,24 @@ class _Base:
         return self._ctrl
 
     def state_dict(self) -> dict[str, Any]:
-        return {k: getattr(self, k).copy() for k in ("pos", "yaw", "grip", "q")}
+        own = {k: getattr(self, k).copy() for k in ("pos", "yaw", "grip", "q")}
+        if (save := getattr(self.joint_filter, "state_dict", None)) is not None:  # it remembers what was commanded
+            own |= {f"filter.{k}": v.copy() for k, v in save().items()}
+        return own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for k in ("pos", "yaw", "grip", "q"):
             setattr(self, k, np.array(state[k], dtype=np.float64))
+        kept = {k.removeprefix("filter."): v for k, v in state.items() if k.startswith("filter.")}
+        load = getattr(self.joint_filter, "load_state_dict", None)
+        if (load is None) != (not kept):
+            saved, here = ("one", "none") if kept else ("none", "one")
+            raise CheckpointError(
+                f"joint_filter: the env was saved with {saved} that has a memory, this one has {here}. "
+                "Resume with the config it was saved under."
+            )
+        if load is not None:
+            load(kept)
 
 
 class DeltaPose(_Base):

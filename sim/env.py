@@ -174,6 +174,16 @@ class SimEnv:
         """The observation to act on now, e.g. after `load_state_dict`."""
         return dict(self._last)
 
+    def sense(self, qpos: Array, qvel: Array) -> tuple[Obs, NDArray[np.bool_]]:
+        """Observation and success [N] with the physics in `qpos` [N nq], `qvel` [N nv] of another simulation."""
+        self.physics.qpos[:], self.physics.qvel[:] = qpos, qvel
+        self._measure()
+        return self._observe(None), self.task.success(self.at, self._scene())
+
+    def task_state(self) -> Array:
+        """[N E] what the task keeps beside physics, e.g. a target."""
+        return self._extra.copy()
+
     _ARRAYS = ("_extra", "_t", "_held", "_late", "draws")
 
     def state_dict(self) -> dict[str, Any]:

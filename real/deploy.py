@@ -1,0 +1,147 @@
+"""`robopolicy deploy`: run a checkpoint on an arm, behind the safety limits. Here: the simulated arm, in process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from real.joints import ActionDecoder, ChunkBuffer
+from real.loop import ControlLoop, InlineRunner, Planner
+from real.robots import MujocoArm, State, Trouble
+from real.safety import Mode, SafetyChain, load_profile
+from robopolicy.build import build
+from robopolicy.checkpoint import load_policy
+from robopolicy.errors import ConfigError
+from robopolicy.evaluate.statistics import wilson
+from robopolicy.noise import episode_seeds
+from robopolicy.policies.base import Policy
+from robopolicy.schema import Count, Natural, Node, Positive
+from robopolicy.types import Obs
+from robopolicy.verbs import Place, task_of
+from sim.arm import FINGER_STROKE
+from sim.env import SimEnv
+
+Settings = dict[str, float]
+
+
+class Episode(NamedTuple):
+    """What happened in one episode."""
+
+    seed: int
+    success: bool
+    steps: int  # control steps
+    aborted: str  # by the arm; "" where it was not
+    mode: str  # at the end
+    changed: float  # fraction of ticks in which the command was not the target
+    paced: float  # fraction of control steps that were slower than the policy asked for
+    reasons: Counter[str]
+
+
+class SimulatedCell:
+    """A task's simulated arm at 1 kHz under a control loop, on simulated time."""
+
+    def __init__(
+        self, env: SimEnv, policy: Policy, *, settings: Settings, latency: float = 0.0, trouble: Trouble | None = None,
+        shadow: bool = False, dt: float = 0.004,
+    ) -> None:  # fmt: skip
+        self.env, self.dt, self.time = env, dt, 0.0
+        profile = load_profile("panda", **settings)
+        self.arm = MujocoArm(env.task, profile, dt=dt, trouble=trouble)
+        self.chain = SafetyChain(profile, dt=dt)
+        planner, lead = Planner(policy), int(np.ceil(latency / policy.spec.dt - 1e-9))
+        self.loop = ControlLoop(
+            self.arm, self.chain, ActionDecoder(env.controller, stroke=FINGER_STROKE, dt=env.dt),
+            InlineRunner(planner, latency=latency), self._observe, ChunkBuffer(policy.spec, lead=lead),
+            clock=lambda: self.time, history=planner.history, lead=lead, shadow=shadow,
+        )  # fmt: skip
+        self.held = 0
+
+    def _observe(self, state: State) -> Obs:
+        """What the policy is shown: the task's own features, of this arm's physics."""
+        del state  # the task's features need the objects too
+        obs, success = self.env.sense(self.arm.data.qpos[None], self.arm.data.qvel[None])
+        self.held = self.held + 1 if success[0] else 0
+        return obs
+
+    def run(self, seed: int) -> Episode:
+        """One episode, to success, to its horizon or to a fault."""
+        env = self.env
+        env.reset(torch.tensor([seed], dtype=torch.int64))
+        self.arm.place(env.physics.qpos[0], env.task_state())
+        self.held, changed, ticks, reasons = 0, 0, 0, Counter[str]()
+        self.loop.counts.clear()
+        self.loop.start(seed=seed)
+        while self.loop.step <= env.task.horizon and self.held < env.task.hold:
+            decision = self.loop.tick()
+            self.arm.advance()
+            self.time += self.dt
+            ticks, changed = ticks + 1, changed + decision.changed
+            reasons.update(decision.reasons)
+            if decision.mode is Mode.FAULT or self.arm.aborted:
+                break
+        return Episode(
+            seed, self.held >= env.task.hold, self.loop.step, self.arm.aborted, self.chain.mode.name,
+            changed / max(1, ticks), self.loop.counts["paced"] / max(1, self.loop.step), reasons,
+        )  # fmt: skip
+
+
+def deploy(
+    *,
+    checkpoint: Path,
+    robot: Literal["mujoco"] = "mujoco",
+    task: Node | None = None,
+    which: Literal["latest", "best"] = "latest",
+    episodes: Count = 20,
+    safety: dict[str, float] | None = None,
+    speed: Positive = 1.0,
+    latency_ms: Natural = 0,
+    lost: float = 0.0,
+    dry_run: bool = False,
+) -> list[Episode]:
+    """Run a checkpoint on an arm behind the safety limits, and report success, interventions and aborts.
+
+    `safety` holds settings of real.safety.Settings; `speed` scales its speeds, 0.1 is where to begin on a real arm.
+    `dry_run` computes everything and moves nothing.
+    """
+    del robot  # one so far
+    if not 0.0 <= lost < 1.0:
+        raise ConfigError(f"lost: expected a fraction from 0 to below 1, found {lost}")
+    place = Place.of(checkpoint, which, Path())
+    env = build(task_of(task, place), "task", num_envs=1, seed=0)
+    if not isinstance(env, SimEnv):
+        raise ConfigError("deploy robot=mujoco needs a task of the native suite")
+    policy = load_policy(checkpoint, env=env.spec, which=which)
+    settings = dict(safety or {})
+    for name, usual in (("velocity", 0.5), ("tcp_speed", 0.25)):
+        settings[name] = settings.get(name, usual) * speed
+    cell = SimulatedCell(
+        env, policy, settings=settings, latency=latency_ms / 1000, trouble=Trouble(drop=lost), shadow=dry_run
+    )
+    top = max(env.controller.spec.high[:3]) / env.dt if not env.spec_is_joint else 0.0
+    if top > settings["tcp_speed"]:
+        print(
+            f"the policy's actions go up to {top:.2f} m/s a direction, tcp_speed permits {settings['tcp_speed']:.2f}: "
+            "it will be slower than trained, and may run out of its horizon"
+        )
+    print(f"limits of {cell.chain.profile.data['title']}, {cell.chain.profile.digest}: {settings}")
+    done = [cell.run(int(seed)) for seed in episode_seeds("test", 0, episodes)]
+    print(report(done))
+    return done
+
+
+def report(done: list[Episode]) -> str:
+    """A few lines for people."""
+    rate = wilson(sum(e.success for e in done), len(done))
+    why: Counter[str] = sum((e.reasons for e in done), Counter())
+    aborts = Counter(e.aborted for e in done if e.aborted)
+    return (
+        f"success {100 * rate.value:.0f}% ({100 * rate.low:.0f}–{100 * rate.high:.0f}) of {len(done)} episodes, "
+        f"aborted by the arm: {dict(aborts) or 'never'}\n"
+        f"control steps slower than asked for: {100 * float(np.mean([e.paced for e in done])):.1f}%\n"
+        f"commands changed in {100 * float(np.mean([e.changed for e in done])):.1f}% of ticks; reasons, in ticks: "
+        f"{dict(why.most_common())}"
+    )

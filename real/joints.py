@@ -1,0 +1,148 @@
+"""From policy actions to joint targets, by the code that the simulator uses, and their timing.
+
+A chunk has absolute times: action k of a chunk planned from an observation at time t is due at t + k·dt, and reaches
+its end at t + (k + 1)·dt. What is late is not executed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from real.reference import shape
+from real.safety.profile import Profile
+from robopolicy.errors import SpecError
+from robopolicy.spec import PolicySpec
+from sim.control import Controller
+from sim.kinematics import Frame, forward, yaw_of
+
+Array = NDArray[np.float64]
+
+
+class Target(NamedTuple):
+    """Where to be at the end of a control step."""
+
+    q: Array  # [n] rad
+    opening: float  # m
+    limited: bool  # slower than the action asked for
+
+
+class ActionDecoder:
+    """Turns one action into a joint target and a gripper opening, with the simulator's controller for one arm."""
+
+    def __init__(self, controller: Controller, *, stroke: float, dt: float) -> None:
+        self.controller, self.stroke, self.dt = controller, stroke, dt
+        self.last_step: Array = np.zeros(controller.q.shape[1])  # [n] rad, of the joint targets
+        self.low, self.high = np.array(controller.spec.low), np.array(controller.spec.high)
+
+    def reset(self, q: Array, opening: float) -> None:
+        """Start from measured joints `q` [n] rad and `opening` m."""
+        qpos = np.concatenate([q, [opening / 2, opening / 2]])[None]
+        frame = forward(q[None])
+        self.controller.reset(np.array([0]), qpos, frame)
+        self.controller.follow(frame)
+        self.last_step = np.zeros(len(q))
+
+    def decode(self, action: Array, q: Array, profile: Profile) -> Target:
+        """What `action` [Da] means with the arm measured at `q` [n], at a pace that `profile` permits.
+
+        Where the pace is slower than asked for, the commanded pose is where the joints are really sent, so that what
+        the policy sees of it stays true and nothing winds up.
+        """
+        frame: Frame = forward(q[None])
+        c, clamped = self.controller, np.clip(action, self.low, self.high)
+        before, jac = c.q[0].copy(), forward(c.q).jac[0, :, :3]
+        ctrl = c.command(clamped[None], frame.pos, yaw_of(frame))
+        wanted, opening = ctrl[0, : len(q)].copy(), float(ctrl[0, -1] * 2)
+        self.last_step, limited = shape(wanted - before, self.last_step, jac, profile, self.dt)
+        goal = np.clip(before + self.last_step, profile.low, profile.high) if limited else wanted
+        c.q = goal[None].copy()
+        c.follow(sent := forward(c.q))
+        if limited:
+            c.pos, c.yaw = sent.pos.copy(), yaw_of(sent)
+        return Target(goal, opening, limited)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One action on its way."""
+
+    due: float  # s, steady clock
+    action: Array  # [Da]
+
+
+class ChunkBuffer:
+    """Actions by the time at which they are due.
+
+    Args:
+        spec: of the policy; its dt and action shape.
+        blend: control steps over which an old chunk gives way to a new one at their seam; 0 switches at once.
+        max_delay: s between an observation and the first use of what was planned from it; beyond it the chunk is
+            refused, since the policy was never trained on such. Delays count in whole control steps, the unit in
+            which actions are used: a tick late is not a step late.
+        lead: control steps that planning may take. A chunk of fewer steps than bridge it (that of a policy of one
+            step) is due so much later than planned: the policy then acts on what it saw a little ago, steadily.
+    """
+
+    def __init__(self, spec: PolicySpec, *, blend: int = 2, max_delay: float | None = None, lead: int = 0) -> None:
+        self.spec, self.blend = spec, blend
+        self.max_delay = spec.n_action_steps * spec.dt if max_delay is None else max_delay
+        self.shift = max(0, lead + 1 - spec.n_action_steps) * spec.dt  # s
+        self.plan: list[Planned] = []
+        self.late = self.refused = 0
+
+    def clear(self) -> None:
+        self.plan = []
+
+    def add(self, chunk: Array, observed: float, now: float) -> int:
+        """Take a chunk [Ta Da] planned from an observation at `observed`; returns how many of its actions are late.
+
+        Raises:
+            SpecError: wrong shape, a number that is none, or a delay outside what the policy was trained for. The
+                buffer stays as it was.
+        """
+        spec, gripper = self.spec, self.spec.action.gripper
+        if chunk.shape != (spec.n_action_steps, spec.action.dim):
+            raise SpecError(f"chunk: expected shape {(spec.n_action_steps, spec.action.dim)}, found {chunk.shape}")
+        if not np.isfinite(chunk).all():
+            k, d = np.argwhere(~np.isfinite(chunk))[0]
+            raise SpecError(f"chunk: {spec.action.names[d]!r} of step {k} is {chunk[k, d]}")
+        delay = now - observed
+        if not 0.0 <= delay < self.max_delay + 0.5 * spec.dt:
+            self.refused += 1
+            raise SpecError(
+                f"chunk: comes {delay:.3f} s after its observation, the policy can use up to {self.max_delay:.3f} s"
+            )
+        begin = observed + self.shift
+        new = [Planned(begin + k * spec.dt, chunk[k]) for k in range(spec.n_action_steps)]
+        on_time = [p for p in new if p.due >= now - 0.5 * spec.dt]
+        late = len(new) - len(on_time)
+        self.late += late
+        old = {round((p.due - begin) / spec.dt): p.action for p in self.plan}
+        merged = []
+        for k, p in enumerate(on_time):
+            before, action = old.get(k + late), p.action
+            if before is not None and k < self.blend:
+                weight = (k + 1) / (self.blend + 1)
+                action = (1 - weight) * before + weight * p.action
+                if gripper is not None:
+                    action[gripper] = p.action[gripper]  # half-open is nobody's wish
+            merged.append(Planned(p.due, action))
+        self.plan = merged
+        return late
+
+    def pop(self, now: float) -> Array | None:
+        """The action [Da] due at `now`, None when there is none. What is past is dropped, never executed late."""
+        half = 0.5 * self.spec.dt
+        while self.plan and self.plan[0].due < now - half:
+            self.plan.pop(0)
+            self.late += 1
+        if self.plan and self.plan[0].due <= now + half:
+            return self.plan.pop(0).action
+        return None
+
+    def __len__(self) -> int:
+        return len(self.plan)

@@ -1,0 +1,198 @@
+"""The control loop: observe, plan, decode, filter, write, once a tick. Its clock is injected; nothing here sleeps."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from real.joints import ActionDecoder, ChunkBuffer
+from real.reference import spline
+from real.robots import Robot, State
+from real.safety import Decision, Mode, SafetyChain, SafetyError
+from real.safety.chain import Measured
+from robopolicy.errors import SpecError
+from robopolicy.execute import ChunkExecutor
+from robopolicy.policies.base import Policy
+from robopolicy.types import BASE_ACTION, Obs
+
+Array = NDArray[np.float64]
+Observe = Callable[[State], Obs]  # single frames [1 …]
+
+
+class Planner:
+    """Chunks from observations, for one arm, with the executor that evaluation uses."""
+
+    def __init__(self, policy: Policy, *, seed: int = 0, deterministic: bool = False) -> None:
+        self.policy, self.deterministic = policy.eval(), deterministic
+        levels = [policy]
+        while levels[-1].base is not None:
+            levels.append(levels[-1].base)
+        self.executors = [ChunkExecutor(level, 1) for level in levels]
+        self.history = max(level.spec.n_obs_steps for level in levels)
+        self.reset(seed)
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode; its noise is keyed by `seed`."""
+        self.seed = torch.tensor([seed], dtype=torch.int64)
+        for executor in self.executors:
+            executor.reset()
+
+    def plan(self, obs: Obs, step: int) -> Array:
+        """[Ta Da] for a history of observations [1 To …], at control step `step` of the episode."""
+        for executor in reversed(self.executors):
+            if executor is self.executors[0]:
+                executor.left.zero_()
+            executor.clock.fill_(step)
+            action = executor.next_action(obs, self.seed, deterministic=self.deterministic)
+            obs = {**obs, BASE_ACTION: action}
+        return self.executors[0].queue[0].double().numpy().copy()
+
+
+class Runner(Protocol):
+    """Where planning happens: in the tick, in a thread, on a server."""
+
+    def request(self, obs: Obs, step: int, now: float) -> None: ...
+    def poll(self, now: float) -> tuple[Array, float] | None: ...
+    def reset(self, seed: int) -> None: ...
+
+
+class InlineRunner:
+    """Plans in the tick; `latency` [s] pretends that it took so long."""
+
+    def __init__(self, planner: Planner, *, latency: float = 0.0) -> None:
+        self.planner, self.latency = planner, latency
+        self.ready: tuple[Array, float] | None = None
+
+    def reset(self, seed: int) -> None:
+        self.planner.reset(seed)
+        self.ready = None
+
+    def request(self, obs: Obs, step: int, now: float) -> None:
+        self.ready = (self.planner.plan(obs, step), now)
+
+    def poll(self, now: float) -> tuple[Array, float] | None:
+        """The chunk and the time of its observation, once it is there."""
+        if self.ready is None or now < self.ready[1] + self.latency - 1e-9:
+            return None
+        done, self.ready = self.ready, None
+        return done
+
+
+class ControlLoop:
+    """One arm under one policy.
+
+    Args:
+        lead: control steps before a chunk runs out at which the next is asked for; must cover the planner's latency.
+        clock: s, steady; called once a tick.
+        shadow: everything is computed, nothing written: the arm holds still.
+    """
+
+    def __init__(
+        self, robot: Robot, chain: SafetyChain, decoder: ActionDecoder, runner: Runner, observe: Observe,
+        buffer: ChunkBuffer, *, clock: Callable[[], float], history: int = 1, lead: int = 0, shadow: bool = False,
+    ) -> None:  # fmt: skip
+        if tuple(robot.joints) != chain.profile.joints:
+            raise SafetyError(f"robot: joints {list(robot.joints)}, the limits are of {list(chain.profile.joints)}")
+        self.robot, self.chain, self.decoder, self.runner = robot, chain, decoder, runner
+        self.observe, self.buffer, self.clock, self.lead, self.shadow = observe, buffer, clock, lead, shadow
+        self.frames: deque[Obs] = deque(maxlen=history)
+        self.counts = Counter[str]()
+        self.period = buffer.spec.dt
+        self.goal: Array | None = None  # [n] rad, the joint target at the end of the control step; None: nothing to do
+        self.points: Array = np.tile(chain.governor.c[0, -1], (4, 1))  # [4 n] rad, of the reference's spline
+        self.goal_from, self.grip = 0.0, 0.0  # s; m
+        self.resting = True  # stands, and has not been told where to go since
+
+    def start(self, *, seed: int = 0) -> None:
+        """Activate where the arm stands.
+
+        Raises:
+            SafetyError: there is no state, or the arm stands where it may not.
+        """
+        state, now = self.robot.read(), self.clock()
+        if state is None:
+            raise SafetyError("robot: no state has come; is the driver running?")
+        self.chain.deactivate()
+        self.chain.activate(Measured(state.q), now)
+        self.runner.reset(seed)
+        self.frames.clear()
+        self.begin, self.step, self.waiting, self.grip = now, 0, False, state.opening
+        self._resync(state.q)
+
+    def tick(self) -> Decision:
+        """One tick: the command that was decided on."""
+        now, state = self.clock(), self.robot.read()
+        dt = self.chain.governor.dt
+        at = self.begin + round((now - self.begin) / dt) * dt  # s, of this tick: a late one must not bend the reference
+        reason = ""
+        told = None if state is None or self.shadow else state.played
+        if told is not None and not self.chain.governor.heard(told):
+            self.counts["lost"] += 1
+        due = self.begin + self.step * self.period
+        if at >= due - 1e-6 and state is not None and np.isfinite(state.q).all():
+            reason = self._control_step(state, now, due)
+        target: Array | None = None
+        if self.goal is not None:
+            target = spline(self.points, min(1.0, (at - self.goal_from) / self.period))
+        elif self.resting and not reason:
+            target = self.chain.governor.c[0, -1]  # nothing has been asked for yet: stand
+        measured = None if state is None else Measured(state.q, state.torque if self.chain.tank is not None else None)
+        decision = self.chain.filter(target, measured, now, reason=reason or "underrun")
+        if decision.mode >= Mode.HOLD:
+            self._resync(decision.command)
+        if not self.shadow:
+            self.robot.write(decision.command, self.grip, decision.stop)
+        return decision
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+    def _resync(self, q: Array) -> None:
+        """Let decoder and interpolation start from `q` [n]."""
+        self.buffer.clear()
+        self.decoder.reset(q, self.grip)
+        self.goal, self.resting = None, True
+        self.points, self.goal_from = np.tile(q, (4, 1)), self.clock()
+
+    def _control_step(self, state: State, now: float, due: float) -> str:
+        """What happens at the policy's own rate; a reason where there is nothing to do next."""
+        frame = self.observe(state)
+        while len(self.frames) < (self.frames.maxlen or 1):
+            self.frames.append(frame)
+        self.frames.append(frame)
+        if self.chain.mode >= Mode.HOLD:  # begin anew once the arm may move again
+            self.step = max(self.step + 1, int((now - self.begin) / self.period + 1e-6))
+            self.waiting = self.waiting and self.runner.poll(now) is None
+            return ""
+        reason = self._collect(now)  # first: what is asked for next must not wait for another control step
+        if len(self.buffer) <= self.lead and not self.waiting:
+            stacked = {k: torch.stack([f[k] for f in self.frames], dim=1) for k in frame}
+            self.runner.request(stacked, self.step, min(due, now))
+            self.waiting = True
+            reason = self._collect(now) or reason
+        self.step = max(self.step + 1, int((now - self.begin) / self.period + 1e-6))
+        action = self.buffer.pop(due)
+        if action is None:
+            self.goal = None
+            return reason
+        self.resting = False
+        self.goal, self.grip, limited = self.decoder.decode(action, state.q, self.chain.profile)
+        self.points = np.concatenate([self.points[1:], self.goal[None]])
+        self.goal_from = due
+        self.counts["paced"] += limited
+        return reason
+
+    def _collect(self, now: float) -> str:
+        """Take a chunk that is there; why not, where it is refused."""
+        if (done := self.runner.poll(now)) is None:
+            return ""
+        self.waiting = False
+        try:
+            self.counts["late"] += self.buffer.add(done[0], done[1], now)
+        except SpecError as error:
+            self.counts["refused"] += 1
+            return f"chunk_refused: {error}"
+        return ""

@@ -1,0 +1,52 @@
+"""Between the policy's rate and the ticks: a reference that the limits have no reason to change.
+
+Joint targets g of the policy's control steps, T s apart, are control points of a uniform cubic B-spline. Its velocity,
+acceleration and jerk are bounded by differences of g over T, T², T³, and it trails the ramp that the simulator's
+servos get by one control step: as much as these servos lag. An arm that follows it without lag moves as trained.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from real.safety.profile import Profile
+
+Array = NDArray[np.float64]
+
+SPEED, ACCELERATION = 0.9, 0.95  # of the limits: the rest is for what the certificate cannot know exactly
+TOOL = 0.7  # of its speed limit: in a stop the joints do not slow down alike, and what cancelled adds up
+
+
+class Shaped(NamedTuple):
+    """A step of the joint targets."""
+
+    step: Array  # [n] rad
+    limited: bool  # it is not the one that was wanted
+
+
+def shape(wanted: Array, last: Array, jac: Array, profile: Profile, dt: float) -> Shaped:
+    """The permitted step [n] rad towards `wanted` [n] after the step `last` [n], `dt` s each.
+
+    All joints are slowed alike, so that the tool keeps its direction. Steps that differ by a·dt² make a spline of
+    acceleration a at most, and of jerk 2a/dt, which is far inside the limits at a policy's rate.
+
+    Args:
+        jac: [n 3] m/rad, the tool's translation by joint.
+    """
+    tiny = 1e-12
+    joint = (SPEED * profile.velocity * dt / np.maximum(np.abs(wanted), tiny)).min()
+    tool = TOOL * profile.settings.tcp_speed * dt / max(float(np.linalg.norm(wanted @ jac)), tiny)
+    slower = min(1.0, float(joint), tool)
+    change = slower * wanted - last
+    part = min(1.0, float((ACCELERATION * profile.acceleration * dt**2 / np.maximum(np.abs(change), tiny)).min()))
+    limited = slower < 1.0 or part < 1.0
+    return Shaped(last + part * change if limited else wanted, limited)
+
+
+def spline(points: Array, u: float) -> Array:
+    """[n] rad at fraction `u` of the newest segment of control points `points` [4 n], oldest first."""
+    a, b, c, d = points
+    return c + ((1 - u) ** 3 * (a - c) + (3 * u**3 - 6 * u**2 + 4) * (b - c) + u**3 * (d - c)) / 6

@@ -1,0 +1,162 @@
+"""What the control loop knows of an arm, and the simulated one that is as strict as the maker's controller.
+
+The arm gets three control points ahead of the newest it plays: the spline between ticks is its own business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from real.safety.motion import upsample
+from real.safety.profile import Profile
+from sim.arm import ARM_DOF, FINGER_STROKE, SERVO_LAG
+from sim.engine import compile_model
+from sim.tasks.base import Task
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """One reading."""
+
+    q: Array  # [n] rad
+    qd: Array  # [n] rad/s
+    opening: float  # m between the pads
+    torque: Array | None = None  # [n] N·m, external
+    played: Array | None = None  # [n] rad, the newest control point that reached the arm, where it says so
+
+
+class Robot(Protocol):
+    """An arm that plays control points at the tick rate."""
+
+    joints: tuple[str, ...]
+
+    def read(self) -> State | None:
+        """The newest state since the last call, None if there is none."""
+        ...
+
+    def write(self, command: Array, opening: float, stop: Array) -> None:
+        """Play control point `command` [n] rad next and `stop` [S n] after it, unless another comes first."""
+        ...
+
+
+@dataclass
+class Trouble:
+    """How the simulated arm misbehaves."""
+
+    drop: float = 0.0  # fraction of commands lost
+    delay: int = 0  # ticks until a state is seen
+    frozen: bool = False  # no states come
+    nan: bool = False  # states hold a NaN
+
+
+class MujocoArm:
+    """The simulated arm of a task under a 1 kHz controller that aborts on what the maker's aborts on.
+
+    Its servos are the simulator's, told the commanded velocity too, as a maker's are: no lag at constant speed.
+    Position, velocity, acceleration and jerk of what is commanded, and numbers that are none. `aborted` names the
+    first reason; an aborted arm holds its last target and takes no more. A lost command is replaced by the next point
+    of the last stop that came.
+
+    Args:
+        task: scene and physics; time step 1 ms whatever the task says.
+        profile: of which the maker's own limits are enforced.
+        dt: s between ticks.
+        trouble: how it misbehaves; `seed` draws which commands are lost.
+    """
+
+    RATE = 1000.0
+
+    def __init__(
+        self, task: Task, profile: Profile, *, dt: float = 0.004, trouble: Trouble | None = None, seed: int = 0
+    ) -> None:
+        self.joints, self.task, self.profile = profile.joints, task, profile
+        self.model = compile_model(task.xml())
+        self.model.opt.timestep = 1 / self.RATE
+        self.data = mujoco.MjData(self.model)
+        self.at = task.bind(self.model)
+        self.trouble, self.rng = trouble or Trouble(), np.random.default_rng(seed)
+        self.dt, self.times = dt, round(dt * self.RATE)
+        self.extra: Array = np.zeros((1, task.extra_size))
+        self.aborted = ""
+        self.stop_points: Array = np.zeros((0, ARM_DOF))
+        start = self.model.qpos0.copy()
+        start[:ARM_DOF], start[ARM_DOF : ARM_DOF + 2] = task.start, task.start_opening / 2
+        self.place(start, self.extra)
+
+    def place(self, qpos: Array, extra: Array) -> None:
+        """Start over at rest in `qpos` [nq] with task state `extra` [1 E]."""
+        mujoco.mj_resetData(self.model, self.data)
+        self.data.qpos[:] = qpos
+        self.extra = extra.copy()
+        q = qpos[:ARM_DOF]
+        self.data.ctrl[:ARM_DOF] = q
+        self.data.ctrl[ARM_DOF:] = qpos[ARM_DOF : ARM_DOF + 2]
+        self.points: Array = np.tile(q, (4, 1))  # control points, oldest first
+        self.played: Array = np.tile(q, (4, 1))  # 1 kHz samples, oldest first
+        self.aborted, self.stop_points, self.opening = "", q[None].copy(), float(qpos[ARM_DOF : ARM_DOF + 2].sum())
+        mujoco.mj_forward(self.model, self.data)
+        self.states = [self._state()] * (self.trouble.delay + 1)
+
+    def read(self) -> State | None:
+        if self.trouble.frozen:
+            return None
+        state = self.states[0]
+        if self.trouble.nan:
+            return State(np.full(ARM_DOF, np.nan), state.qd, state.opening, state.torque, state.played)
+        return state
+
+    def write(self, command: Array, opening: float, stop: Array) -> None:
+        if self.rng.random() < self.trouble.drop:
+            return
+        self._next, self.stop_points, self.opening = command.copy(), stop.copy(), opening
+
+    _next: Array | None = None
+
+    def advance(self) -> None:
+        """One tick of physics. Without a new command the last one's stop is played."""
+        if self._next is None:
+            self._next, self.stop_points = self.stop_points[0], self.stop_points[1:]
+            if not len(self.stop_points):
+                self.stop_points = self._next[None]
+        self.points = np.concatenate([self.points[1:], self._next[None]])
+        self._next = None
+        half = float(np.clip(self.opening / 2, 0.0, FINGER_STROKE)) if np.isfinite(self.opening) else None
+        for q in upsample(self.points, self.times):
+            self.played = np.concatenate([self.played[1:], q[None]])
+            if not self.aborted:
+                self.held, self.aborted = self.played[-2], self._judge()
+            if not self.aborted:
+                self.data.ctrl[:ARM_DOF] = q + SERVO_LAG * (q - self.played[-2]) * self.RATE
+                if half is not None:
+                    self.data.ctrl[ARM_DOF:] = half
+            else:
+                self.data.ctrl[:ARM_DOF] = self.held
+            mujoco.mj_step(self.model, self.data)
+        self.states = [*self.states[1:], self._state()]
+
+    def _judge(self) -> str:
+        """The maker's abort conditions on the played samples."""
+        m, h, q = self.profile.maker, 1 / self.RATE, self.played
+        if not np.isfinite(q).all():
+            return "not finite"
+        if ((q[-1] < m["low"]) | (q[-1] > m["high"])).any():
+            return "position"
+        for order, name in enumerate(("velocity", "acceleration", "jerk"), 1):
+            value = np.abs(np.diff(q[-order - 1 :], n=order, axis=0)[0]) / h**order
+            if (value > m[name] * (1 + 1e-6) + 32 * np.finfo(float).eps * np.abs(q[-1]) / h**order).any():
+                return name
+        return ""
+
+    def _state(self) -> State:
+        q = self.data.qpos
+        return State(
+            q[:ARM_DOF].copy(), self.data.qvel[:ARM_DOF].copy(), float(q[ARM_DOF : ARM_DOF + 2].sum()),
+            self.data.qfrc_constraint[:ARM_DOF].copy(), self.points[-1].copy(),
+        )  # fmt: skip

@@ -1,0 +1,17 @@
+"""Safety limits that hold whatever the policy says. numpy and a QP solver: no torch, no ROS.
+
+One idea: the filter publishes a command only together with a stop that is certified to stay inside every limit, and
+keeps that stop. When no further command can be certified, or anything fails, it plays the stop.
+
+Axes: N arms · n joints · S samples of a path · M poses · C capsules · P pairs.
+"""
+
+from real.safety.chain import Decision, Mode, SafetyChain
+from real.safety.errors import SafetyError
+from real.safety.governor import Governor
+from real.safety.profile import Profile, Settings, load_profile, profile_names
+
+__all__ = [
+    "Decision", "Governor", "Mode", "Profile", "SafetyChain", "SafetyError", "Settings", "load_profile",
+    "profile_names",
+]  # fmt: skip

@@ -1,0 +1,71 @@
+"""The arm's shape: capsules for distances, spheres that cover them for boxes, and the tool's point."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from real.safety.kinematics import Points, reach
+from real.safety.profile import Capsule, Profile
+
+Array = NDArray[np.float64]
+_COVER = 0.05  # m, spacing of the spheres that cover a capsule
+
+
+class Body:
+    """Points on an arm's links, of which all positions at a pose come from one product.
+
+    Row order: capsules' starts, capsules' ends, centres of covering spheres, the tool's point.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        capsules = profile.capsules
+        covers = [_cover(c) for c in capsules]
+        spheres = [(c.link, centre, radius) for c, cover in zip(capsules, covers, strict=True) if c.scene
+                   for centre, radius in cover]  # fmt: skip
+        n, size = len(profile.joints), len(capsules)
+        links = [c.link for c in capsules] * 2 + [link for link, *_ in spheres] + [n]
+        local = [c.start for c in capsules] + [c.end for c in capsules] + [tuple(p) for _, p, _ in spheres]
+        where = np.array([*local, tuple(profile.chain.tcp)], dtype=np.float64)
+        self.points = Points.of(profile.chain, links, where)
+        self.reach = reach(profile.chain, links, where)  # [R n] m
+        self.links = np.array(links)
+        self.radius = np.array([c.radius for c in capsules])  # [C] m
+        self.sphere_radius = np.array([radius for *_, radius in spheres])
+        self.starts, self.ends = slice(0, size), slice(size, 2 * size)
+        self.spheres, self.tcp = slice(2 * size, 2 * size + len(spheres)), len(links) - 1
+
+    @cached_property
+    def scene(self) -> NDArray[np.int64]:
+        """Capsules that must keep off the scene."""
+        return np.array([i for i, c in enumerate(self.profile.capsules) if c.scene])
+
+    @cached_property
+    def tcp_reach(self) -> Array:
+        """[n] m."""
+        return self.reach[self.tcp]
+
+    @cached_property
+    def pairs(self) -> NDArray[np.int64]:
+        """[2 P] capsules that are kept apart, the one nearer to the base first."""
+        return np.array(self.profile.pairs).T.reshape(2, -1)
+
+    @cached_property
+    def pair_reach(self) -> Array:
+        """[P n] m: only joints between the two links change their distance."""
+        first, second = self.pairs
+        size = len(self.radius)
+        whole = np.maximum(self.reach[second], self.reach[second + size])
+        return whole * (np.arange(whole.shape[1]) >= self.links[first][:, None])
+
+
+def _cover(c: Capsule) -> list[tuple[Array, float]]:
+    """Spheres whose union contains the capsule: (centre in the link's frame [m], radius [m])."""
+    start, end = np.array(c.start), np.array(c.end)
+    length = float(np.linalg.norm(end - start))
+    count = int(np.ceil(length / _COVER))
+    radius = float(np.hypot(c.radius, length / max(count, 1) / 2))
+    return [(start + (end - start) * k / max(count, 1), radius) for k in range(count + 1)]

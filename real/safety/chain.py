@@ -1,0 +1,213 @@
+"""SafetyChain: one arm's governor, its watchdogs and its stop ladder. Everything that is commanded goes through it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from real.safety.errors import SafetyError
+from real.safety.governor import Governor
+from real.safety.ladder import Mode, Patience, Watchdog
+from real.safety.limits import Limit, joint_limits
+from real.safety.profile import Profile
+from real.safety.projection import Projection, project
+from real.safety.space import space_limits
+from real.safety.tank import EnergyTank
+
+Array = NDArray[np.float64]
+
+SLOW_PACE = 0.2  # of the joints' velocity limits
+SETTLE = 0.1  # s without a cause, at rest, before HOLD ends
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What the arm says of itself."""
+
+    q: Array  # [n] rad
+    torque: Array | None = None  # [n] N·m, external, pushing the arm
+
+
+class Decision(NamedTuple):
+    """One tick's command."""
+
+    command: Array  # [n] rad, the next control point
+    stop: Array  # [S n] the certified control points after it: what to play if nothing follows
+    mode: Mode
+    reasons: tuple[str, ...]  # why it is not the target; empty where it is, bit for bit
+    changed: bool
+
+
+class SafetyChain:
+    """Limits, watchdogs and stop ladder of one arm.
+
+    Args:
+        profile: limits.
+        dt: s between ticks.
+        state: patience with the arm's state; `enable`: with the operator's periodic enable (None: not used).
+        clock, budget: s that a tick's computation may take by `clock`; a later one is braked.
+        limits, projection: instead of the usual; for tests.
+    """
+
+    def __init__(
+        self, profile: Profile, *, dt: float = 0.004, state: Patience | None = None, enable: Patience | None = None,
+        clock: Callable[[], float] | None = None, budget: float = 0.003, limits: Sequence[Limit] | None = None,
+        projection: Projection = project,
+    ) -> None:  # fmt: skip
+        self.governor = Governor(profile, dt=dt, projection=projection, limits=limits, clock=clock, budget=budget)
+        self.tank: EnergyTank | None = None
+        self._given = limits
+        self._arm(profile)
+        self.watchdogs = [Watchdog("state", state or Patience(hold=0.05, fault=0.2))]
+        if enable is not None:
+            self.watchdogs.append(Watchdog("enable", enable))
+        self.mode, self.counts, self.transitions = Mode.HOLD, Counter[str](), 0
+        self.active, self._since, self._fault = False, 0.0, ""
+
+    @property
+    def profile(self) -> Profile:
+        return self.governor.profile
+
+    def activate(self, measured: Measured, now: float) -> None:
+        """Start at rest where the arm is; also what an operator's reset after a fault calls.
+
+        Raises:
+            SafetyError: it moves, is not readable, or stands where a limit would not allow it.
+        """
+        if self.active and not bool(self.governor.at_rest[0]):
+            raise SafetyError("activate: the arm is still braking; wait until it stands")
+        self.governor.reset(self._read(measured)[None])
+        for dog in self.watchdogs:
+            dog.feed(now)
+        self.mode, self.active, self._fault, self._since = Mode.RUN, True, "", now
+
+    def enable(self, now: float) -> None:
+        """A sign of life of the operator's enable; without it for long enough, FAULT."""
+        for dog in self.watchdogs:
+            if dog.name == "enable":
+                dog.feed(now)
+
+    def fault(self, reason: str) -> None:
+        """Stop and stay stopped until `activate`."""
+        self._fault = self._fault or reason
+
+    def tighten(self, **settings: Any) -> None:
+        """Change limits. While active only to tighter ones; they bind through the certified stop.
+
+        Raises:
+            SafetyError: a limit would be loosened while active, or the value is out of range.
+        """
+        new = replace(self.profile.settings, **settings)
+        if self.active and (loose := self.profile.settings.loosened_by(new)):
+            raise SafetyError(f"{', '.join(loose)}: limits may be loosened only while inactive")
+        self._arm(replace(self.profile, settings=new))
+        self.transitions += 1
+
+    def deactivate(self) -> None:
+        """Forget where the arm is; `activate` must come before the next command."""
+        self.active, self.mode = False, Mode.HOLD
+
+    def filter(self, target: Array | None, measured: Measured | None, now: float, *, reason: str = "") -> Decision:
+        """The next command.
+
+        Args:
+            target: [n] rad, wanted next; None to hold, `reason` saying why.
+            measured: the arm's state if a new one has come since the last tick.
+            now: s, of a steady clock.
+
+        Raises:
+            SafetyError: not active.
+        """
+        if not self.active:
+            raise SafetyError("filter: activate(measured, now) must come first")
+        reasons: list[str] = []
+        if measured is not None:
+            target = self._take(target, measured, now, reasons)
+        level = Mode.RUN
+        for dog in self.watchdogs:
+            if (found := dog.level(now)) > Mode.RUN:
+                level = max(level, found)
+                reasons.append(dog.name)
+                if found is Mode.FAULT:
+                    self.fault(dog.name)
+        if target is None:
+            level = max(level, Mode.HOLD)
+            reasons.append(reason or "no_target")
+        if self._fault:
+            level = Mode.FAULT
+            reasons.append(f"fault:{self._fault}")
+        hold = np.array([level >= Mode.HOLD or self._waiting(level, now)])
+        verdict = self.governor.filter(
+            self.governor.c[:, -1] if target is None else np.asarray(target, dtype=np.float64)[None], hold=hold,
+            pace=SLOW_PACE if level is Mode.SLOW else 1.0,
+        )  # fmt: skip
+        why = [n for n, bad in zip(self.governor.reasons, verdict.reasons[0], strict=True) if bad]
+        if "input" in why:  # unreadable numbers: hold until they are gone
+            level, self._since = max(level, Mode.HOLD), now
+        self.mode = level if not hold[0] else max(level, Mode.HOLD)
+        reasons += why
+        self.counts.update(reasons)
+        return Decision(
+            verdict.command[0], self.governor.stop_ahead()[0], self.mode, tuple(reasons), bool(verdict.changed[0])
+        )
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+    def _arm(self, profile: Profile) -> None:
+        if self._given is None:
+            energy = profile.settings.energy
+            if energy is None:
+                self.tank = None
+            elif self.tank is None:
+                self.tank = EnergyTank(energy, profile.settings.contact_stiffness)
+            else:
+                self.tank.capacity, self.tank.energy = energy, min(energy, self.tank.energy)
+            self.governor.use(profile, None)
+            if self.tank is not None:
+                self.governor.use(profile, (*joint_limits(profile), *space_limits(self.governor.body), self.tank))
+        else:
+            self.governor.use(profile, self._given)
+
+    def _read(self, measured: Measured) -> Array:
+        q = np.asarray(measured.q, dtype=np.float64)
+        n = len(self.profile.joints)
+        if q.shape != (n,) or not (np.abs(q) < 1e6).all():
+            raise SafetyError(f"state: expected {n} finite joint angles, found {q!r}")
+        return q
+
+    def _take(self, target: Array | None, measured: Measured, now: float, reasons: list[str]) -> Array | None:
+        """Check the arm's state, and keep the target within reach of it."""
+        try:
+            q = self._read(measured)
+        except SafetyError:
+            reasons.append("state_unreadable")  # it does not count as a sign of life
+            return None
+        self.watchdogs[0].feed(now)
+        s = self.profile.settings
+        if np.abs(self.governor.c[0, -1] - q).max() > s.tracking_error:
+            self.fault("tracking_error")
+        if self.tank is not None and measured.torque is not None:
+            if not np.isfinite(measured.torque).all():
+                reasons.append("state_unreadable")
+                return None
+            self.tank.update(q, np.asarray(measured.torque, dtype=np.float64))
+        if target is None or np.shape(target) != q.shape:
+            return target
+        clipped = np.clip(target, q - s.reference_clip, q + s.reference_clip)
+        if np.array_equal(clipped, target) or not np.isfinite(clipped).all():
+            return target
+        reasons.append("reference_clip")
+        return clipped
+
+    def _waiting(self, level: Mode, now: float) -> bool:
+        """HOLD ends SETTLE after its last cause, and only at rest."""
+        if level >= Mode.HOLD:
+            self._since = now
+            return True
+        if self.mode < Mode.HOLD:
+            return False
+        return not (bool(self.governor.at_rest[0]) and now - self._since >= SETTLE)

@@ -1,0 +1,215 @@
+"""The governor: proposes the nearest permitted command and publishes only what is certified. Batched over N arms.
+
+A command is published together with a stop from there that was checked against every limit, and the stop is stored.
+If no further command passes, or anything raises, is infeasible or non-finite, the next sample of the stored stop is
+played. So from a certified rest, for every input, the commanded trajectory stays inside the limits (by induction).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from real.safety import motion
+from real.safety.body import Body
+from real.safety.errors import SafetyError
+from real.safety.limits import Limit, broken, joint_limits
+from real.safety.path import Path
+from real.safety.profile import Profile
+from real.safety.projection import Projection, project
+from real.safety.search import Search, put
+from real.safety.space import space_limits
+
+Array = NDArray[np.float64]
+Bool = NDArray[np.bool_]
+
+# Reasons beside the limits' names.
+INPUT, RATE, PROJECTED, LATE, POST, ERROR = "input", "rate", "projected", "late", "post_check", "error"
+
+
+class Verdict(NamedTuple):
+    """What became of one tick's targets."""
+
+    command: Array  # [N n] rad, to publish
+    stopping: Bool  # [N] the stored stop is being played
+    changed: Bool  # [N] the command is not the target, bit for bit
+    reasons: Bool  # [N R] why, by `Governor.reasons`
+    error: str = ""  # of an exception, which is a bug and braked for all the same
+
+
+class Governor:
+    """Limits on the commands of N arms that share a profile.
+
+    Args:
+        profile: limits and shape.
+        num_arms: N.
+        dt: s between commands.
+        limits: instead of the profile's own; for tests.
+        projection: solves the quadratic programme; None: commands that fail are only blended with the stop.
+        clock, budget: s that the choice of a command may take by `clock`; a later one is not published.
+    """
+
+    def __init__(
+        self, profile: Profile, num_arms: int = 1, *, dt: float = 0.004, limits: Sequence[Limit] | None = None,
+        projection: Projection | None = project, clock: Callable[[], float] | None = None, budget: float = 0.003,
+    ) -> None:  # fmt: skip
+        self.dt, self.num_arms, self._projection = dt, num_arms, projection
+        self.clock, self.budget = clock or (lambda: 0.0), budget
+        n = len(profile.joints)
+        self.c: Array = np.zeros((num_arms, motion.HISTORY, n))  # what was published, oldest first
+        self.last: Array = np.zeros((num_arms, n))  # the last finite target
+        self._stop: Array = np.zeros((num_arms, 1, n))
+        self._at: NDArray[np.int64] = np.zeros(num_arms, dtype=np.int64)  # next sample of the stop
+        self.active: Bool = np.zeros(num_arms, dtype=bool)
+        self.use(profile, limits)
+
+    def use(self, profile: Profile, limits: Sequence[Limit] | None = None) -> None:
+        """Take other limits from the next tick on. A stop that is stored stays as it was certified."""
+        self.profile, self.body = profile, Body(profile)
+        self.limits = tuple(limits) if limits is not None else (*joint_limits(profile), *space_limits(self.body))
+        self.search = Search(profile, self.body, self.limits, dt=self.dt, projection=self._projection)
+        self.reasons = (*(limit.name for limit in self.limits), INPUT, RATE, PROJECTED, LATE, POST, ERROR)
+        self._index = {name: i for i, name in enumerate(self.reasons)}
+
+    def reset(self, q: Array, rows: NDArray[np.int64] | None = None) -> None:
+        """Start at rest at `q` [M n] rad, in `rows` [M] (all when None).
+
+        Raises:
+            SafetyError: rest there breaks a limit; the limits are named.
+        """
+        rows = np.arange(self.num_arms) if rows is None else rows
+        q = np.asarray(q, dtype=np.float64)
+        if q.shape != (len(rows), self.c.shape[2]) or not np.isfinite(q).all():
+            raise SafetyError(f"reset: expected {(len(rows), self.c.shape[2])} finite joint angles, found {q!r}")
+        history = np.repeat(q[:, None], motion.HISTORY, axis=1)
+        failed: Bool = broken(self.limits, Path.of(history, q, self.body, self.dt))
+        if failed.any():
+            names = [n for n, bad in zip(self.reasons, np.asarray(failed.any(axis=0)), strict=False) if bad]
+            raise SafetyError(
+                f"{self.profile.robot}: the arm stands where {', '.join(names)} would not allow it, at "
+                f"{np.round(q[failed.any(axis=1).argmax()], 3).tolist()} rad. Move it by hand, or correct the limits."
+            )
+        self.c[rows], self.last[rows], self.active[rows] = history, q, True
+        self._stop[rows], self._at[rows] = q[:, None], 0
+        self._before = self.c, self._stop, self._at
+
+    def filter(self, target: Array, *, hold: Bool | None = None, pace: float = 1.0) -> Verdict:
+        """The next command for joint targets `target` [N n] rad.
+
+        Args:
+            hold: [N] bool: play the stop, whatever the target.
+            pace: fraction of the joints' velocity limits to propose with.
+
+        Raises:
+            SafetyError: `reset` was never called.
+        """
+        if not self.active.all():
+            raise SafetyError("filter: reset(q) must come first; the arm's position is not known")
+        reasons = np.zeros((self.num_arms, len(self.reasons)), dtype=bool)
+        braking, error, start = self._braking(), "", self.clock()
+        going: Bool
+        command, stop, going = braking, self._stop, np.zeros(self.num_arms, dtype=bool)
+        free: Bool
+        try:
+            wanted = self._readable(target, reasons)
+            free = ~reasons[:, self._index[INPUT]] & (True if hold is None else ~hold)
+            if free.any():
+                found = self.search.choose(self.c, wanted, self.last, free, braking, pace)
+                command, stop, going, self.last = found.command, found.stop, found.going, wanted.copy()
+                reasons[:, : len(self.limits)] |= found.failed
+                reasons[:, self._index[RATE]] |= found.rate
+                reasons[:, self._index[PROJECTED]] |= found.projected
+        except Exception as problem:  # whatever it is, the arm brakes
+            error = f"{type(problem).__name__}: {problem}"
+            going = np.zeros(self.num_arms, dtype=bool)
+            reasons[:, self._index[ERROR]] = True
+        if going.any() and self.clock() - start > self.budget:
+            reasons[:, self._index[LATE]], going = True, np.zeros(self.num_arms, dtype=bool)
+        refused = going & ~self._post_check(command)
+        reasons[refused, self._index[POST]] = True
+        going = going & ~refused
+        command = np.where(going[:, None], command, braking)
+        self._accept(command, stop, going)
+        with np.errstate(invalid="ignore"):
+            changed = ~going | (command != np.asarray(target)).any(axis=1) if not error else np.ones_like(going)
+        return Verdict(command, ~going, changed, reasons, error)
+
+    def heard(self, played: Array) -> bool:
+        """Take note of the control point [n] that the only arm plays; False where the last command was lost.
+
+        The arm then went on with the stop it had, and so does what the next command starts from.
+        """
+        c, stop, at = self._before
+        braking = stop[np.arange(self.num_arms), at]
+        if np.array_equal(played, self.c[0, -1]) or not np.array_equal(played, braking[0]):
+            return True
+        self.c, self._stop, self._at = c, stop, at
+        self._accept(braking, stop, np.zeros(self.num_arms, dtype=bool))
+        return False
+
+    @property
+    def at_rest(self) -> Bool:
+        """[N]: the last commands are one and the same."""
+        return (self.c[:, -3:] == self.c[:, -1:]).all(axis=(1, 2))
+
+    def stop_ahead(self) -> Array:
+        """[N S n] what will be commanded if nothing else is certified; ends at rest."""
+        index = np.minimum(self._at[:, None] + np.arange(self._stop.shape[1]), self._stop.shape[1] - 1)
+        return np.take_along_axis(self._stop, index[:, :, None], axis=1)
+
+    def state_dict(self) -> dict[str, Array | Bool | NDArray[np.int64]]:
+        """What the next commands depend on, limits aside."""
+        near = np.array([self.search.near])
+        return {"c": self.c, "last": self.last, "stop": self._stop, "at": self._at, "active": self.active, "near": near}
+
+    def load_state_dict(self, state: dict[str, Array]) -> None:
+        """Go on from what `state_dict` of a governor of as many arms gave, under the same limits.
+
+        Raises:
+            SafetyError: it is of other arms.
+        """
+        if state["c"].shape != self.c.shape:
+            raise SafetyError(f"governor: the saved state is of arms {state['c'].shape}, these are {self.c.shape}")
+        self.c, self.last, self._stop = (np.array(state[k], dtype=np.float64) for k in ("c", "last", "stop"))
+        self._at, self.active = np.array(state["at"], dtype=np.int64), np.array(state["active"], dtype=bool)
+        self.search.near = bool(state["near"][0])
+        self._before = self.c, self._stop, self._at
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+    def _readable(self, target: Array, reasons: Bool) -> Array:
+        """`target` where it can be read, else the last one."""
+        target = np.asarray(target, dtype=np.float64)
+        if target.shape != self.last.shape:
+            reasons[:, self._index[INPUT]] = True
+            return self.last
+        bad: Bool = ~np.asarray((np.abs(target) < 1e6).all(axis=1))  # NaN compares false
+        reasons[bad, self._index[INPUT]] = True
+        return np.where(bad[:, None], self.last, target) if bad.any() else target
+
+    def _braking(self) -> Array:
+        """[N n] the next sample of the stored stop."""
+        return self._stop[np.arange(self.num_arms), self._at]
+
+    def _post_check(self, command: Array) -> Bool:
+        """[N] the command alone, by other arithmetic than the certificate's, just before it is published."""
+        p, q1, q2, q3 = self.profile, self.c[:, -1], self.c[:, -2], self.c[:, -3]
+        fine = np.isfinite(command) & (command >= p.low) & (command <= p.high)
+        eps = 16 * np.finfo(float).eps * np.maximum(np.abs(q1), 1.0)
+        for difference, limit, order in (
+            (command - q1, p.velocity, 1),
+            (command - 2 * q1 + q2, p.acceleration, 2),
+            (command - 3 * q1 + 3 * q2 - q3, p.jerk, 3),
+        ):
+            fine &= np.abs(difference) <= limit * self.dt**order * (1 + 1e-8) + eps
+        return np.asarray(fine.all(axis=1))
+
+    def _accept(self, command: Array, stop: Array, going: Bool) -> None:
+        self._before = self.c, self._stop, self._at
+        self.c = np.concatenate([self.c[:, 1:], command[:, None]], axis=1)
+        self._at = np.minimum(self._at + 1, self._stop.shape[1] - 1)
+        if going.any():
+            self._stop = put(self._stop, np.flatnonzero(going), stop[going])
+            self._at[going] = 0

@@ -1,0 +1,241 @@
+"""Limit profiles: what a maker allows (versioned data with provenance) and what we make of it (settings).
+
+A maker's numbers are thresholds at which the arm aborts, not operating points; `Settings` scales them down. Both are
+hashed together, and the hash goes with every recording.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from real.safety.errors import SafetyError
+from real.safety.kinematics import Chain
+from robopolicy.errors import closest
+
+Array = NDArray[np.float64]
+FOLDER = Path(__file__).parent / "profiles"
+FORMAT = 1
+
+Vector = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Plane:
+    """A half-space that no part of the arm may enter: normal · x < offset is forbidden."""
+
+    normal: Vector
+    offset: float  # m
+
+
+@dataclass(frozen=True)
+class Box:
+    """An axis-aligned volume in the base frame, m."""
+
+    low: Vector
+    high: Vector
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much of what the maker allows is used, and what else is forbidden. Smaller is tighter, distances apart.
+
+    Args:
+        velocity, acceleration, jerk: fraction of the maker's limits.
+        joint_margin: rad, kept to the ends of the joints.
+        tcp_speed: m/s, of the tool; 0.25 is the teach speed of industrial standards.
+        workspace: box for the tool, or None.
+        planes: half-spaces (a table) and keep_out: boxes that no link but the tool's fingers may come near.
+        scene_distance, self_distance: m, between capsules and the scene, and one another.
+        condition: of the Jacobian (m and rad as they are); beyond it the arm is near a singularity.
+        reference_clip: rad, how far the command may run ahead of the measured joints.
+        tracking_error: rad, ε of the claim; beyond it the arm is not where it is told to be.
+        energy: J that the arm may give away before it must get some back; None: no tank.
+        contact_stiffness: N·m/rad, the stiffest contact that the tank reckons with.
+    """
+
+    velocity: float = 0.5
+    acceleration: float = 0.5
+    jerk: float = 0.1
+    joint_margin: float = 0.1
+    tcp_speed: float = 0.25
+    workspace: Box | None = None
+    planes: tuple[Plane, ...] = ()
+    keep_out: tuple[Box, ...] = ()
+    scene_distance: float = 0.01
+    self_distance: float = 0.005
+    condition: float = 30.0
+    reference_clip: float = 0.05
+    tracking_error: float = 0.2
+    energy: float | None = None
+    contact_stiffness: float = 1000.0
+
+    def __post_init__(self) -> None:
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:  # NaN fails too
+                raise SafetyError(f"{name}: expected a number from {low:g} to {high:g}, found {value!r}")
+        for box in (*self.keep_out, *([self.workspace] if self.workspace else [])):
+            if not all(lo < hi for lo, hi in zip(box.low, box.high, strict=True)):
+                raise SafetyError(f"box: low must be below high in every direction, found {box}")
+        for plane in self.planes:
+            if not abs(float(np.linalg.norm(plane.normal)) - 1.0) < 1e-6:
+                raise SafetyError(f"plane: the normal must have length 1, found {plane.normal}")
+
+    def loosened_by(self, other: Settings) -> list[str]:
+        """Names of the limits that `other` would loosen."""
+        found = [n for n in _SMALLER_IS_TIGHTER if _of(getattr(other, n)) > _of(getattr(self, n))]
+        found += [n for n in _LARGER_IS_TIGHTER if getattr(other, n) < getattr(self, n)]
+        mine, theirs = self.workspace, other.workspace
+        if mine is not None and (theirs is None or not _inside(theirs, mine)):
+            found.append("workspace")
+        found += [n for n in ("planes", "keep_out") if not set(getattr(self, n)) <= set(getattr(other, n))]
+        return found
+
+
+_RANGES = (
+    ("velocity", 0.001, 1.0), ("acceleration", 0.01, 1.0), ("jerk", 0.01, 1.0), ("joint_margin", 0.0, 1.0),
+    ("tcp_speed", 0.001, 3.0), ("scene_distance", 0.0, 1.0), ("self_distance", 0.0, 1.0), ("condition", 2.0, 1e6),
+    ("reference_clip", 1e-3, 10.0), ("tracking_error", 1e-3, 10.0), ("energy", 0.0, 1e6),
+    ("contact_stiffness", 0.0, 1e7),
+)  # fmt: skip
+_SMALLER_IS_TIGHTER = (
+    "velocity", "acceleration", "jerk", "tcp_speed", "condition", "reference_clip", "tracking_error", "energy",
+)  # fmt: skip
+_LARGER_IS_TIGHTER = ("joint_margin", "scene_distance", "self_distance")
+
+
+def _of(value: float | None) -> float:
+    return np.inf if value is None else value
+
+
+def _inside(inner: Box, outer: Box) -> bool:
+    low = all(a >= b for a, b in zip(inner.low, outer.low, strict=True))
+    return low and all(a <= b for a, b in zip(inner.high, outer.high, strict=True))
+
+
+@dataclass(frozen=True)
+class Capsule:
+    """A proxy of a link's shape."""
+
+    name: str
+    link: int
+    start: Vector  # m, in the link's frame
+    end: Vector
+    radius: float
+    scene: bool = True  # False: a tool that is meant to touch things
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """The limits of one arm under some settings. Arrays [n] in SI units."""
+
+    data: dict[str, Any]
+    settings: Settings
+
+    @property
+    def robot(self) -> str:
+        return str(self.data["robot"])
+
+    @property
+    def joints(self) -> tuple[str, ...]:
+        return tuple(self.data["joints"])
+
+    @cached_property
+    def maker(self) -> dict[str, Array]:
+        """Abort thresholds as published: low, high, velocity, acceleration, jerk, torque, torque_rate.
+
+        Where the maker's documents disagree, low and high are their intersection.
+        """
+        ranges = [np.array(r["range"], dtype=np.float64) for r in self.data["position"].values()]
+        names = ("velocity", "acceleration", "jerk", "torque", "torque_rate")
+        found = {k: np.array(self.data[k], dtype=np.float64) for k in names}
+        return {"low": np.max([r[0] for r in ranges], axis=0), "high": np.min([r[1] for r in ranges], axis=0), **found}
+
+    @cached_property
+    def low(self) -> Array:
+        return self.maker["low"] + self.settings.joint_margin
+
+    @cached_property
+    def high(self) -> Array:
+        return self.maker["high"] - self.settings.joint_margin
+
+    @cached_property
+    def velocity(self) -> Array:
+        return self.maker["velocity"] * self.settings.velocity
+
+    @cached_property
+    def acceleration(self) -> Array:
+        return self.maker["acceleration"] * self.settings.acceleration
+
+    @cached_property
+    def jerk(self) -> Array:
+        return self.maker["jerk"] * self.settings.jerk
+
+    @cached_property
+    def edge(self) -> tuple[Array, Array, Array, Array] | None:
+        """FR3's velocity bound near the ends of its joints: offset, deceleration, lowest and highest position.
+
+        v ≤ max(0, −offset + √(2·deceleration·(highest − q))), mirrored below.
+        """
+        e = self.data.get("position_dependent_velocity")
+        if e is None:
+            return None
+        low, high = np.array(e["range"], dtype=np.float64)
+        return np.array(e["offset"]), np.array(e["deceleration"]), low, high
+
+    @cached_property
+    def chain(self) -> Chain:
+        k = self.data["kinematics"]
+        return Chain(np.array(k["offsets"], dtype=np.float64), tuple(k["turns"]), np.array(k["tcp"], dtype=np.float64))
+
+    @cached_property
+    def capsules(self) -> tuple[Capsule, ...]:
+        return tuple(
+            Capsule(**{**c, "start": tuple(c["start"]), "end": tuple(c["end"])}) for c in self.data["capsules"]
+        )
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Capsules, by index, that are kept apart."""
+        index = {c.name: i for i, c in enumerate(self.capsules)}
+        return tuple((index[a], index[b]) for a, b in self.data["pairs"])
+
+    @cached_property
+    def digest(self) -> str:
+        """Names these limits in recordings."""
+        text = json.dumps({"data": self.data, "settings": asdict(self.settings)}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def changed(self, **settings: Any) -> Profile:
+        """The same arm under other settings."""
+        return replace(self, settings=replace(self.settings, **settings))
+
+
+def profile_names() -> list[str]:
+    return sorted(p.stem for p in FOLDER.glob("*.json"))
+
+
+def load_profile(robot: str, **settings: Any) -> Profile:
+    """The profile of a robot by name.
+
+    Raises:
+        SafetyError: no such robot or setting, a value out of range, a file of another format.
+    """
+    if robot not in profile_names():
+        raise SafetyError(f"robot={robot!r}: there are no limits for it. {closest(robot, profile_names())}")
+    data = json.loads((FOLDER / f"{robot}.json").read_text(encoding="utf-8"))
+    if data.get("format") != FORMAT:
+        raise SafetyError(f"{robot}.json has format {data.get('format')!r}, this robopolicy reads {FORMAT}")
+    known = [f.name for f in fields(Settings)]
+    for name in settings:
+        if name not in known:
+            raise SafetyError(f"no such safety setting: {name!r}. {closest(name, known)}")
+    return Profile(data, Settings(**settings))

@@ -1,0 +1,21 @@
+"""Every limit in space that a profile's settings ask for."""
+
+from __future__ import annotations
+
+from real.safety.body import Body
+from real.safety.clearance import KeepOut, Planes, SelfCollision
+from real.safety.limits import Limit
+from real.safety.tool import Singularity, TcpSpeed, Workspace
+
+
+def space_limits(body: Body) -> tuple[Limit, ...]:
+    """Of the tool, of links and the scene, and of links among themselves; cheap ones first."""
+    s = body.profile.settings
+    found: list[Limit] = [TcpSpeed(body, s.tcp_speed)]
+    if s.workspace is not None:
+        found.append(Workspace(body, s.workspace))
+    if s.planes:
+        found.append(Planes(body, s.planes, s.scene_distance))
+    if s.keep_out:
+        found.append(KeepOut(body, s.keep_out, s.scene_distance))
+    return (*found, SelfCollision(body, s.self_distance), Singularity(body, s.condition))

@@ -1,0 +1,87 @@
+"""How long one whole tick of the safety chain takes on one core, everything on; rows of evidence as JSON lines.
+
+    python scripts/bench_filter.py [--ticks 20000] [--record]
+
+calm   a smooth motion inside the limits: one certificate a tick, commands pass bit for bit.
+wild   random targets that push the arm against every limit: projections, second certificates, stops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+from real.safety import SafetyChain, load_profile
+from real.safety.chain import Measured
+from real.safety.profile import Box, Plane, Profile
+from robopolicy.evaluate.evidence import Evidence, measured, write
+
+DT = 0.004
+
+
+def calm(profile: Profile, ticks: int) -> Iterator[np.ndarray]:
+    home, phase = np.array(profile.data["home"]), np.sin(np.arange(len(profile.joints)) + 1.0)
+    for k in range(ticks):
+        t = DT * k
+        yield home + 0.03 * (1 - np.cos(2 * t)) * (1 - np.cos(t)) * phase
+
+
+def wild(profile: Profile, ticks: int) -> Iterator[np.ndarray]:
+    rng, target = np.random.default_rng(0), np.array(profile.data["home"])
+    for k in range(ticks):
+        if k % 60 == 0:
+            target = np.array(profile.data["home"]) if k % 240 == 0 else rng.uniform(profile.low, profile.high)
+        yield target
+
+
+def measure(setting: str, ticks: int) -> list[Evidence]:
+    profile = load_profile(
+        "panda", tcp_speed=0.5, planes=(Plane((0.0, 0.0, 1.0), 0.0),), energy=5.0, reference_clip=10.0,
+        keep_out=(Box((0.3, 0.35, 0.0), (0.6, 0.6, 0.4)),), workspace=Box((-0.9, -0.9, -0.2), (0.9, 0.9, 1.3)),
+        tracking_error=10.0,
+    )  # fmt: skip
+    chain, now = SafetyChain(profile, dt=DT), 0.0
+    chain.activate(Measured(np.array(profile.data["home"])), now)
+    times, same = np.zeros(ticks), 0
+    gc.disable()
+    for k, target in enumerate((calm if setting == "calm" else wild)(profile, ticks)):
+        state = Measured(chain.governor.c[0, -1].copy(), np.zeros(len(profile.joints)))
+        now += DT
+        begin = perf_counter()
+        decision = chain.filter(target, state, now)
+        times[k] = perf_counter() - begin
+        same += not decision.changed
+    ms = 1e3 * times[200:]
+    notes = f"{ticks} ticks of {DT} s, one core; {100 * same / ticks:.1f}% passed bit for bit; {dict(chain.counts)}"
+    values = {"p50_ms": np.median(ms), "p99_ms": np.percentile(ms, 99), "max_ms": ms.max()}
+    return [
+        measured(id="filter_speed", setting=setting, metric=m, interval=round(float(v), 4), notes=notes)
+        for m, v in values.items()
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ticks", type=int, default=20_000)
+    parser.add_argument("--record", action="store_true", help="write docs/results/filter_speed.json too")
+    args = parser.parse_args()
+    rows = [row for setting in ("calm", "wild") for row in measure(setting, args.ticks)]
+    print(*(json.dumps(asdict(row), ensure_ascii=False) for row in rows), sep="\n")
+    if args.record:
+        print(*write(rows), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""The strict simulated arm, chunk timing, the loop on a fake clock, and the limits inside the training env."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import sim
+from real.deploy import SimulatedCell, report
+from real.joint_filter import SafetyFilter
+from real.joints import ChunkBuffer
+from real.robots import MujocoArm, Trouble
+from real.safety import load_profile
+from real.safety.audit import joint_violations
+from robopolicy.errors import CheckpointError, SpecError
+from robopolicy.policies.base import Policy
+from robopolicy.spec import PolicySpec
+from sim.tasks import make_task
+from tests import toy
+
+WIDE = {"tcp_speed": 1.5, "condition": 60.0, "self_distance": 0.0, "joint_margin": 0.05, "reference_clip": 0.3}
+
+
+class Drive(Policy):
+    """Goes one way, or shows what it is told to."""
+
+    def __init__(self, env: sim.SimEnv, action: list[float], *, steps: int = 4) -> None:
+        super().__init__()
+        self.spec = PolicySpec(env.spec.observation, env.spec.action, env.dt, 1, steps, steps, env.spec.tasks)
+        self.action = torch.tensor(action)
+
+    def act(self, obs, *, noise=None, deterministic=False):
+        return self.action.expand(1, self.spec.horizon, -1).clone()
+
+
+def cell(action: list[float], **options) -> SimulatedCell:
+    env = sim.make("reach", 1, joint_noise=0.0, horizon=20)
+    return SimulatedCell(env, Drive(env, action), settings=WIDE, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "step"), [("jerk", 2e-5), ("position", 5.0), ("not finite", np.nan)]
+)  # a step in one tick breaks jerk before anything else
+def test_the_arm_aborts_as_the_makers_would(name, step):
+    arm = MujocoArm(make_task("reach"), load_profile("panda"))
+    q = arm.read().q
+    stay = q[None]
+    arm.write(q, 0.08, stay)
+    arm.advance()
+    assert arm.aborted == ""
+    if name == "position":
+        arm.points[:] = arm.played[:] = q + step * np.eye(7)[0]  # as if it had been there all along
+        arm.write(q + step * np.eye(7)[0], 0.08, stay)
+    else:
+        arm.write(q + 40 * step * np.eye(7)[0], 0.08, stay)
+    arm.advance()
+    assert arm.aborted == name
+
+
+def test_an_arm_that_hears_nothing_plays_the_certified_stop():
+    it = cell([0.02, 0.0, 0.0, 0.0, 0.0])
+    it.env.reset(torch.tensor([1]))
+    it.arm.place(it.env.physics.qpos[0], it.env.task_state())
+    it.loop.start(seed=1)
+    for _ in range(60):
+        it.loop.tick()
+        it.arm.advance()
+        it.time += it.dt
+    assert np.abs(it.arm.data.qvel[:7]).max() > 0.05
+    played = []
+    for _ in range(150):  # the node is dead
+        it.arm.advance()
+        played.append(it.arm.points[-1])
+    assert it.arm.aborted == "" and np.array_equal(played[-1], played[-2])
+    assert np.abs(it.arm.data.qvel[:7]).max() < 0.01
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.1])
+@pytest.mark.parametrize("lost", [0.0, 0.05])
+def test_a_policy_drives_the_arm_and_the_arm_never_aborts(latency, lost):
+    it = cell([0.01, 0.01, -0.005, 0.0, -1.0], latency=latency, trouble=Trouble(drop=lost))
+    start = it.env.controller.pos[0].copy()
+    episode = it.run(3)
+    assert episode.aborted == "" and episode.mode in ("RUN", "HOLD")
+    assert np.linalg.norm(it.env.controller.pos[0] - start) > 0.02, "it got somewhere"
+    assert (it.loop.counts["lost"] > 0) == (lost > 0)
+    assert "underrun" not in episode.reasons, "a chunk is asked for in time to follow the one before"
+    assert "1 episodes" in report([episode])
+
+
+@pytest.mark.parametrize("trouble", [Trouble(frozen=True), Trouble(nan=True)])
+def test_a_sick_state_stops_the_arm(trouble):
+    it = cell([0.02, 0.0, 0.0, 0.0, 0.0])
+    it.env.reset(torch.tensor([1]))
+    it.arm.place(it.env.physics.qpos[0], it.env.task_state())
+    it.loop.start(seed=1)
+    modes = []
+    for tick in range(260):
+        if tick == 60:
+            it.arm.trouble = trouble
+        modes.append(it.loop.tick().mode.name)
+        it.arm.advance()
+        it.time += it.dt
+    assert modes[50] == "RUN" and modes[-1] == "FAULT" and "HOLD" in modes[60:87]
+    assert it.arm.aborted == "" and np.abs(it.arm.data.qvel[:7]).max() < 0.01
+
+
+def test_a_policy_that_says_nan_is_held_and_named():
+    it = cell([np.nan, 0.0, 0.0, 0.0, 0.0])
+    episode = it.run(1)
+    assert episode.mode in ("RUN", "HOLD") and not episode.success  # it holds, tries again, and holds
+    assert np.abs(it.arm.data.qvel[:7]).max() < 0.01
+    assert any("chunk_refused" in reason and "'dx'" in reason for reason in episode.reasons)
+
+
+def test_a_dry_run_moves_nothing():
+    it = cell([0.02, 0.0, 0.0, 0.0, 0.0], shadow=True)
+    it.env.reset(torch.tensor([1]))
+    start = it.env.physics.qpos[0, :7].copy()
+    it.run(1)
+    np.testing.assert_allclose(it.arm.data.qpos[:7], start, atol=2e-3)
+
+
+def buffer(**options) -> ChunkBuffer:
+    return ChunkBuffer(toy.spec(horizon=4), **options)
+
+
+def test_late_actions_are_dropped_never_executed():
+    b = buffer(max_delay=1.0)
+    assert b.add(np.arange(8.0).reshape(4, 2), observed=0.0, now=0.10) == 2
+    assert b.pop(0.10).tolist() == [4.0, 5.0]
+    assert b.pop(0.25) is None and b.late == 3
+
+
+@pytest.mark.parametrize("latency", [0.03, 0.05])  # less than a control step, and all of one: 12.5 ticks
+def test_a_policy_of_one_step_bridges_a_latency_by_acting_a_step_later(latency):
+    env = sim.make("reach", 1, joint_noise=0.0, horizon=20)
+    it = SimulatedCell(env, Drive(env, [0.01, 0.01, -0.005, 0.0, -1.0], steps=1), settings=WIDE, latency=latency)
+    start = it.env.controller.pos[0].copy()
+    episode = it.run(3)
+    assert np.linalg.norm(it.env.controller.pos[0] - start) > 0.2 and not episode.reasons
+    assert it.loop.counts["late"] == it.loop.counts["refused"] == 0
+
+
+def test_delays_count_in_whole_control_steps():
+    one = ChunkBuffer(toy.spec(horizon=1), lead=1)
+    assert one.add(np.ones((1, 2)), observed=0.0, now=0.052) == 0, "a tick late is not a step late"
+    assert one.pop(0.05).tolist() == [1.0, 1.0]
+    with pytest.raises(SpecError, match=r"can use up to 0\.050"):
+        one.add(np.ones((1, 2)), observed=0.0, now=0.076)
+    assert ChunkBuffer(toy.spec(horizon=4), lead=1).shift == 0.0, "a chunk has a later action to go on with"
+
+
+def test_delays_the_policy_was_not_trained_for_are_refused():
+    b = buffer()
+    with pytest.raises(SpecError, match="can use up to"):
+        b.add(np.zeros((4, 2)), observed=0.0, now=0.8)
+    with pytest.raises(SpecError, match="can use up to"):
+        b.add(np.zeros((4, 2)), observed=1.0, now=0.8)
+    with pytest.raises(SpecError, match="'y' of step 2"):
+        b.add(np.array([[0, 0], [0, 0], [0, np.inf], [0, 0.0]]), observed=0.0, now=0.0)
+    assert b.refused == 2 and len(b) == 0
+
+
+def test_seams_are_blended():
+    b = buffer(blend=1)
+    b.add(np.zeros((4, 2)), observed=0.0, now=0.0)
+    b.add(np.ones((4, 2)), observed=0.05, now=0.05)
+    assert b.pop(0.05).tolist() == [0.5, 0.5] and b.pop(0.10).tolist() == [1.0, 1.0]
+
+
+def test_training_under_the_limits():
+    """The batched filter inside the env: random actions, no violation at the control rate, interventions counted."""
+    profile = load_profile("panda", **WIDE)
+    limits = SafetyFilter(profile, dt=0.05)
+    env = sim.make("reach", 4, joint_filter=limits, joint_noise=0.0)
+    env.reset()
+    torch.manual_seed(0)
+    commands, intervened = [env.controller.q.copy()] * 4, 0
+    for _ in range(30):
+        step = env.step(torch.randn(4, 5) * 0.05)
+        assert not step.ended.any()
+        commands.append(env.controller.q.copy())
+        intervened += int(step.info["intervened"].sum())
+    assert sum(joint_violations(np.array(commands), profile, 0.05, rate=20).values()) == 0
+    assert 0 < intervened <= 120
+    assert np.ptp(np.array(commands), axis=0).max() > 0.02
+
+
+def test_training_under_the_limits_resumes_bit_for_bit():
+    """The filter's memory, stored stops included, is part of the env's state; episodes end on the way."""
+
+    def env_of(joint_filter):
+        return sim.make("reach", 3, joint_filter=joint_filter, horizon=9)
+
+    def run(env, actions):
+        return torch.stack([env.step(a).obs["observation.state"] for a in actions])
+
+    first = env_of(SafetyFilter(load_profile("panda", **WIDE), dt=0.05))
+    first.reset()
+    actions = 0.05 * torch.randn(26, 3, 5, generator=torch.Generator().manual_seed(0))
+    run(first, actions[:13])
+    state = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in first.state_dict().items()}
+    second = env_of(SafetyFilter(load_profile("panda", **WIDE), dt=0.05))
+    second.load_state_dict(state)
+    assert torch.equal(run(first, actions[13:]), run(second, actions[13:]))
+    resumed = second.state_dict()
+    for key, value in first.state_dict().items():
+        same = torch.equal(value, resumed[key]) if isinstance(value, torch.Tensor) else value == resumed[key]
+        assert same, key
+    with pytest.raises(CheckpointError, match="joint_filter"):
+        env_of(None).load_state_dict(state)
+    bare = env_of(None)
+    with pytest.raises(CheckpointError, match="joint_filter"):
+        second.load_state_dict(bare.state_dict())
