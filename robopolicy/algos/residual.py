@@ -52,7 +52,7 @@ class ResidualTD3:
         policy_delay: Count = 2,
         target_noise: NonNegative = 0.0,
         target_noise_clip: NonNegative = 0.3,
-        exploration_std: NonNegative = 0.3,
+        exploration_std: NonNegative = 0.15,
         warmup_std: NonNegative = 0.3,
         penalty: NonNegative = 1.0,
         penalty_final: Positive = 0.003,
