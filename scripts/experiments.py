@@ -69,6 +69,7 @@ class Experiment:
 PICK = Base("pick", 60, 1.0)
 PEG_EASY = Base("peg_easy", 32, 1.0)
 PEG = Base("peg", 40, 0.7)
+PUSHT = Base("pusht", 200, 0.25, ("loop.steps=8000", "network.width=512"))
 WATCH = ("validation_episodes=200", "threads=1")
 SUITE = (
     Base("reach", 40, 0.6),
@@ -76,8 +77,9 @@ SUITE = (
     PICK,
     Base("stack", 20, 0.7),
     Base("drawer", 15, 1.0),
-    Base("pusht", 200, 0.25, ("loop.steps=8000", "network.width=512")),
+    PUSHT,
     PEG_EASY,
+    PEG,
 )
 PICK_FLOW = Base("pick", 60, 1.0, ("loop.steps=3000", "policy=flow"), "flow")
 PICK_GAUSSIAN = Base("pick", 60, 1.0, ("loop.steps=3000", "policy=gaussian"), "gaussian")
@@ -127,7 +129,7 @@ EXPERIMENTS = {
         ),
         extra=("mean",),
     ),
-    "pusht_dppo": Experiment((Setting(SUITE[-2], {"refined": ("algo=dppo", "loop.total_steps=3000000", *CURVE)}),)),
+    "pusht_dppo": Experiment((Setting(PUSHT, {"refined": ("algo=dppo", "loop.total_steps=3000000", *CURVE)}),)),
     "pick_flow_ppo": Experiment(
         (
             Setting(
