@@ -84,7 +84,7 @@ SUITE = (
 PICK_FLOW = Base("pick", 60, 1.0, ("loop.steps=3000", "policy=flow"), "flow")
 PICK_GAUSSIAN = Base("pick", 60, 1.0, ("loop.steps=3000", "policy=gaussian"), "gaussian")
 CURVE = ("loop.eval_every=50000", *WATCH)
-SUITE_CONFIG = ("algo=residual_fast", "loop.total_steps=100000")
+SUITE_CONFIG = ("algo=residual_fast", "loop.total_steps=60000")
 EXPERIMENTS = {
     "pick_residual_fast": Experiment(
         (
