@@ -6,7 +6,8 @@ calm   a smooth motion inside the limits: one certificate a tick, commands pass 
 wild   random targets that push the arm against every limit: projections, second certificates, stops.
 
 Of the bursts that the ticks are cut into, the one with the lowest p99 counts: on a shared machine the others measure
-its other users too. All of them are in the notes. `cpu_p99_ms`: over all ticks, of the time in which this thread ran. `rss_growth_mb`: memory gained from the first burst to the last.
+its other users too. All of them are in the notes. `cpu_p99_ms`: over all ticks, of the time in which this thread ran.
+`rss_growth_mb`: memory gained from the first burst to the last.
 """
 
 from __future__ import annotations
