@@ -1,4 +1,4 @@
-"""Safety limits that hold whatever the policy says. numpy and a QP solver: no torch, no ROS.
+"""Safety limits that hold whatever the policy says. NumPy, numba and a QP solver: no torch, no ROS.
 
 One idea: the filter publishes a command only together with a stop that is certified to stay inside every limit, and
 keeps that stop. When no further command can be certified, or anything fails, it plays the stop.

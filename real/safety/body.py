@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from real.safety.kinematics import Points, reach
+from real.safety.kinematics import place, reach
 from real.safety.profile import Capsule, Profile
 
 Array = NDArray[np.float64]
@@ -15,7 +15,7 @@ _COVER = 0.05  # m, spacing of the spheres that cover a capsule
 
 
 class Body:
-    """Points on an arm's links, of which all positions at a pose come from one product.
+    """Points on an arm's links.
 
     Row order: capsules' starts, capsules' ends, centres of covering spheres, the tool's point.
     """
@@ -29,19 +29,22 @@ class Body:
         n, size = len(profile.joints), len(capsules)
         links = [c.link for c in capsules] * 2 + [link for link, *_ in spheres] + [n]
         local = [c.start for c in capsules] + [c.end for c in capsules] + [tuple(p) for _, p, _ in spheres]
-        where = np.array([*local, tuple(profile.chain.tcp)], dtype=np.float64)
-        self.points = Points.of(profile.chain, links, where)
-        self.reach = reach(profile.chain, links, where)  # [R n] m
-        self.links = np.array(links)
+        self.local = np.array([*local, tuple(profile.chain.tcp)], dtype=np.float64)  # [R 3] m
+        self.reach = reach(profile.chain, links, self.local)  # [R n] m
+        self.links = np.array(links, dtype=np.int64)  # [R]
         self.radius = np.array([c.radius for c in capsules])  # [C] m
         self.sphere_radius = np.array([radius for *_, radius in spheres])
         self.starts, self.ends = slice(0, size), slice(size, 2 * size)
         self.spheres, self.tcp = slice(2 * size, 2 * size + len(spheres)), len(links) - 1
 
+    def at(self, frames: Array) -> Array:
+        """[M R 3] m: all points at link frames [M L 4 3]."""
+        return place(frames, self.links, self.local)
+
     @cached_property
     def scene(self) -> NDArray[np.int64]:
         """Capsules that must keep off the scene."""
-        return np.array([i for i, c in enumerate(self.profile.capsules) if c.scene])
+        return np.array([i for i, c in enumerate(self.profile.capsules) if c.scene], dtype=np.int64)
 
     @cached_property
     def tcp_reach(self) -> Array:
@@ -51,7 +54,7 @@ class Body:
     @cached_property
     def pairs(self) -> NDArray[np.int64]:
         """[2 P] capsules that are kept apart, the one nearer to the base first."""
-        return np.array(self.profile.pairs).T.reshape(2, -1)
+        return np.ascontiguousarray(np.array(self.profile.pairs, dtype=np.int64).reshape(-1, 2).T)
 
     @cached_property
     def pair_reach(self) -> Array:

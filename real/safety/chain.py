@@ -68,6 +68,7 @@ class SafetyChain:
             self.watchdogs.append(Watchdog("enable", enable))
         self.mode, self.counts, self.transitions = Mode.HOLD, Counter[str](), 0
         self.active, self._since, self._fault = False, 0.0, ""
+        self.error = ""  # text of the latest exception inside, which was braked for: a bug to report
 
     @property
     def profile(self) -> Profile:
@@ -152,6 +153,7 @@ class SafetyChain:
         self.mode = level if not hold[0] else max(level, Mode.HOLD)
         reasons += why
         self.counts.update(reasons)
+        self.error = verdict.error or self.error
         return Decision(
             verdict.command[0], self.governor.stop_ahead()[0], self.mode, tuple(reasons), bool(verdict.changed[0])
         )
@@ -190,11 +192,12 @@ class SafetyChain:
         s = self.profile.settings
         if np.abs(self.governor.c[0, -1] - q).max() > s.tracking_error:
             self.fault("tracking_error")
-        if self.tank is not None and measured.torque is not None:
-            if not np.isfinite(measured.torque).all():
-                reasons.append("state_unreadable")
+        if self.tank is not None:
+            torque = np.zeros(0) if measured.torque is None else np.asarray(measured.torque, dtype=np.float64)
+            if torque.shape != q.shape or not np.isfinite(torque).all():
+                reasons.append("torque_unreadable")  # without it nobody knows what is in the tank
                 return None
-            self.tank.update(q, np.asarray(measured.torque, dtype=np.float64))
+            self.tank.update(q, torque)
         if target is None or np.shape(target) != q.shape:
             return target
         clipped = np.clip(target, q - s.reference_clip, q + s.reference_clip)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from real.safety.body import Body
-from real.safety.geometry import box_distance, segment_segment
-from real.safety.kinematics import jacobian
+from real.safety.geometry import box_distance, plane_distance, segment_distance, segment_segment
+from real.safety.kinematics import gradients
 from real.safety.limits import EXTRA, NEAR, Rows
-from real.safety.path import Array, Bool, Here, Path
+from real.safety.path import Array, Here, Ints, Path
 from real.safety.profile import Box, Plane
 
 
@@ -23,30 +24,35 @@ class Planes:
     distance: float
     name: str = "planes"
 
-    def _room(self, points: Array) -> Array:
-        """[planes 2·C M] m, of both ends of each capsule."""
-        b, size = self.body, len(self.body.radius)
-        index = np.concatenate([b.scene, b.scene + size])
-        normal, offset = np.array([p.normal for p in self.planes]), np.array([p.offset for p in self.planes])
-        height = np.einsum("pk,ckm->pcm", normal, points[index])
-        return height - offset[:, None, None] - (b.radius[index % size] + self.distance)[:, None]
+    @cached_property
+    def _rows(self) -> Ints:
+        """[2C] both ends of each capsule."""
+        return np.concatenate([self.body.scene, self.body.scene + len(self.body.radius)])
 
-    def holds(self, path: Path) -> Bool:
-        room, size = self._room(path.points), len(self.body.radius)
-        reach = self.body.reach[np.concatenate([self.body.scene, self.body.scene + size])]
-        return np.all([path.between(r, reach).min(axis=0) >= 0 for r in room], axis=0)
+    @cached_property
+    def _normals(self) -> Array:
+        return np.array([p.normal for p in self.planes], dtype=np.float64)
+
+    @cached_property
+    def _offsets(self) -> Array:
+        return np.array([p.offset for p in self.planes], dtype=np.float64)
+
+    def _room(self, points: Array) -> Array:
+        """[M planes·2C] m."""
+        radius = self.body.radius[self._rows % len(self.body.radius)]
+        height = plane_distance(points, self._rows, self._normals, self._offsets)
+        return (height - (radius + self.distance)).reshape(len(points), -1)
+
+    def margin(self, path: Path) -> Array:
+        return path.between(self._room(path.points), np.tile(self.body.reach[self._rows], (len(self.planes), 1)))
 
     def rows(self, here: Here) -> Rows | None:
-        room, b = self._room(here.points)[..., 0], self.body
-        index = np.concatenate([b.scene, b.scene + len(b.radius)])
-        near = np.argwhere(room < NEAR)
-        if not len(near):
+        room = self._room(here.points[None])[0]
+        if not len(near := np.flatnonzero(room < NEAR)):
             return None
-        gradient = [
-            np.array(self.planes[p].normal) @ jacobian(here.frames, here.points[index[c]], b.links[index[c]])[:, :, 0].T
-            for p, c in near
-        ]
-        return Rows(*here.brake(np.array(gradient), room[near[:, 0], near[:, 1]] - EXTRA))
+        plane, index = near // len(self._rows), self._rows[near % len(self._rows)]
+        moves = gradients(here.frames, here.points[index], self.body.links[index], self._normals[plane])
+        return Rows(*here.brake(moves, room[near] - EXTRA))
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,26 +64,33 @@ class KeepOut:
     distance: float
     name: str = "keep_out"
 
-    def _room(self, points: Array, box: Box) -> Array:
-        d = box_distance(points[self.body.spheres], np.array(box.low), np.array(box.high))
-        return d - (self.body.sphere_radius + self.distance)[:, None]
+    @cached_property
+    def _bounds(self) -> list[tuple[Array, Array]]:
+        return [(np.array(b.low, dtype=np.float64), np.array(b.high, dtype=np.float64)) for b in self.boxes]
 
-    def holds(self, path: Path) -> Bool:
+    def _room(self, points: Array, low: Array, high: Array) -> Array:
+        """[M spheres] m."""
+        return box_distance(points, self.body.spheres, low, high) - (self.body.sphere_radius + self.distance)
+
+    def margin(self, path: Path) -> Array:
         reach = self.body.reach[self.body.spheres]
-        return np.all([path.between(self._room(path.points, b), reach).min(axis=0) >= 0 for b in self.boxes], axis=0)
+        return np.min([path.between(self._room(path.points, *b), reach) for b in self._bounds], axis=0)
 
     def rows(self, here: Here) -> Rows | None:
-        gradients, rooms = [], []
-        for box in self.boxes:
-            room = self._room(here.points, box)[:, 0]
-            for r in np.flatnonzero(room < NEAR) + self.body.spheres.start:
-                point = here.points[r, :, 0]
-                away = point - np.clip(point, box.low, box.high)
-                if (size := np.linalg.norm(away)) > 1e-9:
-                    jac = jacobian(here.frames, here.points[r], self.body.links[r])[:, :, 0].T
-                    gradients.append(away / size @ jac)
-                    rooms.append(room[r - self.body.spheres.start] - EXTRA)
-        return Rows(*here.brake(np.array(gradients), np.array(rooms))) if gradients else None
+        found = []
+        for low, high in self._bounds:
+            room = self._room(here.points[None], low, high)[0]
+            if not len(index := np.flatnonzero(room < NEAR)):
+                continue
+            points = here.points[index + self.body.spheres.start]
+            away = points - np.clip(points, low, high)
+            size = np.linalg.norm(away, axis=1)
+            if not len(outside := np.flatnonzero(size > 1e-9)):  # from within there is no telling which way
+                continue
+            links = self.body.links[index[outside] + self.body.spheres.start]
+            moves = gradients(here.frames, points[outside], links, away[outside] / size[outside, None])
+            found.append(here.brake(moves, room[index[outside]] - EXTRA))
+        return Rows(*(np.concatenate(part) for part in zip(*found, strict=True))) if found else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,25 +101,23 @@ class SelfCollision:
     distance: float
     name: str = "self_collision"
 
-    def holds(self, path: Path) -> Bool:
-        (i, j), b, p = self.body.pairs, self.body, path.points
-        size = len(b.radius)
-        gap = segment_segment(p[i], p[i + size], p[j], p[j + size]).distance
-        room = gap - (b.radius[i] + b.radius[j] + self.distance)[:, None]
-        return np.asarray((path.between(room, b.pair_reach) >= 0).all(axis=0))
+    @cached_property
+    def _least(self) -> Array:
+        """[P] m between axes."""
+        i, j = self.body.pairs
+        return self.body.radius[i] + self.body.radius[j] + self.distance
+
+    def margin(self, path: Path) -> Array:
+        distance = segment_distance(path.points, self.body.pairs, len(self.body.radius))
+        return path.between(distance - self._least, self.body.pair_reach)
 
     def rows(self, here: Here) -> Rows | None:
-        (i, j), b, p = self.body.pairs, self.body, here.points
-        size = len(b.radius)
-        near = segment_segment(p[i], p[i + size], p[j], p[j + size])
-        room = near.distance[:, 0] - (b.radius[i] + b.radius[j] + self.distance)
-        found = np.flatnonzero(room < NEAR)
-        if not len(found):
+        b = self.body
+        near = segment_segment(here.points[None], b.pairs, len(b.radius))
+        room = near.distance[0] - self._least
+        if not len(found := np.flatnonzero(room < NEAR)):
             return None
-        gradients = []
-        for k in found:
-            first, second = near.first[k], near.second[k]
-            normal = (second - first)[:, 0] / max(float(near.distance[k, 0]), 1e-9)
-            moves = jacobian(here.frames, second, b.links[j[k]]) - jacobian(here.frames, first, b.links[i[k]])
-            gradients.append(normal @ moves[:, :, 0].T)
-        return Rows(*here.brake(np.array(gradients), room[found] - EXTRA))
+        first, second, (i, j) = near.first[0, found], near.second[0, found], b.pairs[:, found]
+        normals = (second - first) / np.maximum(near.distance[0, found, None], 1e-9)
+        moves = gradients(here.frames, second, b.links[j], normals) - gradients(here.frames, first, b.links[i], normals)
+        return Rows(*here.brake(moves, room[found] - EXTRA))

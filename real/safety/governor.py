@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from real.safety import motion
 from real.safety.body import Body
 from real.safety.errors import SafetyError
-from real.safety.limits import Limit, broken, joint_limits
+from real.safety.limits import EPSILON, Limit, broken, joint_limits
 from real.safety.path import Path
 from real.safety.profile import Profile
 from real.safety.projection import Projection, project
@@ -92,6 +93,9 @@ class Governor:
                 f"{self.profile.robot}: the arm stands where {', '.join(names)} would not allow it, at "
                 f"{np.round(q[failed.any(axis=1).argmax()], 3).tolist()} rad. Move it by hand, or correct the limits."
             )
+        if not self.active.any():
+            self.search.warm_up(history)
+            self._post_check(self.c[:, -1])
         self.c[rows], self.last[rows], self.active[rows] = history, q, True
         self._stop[rows], self._at[rows] = q[:, None], 0
         self._before = self.c, self._stop, self._at
@@ -157,6 +161,8 @@ class Governor:
 
     def stop_ahead(self) -> Array:
         """[N S n] what will be commanded if nothing else is certified; ends at rest."""
+        if self.num_arms == 1:
+            return self._stop[:, self._at[0] :]
         index = np.minimum(self._at[:, None] + np.arange(self._stop.shape[1]), self._stop.shape[1] - 1)
         return np.take_along_axis(self._stop, index[:, :, None], axis=1)
 
@@ -195,16 +201,9 @@ class Governor:
 
     def _post_check(self, command: Array) -> Bool:
         """[N] the command alone, by other arithmetic than the certificate's, just before it is published."""
-        p, q1, q2, q3 = self.profile, self.c[:, -1], self.c[:, -2], self.c[:, -3]
-        fine = np.isfinite(command) & (command >= p.low) & (command <= p.high)
-        eps = 16 * np.finfo(float).eps * np.maximum(np.abs(q1), 1.0)
-        for difference, limit, order in (
-            (command - q1, p.velocity, 1),
-            (command - 2 * q1 + q2, p.acceleration, 2),
-            (command - 3 * q1 + 3 * q2 - q3, p.jerk, 3),
-        ):
-            fine &= np.abs(difference) <= limit * self.dt**order * (1 + 1e-8) + eps
-        return np.asarray(fine.all(axis=1))
+        p, fine = self.profile, np.empty(len(command), dtype=np.bool_)
+        _inside(self.c, command, p.low, p.high, p.velocity, p.acceleration, p.jerk, self.dt, fine)
+        return fine
 
     def _accept(self, command: Array, stop: Array, going: Bool) -> None:
         self._before = self.c, self._stop, self._at
@@ -213,3 +212,32 @@ class Governor:
         if going.any():
             self._stop = put(self._stop, np.flatnonzero(going), stop[going])
             self._at[going] = 0
+
+
+@njit(cache=True, nogil=True)
+def _inside(
+    c: Array,
+    command: Array,
+    low: Array,
+    high: Array,
+    velocity: Array,
+    acceleration: Array,
+    jerk: Array,
+    dt: float,
+    fine: Bool,
+) -> None:
+    """Comparisons that a NaN fails."""
+    last = c.shape[1] - 1
+    for arm in range(command.shape[0]):
+        fine[arm] = True
+        for i in range(command.shape[1]):
+            q, q1, q2, q3 = command[arm, i], c[arm, last, i], c[arm, last - 1, i], c[arm, last - 2, i]
+            rounding = 16 * EPSILON * max(abs(q1), 1.0)
+            slack = 1 + 1e-8
+            if not (
+                low[i] <= q <= high[i]
+                and abs(q - q1) <= velocity[i] * dt * slack + rounding
+                and abs(q - 2 * q1 + q2) <= acceleration[i] * dt**2 * slack + rounding
+                and abs(q - 3 * q1 + 3 * q2 - q3) <= jerk[i] * dt**3 * slack + rounding
+            ):
+                fine[arm] = False

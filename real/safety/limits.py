@@ -1,23 +1,26 @@
 """Joint-space limits. Each returns linear inequalities to propose by and a verdict on a path to decide by.
 
 mink's habit (small values that return inequalities), with one difference: inequalities only propose. A limit holds
-when `holds` says so of the whole path, stop included.
+when its margin over the whole path, stop included, is not negative.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from numba import njit
 
 from real.safety.motion import HISTORY
-from real.safety.path import Array, Bool, Here, Path
+from real.safety.path import Array, Bool, Here, Ints, Path
 from real.safety.profile import Profile
 
 NEAR = 0.08  # m: from here on a distance is worth a row
 EXTRA = 1e-3  # m: rows stop this much earlier than the certificate
+EPSILON = float(np.finfo(float).eps)
 SLACK = 1e-9  # relative: rounding of differences, far below what a limit means
 
 
@@ -34,8 +37,8 @@ class Limit(Protocol):
     @property
     def name(self) -> str: ...
 
-    def holds(self, path: Path) -> Bool:
-        """[N] bool: certainly kept from the newest command to the end of its stop."""
+    def margin(self, path: Path) -> Array:
+        """[N] in the limit's unit: ≥ 0 where it is certainly kept from the newest command to the end of its stop."""
         ...
 
     def rows(self, here: Here) -> Rows | None:
@@ -47,9 +50,15 @@ def broken(limits: Sequence[Limit], path: Path) -> Bool:
     """[N L]: which limits are not certain to be kept on `path`."""
     failed = np.zeros((len(path.c), len(limits)), dtype=bool)
     for i, limit in enumerate(limits):
-        failed[:, i] = ~limit.holds(path)
+        margin = limit.margin(path)
+        if len(margin) == 1:  # the one arm of a fast loop; comparisons of floats are cheap
+            if not margin[0] >= 0:  # NaN fails
+                failed[0, i] = True
+                break  # one reason is enough
+            continue
+        failed[:, i] = ~(margin >= 0)
         if failed[:, i].all():
-            break  # one reason is enough
+            break
     return failed
 
 
@@ -59,8 +68,8 @@ class Finite:
 
     name: str = "finite"
 
-    def holds(self, path: Path) -> Bool:
-        return np.asarray((np.abs(path.c) < 1e6).all(axis=(1, 2)))  # NaN compares false
+    def margin(self, path: Path) -> Array:
+        return 1e6 - np.abs(path.c).max(axis=(1, 2))
 
     def rows(self, here: Here) -> Rows | None:
         return None
@@ -74,15 +83,18 @@ class JointPosition:
     high: Array
     name: str = "joint_position"
 
-    def holds(self, path: Path) -> Bool:
+    def margin(self, path: Path) -> Array:
         c = path.c[:, HISTORY:]
-        return np.asarray(((c >= self.low) & (c <= self.high)).all(axis=(1, 2)))
+        return np.minimum(c - self.low, self.high - c).min(axis=(1, 2))
 
     def rows(self, here: Here) -> Rows | None:
-        eye = np.eye(len(here.q))
-        g, h = here.brake(np.concatenate([eye, -eye]), np.concatenate([here.q - self.low, self.high - here.q]))
-        near = h < 0.5 * (self.high - self.low).max()
-        return Rows(g[near], h[near]) if near.any() else None
+        weight, ahead = here.dt + here.stop_time, 0.5 * here.stop_time * here.v
+        h = np.concatenate([here.q - self.low - ahead, self.high - here.q + ahead])
+        near = np.flatnonzero(h < 0.5 * (self.high - self.low).max())
+        g = np.zeros((len(near), len(weight)))
+        joint = near % len(weight)
+        g[np.arange(len(near)), joint] = np.where(near < len(weight), -weight[joint], weight[joint])
+        return Rows(g, h[near]) if len(near) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,14 +105,38 @@ class _Difference:
     order: int
     name: str
 
-    def holds(self, path: Path) -> Bool:
-        c = path.c[:, HISTORY - self.order :]
-        rounding = 8 * np.finfo(float).eps * np.abs(c).max(axis=(1, 2)) / path.dt**self.order
-        value = (path.v, path.a, path.j)[self.order - 1][:, HISTORY - self.order :]
-        return (np.abs(value) <= self.limit * (1 + SLACK) + rounding[:, None, None]).all(axis=(1, 2))
+    def margin(self, path: Path) -> Array:
+        out = np.empty(len(path.c))
+        _difference(path.c, path.ticks, self.order, path.dt, self.limit, out)
+        return out
 
     def rows(self, here: Here) -> Rows | None:
         return None
+
+
+@njit(cache=True, nogil=True)
+def _difference(c: Array, ticks: Ints, order: int, dt: float, limit: Array, out: Array) -> None:
+    for arm in range(c.shape[0]):
+        end, largest = HISTORY + 1 + ticks[arm], 0.0
+        for k in range(HISTORY - order, end):
+            for i in range(c.shape[2]):
+                largest = max(largest, abs(c[arm, k, i]))
+        rounding = 8 * EPSILON * largest / dt**order
+        out[arm] = np.inf
+        for k in range(HISTORY, end):
+            for i in range(c.shape[2]):
+                v = (c[arm, k, i] - c[arm, k - 1, i]) / dt
+                if order > 1:
+                    v1 = (c[arm, k - 1, i] - c[arm, k - 2, i]) / dt
+                    a = (v - v1) / dt
+                    if order > 2:
+                        a1 = (v1 - (c[arm, k - 2, i] - c[arm, k - 3, i]) / dt) / dt
+                        v = (a - a1) / dt
+                    else:
+                        v = a
+                room = limit[i] * (1 + SLACK) + rounding - abs(v)
+                if not room >= out[arm] and out[arm] == out[arm]:  # what is no number stays
+                    out[arm] = room
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,23 +162,43 @@ class EdgeVelocity:
         down = np.sqrt(np.maximum(2 * self.deceleration * (q - self.low), 0.0)) - self.offset
         return -np.maximum(down, 0.0), np.maximum(up, 0.0)
 
-    def holds(self, path: Path) -> Bool:
-        first, size = HISTORY - 3, path.v.shape[1]  # the first difference whose window holds the command
-        v = path.v[:, first:]  # v[k] = (c[k+1] − c[k]) / dt
-        highest = lowest = path.c[:, first + 1 : size + 1]
-        for shift in range(-self.WINDOW, self.WINDOW):
-            start, stop = max(first + 1 + shift, 0), min(size + 1 + shift, size + 1)
-            part = path.c[:, start:stop]
-            if part.shape[1] < v.shape[1]:
-                part = np.concatenate([part, path.c[:, -1:].repeat(v.shape[1] - part.shape[1], axis=1)], axis=1)
-            highest, lowest = np.maximum(highest, part), np.minimum(lowest, part)
-        slack = SLACK * np.maximum(np.abs(v), 1.0)
-        return ((v <= self.bounds(highest)[1] + slack) & (v >= self.bounds(lowest)[0] - slack)).all(axis=(1, 2))
+    def margin(self, path: Path) -> Array:
+        out = np.empty(len(path.c))
+        _edge(path.c, path.ticks, path.dt, self.offset, self.deceleration, self.low, self.high, self.WINDOW, out)
+        return out
 
     def rows(self, here: Here) -> Rows | None:
         low, high = self.bounds(here.q + here.stop_time * here.v / 2)
         eye = np.eye(len(here.q))
         return Rows(np.concatenate([eye, -eye]), np.concatenate([high, -low]))
+
+
+@njit(cache=True, nogil=True)
+def _edge(
+    c: Array,
+    ticks: Ints,
+    dt: float,
+    offset: Array,
+    deceleration: Array,
+    low: Array,
+    high: Array,
+    window: int,
+    out: Array,
+) -> None:
+    for arm in range(c.shape[0]):
+        end = HISTORY + 1 + ticks[arm]
+        out[arm] = np.inf
+        for k in range(HISTORY - 2, end):  # from the first difference whose window holds the command
+            for i in range(c.shape[2]):
+                v = (c[arm, k, i] - c[arm, k - 1, i]) / dt
+                highest = lowest = c[arm, k, i]
+                for near in range(k - window, min(k + window, end)):
+                    highest, lowest = max(highest, c[arm, near, i]), min(lowest, c[arm, near, i])
+                up = math.sqrt(max(2 * deceleration[i] * (high[i] - highest), 0.0)) - offset[i]
+                down = math.sqrt(max(2 * deceleration[i] * (lowest - low[i]), 0.0)) - offset[i]
+                room = min(max(up, 0.0) - v, v + max(down, 0.0)) + SLACK * max(abs(v), 1.0)
+                if not room >= out[arm] and out[arm] == out[arm]:
+                    out[arm] = room
 
 
 def joint_limits(profile: Profile) -> tuple[Limit, ...]:

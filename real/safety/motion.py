@@ -10,23 +10,17 @@ Whoever keeps these three inside their limits keeps the continuous trajectory in
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Bool = NDArray[np.bool_]
+Ints = NDArray[np.int64]
 
 HISTORY = 6  # control points kept: what a check of a new one looks back on
-
-
-def velocity(c: Array, dt: float) -> Array:
-    """[N n] rad/s of the newest of control points `c` [N H n], oldest first."""
-    return (c[:, -1] - c[:, -2]) / dt
-
-
-def acceleration(c: Array, dt: float) -> Array:
-    """[N n] rad/s²."""
-    return ((c[:, -1] - c[:, -2]) - (c[:, -2] - c[:, -3])) / dt**2
 
 
 def upsample(c: Array, times: int) -> Array:
@@ -48,48 +42,85 @@ def knots(c: Array, dt: float) -> tuple[Array, Array, Array]:
     return here + bend / 6, (after - before) / (2 * dt), bend / dt**2
 
 
-def stop_time(v: Array, a: Array, acc: Array, jerk: Array) -> Array:
-    """[N n] s that the stop below takes; at most |v|/acc + 2.5·acc/jerk."""
-    return _phases(v, a, acc, jerk)[3]
+def with_stop(
+    history: Array, command: Array, acc: Array, jerk: Array, dt: float, *, longest: float, stride: int
+) -> tuple[Array, Ints]:
+    """Control points [N K n] of `history` [N HISTORY n], `command` [N n] and the stop after it, and ticks [N] of that.
 
+    The stop brings each joint to rest in least time under |a| ≤ acc [n], |jerk| ≤ jerk [n]: the continuous
+    time-optimal stop of velocity and acceleration sampled at ticks. Its cell averages are what the differences see, so
+    they inherit both bounds, and rest is reached exactly. Shorter stops are filled up with rest.
 
-def stop(c: Array, acc: Array, jerk: Array, dt: float, ticks: int) -> Array:
-    """Control points [N ticks n] that bring each joint to rest in least time after history `c` [N H n].
-
-    The continuous time-optimal stop of velocity and acceleration (|a| ≤ acc, |jerk| ≤ jerk) is sampled at ticks. Its
-    cell averages are what the differences see, so they inherit both bounds, and rest is reached exactly.
+    Args:
+        longest: s, no stop is made longer.
+        stride: stops end so many ticks after the control point before the command, or a multiple of it.
     """
-    v0, a0 = velocity(c, dt), acceleration(c, dt)
-    sign, peak, lead, total = _phases(v0, a0, acc, jerk)
-    v, a = sign * v0, sign * a0
-    t = (dt * np.arange(1, ticks + 1))[None, :, None]
-    left = np.maximum(total[:, None] - t, 0.0)
-    tail = (peak / jerk)[:, None]  # s, of the last phase
-    first = v[:, None] + t * (a[:, None] - 0.5 * jerk * t)
-    middle = 0.5 * jerk * tail**2 + peak[:, None] * (left - tail)
-    speed = np.where(left <= tail, 0.5 * jerk * left**2, np.where(t < lead[:, None], first, middle))
-    return c[:, -1:] + dt * np.cumsum(sign[:, None] * speed, axis=1)
+    ticks = np.empty(len(command), dtype=np.int64)
+    phases = np.empty((*command.shape, 6))
+    _plan(history, command, acc, jerk, dt, longest, stride, phases, ticks)
+    c = np.empty((len(command), HISTORY + 1 + int(ticks.max()), command.shape[1]))
+    _fill(history, command, jerk, dt, phases, ticks, c)
+    return c, ticks
 
 
-def stop_reach(v: Array, a: Array, acc: Array, jerk: Array) -> Array:
-    """[N n] rad: how far the stop carries each joint, signed (the integral of its velocity)."""
-    sign, peak, lead, total = _phases(v, a, acc, jerk)
-    tail = peak / jerk
-    hold = total - lead - tail
-    first = lead * (sign * v + lead * (0.5 * sign * a - jerk * lead / 6))
-    return sign * (first + hold * (0.5 * jerk * tail**2 + 0.5 * peak * hold) + jerk * tail**3 / 6)
-
-
-def _phases(v: Array, a: Array, acc: Array, jerk: Array) -> tuple[Array, Array, Array, Array]:
-    """Direction, peak deceleration, end of the first phase, end of all: each [N n].
+@njit(cache=True, nogil=True)
+def _plan(
+    history: Array,
+    command: Array,
+    acc: Array,
+    jerk: Array,
+    dt: float,
+    longest: float,
+    stride: int,
+    phases: Array,
+    ticks: Ints,
+) -> None:
+    """Per joint: direction, then in that direction velocity, acceleration, peak deceleration, end of the first phase
+    and of all.
 
     In the direction in which the arm would still move after its acceleration had been taken to zero, the stop ramps
     down to −peak, holds, and ramps up to zero; peak² = jerk·v + a²/2 where no hold is needed.
     """
-    sign = np.where(v + a * np.abs(a) / (2 * jerk) < 0, -1.0, 1.0)
-    v, a = sign * v, sign * a
-    square = np.maximum(jerk * v + 0.5 * a**2, 0.0)
-    peak = np.minimum(np.sqrt(square), acc)
-    hold = np.maximum(square - peak**2, 0.0) / (jerk * acc)
-    lead = np.maximum(a + peak, 0.0) / jerk
-    return sign, peak, lead, lead + hold + peak / jerk
+    for arm in range(command.shape[0]):
+        time = 0.0
+        for i in range(command.shape[1]):
+            before = history[arm, HISTORY - 1, i]
+            v = (command[arm, i] - before) / dt
+            a = ((command[arm, i] - before) - (before - history[arm, HISTORY - 2, i])) / dt**2
+            sign = -1.0 if v + a * abs(a) / (2 * jerk[i]) < 0 else 1.0
+            v, a = sign * v, sign * a
+            square = max(jerk[i] * v + 0.5 * a**2, 0.0)
+            peak = min(math.sqrt(square), acc[i])
+            hold = max(square - peak**2, 0.0) / (jerk[i] * acc[i])
+            lead = max(a + peak, 0.0) / jerk[i]
+            total = lead + hold + peak / jerk[i]
+            row = phases[arm, i]
+            row[0], row[1], row[2], row[3], row[4], row[5] = sign, v, a, peak, lead, total
+            time = max(time, total)
+        if not time < longest:  # a number that is none, too
+            time = longest
+        size = math.ceil(time / dt) + 3
+        ticks[arm] = size + (-(size + 1)) % stride
+
+
+@njit(cache=True, nogil=True)
+def _fill(history: Array, command: Array, jerk: Array, dt: float, phases: Array, ticks: Ints, c: Array) -> None:
+    for arm in range(command.shape[0]):
+        c[arm, :HISTORY] = history[arm]
+        c[arm, HISTORY] = command[arm]
+        for i in range(command.shape[1]):
+            row = phases[arm, i]
+            sign, v, a, peak, lead, total = row[0], row[1], row[2], row[3], row[4], row[5]
+            tail, distance = peak / jerk[i], 0.0  # s, of the last phase; rad/s·ticks
+            for k in range(ticks[arm]):
+                t = dt * (k + 1)
+                left = max(total - t, 0.0)
+                if left <= tail:
+                    speed = 0.5 * jerk[i] * left**2
+                elif t < lead:
+                    speed = v + t * (a - 0.5 * jerk[i] * t)
+                else:
+                    speed = 0.5 * jerk[i] * tail**2 + peak * (left - tail)
+                distance += sign * speed
+                c[arm, HISTORY + 1 + k, i] = command[arm, i] + dt * distance
+            c[arm, HISTORY + 1 + ticks[arm] :, i] = c[arm, HISTORY + ticks[arm], i]

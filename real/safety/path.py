@@ -4,44 +4,58 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
-from real.safety import motion
 from real.safety.body import Body
-from real.safety.kinematics import Frames, jacobian
+from real.safety.kinematics import jacobian
+from real.safety.motion import HISTORY, with_stop
 
 Array = NDArray[np.float64]
 Bool = NDArray[np.bool_]
+Ints = NDArray[np.int64]
 
 SAMPLE = 0.01  # s, at most, between sampled knots; what happens in between is bounded, not hoped for
+
+
+class Samples(NamedTuple):
+    """Sampled knots of N arms one after another, M in all, and bounds on the way from each to its arm's next.
+
+    Of an arm's last knot, where it is at rest, the bounds are zero.
+    """
+
+    first: Ints  # [N + 1] where each arm's knots begin
+    q: Array  # [M n] rad
+    qd: Array  # [M n] rad/s
+    speed: Array  # [M n] rad/s
+    accel: Array  # [M n] rad/s²
+    jerk: Array  # [M n] rad/s³
 
 
 @dataclass(frozen=True, eq=False)
 class Path:
     """History, the newest command and the stop after it, for N arms.
 
-    Sampled knots start at the one where the newest command begins to matter and end at rest. Flattened poses are
-    ordered [N·S].
+    Sampled knots start at the one where the newest command begins to matter and end at rest. An arm has as many as
+    its own stop needs, so that its numbers do not depend on its neighbours.
     """
 
     c: Array  # [N K n] control points: HISTORY old ones, the command, its stop, at rest at the end
+    ticks: Ints  # [N] of the stop; beyond them it rests
     body: Body
     dt: float
 
     @classmethod
     def of(cls, history: Array, command: Array, body: Body, dt: float) -> Path:
         """`history` [N HISTORY n] and `command` [N n], which must differ by a finite velocity."""
-        c = np.concatenate([history[:, 1:], command[:, None]], axis=1)
         acc, jerk = body.profile.acceleration, body.profile.jerk
-        time = motion.stop_time(motion.velocity(c, dt), motion.acceleration(c, dt), acc, jerk)
-        stride = cls.stride_at(dt)
         # No state inside the limits needs longer; one outside fails for that, whatever its stop.
-        longest = (body.profile.velocity / acc + 2.5 * acc / jerk).max()
-        ticks = int(np.ceil(min(float(time.max()), longest) / dt)) + 3
-        ticks += -(ticks + 1) % stride  # so that the last sampled knot is at rest
-        return cls(np.concatenate([history, command[:, None], motion.stop(c, acc, jerk, dt, ticks)], axis=1), body, dt)
+        longest = body.profile.longest_stop
+        c, ticks = with_stop(history, command, acc, jerk, dt, longest=longest, stride=cls.stride_at(dt))
+        return cls(c, ticks, body, dt)
 
     @staticmethod
     def stride_at(dt: float) -> int:
@@ -51,101 +65,104 @@ class Path:
     @property
     def stop(self) -> Array:
         """[N ticks n] control points after the command."""
-        return self.c[:, motion.HISTORY + 1 :]
+        return self.c[:, HISTORY + 1 :]
 
-    @cached_property
+    @property
     def stride(self) -> int:
         return self.stride_at(self.dt)
 
     @cached_property
-    def v(self) -> Array:
-        """[N K−1 n] rad/s: first differences."""
-        return (self.c[:, 1:] - self.c[:, :-1]) / self.dt
-
-    @cached_property
-    def a(self) -> Array:
-        """[N K−2 n] rad/s²: second differences."""
-        return (self.v[:, 1:] - self.v[:, :-1]) / self.dt
-
-    @cached_property
-    def j(self) -> Array:
-        """[N K−3 n] rad/s³: third differences."""
-        return (self.a[:, 1:] - self.a[:, :-1]) / self.dt
-
-    @cached_property
-    def _knots(self) -> tuple[Array, Array, Array]:
-        """Control points before, at and after each sampled knot: [N S n] each."""
-        first, last = motion.HISTORY - 2, self.c.shape[1] - 2
-        before, here, after = (self.c[:, first + i : last + 1 + i : self.stride] for i in (-1, 0, 1))
-        return before, here, after
-
-    @cached_property
-    def q(self) -> Array:
-        """[N S n] rad at sampled knots."""
-        before, here, after = self._knots
-        return (before + 4 * here + after) / 6
-
-    @cached_property
-    def qd(self) -> Array:
-        """[N S n] rad/s at sampled knots."""
-        before, _, after = self._knots
-        return (after - before) / (2 * self.dt)
-
-    def _window(self, value: Array, first: int, width: int) -> Array:
-        """Largest |value| [N · n] over the differences that shape each interval between sampled knots: [N S−1 n]."""
-        size, step = self.q.shape[1] - 1, self.stride
-        value = np.abs(value)
-        out = value[:, first::step][:, :size]
-        for i in range(1, width):
-            out = np.maximum(out, value[:, first + i :: step][:, :size])
-        return out
-
-    @cached_property
-    def speed(self) -> Array:
-        """[N S−1 n] rad/s: bound on each joint's speed between sampled knots."""
-        return self._window(self.v, motion.HISTORY - 3, self.stride + 2)
-
-    @cached_property
-    def accel(self) -> Array:
-        """[N S−1 n] rad/s²: the same for acceleration."""
-        return self._window(self.a, motion.HISTORY - 3, self.stride + 1)
-
-    @cached_property
-    def jerk(self) -> Array:
-        """[N S−1 n] rad/s³: the same for jerk."""
-        return self._window(self.j, motion.HISTORY - 3, self.stride)
+    def samples(self) -> Samples:
+        first = _first(self.ticks, self.stride)
+        found = Samples(first, *np.empty((5, int(first[-1]), self.c.shape[2])))
+        _sample(self.c, self.dt, self.stride, *found)
+        return found
 
     @cached_property
     def travel(self) -> Array:
-        """[N S−1 n] rad: bound on how far each joint moves between sampled knots."""
-        return self.speed * (self.stride * self.dt)
+        """[M n] rad: bound on how far each joint moves from a sampled knot to the next."""
+        return self.samples.speed * (self.stride * self.dt)
 
     @cached_property
-    def frames(self) -> Frames:
-        """At all N·S sampled knots."""
-        return self.body.profile.chain.forward(self.q.reshape(-1, self.q.shape[2]))
+    def frames(self) -> Array:
+        """[M L 4 3] of the links at sampled knots."""
+        return self.body.profile.chain.forward(self.samples.q)
 
     @cached_property
     def points(self) -> Array:
-        """[R 3 N·S] m: the body's points at all sampled knots."""
-        return self.body.points.at(self.frames)
+        """[M R 3] m: the body's points at sampled knots."""
+        return self.body.at(self.frames)
 
     @cached_property
     def tcp_jacobian(self) -> Array:
-        """[n 3 N·S] m/rad at all sampled knots."""
-        return jacobian(self.frames, self.points[self.body.tcp], self.q.shape[2])
+        """[M n 6] at sampled knots."""
+        tcp = np.ascontiguousarray(self.points[:, self.body.tcp])
+        return jacobian(self.frames, tcp, np.full(len(tcp), self.c.shape[2]))
 
     def between(self, distance: Array, reach: Array) -> Array:
-        """Least value that a distance can take on the whole path, [R N] m.
+        """Least value that any of R distances can take on the whole path, [N] m.
 
         Args:
-            distance: [R N·S] m at sampled knots.
+            distance: [M R] m at sampled knots.
             reach: [R n] m: how much it changes per radian of each joint, at most.
         """
-        n, s = self.q.shape[:2]
-        d = distance.reshape(-1, n, s)
-        change = (self.travel.reshape(n * (s - 1), -1) @ reach.T).reshape(n, s - 1, -1)
-        return (0.5 * (d[:, :, :-1] + d[:, :, 1:] - change.transpose(2, 0, 1))).min(axis=2)
+        least = np.empty(len(self.c))
+        _between(distance, self.travel, reach, self.samples.first, least)
+        return least
+
+
+@njit(cache=True, nogil=True)
+def _first(ticks: Ints, stride: int) -> Ints:
+    first = np.zeros(len(ticks) + 1, dtype=np.int64)
+    for arm in range(len(ticks)):
+        first[arm + 1] = first[arm] + (ticks[arm] + 1) // stride + 1
+    return first
+
+
+@njit(cache=True, nogil=True)
+def _sample(
+    c: Array, dt: float, stride: int, first: Ints, q: Array, qd: Array, speed: Array, accel: Array, jerk: Array
+) -> None:
+    for arm in range(c.shape[0]):
+        for m in range(first[arm], first[arm + 1]):
+            k = HISTORY - 2 + stride * (m - first[arm])
+            for i in range(c.shape[2]):
+                before, here, after = c[arm, k - 1, i], c[arm, k, i], c[arm, k + 1, i]
+                q[m, i] = (before + 4 * here + after) / 6
+                qd[m, i] = (after - before) / (2 * dt)
+                fastest = strongest = hardest = 0.0
+                if m + 1 < first[arm + 1]:  # all differences that shape the spline up to the next sampled knot
+                    v = (here - before) / dt
+                    fastest, a = abs(v), 0.0
+                    for step in range(stride + 1):
+                        v_next = (c[arm, k + step + 1, i] - c[arm, k + step, i]) / dt
+                        a_next = (v_next - v) / dt
+                        fastest, strongest = _most(fastest, v_next), _most(strongest, a_next)
+                        if step:
+                            hardest = _most(hardest, (a_next - a) / dt)
+                        v, a = v_next, a_next
+                speed[m, i], accel[m, i], jerk[m, i] = fastest, strongest, hardest
+
+
+@njit(cache=True, nogil=True)
+def _most(value: float, other: float) -> float:
+    """The larger size; a number that is none wins, as in NumPy."""
+    other = abs(other)
+    return value if value >= other or value != value else other
+
+
+@njit(cache=True, nogil=True)
+def _between(distance: Array, travel: Array, reach: Array, first: Ints, least: Array) -> None:
+    for arm in range(least.shape[0]):
+        least[arm] = np.inf
+        for m in range(first[arm], first[arm + 1] - 1):
+            for r in range(reach.shape[0]):
+                change = 0.0
+                for i in range(reach.shape[1]):
+                    change += travel[m, i] * reach[r, i]
+                value = 0.5 * (distance[m, r] + distance[m + 1, r] - change)
+                if not value >= least[arm] and least[arm] == least[arm]:  # what is no number stays
+                    least[arm] = value
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,8 +173,8 @@ class Here:
     v: Array  # [n] rad/s
     stop_time: Array  # [n] s, roughly that each joint needs to stop
     dt: float
-    frames: Frames  # at q
-    points: Array  # [R 3 1] m at q
+    frames: Array  # [L 4 3] at q
+    points: Array  # [R 3] m at q
 
     @classmethod
     def of(cls, history: Array, body: Body, dt: float) -> Here:
@@ -165,7 +182,7 @@ class Here:
         profile, q, v = body.profile, history[-1], (history[-1] - history[-2]) / dt
         frames = profile.chain.forward(q[None])
         lag = profile.acceleration / profile.jerk
-        return cls(q, v, np.abs(v) / profile.acceleration + lag, dt, frames, body.points.at(frames))
+        return cls(q, v, np.abs(v) / profile.acceleration + lag, dt, frames[0], body.at(frames)[0])
 
     def brake(self, gradient: Array, room: Array) -> tuple[Array, Array]:
         """Rows G [m n], h [m] with G·v ≤ h for the next velocity v, that keep `room` [m] positive at the stop's end.

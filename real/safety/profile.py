@@ -180,6 +180,11 @@ class Profile:
         return self.maker["jerk"] * self.settings.jerk
 
     @cached_property
+    def longest_stop(self) -> float:
+        """s that the slowest joint needs to stop from its highest permitted speed, at most: v/a + 2.5·a/j."""
+        return float((self.velocity / self.acceleration + 2.5 * self.acceleration / self.jerk).max())
+
+    @cached_property
     def edge(self) -> tuple[Array, Array, Array, Array] | None:
         """FR3's velocity bound near the ends of its joints: offset, deceleration, lowest and highest position.
 

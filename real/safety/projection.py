@@ -26,13 +26,14 @@ def project(wish: Array, low: Array, high: Array, g: Array, h: Array) -> Array |
         wish, low, high: [n] rad/s.
         g, h: [m n] and [m].
     """
-    if not all(np.isfinite(x).all() for x in (wish, low, high, g, h)):
-        return None
     n, m = len(wish), len(h)
+    above = np.concatenate([high, h])
+    if not (np.isfinite(wish).all() and np.isfinite(low).all() and np.isfinite(above).all() and np.isfinite(g).all()):
+        return None
     if m == 0:
         return np.clip(wish, low, high)
     v, _, flag, _ = daqp.solve(
-        np.eye(n), -wish, np.ascontiguousarray(g), np.concatenate([high, h]),
+        np.eye(n), -wish, np.ascontiguousarray(g), above,
         np.concatenate([low, np.full(m, -_FAR)]), np.zeros(n + m, dtype=np.intc),
     )  # fmt: skip
     if flag != 1 or not np.isfinite(v).all():

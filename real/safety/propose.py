@@ -5,66 +5,105 @@ Only proposals: what they promise is checked by the certificate.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
-from real.safety import motion
 from real.safety.profile import Profile
 
 Array = NDArray[np.float64]
+Bool = NDArray[np.bool_]
 
 
-class Box(NamedTuple):
-    """Permitted next joint velocities, [… n] rad/s."""
+class Proposal(NamedTuple):
+    """Permitted next joint velocities by joint alone, and the wanted one among them. [N n] rad/s."""
 
     low: Array
     high: Array
+    wish: Array
+    inside: Bool  # [N] the target can be reached in this tick: `wish` leads there
 
 
-def box_of(c: Array, profile: Profile, dt: float, pace: float = 1.0) -> Box:
-    """Velocities that jerk, acceleration, velocity and the ends of the joints leave after history `c` [N H n].
+def propose(c: Array, target: Array, before: Array, profile: Profile, dt: float, pace: float = 1.0) -> Proposal:
+    """From history `c` [N H n] towards `target` [N n] rad, which was `before` [N n] a tick ago.
 
-    Acceleration must come back to zero before the velocity limit, and the arm to rest before the end of a joint.
-    Where both cannot be had, what jerk allows comes first.
+    Velocities are what jerk, acceleration, velocity and the ends of the joints leave: acceleration must come back to
+    zero before the velocity limit, and the arm to rest before the end of a joint. Where both cannot be had, what jerk
+    allows comes first. A target out of reach is followed without lag and come to without overshoot: as fast as half of
+    the acceleration limit can brake, linear close by.
+
+    Args:
+        pace: fraction of the joints' velocity limits.
     """
-    v, a, q = motion.velocity(c, dt), motion.acceleration(c, dt), c[:, -1]
-    shrink = 1 - 1e-8  # rounding must not decide against what lies on an edge
-    acc, jerk, top = profile.acceleration * shrink, profile.jerk * shrink, profile.velocity * shrink * pace
-    least, most = a - jerk * dt, a + jerk * dt
-    up = np.minimum(acc, _gentle(_speed_for(profile.high - q, acc, jerk, dt, top) - v, jerk, dt))
-    down = -np.minimum(acc, _gentle(v + _speed_for(q - profile.low, acc, jerk, dt, top), jerk, dt))
-    high = v + dt * np.clip(up, least, most)
-    low = v + dt * np.clip(down, least, most)
-    return Box(np.minimum(low, high), np.maximum(low, high))
+    low, high, wish = np.empty((3, *target.shape))
+    found = Proposal(low, high, wish, np.empty(len(target), dtype=np.bool_))
+    p = profile
+    _propose(c, target, before, p.low, p.high, p.velocity, p.acceleration, p.jerk, dt, pace, *found)
+    return found
 
 
-def track(c: Array, target: Array, before: Array, box: Box, profile: Profile, dt: float) -> Array:
-    """Velocity [N n] towards `target` [N n], `before` being the target of the tick before.
-
-    Follows a moving target without lag and comes to a standing one without overshoot: as fast as half of the
-    acceleration limit can brake, linear close by.
-    """
-    v, q = motion.velocity(c, dt), c[:, -1]
-    acc, jerk, top = profile.acceleration, profile.jerk, profile.velocity
-    ahead = np.clip((target - before) / dt, -top, top)
-    gap = target - q - dt * ahead
-    size = np.abs(gap)
-    lag = 4 * (dt + acc / jerk)
-    wanted = np.clip(ahead + np.sign(gap) * np.minimum(size / lag, np.sqrt(acc * size)), -top, top)
-    change = wanted - v
-    a = np.sign(change) * np.minimum(_gentle(np.abs(change), jerk, dt), np.minimum(acc, np.abs(change) / dt))
-    return np.clip(v + dt * a, box.low, box.high)
+SHRINK = 1 - 1e-8  # rounding must not decide against what lies on an edge
 
 
-def _gentle(change: Array, jerk: Array, dt: float) -> Array:
+@njit(cache=True, nogil=True)
+def _propose(
+    c: Array,
+    target: Array,
+    before: Array,
+    lowest: Array,
+    highest: Array,
+    velocity: Array,
+    acceleration: Array,
+    jerk: Array,
+    dt: float,
+    pace: float,
+    low: Array,
+    high: Array,
+    wish: Array,
+    inside: Bool,
+) -> None:
+    last = c.shape[1] - 1
+    for arm in range(c.shape[0]):
+        inside[arm] = True
+        for i in range(c.shape[2]):
+            q, q1, q2 = c[arm, last, i], c[arm, last - 1, i], c[arm, last - 2, i]
+            v, a = (q - q1) / dt, ((q - q1) - (q1 - q2)) / dt**2
+            acc, j, top = acceleration[i] * SHRINK, jerk[i] * SHRINK, velocity[i] * SHRINK * pace
+            least, most = a - j * dt, a + j * dt
+            up = min(acc, _gentle(_speed_for(highest[i] - q, acc, j, dt, top) - v, j, dt))
+            down = -min(acc, _gentle(v + _speed_for(q - lowest[i], acc, j, dt, top), j, dt))
+            first, second = v + dt * min(max(down, least), most), v + dt * min(max(up, least), most)
+            low[arm, i], high[arm, i] = min(first, second), max(first, second)
+            wish[arm, i] = (target[arm, i] - q) / dt
+            if not (low[arm, i] <= wish[arm, i] <= high[arm, i]):
+                inside[arm] = False
+        if not inside[arm]:
+            for i in range(c.shape[2]):
+                q, v = c[arm, last, i], (c[arm, last, i] - c[arm, last - 1, i]) / dt
+                acc, j, top = acceleration[i], jerk[i], velocity[i]
+                ahead = min(max((target[arm, i] - before[arm, i]) / dt, -top), top)
+                gap = target[arm, i] - q - dt * ahead
+                size, lag = abs(gap), 4 * (dt + acc / j)
+                wanted = ahead + math.copysign(min(size / lag, math.sqrt(acc * size)), gap)
+                change = min(max(wanted, -top), top) - v
+                strength = min(_gentle(abs(change), j, dt), min(acc, abs(change) / dt))
+                wish[arm, i] = min(max(v + dt * math.copysign(strength, change), low[arm, i]), high[arm, i])
+
+
+@njit(cache=True, nogil=True)
+def _gentle(change: float, jerk: float, dt: float) -> float:
     """Largest acceleration now from which, falling at `jerk`, velocity grows by `change` at most; negative if must."""
-    some = np.maximum(change, 0.0)
-    return np.where(change >= 0, np.sqrt((0.5 * jerk * dt) ** 2 + 2 * jerk * some) - 0.5 * jerk * dt, change / dt)
+    if change < 0:
+        return change / dt
+    return math.sqrt((0.5 * jerk * dt) ** 2 + 2 * jerk * change) - 0.5 * jerk * dt
 
 
-def _speed_for(room: Array, acc: Array, jerk: Array, dt: float, top: Array) -> Array:
+@njit(cache=True, nogil=True)
+def _speed_for(room: float, acc: float, jerk: float, dt: float, top: float) -> float:
     """Speed, at most `top`, from which a joint stops within `room` rad: v·(2dt + acc/2jerk) + v²/2acc = room."""
     lag = 2 * dt + acc / (2 * jerk)
-    return np.minimum(top, acc * (np.sqrt(lag**2 + 2 * np.maximum(room, 0.0) / acc) - lag))
+    speed = acc * (math.sqrt(lag**2 + 2 * max(room, 0.0) / acc) - lag)
+    return speed if speed < top else top

@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from real.safety.body import Body
+from real.safety.kinematics import gradients
 from real.safety.limits import Limit, broken
 from real.safety.path import Here, Path
 from real.safety.profile import Profile
 from real.safety.projection import TOLERANCE, Projection
-from real.safety.propose import box_of, track
+from real.safety.propose import propose
+from real.safety.tool import jacobian_derivative
 
 Array = NDArray[np.float64]
 Bool = NDArray[np.bool_]
@@ -55,18 +57,13 @@ class Search:
             braking: [N n] the stored stops' next samples.
             pace: fraction of the joints' velocity limits.
         """
-        box = box_of(c, self.profile, self.dt, pace)
-        direct: Array = (wanted - c[:, -1]) / self.dt
-        inside: Bool = np.asarray(((direct >= box.low) & (direct <= box.high)).all(axis=1))
-        wish: Array = direct
-        if not inside.all():
-            wish = np.where(inside[:, None], direct, track(c, wanted, before, box, self.profile, self.dt))
+        low, high, wish, inside = propose(c, wanted, before, self.profile, self.dt, pace)
         command: Array = np.where(inside[:, None], wanted, c[:, -1] + self.dt * wish)
         given_up = np.zeros(len(c), dtype=bool)
-        solved: dict[int, Array | None] = {}
+        solved = False
         # A limit is close by: ask the inequalities first, spare a certificate.
         if len(c) == 1 and self.near and self.projection is not None:
-            v = solved[0] = self._project(c[0], wish[0], box.low[0], box.high[0])
+            v, solved = self._project(c[0], wish[0], low[0], high[0]), True
             if v is not None and np.abs(v - wish[0]).max() > TOLERANCE:
                 command, given_up[:] = c[:, -1] + self.dt * v, True
         path = Path.of(c, command, self.body, self.dt)
@@ -79,10 +76,10 @@ class Search:
                 break
             given_up[rows] = True
             if blend == 0.0 and self.projection is not None:
+                if solved:
+                    continue  # it was just tried
                 for row in rows:
-                    if row not in solved:
-                        solved[row] = self._project(c[row], wish[row], box.low[row], box.high[row])
-                    if (v := solved[row]) is not None:
+                    if (v := self._project(c[row], wish[row], low[row], high[row])) is not None:
                         command[row] = c[row, -1] + self.dt * v
             else:
                 command[rows] += 0.5 * (braking[rows] - command[rows])
@@ -91,6 +88,17 @@ class Search:
             going[rows] = fine
             stop = put(stop, rows[fine], path.stop[fine])
         return Found(command, stop, going, failed & free[:, None], free & ~inside, given_up)
+
+    def warm_up(self, c: Array) -> None:
+        """Compile, or load, all that a tick may call: the first one must not be late. `c` [N H n] is at rest."""
+        free = np.ones(len(c), dtype=bool)
+        for near, target in ((True, c[:, -1] + 1e-6), (False, c[:, -1] + 1.0)):
+            self.near = near
+            self.choose(c, target, c[:, -1].copy(), free, c[:, -1].copy(), 1.0)
+        self.near = False
+        here = Here.of(c[0], self.body, self.dt)
+        gradients(here.frames, here.points[:1], self.body.links[:1], np.zeros((1, 3)))
+        jacobian_derivative(np.zeros((6, c.shape[2])))
 
     def _project(self, history: Array, wish: Array, low: Array, high: Array) -> Array | None:
         """[n] rad/s nearest to `wish` [n] that meets the limits' inequalities for one arm."""

@@ -1,6 +1,10 @@
 """Energy tank: the arm may give its surroundings only as much energy as is left in the tank.
 
-X
+A passive arm takes at least as much from its surroundings as it gives. A tank lets it give a budget first (Zanella et
+al., arXiv 2301.12759, wrap learned policies so): E' = τᵀq̇ for external torques τ that push the arm, never above the
+capacity. Here it is a limit like the others: a command passes only if the tank would not run dry on the way to the end
+of its stop. Torques on that way are unknown, but bounded: by those of now, plus the stiffness of contacts times the way
+gone. Contact may begin anywhere on it, so that the bound holds in free space too, where it limits speed.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import numpy as np
 
 from real.safety.limits import Rows
 from real.safety.motion import HISTORY
-from real.safety.path import Array, Bool, Here, Path
+from real.safety.path import Array, Here, Path
 
 
 @dataclass(eq=False)
@@ -20,8 +24,7 @@ class EnergyTank:
 
     Args:
         capacity: J; full at the start.
-        stiffness: N·m/rad, of contacts in joint space, at most. The torque seen now may grow by so much on the way to
-            a stop.
+        stiffness: N·m/rad, of contacts in joint space, at most: torques grow by no more per radian of way.
     """
 
     capacity: float
@@ -35,23 +38,30 @@ class EnergyTank:
         self._torque: Array | None = None
 
     def update(self, q: Array, torque: Array) -> None:
-        """Account for the motion to measured `q` [n] under external `torque` [n] N·m, which pushes the arm."""
+        """Account for the motion to measured `q` [n] rad under external `torque` [n] N·m, which pushes the arm.
+
+        By the trapezoidal rule: exact for springs, and too high a debit in the tick in which contact begins.
+        """
         if self._q is not None and self._torque is not None:
             received = 0.5 * (torque + self._torque) @ (q - self._q)
             self.energy = min(self.capacity, self.energy + float(received))
         self._q, self._torque = q.copy(), torque.copy()
 
-    def holds(self, path: Path) -> Bool:
-        if self._torque is None:
-            return np.ones(len(path.c), dtype=bool)
+    def margin(self, path: Path) -> Array:
+        """[N] J left at the worst point on the way, whatever it touches."""
         move = path.c[:, HISTORY:] - (path.c[:, HISTORY - 1 : HISTORY] if self._q is None else self._q)
-        given = -move @ self._torque + 0.5 * self.stiffness * np.square(move).sum(axis=2)
-        return (given <= self.energy).all(axis=1) if self._touching() else np.ones(len(path.c), dtype=bool)
+        given = 0.5 * self.stiffness * np.square(move).sum(axis=2)
+        if self._torque is not None:
+            given = given - move @ self._torque
+        return self.energy - given.max(axis=1)
 
     def rows(self, here: Here) -> Rows | None:
-        if self._torque is None or not self._touching():
+        """Along the present motion: so fast that torque and a contact from now on cost no more than there is."""
+        size = float(np.linalg.norm(here.v))
+        if self._torque is None or size < 1e-6:
             return None
-        return Rows(*here.brake(self._torque[None], np.array([0.9 * self.energy])))
-
-    def _touching(self) -> bool:
-        return self._torque is not None and float(np.abs(self._torque).max()) > 1e-3
+        way, time = here.v / size, float(here.dt + 0.5 * here.stop_time.max())
+        push = max(0.0, float(-self._torque @ way))  # N·m, against the motion
+        # ½·k·x² + push·x ≤ energy for the way x = speed·time
+        reach = (np.sqrt(push**2 + 2 * self.stiffness * max(self.energy, 0.0)) - push) / max(self.stiffness, 1e-9)
+        return Rows(way[None], np.array([0.8 * reach / time]))

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+from numba import njit
 
 from real.safety.body import Body
 from real.safety.kinematics import jacobian
 from real.safety.limits import EXTRA, NEAR, Rows
-from real.safety.path import Array, Bool, Here, Path
+from real.safety.path import Array, Here, Ints, Path
 from real.safety.profile import Box
 
 
-def _tcp_jacobian(here: Here, body: Body) -> Array:
-    """[3 n] m/rad."""
-    return jacobian(here.frames, here.points[body.tcp], len(here.q))[:, :, 0].T
+def _jacobian_at(here: Here, body: Body) -> Array:
+    """[6 n] of the tool's point."""
+    return jacobian(here.frames[None], here.points[None, body.tcp], np.array([len(here.q)]))[0].T
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,24 +33,67 @@ class TcpSpeed:
     limit: float
     name: str = "tcp_speed"
 
-    def holds(self, path: Path) -> Bool:
-        arm, step = path.body.tcp_reach, path.stride * path.dt
-        qd = path.qd.reshape(-1, len(arm)).T  # [n N·S]
-        speed = np.sqrt(np.square((path.tcp_jacobian * qd[:, None]).sum(axis=0)).sum(axis=0)).reshape(path.q.shape[:2])
-        w, alpha = path.speed.sum(axis=2), path.accel.sum(axis=2)
-        third = path.jerk @ arm + 4 * w * (path.accel @ arm) + (2 * alpha + 4 * w**2) * (path.speed @ arm)
-        peak = np.maximum(speed[:, :-1], speed[:, 1:]) + step**2 / 8 * third
-        return (peak <= self.limit).all(axis=1)
+    def margin(self, path: Path) -> Array:
+        out, s = np.empty(len(path.c)), path.samples
+        _speed(
+            path.tcp_jacobian, s.qd, s.speed, s.accel, s.jerk, self.body.tcp_reach, path.stride * path.dt, s.first, out
+        )
+        return self.limit - out
 
     def rows(self, here: Here) -> Rows | None:
-        jac = _tcp_jacobian(here, self.body)
+        jac = _jacobian_at(here, self.body)[:3]
         now = jac @ here.v
         if (speed := float(np.linalg.norm(now))) < 0.5 * self.limit:
             return None
-        sides = np.linalg.svd(now[None] / speed)[2]  # the way it goes, and two directions across
         margin = (Path.stride_at(here.dt) * here.dt) ** 2 / 8 * float(self.body.profile.jerk @ self.body.tcp_reach)
-        bound = np.array([0.98, 0.2, 0.2, 0.2, 0.2]) * max(self.limit - margin, 0.5 * self.limit)
-        return Rows(np.concatenate([now[None] / speed, sides[1:], -sides[1:]]) @ jac, bound)
+        return Rows(_sides(now / speed) @ jac, _SHARES * max(self.limit - margin, 0.5 * self.limit))
+
+
+_SHARES = np.array([0.98, 0.2, 0.2, 0.2, 0.2])  # of the speed limit: along the way, and across it
+
+
+@njit(cache=True, nogil=True)
+def _sides(way: Array) -> Array:
+    """[5 3]: the unit vector `way`, and both directions along two axes across it (Duff et al., 2017)."""
+    x, y, z = way
+    out = np.empty((5, 3))
+    sign = math.copysign(1.0, z)
+    a = -1 / (sign + z)
+    b = x * y * a
+    out[0] = way
+    out[1, 0], out[1, 1], out[1, 2] = 1 + sign * x * x * a, sign * b, -sign * x
+    out[2, 0], out[2, 1], out[2, 2] = b, sign + y * y * a, -y
+    out[3], out[4] = -out[1], -out[2]
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _speed(
+    jac: Array, qd: Array, speed: Array, accel: Array, jerk: Array, reach: Array, step: float, first: Ints, out: Array
+) -> None:
+    """[N] m/s, the highest on each path."""
+    for arm in range(out.shape[0]):
+        out[arm] = before = third = 0.0
+        for m in range(first[arm], first[arm + 1]):
+            square = 0.0
+            for k in range(3):
+                p = 0.0
+                for i in range(qd.shape[1]):
+                    p += jac[m, i, k] * qd[m, i]
+                square += p * p
+            now = math.sqrt(square)
+            if m > first[arm]:
+                peak = max(before, now) + step**2 / 8 * third
+                if not peak <= out[arm] and out[arm] == out[arm]:  # what is no number stays
+                    out[arm] = peak
+            w = alpha = by_jerk = by_accel = by_speed = 0.0
+            for i in range(qd.shape[1]):
+                w += speed[m, i]
+                alpha += accel[m, i]
+                by_jerk += jerk[m, i] * reach[i]
+                by_accel += accel[m, i] * reach[i]
+                by_speed += speed[m, i] * reach[i]
+            third, before = by_jerk + 4 * w * by_accel + (2 * alpha + 4 * w**2) * by_speed, now
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,18 +104,22 @@ class Workspace:
     box: Box
     name: str = "workspace"
 
-    def holds(self, path: Path) -> Bool:
-        tcp = path.points[self.body.tcp]  # [3 M]
-        low, high = np.array(self.box.low)[:, None], np.array(self.box.high)[:, None]
-        room = np.minimum(tcp - low, high - tcp).min(axis=0)
-        return path.between(room[None], path.body.tcp_reach[None])[0] >= 0
+    @cached_property
+    def _ends(self) -> tuple[Array, Array]:
+        return np.array(self.box.low, dtype=np.float64), np.array(self.box.high, dtype=np.float64)
+
+    def margin(self, path: Path) -> Array:
+        (low, high), tcp = self._ends, path.points[:, self.body.tcp]
+        room = np.minimum(tcp - low, high - tcp).min(axis=1, keepdims=True)
+        return path.between(room, self.body.tcp_reach[None])
 
     def rows(self, here: Here) -> Rows | None:
-        jac, tcp = _tcp_jacobian(here, self.body), here.points[self.body.tcp, :, 0]
-        room = np.concatenate([tcp - self.box.low, self.box.high - tcp])
+        (low, high), tcp = self._ends, here.points[self.body.tcp]
+        room = np.concatenate([tcp - low, high - tcp])
         near = room < NEAR
         if not near.any():
             return None
+        jac = _jacobian_at(here, self.body)[:3]
         return Rows(*here.brake(np.concatenate([jac, -jac])[near], room[near] - EXTRA))
 
 
@@ -85,8 +135,9 @@ class Singularity:
     samples: int = 8
     name: str = "singularity"
 
+    @cached_property
     def _rates(self) -> Array:
-        """[n]: how fast the Jacobian's norm changes per radian of each joint, at most (see `_jacobian_derivative`).
+        """[n]: how fast the Jacobian's norm changes per radian of each joint, at most (see `jacobian_derivative`).
 
         The first joint turns everything alike, which leaves singular values as they are.
         """
@@ -98,45 +149,100 @@ class Singularity:
         rates[0] = 0.0
         return rates
 
-    def holds(self, path: Path) -> Bool:
-        n, s = path.q.shape[:2]
-        pick = np.unique(np.linspace(0, s - 1, min(self.samples, s)).astype(int))
-        index = (np.arange(n)[:, None] * s + pick).ravel()
-        jac = np.concatenate([path.tcp_jacobian[:, :, index], path.frames.axis[:, :, index]], axis=1)  # [n 6 M]
-        gram = jac.transpose(2, 1, 0) @ jac.transpose(2, 0, 1)
-        value = np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0.0)).reshape(n, len(pick), 6)
-        walked = np.concatenate([np.zeros((n, 1)), np.cumsum(path.travel @ self._rates(), axis=1)], axis=1)[:, pick]
-        change, half = (
-            np.zeros((n, len(pick))),
-            0.5 * np.diff(walked, axis=1),
-        )  # half-way to the next sample, either side
-        change[:, :-1] = half
-        change[:, 1:] = np.maximum(change[:, 1:], half)
-        return (value[..., -1] + change <= self.limit * (value[..., 0] - change)).all(axis=1)
+    def margin(self, path: Path) -> Array:
+        """Without unit: limit · smallest − largest singular value."""
+        out = np.empty(len(path.c))
+        _condition(path.tcp_jacobian, path.travel, self._rates, path.samples.first, self.samples, self.limit, out)
+        return out
 
     def rows(self, here: Here) -> Rows | None:
-        jac = self._jacobian(here)
+        jac = _jacobian_at(here, self.body)
+        singular_values(jac.T, found := np.empty(6))
+        if found.min() > 3 * found.max() / self.limit:
+            return None
         u, value, vt = np.linalg.svd(jac, full_matrices=False)
         floor = value[0] / self.limit
-        if value[-1] > 3 * floor:
-            return None
-        left, right = u[:, -1], vt[-1]
-        gradient = np.array([left @ d @ right for d in _jacobian_derivative(here.frames.axis[:, :, 0], jac)])
+        gradient = jacobian_derivative(np.ascontiguousarray(jac)) @ vt[-1] @ u[:, -1]
         return Rows(*here.brake(gradient[None], np.array([value[-1] - 1.1 * floor])))
 
-    def _jacobian(self, here: Here) -> Array:
-        """[6 n]."""
-        moves = jacobian(here.frames, here.points[self.body.tcp], len(here.q))
-        return np.concatenate([moves, here.frames.axis], axis=1)[:, :, 0].T
+
+@njit(cache=True, nogil=True)
+def _condition(jac: Array, travel: Array, rates: Array, first: Ints, samples: int, limit: float, out: Array) -> None:
+    values = np.empty(jac.shape[2])
+    for arm in range(out.shape[0]):
+        start, size = first[arm], first[arm + 1] - first[arm]
+        count = min(samples, size)
+        out[arm], last = np.inf, -1
+        largest = smallest = change = 0.0
+        for pick in range(count):
+            index = int(pick * ((size - 1) / (count - 1))) if pick < count - 1 else size - 1
+            if index == last:
+                continue
+            ahead = 0.0  # how far singular values may move half-way from the last sample to this
+            if last >= 0:
+                for m in range(start + last, start + index):
+                    for i in range(rates.shape[0]):
+                        ahead += 0.5 * travel[m, i] * rates[i]
+                room = limit * (smallest - max(change, ahead)) - (largest + max(change, ahead))
+                if not room >= out[arm] and out[arm] == out[arm]:  # what is no number stays
+                    out[arm] = room
+            singular_values(jac[start + index], values)
+            largest, smallest, change, last = values.max(), values.min(), ahead, index
+        room = limit * (smallest - change) - (largest + change)
+        if not room >= out[arm] and out[arm] == out[arm]:
+            out[arm] = room
 
 
-def _jacobian_derivative(axis: Array, jac: Array) -> Array:
-    """[n 6 n]: ∂J/∂qᵢ of a serial arm from its axes [n 3] and its Jacobian [6 n]."""
-    n = len(axis)
-    out = np.zeros((n, 6, n))
+@njit(cache=True, nogil=True)
+def singular_values(jac: Array, values: Array) -> None:
+    """`values` [k] of `jac` [n k], n ≥ k, unordered: its columns are turned against each other until orthogonal.
+
+    One-sided Jacobi (Hestenes, 1958; Golub & Van Loan, Matrix Computations, 8.6.3), precise for small ones too.
+    """
+    a = jac.copy()
+    n, size = a.shape
+    for _ in range(30):
+        turned = False
+        for p in range(size - 1):
+            for q in range(p + 1, size):
+                alpha = beta = gamma = 0.0
+                for i in range(n):
+                    alpha += a[i, p] * a[i, p]
+                    beta += a[i, q] * a[i, q]
+                    gamma += a[i, p] * a[i, q]
+                if abs(gamma) > 1e-14 * math.sqrt(alpha * beta):
+                    turned = True
+                    zeta = (beta - alpha) / (2 * gamma)
+                    t = math.copysign(1.0, zeta) / (abs(zeta) + math.sqrt(1 + zeta * zeta))
+                    c = 1 / math.sqrt(1 + t * t)
+                    s = c * t
+                    for i in range(n):
+                        x, y = a[i, p], a[i, q]
+                        a[i, p], a[i, q] = c * x - s * y, s * x + c * y
+        if not turned:
+            break
+    for p in range(size):
+        square = 0.0
+        for i in range(n):
+            square += a[i, p] * a[i, p]
+        values[p] = math.sqrt(square)
+
+
+def jacobian_derivative(jac: Array) -> Array:
+    """[n 6 n]: ∂J/∂qᵢ of a serial arm from its Jacobian [6 n], whose lower half are the joints' axes."""
+    out = np.zeros((jac.shape[1], *jac.shape))
+    _derivative(jac, out)
+    return out
+
+
+@njit(cache=True, nogil=True)
+def _derivative(jac: Array, out: Array) -> None:
+    n = jac.shape[1]
     for i in range(n):
         for k in range(n):
-            out[i, :3, k] = np.cross(axis[min(i, k)], jac[:3, max(i, k)])
-            if i < k:
-                out[i, 3:, k] = np.cross(axis[i], axis[k])
-    return out
+            near, far = min(i, k), max(i, k)
+            for x in range(3):
+                y, z = (x + 1) % 3, (x + 2) % 3
+                out[i, x, k] = jac[3 + y, near] * jac[z, far] - jac[3 + z, near] * jac[y, far]
+                if i < k:
+                    out[i, 3 + x, k] = jac[3 + y, i] * jac[3 + z, k] - jac[3 + z, i] * jac[3 + y, k]

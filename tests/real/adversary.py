@@ -34,7 +34,10 @@ def targets(profile: Profile, arms: int, ticks: int, seed: int = 0):
 
 
 def play(governor: Governor, stream) -> np.ndarray:
-    """Published commands [T N n], the rest before them included."""
+    """Published commands [T N n], the rest before them included. An exception inside brakes, and is a bug: it fails."""
     out = list(governor.c.transpose(1, 0, 2)[-4:])
-    out += [governor.filter(target).command for target in stream]
+    for target in stream:
+        verdict = governor.filter(target)
+        assert not verdict.error, verdict.error
+        out.append(verdict.command)
     return np.array(out)

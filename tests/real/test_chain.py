@@ -160,3 +160,38 @@ def test_the_tank_never_runs_dry_on_a_spring():
     for _ in range(500):
         free.tick(free.home + np.eye(7)[0])
     assert 0.5 * stiffness * max(0.0, free.q[0] - wall) ** 2 > budget, "without the tank it would have given more"
+
+
+@pytest.mark.parametrize("gap", [0.15, 0.3, 0.6])
+def test_a_wall_met_at_speed_gets_no_more_than_the_tank_holds(gap):
+    """Nothing is felt before the wall: the speed in free space must already leave energy for it."""
+    given = {}
+    for tank in (2.0, None):
+        rig = Rig(settings={"energy": tank, "contact_stiffness": 800.0, "tracking_error": 2.0})
+        wall, most = rig.home[0] + gap, 0.0
+        for _ in range(600):
+            push = max(0.0, rig.q[0] - wall)
+            most = max(most, 0.5 * 800.0 * push**2)
+            rig.tick(rig.home + 2.0 * np.eye(7)[0], torque=-800.0 * push * np.eye(7)[0])
+            assert tank is None or rig.chain.tank.energy >= 0.0
+        given[tank] = most
+    assert 0.0 < given[2.0] <= 2.0 + 1e-6 < given[None]
+    assert not rig.chain.error
+
+
+def test_a_tank_without_torques_is_no_tank():
+    rig = Rig(settings={"energy": 2.0})
+    assert rig.tick(torque=np.zeros(7)).mode is Mode.RUN
+    for torque in (None, np.full(7, np.nan), np.zeros(6)):
+        decision = rig.tick(torque=torque)
+        assert decision.mode is Mode.HOLD and "torque_unreadable" in decision.reasons
+
+
+def test_an_exception_inside_is_braked_for_and_told():
+    rig = Rig()
+    rig.run(0.2)
+    rig.chain.governor.search.choose = None
+    decision = rig.tick()
+    assert "error" in decision.reasons and "TypeError" in rig.chain.error
+    rig.run(1.0)
+    assert rig.speed() == 0.0
