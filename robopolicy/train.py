@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from robopolicy.build import build, build_policy, resolve
 from robopolicy.checkpoint import Checkpointer, load_policy
@@ -250,6 +251,7 @@ class Parts:
             check_fits(policy.spec, self.env_spec, ignore=[BASE_ACTION] if policy.base is not None else [])
         if self.resumed:  # the normaliser too is the one that the run began with
             weights = read_tensors(self.resumed / "policy" / "model.safetensors")
+            self._check_same_data(self.resumed, policy.state_dict(), weights)
             load_weights(policy, weights, skip="base." if policy.base is not None else "", where=str(self.resumed))
         return policy
 
@@ -262,6 +264,16 @@ class Parts:
                 f"{checkpoint}: data and env are not those that the run began with:\n  - " + "\n  - ".join(found) + "\n"
                 "Restore them (dataset, task, code of the env) to resume it, or give a new run_dir."
             )
+
+    def _check_same_data(self, checkpoint: Path, fitted: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+        """Other demonstrations of the same spec show in the normaliser, which was fitted to them."""
+        for name in (n for n in fitted if n.startswith("normalizer.") and n in saved):
+            if fitted[name].shape == saved[name].shape and not torch.allclose(fitted[name], saved[name], rtol=1e-3):
+                was, now = (x[name].flatten()[(fitted[name] - saved[name]).abs().argmax()] for x in (saved, fitted))
+                raise CheckpointError(
+                    f"{checkpoint}: dataset={self.settings.dataset} is not what the run began with: {name} was "
+                    f"{float(was):.4g} and is {float(now):.4g} when fitted to it. Restore it, or give a new run_dir."
+                )
 
     # -- learning ----------------------------------------------------------------------------------------------------
     @cached_property

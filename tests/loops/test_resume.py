@@ -7,6 +7,7 @@ import json
 import os
 import pkgutil
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -244,6 +245,20 @@ def test_other_data_than_it_began_with_is_refused_before_weights_load(
     assert "data and env are not those that the run began with:\n  - action.high: 0.02 → 1.0\n  - dt: was 0.05" in said
     assert "or give a new run_dir" in said
     assert ((run / "spec.json").read_text(), (run / "metrics.jsonl").read_text()) == before
+
+
+def test_other_demonstrations_than_it_began_with_are_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demos", "task=reach", f"out={tmp_path / 'data'}", "episodes=3", "num_envs=4", "seed=7"]) == 0
+    arguments = [a.replace(f"dataset={folder / 'data'}", f"dataset={tmp_path / 'data'}") for a in
+                 command(folder, "bc", folder / "bc")]  # fmt: skip
+    run = tmp_path / "run"
+    shutil.copytree(folder / "bc", run)
+    config = (run / "config.yaml").read_text()  # the same path, other episodes
+    (run / "config.yaml").write_text(config.replace(str(folder / "data"), str(tmp_path / "data")))
+    assert main([a.replace(f"run_dir={folder / 'bc'}", f"run_dir={run}") for a in arguments]) == 1
+    assert re.search(r"is not what the run began with: normalizer\.\S+ was .* Restore it", capsys.readouterr().err)
 
 
 def test_a_simulation_that_diverges_costs_its_episodes_and_nothing_else(
