@@ -13,6 +13,7 @@ from real.joints import ActionDecoder, ChunkBuffer
 from real.loop import ControlLoop, InlineRunner, Planner
 from real.robots import MujocoArm, State, Trouble
 from real.safety import Mode, SafetyChain, load_profile
+from real.safety.risk import RiskCritic
 from robopolicy.build import build
 from robopolicy.checkpoint import load_policy
 from robopolicy.errors import ConfigError
@@ -46,12 +47,13 @@ class SimulatedCell:
 
     def __init__(
         self, env: SimEnv, policy: Policy, *, settings: Settings, latency: float = 0.0, trouble: Trouble | None = None,
-        shadow: bool = False, dt: float = 0.004,
+        shadow: bool = False, dt: float = 0.004, risk: Path | None = None,
     ) -> None:  # fmt: skip
         self.env, self.dt, self.time = env, dt, 0.0
         profile = load_profile("panda", **settings)
         self.arm = MujocoArm(env.task, profile, dt=dt, trouble=trouble)
-        self.chain = SafetyChain(profile, dt=dt)
+        critic = None if risk is None else RiskCritic.load(risk, profile, dt)
+        self.chain = SafetyChain(profile, dt=dt, risk=critic)
         planner, lead = Planner(policy), int(np.ceil(latency / policy.spec.dt - 1e-9))
         self.loop = ControlLoop(
             self.arm, self.chain, ActionDecoder(env.controller, stroke=FINGER_STROKE, dt=env.dt),
@@ -101,11 +103,12 @@ def deploy(
     latency_ms: Natural = 0,
     lost: float = 0.0,
     dry_run: bool = False,
+    risk: Path | None = None,
 ) -> list[Episode]:
     """Run a checkpoint on an arm behind the safety limits, and report success, interventions and aborts.
 
     `safety` holds settings of real.safety.Settings; `speed` scales its speeds, 0.1 is where to begin on a real arm.
-    `dry_run` computes everything and moves nothing.
+    `dry_run` computes everything and moves nothing. `risk`: a critic of scripts/train_risk.py, which may slow the arm.
     """
     del robot  # one so far
     if not 0.0 <= lost < 1.0:
@@ -119,7 +122,13 @@ def deploy(
     for name, usual in (("velocity", 0.5), ("tcp_speed", 0.25)):
         settings[name] = settings.get(name, usual) * speed
     cell = SimulatedCell(
-        env, policy, settings=settings, latency=latency_ms / 1000, trouble=Trouble(drop=lost), shadow=dry_run
+        env,
+        policy,
+        settings=settings,
+        latency=latency_ms / 1000,
+        trouble=Trouble(drop=lost),
+        shadow=dry_run,
+        risk=risk,
     )
     top = max(env.controller.spec.high[:3]) / env.dt if not env.spec_is_joint else 0.0
     if top > settings["tcp_speed"]:

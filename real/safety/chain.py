@@ -16,6 +16,7 @@ from real.safety.ladder import Mode, Patience, Watchdog
 from real.safety.limits import Limit, joint_limits
 from real.safety.profile import Profile
 from real.safety.projection import Projection, project
+from real.safety.risk import RiskCritic
 from real.safety.space import space_limits
 from real.safety.tank import EnergyTank
 
@@ -52,14 +53,16 @@ class SafetyChain:
         state: patience with the arm's state; `enable`: with the operator's periodic enable (None: not used).
         clock, budget: s that a tick's computation may take by `clock`; a later one is braked.
         limits, projection: instead of the usual; for tests.
+        risk: a learned critic, which may only slow down.
     """
 
     def __init__(
         self, profile: Profile, *, dt: float = 0.004, state: Patience | None = None, enable: Patience | None = None,
         clock: Callable[[], float] | None = None, budget: float = 0.003, limits: Sequence[Limit] | None = None,
-        projection: Projection = project,
+        projection: Projection = project, risk: RiskCritic | None = None,
     ) -> None:  # fmt: skip
         self.governor = Governor(profile, dt=dt, projection=projection, limits=limits, clock=clock, budget=budget)
+        self.risk = risk
         self.tank: EnergyTank | None = None
         self._given = limits
         self._arm(profile)
@@ -82,7 +85,11 @@ class SafetyChain:
         """
         if self.active and not bool(self.governor.at_rest[0]):
             raise SafetyError("activate: the arm is still braking; wait until it stands")
-        self.governor.reset(self._read(measured)[None])
+        q = self._read(measured)
+        low, high = self.profile.maker["low"], self.profile.maker["high"]
+        if (np.abs(q) > 4 * np.pi).any() and ((low <= np.deg2rad(q)) & (np.deg2rad(q) <= high)).all():
+            raise SafetyError(f"state: {np.round(q, 2).tolist()} look like degrees; joint angles are expected in rad")
+        self.governor.reset(q[None])
         for dog in self.watchdogs:
             dog.feed(now)
         self.mode, self.active, self._fault, self._since = Mode.RUN, True, "", now
@@ -143,9 +150,14 @@ class SafetyChain:
             level = Mode.FAULT
             reasons.append(f"fault:{self._fault}")
         hold = np.array([level >= Mode.HOLD or self._waiting(level, now)])
+        pace = SLOW_PACE if level is Mode.SLOW else 1.0
+        if self.risk is not None and target is not None:
+            slower = min(pace, self.risk.pace(self.governor.c[0], np.asarray(target, dtype=np.float64)))
+            reasons += ["risk"] if slower < pace else []
+            pace = slower
         verdict = self.governor.filter(
             self.governor.c[:, -1] if target is None else np.asarray(target, dtype=np.float64)[None], hold=hold,
-            pace=SLOW_PACE if level is Mode.SLOW else 1.0,
+            pace=pace,
         )  # fmt: skip
         why = [n for n, bad in zip(self.governor.reasons, verdict.reasons[0], strict=True) if bad]
         if "input" in why:  # unreadable numbers: hold until they are gone

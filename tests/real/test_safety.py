@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import pytest
-import quadprog
 
 from real.safety import Governor, SafetyError, load_profile, profile_names
 from real.safety.audit import joint_violations, space_violations
@@ -16,7 +15,6 @@ from real.safety.limits import joint_limits
 from real.safety.motion import HISTORY
 from real.safety.path import Path
 from real.safety.profile import Box, Plane, Profile
-from real.safety.projection import project
 from real.safety.propose import Proposal
 from real.safety.space import space_limits
 from tests.real.adversary import play, targets
@@ -228,34 +226,8 @@ def test_an_arm_that_stands_wrong_is_refused_with_the_limit_named():
         governor.reset(home(governor.profile)[None])
     with pytest.raises(SafetyError, match="reset"):
         governor.filter(home(governor.profile)[None])
-    with pytest.raises(SafetyError, match="finite"):
+    with pytest.raises(SafetyError, match="finite joint angles"):
         governor.reset(np.full((1, 7), np.nan))
-
-
-def test_projection_agrees_with_another_solver():
-    rng = np.random.default_rng(0)
-    checked = 0
-    for _ in range(200):
-        n, m = 7, 20
-        wish, g, h = rng.normal(size=n), rng.normal(size=(m, n)), rng.uniform(-0.1, 1.0, m)
-        low, high = -np.ones(n), np.ones(n)
-        ours = project(wish, low, high, g, h)
-        c = np.concatenate([np.eye(n), -np.eye(n), -g]).T
-        try:
-            theirs = quadprog.solve_qp(np.eye(n), wish, c, np.concatenate([low, -high, -h]))[0]
-        except ValueError:
-            assert ours is None
-            continue
-        checked += 1
-        np.testing.assert_allclose(ours, theirs, atol=1e-9)
-    assert checked > 100
-
-
-def test_projection_refuses_numbers_that_are_none():
-    one, rows = np.ones(7), (np.ones((1, 7)), np.ones(1))
-    assert project(one * np.nan, -one, one, *rows) is None
-    assert project(one, -one, one, np.full((1, 7), np.nan), np.ones(1)) is None
-    assert project(one, -one, one, np.array([[1.0] * 7, [-1.0] * 7]), np.array([-1.0, -1.0])) is None
 
 
 def test_batched_arms_do_not_feel_each_other():
