@@ -14,7 +14,9 @@ from torch import Tensor
 from robopolicy.checkpoint import load_policy, save_policy
 from robopolicy.errors import CheckpointError, ConfigError, RobopolicyError, SpecError
 from robopolicy.networks.denoiser import Denoiser
+from robopolicy.networks.lora import adapt, plain_state
 from robopolicy.networks.mlp import ResidualMLP
+from robopolicy.networks.transformer import Transformer
 from robopolicy.networks.unet1d import UNet1d
 from robopolicy.policies.chain import Chain, ChainNoise, FloorNoise, LearnedNoise, gaussian_log_prob
 from robopolicy.policies.denoising import ChunkDenoiser
@@ -296,3 +298,14 @@ def test_untouched_policies_have_no_second_network():
     made = policy(DiffusionPolicy, DATA, network=partial(ResidualMLP, width=16, time_dim=16))
     assert made.tuned is None and made.tuned_parameters() == []
     assert not [k for k in made.state_dict() if k.startswith("tuned")]
+
+
+@pytest.mark.parametrize("kind", [ResidualMLP, UNet1d, Transformer])
+def test_every_weight_matrix_has_a_low_rank_change(kind: type[Denoiser]):
+    network = adapt(kind(horizon=4, action_dim=2, cond_dim=3), 2)
+    matrices = {
+        plain_state(n) for n, p in network.named_parameters() if p.ndim > 1 and not n.endswith((".a", ".b", "position"))
+    }
+    changed = {plain_state(n) for n, _ in network.named_parameters() if n.endswith(".original")}
+    assert matrices == changed
+    assert all(p.requires_grad == n.endswith((".a", ".b")) for n, p in network.named_parameters())
