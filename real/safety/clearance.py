@@ -37,14 +37,22 @@ class Planes:
     def _offsets(self) -> Array:
         return np.array([p.offset for p in self.planes], dtype=np.float64)
 
+    @cached_property
+    def _least(self) -> Array:
+        """[2C] m of an axis' ends from a plane."""
+        return self.body.radius[self._rows % len(self.body.radius)] + self.distance
+
+    @cached_property
+    def _reach(self) -> Array:
+        return np.tile(self.body.reach[self._rows], (len(self.planes), 1))
+
     def _room(self, points: Array) -> Array:
         """[M planes·2C] m."""
-        radius = self.body.radius[self._rows % len(self.body.radius)]
         height = plane_distance(points, self._rows, self._normals, self._offsets)
-        return (height - (radius + self.distance)).reshape(len(points), -1)
+        return (height - self._least).reshape(len(points), -1)
 
     def margin(self, path: Path) -> Array:
-        return path.between(self._room(path.points), np.tile(self.body.reach[self._rows], (len(self.planes), 1)))
+        return path.between(self._room(path.points), self._reach)
 
     def rows(self, here: Here) -> Rows | None:
         room = self._room(here.points[None])[0]
@@ -68,13 +76,22 @@ class KeepOut:
     def _bounds(self) -> list[tuple[Array, Array]]:
         return [(np.array(b.low, dtype=np.float64), np.array(b.high, dtype=np.float64)) for b in self.boxes]
 
+    @cached_property
+    def _least(self) -> Array:
+        """[spheres] m of a centre from a box."""
+        return self.body.sphere_radius + self.distance
+
+    @cached_property
+    def _reach(self) -> Array:
+        return self.body.reach[self.body.spheres]
+
     def _room(self, points: Array, low: Array, high: Array) -> Array:
         """[M spheres] m."""
-        return box_distance(points, self.body.spheres, low, high) - (self.body.sphere_radius + self.distance)
+        return box_distance(points, self.body.spheres, low, high) - self._least
 
     def margin(self, path: Path) -> Array:
-        reach = self.body.reach[self.body.spheres]
-        return np.min([path.between(self._room(path.points, *b), reach) for b in self._bounds], axis=0)
+        room = [path.between(self._room(path.points, *b), self._reach) for b in self._bounds]
+        return room[0] if len(room) == 1 else np.min(room, axis=0)
 
     def rows(self, here: Here) -> Rows | None:
         found = []

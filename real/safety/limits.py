@@ -69,7 +69,8 @@ class Finite:
     name: str = "finite"
 
     def margin(self, path: Path) -> Array:
-        return 1e6 - np.abs(path.c).max(axis=(1, 2))
+        size = path.c.shape[2]
+        return _room(path.c, np.full(size, -1e6), np.full(size, 1e6))
 
     def rows(self, here: Here) -> Rows | None:
         return None
@@ -84,8 +85,7 @@ class JointPosition:
     name: str = "joint_position"
 
     def margin(self, path: Path) -> Array:
-        c = path.c[:, HISTORY:]
-        return np.minimum(c - self.low, self.high - c).min(axis=(1, 2))
+        return _room(path.c[:, HISTORY:], self.low, self.high)
 
     def rows(self, here: Here) -> Rows | None:
         weight, ahead = here.dt + here.stop_time, 0.5 * here.stop_time * here.v
@@ -95,6 +95,19 @@ class JointPosition:
         joint = near % len(weight)
         g[np.arange(len(near)), joint] = np.where(near < len(weight), -weight[joint], weight[joint])
         return Rows(g, h[near]) if len(near) else None
+
+
+@njit(cache=True, nogil=True)
+def _room(c: Array, low: Array, high: Array) -> Array:
+    """[N] least distance of control points `c` [N K n] from the ends of their range."""
+    out = np.full(c.shape[0], np.inf)
+    for arm in range(c.shape[0]):
+        for k in range(c.shape[1]):
+            for i in range(c.shape[2]):
+                room = min(c[arm, k, i] - low[i], high[i] - c[arm, k, i])
+                if not room >= out[arm] and out[arm] == out[arm]:  # what is no number stays
+                    out[arm] = room
+    return out
 
 
 @dataclass(frozen=True, eq=False)

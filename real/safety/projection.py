@@ -28,7 +28,7 @@ def project(wish: Array, low: Array, high: Array, g: Array, h: Array) -> Array |
     """
     n, m = len(wish), len(h)
     above = np.concatenate([high, h])
-    if not (np.isfinite(wish).all() and np.isfinite(low).all() and np.isfinite(above).all() and np.isfinite(g).all()):
+    if not np.isfinite(np.concatenate([wish, low, above, g.ravel()])).all():
         return None
     if m == 0:
         return np.clip(wish, low, high)

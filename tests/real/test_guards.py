@@ -108,7 +108,7 @@ GUARDS = [
     Guard("lost commands", Governor, "heard", "if np.array_equal(played, self.c[0, -1]) or", "if True or",
           partial(test_arm.test_a_policy_drives_the_arm_and_the_arm_never_aborts, 0.0, 0.05)),
     # -- projection
-    Guard("finite programme", test_projection, "project", "if not (np.isfinite", "if False and not (np.isfinite",
+    Guard("finite programme", test_projection, "project", "if not np.isfinite(np", "if False and not np.isfinite(np",
           test_projection.test_projection_refuses_numbers_that_are_none),
     Guard("solver's flag", test_projection, "project", "flag != 1 or", "",
           with_patch(test_projection.test_a_solver_is_not_believed, "gave up")),
