@@ -83,6 +83,19 @@ SUITE = (  # `peg`, which needs several times the steps, is measured under peg_r
 PICK_FLOW = Base("pick", 60, 1.0, ("loop.steps=3000", "policy=flow"), "flow")
 PICK_GAUSSIAN = Base("pick", 60, 1.0, ("loop.steps=3000", "policy=gaussian"), "gaussian")
 CURVE = ("loop.eval_every=50000", *WATCH)
+ABLATION = {  # one change each of algo=dppo
+    "as_is": (),
+    "floor_0.05": ("algo.noise.floor=0.05",),
+    "floor_0.2": ("algo.noise.floor=0.2",),
+    "tuned_steps_2": ("policy.tuned_steps=2",),
+    "tuned_steps_10": ("policy.tuned_steps=10",),
+    "denoising_gamma_0.9": ("algo.denoising_gamma=0.9",),
+    "clip_0.01": ("algo.clip=0.01", "algo.clip_first=0.01"),
+    "clip_0.2": ("algo.clip=0.2", "algo.clip_first=0.2"),
+    "anchor_0.1": ("algo.anchor=0.1",),
+    "critic_warmup_0": ("algo.critic_warmup=0",),
+    "critic_warmup_5": ("algo.critic_warmup=5",),
+}
 SUITE_CONFIG = ("algo=residual_fast", "loop.total_steps=60000")
 EXPERIMENTS = {
     "pick_residual_fast": Experiment(
@@ -139,6 +152,9 @@ EXPERIMENTS = {
                 },
             ),
         )
+    ),
+    "dppo_ablation": Experiment(
+        (Setting(PICK, {k: ("algo=dppo", "loop.total_steps=300000", *v) for k, v in ABLATION.items()}),), seeds=(0, 1)
     ),
     "routes_compared": Experiment(
         (
