@@ -213,8 +213,10 @@ class Peg(PegEasy):
         return Tip(pos, at.peg.yaw(scene))
 
     def observe(self, at: Hole, scene: Scene) -> Mapping[str, Array]:
+        seen = super().observe(at, scene)
         return {
-            **super().observe(at, scene),
+            **seen,
+            "mouth_fine": np.clip(seen["mouth_rel"] / 0.002, -1, 1),  # the last millimetres, where it jams or slides in
             "tilt": self._axis(at, scene)[:, :2],
             "peg_rel": at.peg.pos(scene) - scene.tcp,
             "peg_vel": at.peg.vel(scene),
