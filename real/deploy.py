@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from real.joints import ActionDecoder, ChunkBuffer
 from real.loop import ControlLoop, InlineRunner, Planner
+from real.recording import PolicyJournal, RecordedChain, Recorder, describe
 from real.robots import MujocoArm, State, Trouble
 from real.safety import Mode, SafetyChain, load_profile
 from real.safety.risk import RiskCritic
@@ -47,18 +48,25 @@ class SimulatedCell:
 
     def __init__(
         self, env: SimEnv, policy: Policy, *, settings: Settings, latency: float = 0.0, trouble: Trouble | None = None,
-        shadow: bool = False, dt: float = 0.004, risk: Path | None = None,
+        shadow: bool = False, dt: float = 0.004, risk: Path | None = None, recorder: Recorder | None = None,
+        facts: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.env, self.dt, self.time = env, dt, 0.0
+        self.recorder, self.facts = recorder, facts or {}
         profile = load_profile("panda", **settings)
         self.arm = MujocoArm(env.task, profile, dt=dt, trouble=trouble)
         critic = None if risk is None else RiskCritic.load(risk, profile, dt)
-        self.chain = SafetyChain(profile, dt=dt, risk=critic)
+        self.chain = (
+            SafetyChain(profile, dt=dt, risk=critic)
+            if recorder is None
+            else RecordedChain(profile, dt=dt, risk=critic, put=recorder.put)
+        )
         planner, lead = Planner(policy), int(np.ceil(latency / policy.spec.dt - 1e-9))
         self.loop = ControlLoop(
             self.arm, self.chain, ActionDecoder(env.controller, stroke=FINGER_STROKE, dt=env.dt),
             InlineRunner(planner, latency=latency), self._observe, ChunkBuffer(policy.spec, lead=lead),
             clock=lambda: self.time, history=planner.history, lead=lead, shadow=shadow,
+            journal=None if recorder is None else PolicyJournal(recorder.put),
         )  # fmt: skip
         self.held = 0
 
@@ -70,7 +78,21 @@ class SimulatedCell:
         return obs
 
     def run(self, seed: int) -> Episode:
-        """One episode, to success, to its horizon or to a fault."""
+        """One episode, to success, to its horizon or to a fault; recorded where there is a recorder."""
+        if self.recorder is None:
+            return self._run(seed)
+        spec, policy = self.env.spec, self.loop.buffer.spec
+        header = describe(self.chain, observation=spec.observation, policy=policy, task=spec.id, seed=seed)
+        self.recorder.begin({**header, "task_digest": spec.digest, "shadow": self.loop.shadow, **self.facts})
+        outcome: dict[str, Any] = {"success": None}
+        try:
+            episode = self._run(seed)
+            outcome = {"success": episode.success, "aborted": episode.aborted, "mode": episode.mode}
+        finally:
+            self.recorder.end(**outcome)
+        return episode
+
+    def _run(self, seed: int) -> Episode:
         env = self.env
         env.reset(torch.tensor([seed], dtype=torch.int64))
         self.arm.place(env.physics.qpos[0], env.task_state())
@@ -104,11 +126,13 @@ def deploy(
     lost: float = 0.0,
     dry_run: bool = False,
     risk: Path | None = None,
+    record: Path | None = None,
 ) -> list[Episode]:
     """Run a checkpoint on an arm behind the safety limits, and report success, interventions and aborts.
 
     `safety` holds settings of real.safety.Settings; `speed` scales its speeds, 0.1 is where to begin on a real arm.
     `dry_run` computes everything and moves nothing. `risk`: a critic of scripts/train_risk.py, which may slow the arm.
+    `record`: a new folder for one MCAP file an episode.
     """
     del robot  # one so far
     if not 0.0 <= lost < 1.0:
@@ -129,6 +153,8 @@ def deploy(
         trouble=Trouble(drop=lost),
         shadow=dry_run,
         risk=risk,
+        recorder=None if record is None else Recorder(record),
+        facts={"policy_id": place.ident},
     )
     top = max(env.controller.spec.high[:3]) / env.dt if not env.spec_is_joint else 0.0
     if top > settings["tcp_speed"]:

@@ -30,6 +30,15 @@ class Target(NamedTuple):
     limited: bool  # slower than the action asked for
 
 
+class Commanded(NamedTuple):
+    """Where the arm is told to be, as the policy's actions count it."""
+
+    q: Array  # [n] rad
+    pos: Array  # [3] m, of the tool
+    yaw: float  # rad
+    grip: float  # −1 closed … 1 open
+
+
 class ActionDecoder:
     """Turns one action into a joint target and a gripper opening, with the simulator's controller for one arm."""
 
@@ -45,6 +54,11 @@ class ActionDecoder:
         self.controller.reset(np.array([0]), qpos, frame)
         self.controller.follow(frame)
         self.last_step = np.zeros(len(q))
+
+    @property
+    def commanded(self) -> Commanded:
+        c = self.controller
+        return Commanded(c.q[0].copy(), c.pos[0].copy(), float(c.yaw[0]), float(c.grip[0]))
 
     def decode(self, action: Array, q: Array, profile: Profile) -> Target:
         """What `action` [Da] means with the arm measured at `q` [n], at a pace that `profile` permits.

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from real.joints import ActionDecoder, ChunkBuffer
+from real.joints import ActionDecoder, ChunkBuffer, Commanded
 from real.reference import spline
 from real.robots import Robot, State
 from real.safety import Decision, Mode, SafetyChain, SafetyError
@@ -83,6 +83,18 @@ class InlineRunner:
         return done
 
 
+class Journal(Protocol):
+    """Is told what happens at the policy's rate; for recordings."""
+
+    def step(self, now: float, step: int, obs: Obs, before: Commanded, action: Array | None, limited: bool) -> None:
+        """A control step: what was seen [1 …] and commanded before it, the action [Da] if there was one."""
+        ...
+
+    def chunk(self, now: float, chunk: Array, observed: float, refused: str) -> None:
+        """A chunk [Ta Da] came, planned from what was seen at `observed` s."""
+        ...
+
+
 class ControlLoop:
     """One arm under one policy.
 
@@ -90,22 +102,26 @@ class ControlLoop:
         lead: control steps before a chunk runs out at which the next is asked for; must cover the planner's latency.
         clock: s, steady; called once a tick.
         shadow: everything is computed, nothing written: the arm holds still.
+        journal: is told of every control step and chunk.
     """
 
     def __init__(
         self, robot: Robot, chain: SafetyChain, decoder: ActionDecoder, runner: Runner, observe: Observe,
         buffer: ChunkBuffer, *, clock: Callable[[], float], history: int = 1, lead: int = 0, shadow: bool = False,
+        journal: Journal | None = None,
     ) -> None:  # fmt: skip
         if tuple(robot.joints) != chain.profile.joints:
             raise SafetyError(f"robot: joints {list(robot.joints)}, the limits are of {list(chain.profile.joints)}")
         self.robot, self.chain, self.decoder, self.runner = robot, chain, decoder, runner
         self.observe, self.buffer, self.clock, self.lead, self.shadow = observe, buffer, clock, lead, shadow
         self.frames: deque[Obs] = deque(maxlen=history)
-        self.counts = Counter[str]()
+        self.counts, self.journal = Counter[str](), journal
         self.period = buffer.spec.dt
         self.goal: Array | None = None  # [n] rad, the joint target at the end of the control step; None: nothing to do
         self.points: Array = np.tile(chain.governor.c[0, -1], (4, 1))  # [4 n] rad, of the reference's spline
         self.goal_from, self.grip = 0.0, 0.0  # s; m
+        self.wanted: Array | None = None  # [Da] the action of this control step, as the policy wanted it
+        self.limited = False  # it was slowed
         self.resting = True  # stands, and has not been told where to go since
 
     def start(self, *, seed: int = 0) -> None:
@@ -131,11 +147,15 @@ class ControlLoop:
         at = self.begin + round((now - self.begin) / dt) * dt  # s, of this tick: a late one must not bend the reference
         reason = ""
         told = None if state is None or self.shadow else state.played
-        if told is not None and not self.chain.governor.heard(told):
+        if told is not None and not self.chain.heard(told):
             self.counts["lost"] += 1
         due = self.begin + self.step * self.period
         if at >= due - 1e-6 and state is not None and np.isfinite(state.q).all():
+            step, before = self.step, self.decoder.commanded
+            self.wanted, self.limited = None, False
             reason = self._control_step(state, now, due)
+            if self.journal is not None:
+                self.journal.step(now, step, self.frames[-1], before, self.wanted, self.limited)
         target: Array | None = None
         if self.goal is not None:
             target = spline(self.points, min(1.0, (at - self.goal_from) / self.period))
@@ -179,20 +199,23 @@ class ControlLoop:
             self.goal = None
             return reason
         self.resting = False
-        self.goal, self.grip, limited = self.decoder.decode(action, state.q, self.chain.profile)
+        self.wanted = action
+        self.goal, self.grip, self.limited = self.decoder.decode(action, state.q, self.chain.profile)
         self.points = np.concatenate([self.points[1:], self.goal[None]])
         self.goal_from = due
-        self.counts["paced"] += limited
+        self.counts["paced"] += self.limited
         return reason
 
     def _collect(self, now: float) -> str:
         """Take a chunk that is there; why not, where it is refused."""
         if (done := self.runner.poll(now)) is None:
             return ""
-        self.waiting = False
+        self.waiting, refused = False, ""
         try:
             self.counts["late"] += self.buffer.add(done[0], done[1], now)
         except SpecError as error:
             self.counts["refused"] += 1
-            return f"chunk_refused: {error}"
-        return ""
+            refused = f"chunk_refused: {error}"
+        if self.journal is not None:
+            self.journal.chunk(now, done[0], done[1], refused)
+        return refused

@@ -100,6 +100,10 @@ class SafetyChain:
             if dog.name == "enable":
                 dog.feed(now)
 
+    def heard(self, played: Array) -> bool:
+        """Take note of the control point [n] that the arm plays; False where the last command was lost."""
+        return self.governor.heard(played)
+
     def fault(self, reason: str) -> None:
         """Stop and stay stopped until `activate`."""
         self._fault = self._fault or reason

@@ -138,7 +138,8 @@ class Governor:
         command = np.where(going[:, None], command, braking)
         self._accept(command, stop, going)
         with np.errstate(invalid="ignore"):
-            changed = ~going | (command != np.asarray(target)).any(axis=1) if not error else np.ones_like(going)
+            same = not error and np.shape(target) == command.shape  # else there is nothing to compare with
+            changed = ~going | (command != np.asarray(target)).any(axis=1) if same else np.ones_like(going)
         return Verdict(command, ~going, changed, reasons, error)
 
     def heard(self, played: Array) -> bool:

@@ -9,7 +9,9 @@ gone. Contact may begin anywhere on it, so that the bound holds in free space to
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +48,15 @@ class EnergyTank:
             received = 0.5 * (torque + self._torque) @ (q - self._q)
             self.energy = min(self.capacity, self.energy + float(received))
         self._q, self._torque = q.copy(), torque.copy()
+
+    def state_dict(self) -> dict[str, Array | float | None]:
+        """What is in it, and the last state that was accounted for."""
+        return {"energy": self.energy, "q": self._q, "torque": self._torque}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave."""
+        q, torque = (None if state[k] is None else np.array(state[k], dtype=np.float64) for k in ("q", "torque"))
+        self.energy, self._q, self._torque = float(state["energy"]), q, torque
 
     def margin(self, path: Path) -> Array:
         """[N] J left at the worst point on the way, whatever it touches."""

@@ -1,0 +1,261 @@
+"""`robopolicy replay`: run the safety chain again on what a recording says it was told, and compare every decision."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from mcap.records import Channel, Message
+from mcap.stream_reader import StreamReader
+from numpy.typing import NDArray
+
+from real.recording import FORMAT, decided, dumps
+from real.safety import SafetyChain
+from real.safety.chain import Measured
+from real.safety.ladder import Patience
+from real.safety.profile import Box, Plane, Profile, Settings
+from real.safety.risk import RiskCritic
+from robopolicy.errors import DataError
+
+Array = NDArray[np.float64]
+_LARGEST = 256 * 2**20  # bytes of a record; more is damage
+
+
+@dataclass
+class Recording:
+    """What could be read of a file, in the order of writing."""
+
+    path: Path
+    messages: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # topic, content
+    damage: str = ""  # why reading ended early
+
+    @property
+    def header(self) -> dict[str, Any]:
+        return self.messages[0][1]
+
+    @property
+    def footer(self) -> dict[str, Any]:
+        return self.messages[-1][1]
+
+    def of(self, topic: str) -> list[dict[str, Any]]:
+        return [content for name, content in self.messages if name == topic]
+
+    @property
+    def lost(self) -> dict[str, int]:
+        """Messages by topic that the recorder had no time for."""
+        return {k: v for k, v in self.footer["dropped"].items() if v}
+
+
+class Replayed(NamedTuple):
+    """How far a recording was reproduced."""
+
+    path: Path
+    ticks: int  # in the file
+    reproduced: int  # from the first on, bit for bit
+    difference: str  # of the next one, "" where all were reproduced
+
+    def __str__(self) -> str:
+        if not self.difference:
+            return f"{self.path.name}: all {self.ticks} decisions reproduced bit for bit"
+        return f"{self.path.name}: {self.reproduced} of {self.ticks} decisions reproduced, then {self.difference}"
+
+
+def replay(*, recording: Path) -> list[Replayed]:
+    """Reproduce the decisions in a recording, or in all of a folder.
+
+    Raises:
+        DataError: no recording, a damaged or incomplete one, or a decision that comes out otherwise.
+    """
+    paths = sorted(recording.glob("*.mcap")) if recording.is_dir() else [recording]
+    if not paths:
+        raise DataError(
+            f"recording={recording}: holds no .mcap files. `robopolicy deploy … record=<folder>` writes them."
+        )
+    done = [reproduce(read(path)) for path in paths]
+    for result in done:
+        print(result)
+    if bad := [result for result in done if result.difference]:
+        raise DataError(f"{len(bad)} of {len(done)} recordings were not reproduced; the first: {bad[0]}")
+    return done
+
+
+def read(path: Path, *, whole: bool = True) -> Recording:
+    """Read a recording.
+
+    Args:
+        whole: refuse a file that is cut off or damaged; False takes what can be read of it.
+
+    Raises:
+        DataError: not a recording, of a newer format, or not whole; what could be read is said.
+    """
+    if not path.is_file():
+        raise DataError(f"recording={path}: no such file")
+    found, channels = Recording(path), dict[int, str]()
+    try:
+        with path.open("rb") as file:
+            for record in StreamReader(file, validate_crcs=True, record_size_limit=_LARGEST).records:
+                if isinstance(record, Channel):
+                    channels[record.id] = record.topic.removeprefix("/")
+                elif isinstance(record, Message):
+                    found.messages.append((channels[record.channel_id], json.loads(record.data)))
+    except Exception as error:  # whatever a damaged file makes of the reader
+        found.damage = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
+    if not found.messages or found.messages[0][0] != "header":
+        why = f" ({found.damage})" if found.damage else ""
+        raise DataError(f"{path}: not a recording of robopolicy, or cut off before anything was written{why}")
+    if found.header.get("format") != FORMAT:
+        raise DataError(f"{path}: format {found.header.get('format')!r}, this robopolicy reads {FORMAT}. Upgrade it.")
+    if whole and (found.damage or found.messages[-1][0] != "footer"):
+        ticks = found.of("tick")
+        until = f", up to {ticks[-1]['now']:.3f} s" if ticks else ""
+        raise DataError(
+            f"{path}: is cut off or damaged ({found.damage or 'there is no footer'}). {len(ticks)} ticks and "
+            f"{len(found.of('step'))} control steps could be read{until}. Restore it from a copy."
+        )
+    return found
+
+
+def reproduce(recording: Recording) -> Replayed:
+    """Run the chain again. The recording's own limits and critic are used, this robopolicy's code."""
+    clock = _Clock()
+    chain, ticks, expected = rebuild(recording.header, clock), len(recording.of("tick")), Counter[str]()
+    done = 0
+    for topic, content in recording.messages:
+        if topic not in ("activate", "tick"):
+            continue
+        if content["n"] != expected[topic]:
+            lost = content["n"] - expected[topic]
+            return Replayed(recording.path, ticks, done, f"{lost} {topic} messages are missing: they were not written")
+        expected[topic] += 1
+        if topic == "activate":
+            _activate(chain, content)
+            continue
+        for name, value in content["events"]:
+            _happen(chain, name, value)
+        clock.late = "late" in content["reasons"]
+        clock.calls = 0
+        decision = decided(chain.filter(_array(content["target"]), _measured(content), content["now"],
+                                        reason=content["reason"]))  # fmt: skip
+        for key, value in decision.items():
+            if dumps({key: value}) != dumps({key: content[key]}):
+                where = f"tick {content['n']} at {content['now']:.6f} s: "
+                differs = where + _difference(key, content[key], value, chain.profile.joints)
+                return Replayed(recording.path, ticks, done, differs + _versions(recording.header))
+        done += 1
+    footer = recording.footer["messages"]
+    for topic in ("activate", "tick"):  # lost at the end
+        if footer.get(topic, 0) != expected[topic]:
+            lost = footer[topic] - expected[topic]
+            return Replayed(recording.path, ticks, done, f"{lost} {topic} messages are missing: they were not written")
+    return Replayed(recording.path, ticks, done, "")
+
+
+def rebuild(header: dict[str, Any], clock: _Clock | None = None) -> SafetyChain:
+    """The chain that a header describes.
+
+    Raises:
+        DataError: the header does not describe one, or its limits are not those that its digest names.
+    """
+    try:
+        data = header["profile"]["data"]
+        profile = Profile(data, settings_of(header["profile"]["settings"]))
+        patience = {k: Patience(*(float(s) for s in v)) for k, v in header["watchdogs"].items()}
+        chain = SafetyChain(
+            profile, dt=header["dt"], state=patience["state"], enable=patience.get("enable"), clock=clock,
+            budget=header["budget_s"], risk=_critic(header["risk"], data),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"recording: its header does not describe a safety chain ({error!r})") from error
+    if profile.digest != header["digest"]:
+        raise DataError(f"recording: its limits have digest {profile.digest}, its header says {header['digest']}")
+    return chain
+
+
+def settings_of(data: dict[str, Any]) -> Settings:
+    """Inverse of `dataclasses.asdict`, after a way through JSON."""
+    boxes = [Box(tuple(b["low"]), tuple(b["high"])) for b in (*data["keep_out"], data["workspace"]) if b is not None]
+    free = data["workspace"] is None
+    return Settings(**{
+        **data,
+        "keep_out": tuple(boxes if free else boxes[:-1]),
+        "workspace": None if free else boxes[-1],
+        "planes": tuple(Plane(tuple(p["normal"]), p["offset"]) for p in data["planes"]),
+    })  # fmt: skip
+
+
+# -- inside ---------------------------------------------------------------------------------------------------------
+class _Clock:
+    """Computation takes as long as it did: a tick that was late is late again."""
+
+    late = False
+    calls = 0
+
+    def __call__(self) -> float:
+        self.calls += 1
+        return np.inf if self.late and self.calls > 1 else 0.0
+
+
+def _activate(chain: SafetyChain, content: dict[str, Any]) -> None:
+    chain.deactivate()
+    settings = settings_of(content["settings"])
+    if settings != chain.profile.settings:
+        chain.tighten(**vars(settings))
+    measured = _measured(content)
+    assert measured is not None
+    chain.activate(measured, content["now"])
+    chain.governor.load_state_dict({k: np.array(v) for k, v in content["governor"].items()})
+    if chain.tank is not None:
+        chain.tank.load_state_dict(content["tank"])
+
+
+def _happen(chain: SafetyChain, name: str, value: Any) -> None:
+    if name == "heard":
+        played = _array(value)
+        assert played is not None
+        chain.heard(played)
+    elif name == "enable":
+        chain.enable(value)
+    elif name == "fault":
+        chain.fault(value)
+    elif name == "tighten":
+        chain.tighten(**vars(settings_of(value)))
+    else:
+        raise DataError(f"recording: unknown event {name!r}; it is of a newer robopolicy")
+
+
+def _critic(data: dict[str, Any] | None, profile: dict[str, Any]) -> RiskCritic | None:
+    if data is None:
+        return None
+    layers = tuple((np.array(w, dtype=np.float64), np.array(b, dtype=np.float64)) for w, b in data["layers"])
+    own = Profile(profile, settings_of(data["settings"]))
+    return RiskCritic(own, data["dt"], layers, data["low"], data["high"], data["floor"])
+
+
+def _array(value: Any) -> Array | None:
+    return None if value is None else np.array(value, dtype=np.float64)
+
+
+def _measured(content: dict[str, Any]) -> Measured | None:
+    q = _array(content["q"])
+    return None if q is None else Measured(q, _array(content["torque"]))
+
+
+def _difference(key: str, was: Any, now: Any, joints: tuple[str, ...]) -> str:
+    if key == "command" and len(was) == len(now):
+        k = next(k for k, (a, b) in enumerate(zip(was, now, strict=True)) if dumps({"": a}) != dumps({"": b}))
+        return f"{joints[k]} was commanded to {was[k]!r} rad, now {now[k]!r} ({abs(now[k] - was[k]):.1e} apart)"
+    return f"{key} was {was!r}, now {now!r}"
+
+
+def _versions(header: dict[str, Any]) -> str:
+    """What is not as it was, for the end of a message."""
+    found = {n: importlib.metadata.version(n) for n in header["versions"]} | {"machine": platform.machine()}
+    was = {**header["versions"], "machine": header["machine"]}
+    other = [f"{n} {was[n]} → {found[n]}" for n in was if was[n] != found[n]]
+    return f" ({', '.join(other)})" if other else ""
