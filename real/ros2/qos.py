@@ -7,7 +7,7 @@ from typing import Any
 
 from rclpy.event_handler import PublisherEventCallbacks, SubscriptionEventCallbacks
 from rclpy.node import Node
-from rclpy.qos import QoSCompatibility, QoSProfile, ReliabilityPolicy, qos_check_compatible
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 
 from real.ros2.wiring import Topic
 
@@ -27,13 +27,17 @@ def mismatches(node: Node, role: str, topic: Topic, *, publishes: bool) -> list[
     else:
         others = node.get_publishers_info_by_topic(node.resolve_topic_name(topic.name))
     for other in others:
-        pair = (mine, other.qos_profile) if publishes else (other.qos_profile, mine)
-        level, reason = qos_check_compatible(*pair)
-        if level == QoSCompatibility.ERROR:
-            found.append(
-                f"qos: {role} ({topic.name}): {other.node_name!r} does not fit: {reason.strip()} "
-                f"This node asks for {topic.reliability}; change topics.{role}.reliability or the other side."
-            )
+        offered, asked = (mine, other.qos_profile) if publishes else (other.qos_profile, mine)
+        for what, strong, weak in (
+            ("reliability", ReliabilityPolicy.RELIABLE, ReliabilityPolicy.BEST_EFFORT),
+            ("durability", DurabilityPolicy.TRANSIENT_LOCAL, DurabilityPolicy.VOLATILE),
+        ):
+            if getattr(asked, what) == strong and getattr(offered, what) == weak:
+                here, there = (weak, strong) if publishes else (strong, weak)
+                found.append(
+                    f"qos: {role} ({topic.name!r}): {what}: this node has {here.name}, {other.node_name!r} has "
+                    f"{there.name}, so no message would pass. Change topics.{role} in the wiring, or the other side."
+                )
     return found
 
 
