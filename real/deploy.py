@@ -1,15 +1,17 @@
-"""`robopolicy deploy`: run a checkpoint on an arm, behind the safety limits. Here: the simulated arm, in process."""
+"""`robopolicy deploy`: run a checkpoint on an arm, behind the safety limits, in this process or over ROS 2."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from real.joints import ActionDecoder, ChunkBuffer
+from real.joints import ActionDecoder, ChunkBuffer, check_latency
 from real.loop import ControlLoop, InlineRunner, Planner
 from real.recording import PolicyJournal, RecordedChain, Recorder, describe
 from real.robots import MujocoArm, State, Trouble
@@ -17,7 +19,7 @@ from real.safety import Mode, SafetyChain, load_profile
 from real.safety.risk import RiskCritic
 from robopolicy.build import build
 from robopolicy.checkpoint import load_policy
-from robopolicy.errors import ConfigError
+from robopolicy.errors import ConfigError, closest
 from robopolicy.evaluate.statistics import wilson
 from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import Policy
@@ -113,10 +115,58 @@ class SimulatedCell:
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Deployment:
+    """What is to be run on which robot; see `deploy`. `latency`: s; `logs`: folder for what processes print."""
+
+    checkpoint: Path
+    which: Literal["latest", "best"]
+    task: dict[str, Any]
+    env: SimEnv
+    policy: Policy
+    settings: Settings
+    seeds: tuple[int, ...]
+    latency: float = 0.0
+    lost: float = 0.0
+    dry_run: bool = False
+    risk: Path | None = None
+    record: Path | None = None
+    wiring: str = "mujoco_panda"
+    lockstep: bool = False
+    logs: Path | None = None
+    policy_id: str = ""
+
+
+def in_process(d: Deployment) -> Iterator[Episode]:
+    """The simulated arm under the control loop, in this process and on simulated time."""
+    cell = SimulatedCell(
+        d.env, d.policy, settings=d.settings, latency=d.latency, trouble=Trouble(drop=d.lost), shadow=d.dry_run,
+        risk=d.risk, recorder=None if d.record is None else Recorder(d.record), facts={"policy_id": d.policy_id},
+    )  # fmt: skip
+    for seed in d.seeds:
+        yield cell.run(seed)
+
+
+def over_ros2(d: Deployment) -> Iterator[Episode]:
+    """The simulated arm and the policy node as two processes that talk over ROS 2."""
+    if d.record is not None:
+        raise ConfigError("record: deployments over ROS 2 cannot be recorded yet; robot=mujoco can")
+    try:
+        from real.ros2.cell import run_episodes
+    except ImportError as error:
+        raise ConfigError(
+            f"robot=mujoco_ros2 needs ROS 2 ({error}): ./scripts/setup.sh ros, or source a ROS 2 installation"
+        ) from error
+    yield from run_episodes(d)
+
+
+ROBOTS: dict[str, Callable[[Deployment], Iterator[Episode]]] = {"mujoco": in_process, "mujoco_ros2": over_ros2}
+
+
 def deploy(
     *,
     checkpoint: Path,
-    robot: Literal["mujoco"] = "mujoco",
+    robot: str = "mujoco",
     task: Node | None = None,
     which: Literal["latest", "best"] = "latest",
     episodes: Count = 20,
@@ -127,45 +177,59 @@ def deploy(
     dry_run: bool = False,
     risk: Path | None = None,
     record: Path | None = None,
+    wiring: str = "mujoco_panda",
+    lockstep: bool = False,
 ) -> list[Episode]:
     """Run a checkpoint on an arm behind the safety limits, and report success, interventions and aborts.
 
     `safety` holds settings of real.safety.Settings; `speed` scales its speeds, 0.1 is where to begin on a real arm.
     `dry_run` computes everything and moves nothing. `risk`: a critic of scripts/train_risk.py, which may slow the arm.
     `record`: a new folder for one MCAP file an episode.
+    Over ROS 2 `wiring` names topics and joints, and `lockstep` lets the arm wait for every command (simulated time).
     """
-    del robot  # one so far
+    if robot not in ROBOTS:
+        raise ConfigError(f"robot={robot!r}: there is no such robot. {closest(robot, ROBOTS)}")
     if not 0.0 <= lost < 1.0:
         raise ConfigError(f"lost: expected a fraction from 0 to below 1, found {lost}")
+    d = prepare(
+        checkpoint, which=which, task=task, seeds=tuple(int(s) for s in episode_seeds("test", 0, episodes)),
+        safety=safety, speed=speed, latency=latency_ms / 1000, lost=lost, dry_run=dry_run, risk=risk, record=record,
+        wiring=wiring, lockstep=lockstep,
+    )  # fmt: skip
+    env = d.env
+    top = max(env.controller.spec.high[:3]) / env.dt if not env.spec_is_joint else 0.0
+    if top > d.settings["tcp_speed"]:
+        print(
+            f"the policy's actions go up to {top:.2f} m/s a direction, tcp_speed permits "
+            f"{d.settings['tcp_speed']:.2f}: it will be slower than trained, and may run out of its horizon"
+        )
+    profile = load_profile("panda", **d.settings)
+    print(f"limits of {profile.data['title']}, {profile.digest}: {d.settings}")
+    done = list(ROBOTS[robot](d))
+    print(report(done))
+    return done
+
+
+def prepare(
+    checkpoint: Path, *, which: Literal["latest", "best"] = "latest", task: dict[str, Any] | None = None,
+    safety: dict[str, float] | None = None, speed: float = 1.0, **more: Any,
+) -> Deployment:  # fmt: skip
+    """A checkpoint with its task's env and the limits' settings; `more`: fields of `Deployment`.
+
+    Raises:
+        ConfigError, SpecError: it cannot be deployed; says why.
+    """
     place = Place.of(checkpoint, which, Path())
-    env = build(task_of(task, place), "task", num_envs=1, seed=0)
+    node = task_of(task, place)
+    env = build(node, "task", num_envs=1, seed=0)
     if not isinstance(env, SimEnv):
-        raise ConfigError("deploy robot=mujoco needs a task of the native suite")
+        raise ConfigError("deploy: the simulated arm needs a task of the native suite")
     policy = load_policy(checkpoint, env=env.spec, which=which)
+    check_latency(policy.spec, more.get("latency", 0.0))
     settings = dict(safety or {})
     for name, usual in (("velocity", 0.5), ("tcp_speed", 0.25)):
         settings[name] = settings.get(name, usual) * speed
-    cell = SimulatedCell(
-        env,
-        policy,
-        settings=settings,
-        latency=latency_ms / 1000,
-        trouble=Trouble(drop=lost),
-        shadow=dry_run,
-        risk=risk,
-        recorder=None if record is None else Recorder(record),
-        facts={"policy_id": place.ident},
-    )
-    top = max(env.controller.spec.high[:3]) / env.dt if not env.spec_is_joint else 0.0
-    if top > settings["tcp_speed"]:
-        print(
-            f"the policy's actions go up to {top:.2f} m/s a direction, tcp_speed permits {settings['tcp_speed']:.2f}: "
-            "it will be slower than trained, and may run out of its horizon"
-        )
-    print(f"limits of {cell.chain.profile.data['title']}, {cell.chain.profile.digest}: {settings}")
-    done = [cell.run(int(seed)) for seed in episode_seeds("test", 0, episodes)]
-    print(report(done))
-    return done
+    return Deployment(checkpoint, which, node, env, policy, settings, policy_id=place.ident, **more)
 
 
 def report(done: list[Episode]) -> str:

@@ -88,6 +88,20 @@ class Planned:
     action: Array  # [Da]
 
 
+def check_latency(spec: PolicySpec, latency: float) -> None:
+    """Whether a policy can bridge `latency` s between an observation and the first use of what was planned from it.
+
+    Raises:
+        SpecError: it cannot; says how much it can.
+    """
+    most = spec.n_action_steps * spec.dt
+    if not 0.0 <= latency < most + 0.5 * spec.dt:
+        raise SpecError(
+            f"latency: {1000 * latency:.0f} ms; the policy commands {spec.n_action_steps} steps of {spec.dt} s at a "
+            f"time and can bridge up to {1000 * most:.0f} ms. Plan faster, or train with longer chunks."
+        )
+
+
 class ChunkBuffer:
     """Actions by the time at which they are due.
 

@@ -103,17 +103,21 @@ class ControlLoop:
         clock: s, steady; called once a tick.
         shadow: everything is computed, nothing written: the arm holds still.
         journal: is told of every control step and chunk.
+        early: s before a control step at which it observes and asks for a plan, so that one made in a thread is there
+            when the step begins.
+        grace: s by which a control step may be put off where its plan is late; then the arm holds.
     """
 
     def __init__(
         self, robot: Robot, chain: SafetyChain, decoder: ActionDecoder, runner: Runner, observe: Observe,
         buffer: ChunkBuffer, *, clock: Callable[[], float], history: int = 1, lead: int = 0, shadow: bool = False,
-        journal: Journal | None = None,
+        early: float = 0.0, grace: float = 0.0, journal: Journal | None = None,
     ) -> None:  # fmt: skip
         if tuple(robot.joints) != chain.profile.joints:
             raise SafetyError(f"robot: joints {list(robot.joints)}, the limits are of {list(chain.profile.joints)}")
         self.robot, self.chain, self.decoder, self.runner = robot, chain, decoder, runner
         self.observe, self.buffer, self.clock, self.lead, self.shadow = observe, buffer, clock, lead, shadow
+        self.early, self.grace, self.asked = early, grace, False
         self.frames: deque[Obs] = deque(maxlen=history)
         self.counts, self.journal = Counter[str](), journal
         self.period = buffer.spec.dt
@@ -137,7 +141,7 @@ class ControlLoop:
         self.chain.activate(Measured(state.q), now)
         self.runner.reset(seed)
         self.frames.clear()
-        self.begin, self.step, self.waiting, self.grip = now, 0, False, state.opening
+        self.begin, self.step, self.waiting, self.asked, self.grip = now, 0, False, False, state.opening
         self._resync(state.q)
 
     def tick(self) -> Decision:
@@ -150,11 +154,13 @@ class ControlLoop:
         if told is not None and not self.chain.heard(told):
             self.counts["lost"] += 1
         due = self.begin + self.step * self.period
+        if self.early and not self.asked and at >= due - self.early - 1e-6 and state is not None:
+            reason = self._ask(state, now, due) if np.isfinite(state.q).all() else ""
         if at >= due - 1e-6 and state is not None and np.isfinite(state.q).all():
             step, before = self.step, self.decoder.commanded
             self.wanted, self.limited = None, False
-            reason = self._control_step(state, now, due)
-            if self.journal is not None:
+            reason = self._control_step(state, now, due) or reason
+            if self.journal is not None and self.step > step:  # it was not put off
                 self.journal.step(now, step, self.frames[-1], before, self.wanted, self.limited)
         target: Array | None = None
         if self.goal is not None:
@@ -179,20 +185,19 @@ class ControlLoop:
 
     def _control_step(self, state: State, now: float, due: float) -> str:
         """What happens at the policy's own rate; a reason where there is nothing to do next."""
-        frame = self.observe(state)
-        while len(self.frames) < (self.frames.maxlen or 1):
-            self.frames.append(frame)
-        self.frames.append(frame)
+        reason = "" if self.asked else self._ask(state, now, due)
         if self.chain.mode >= Mode.HOLD:  # begin anew once the arm may move again
+            self.asked = False
             self.step = max(self.step + 1, int((now - self.begin) / self.period + 1e-6))
             self.waiting = self.waiting and self.runner.poll(now) is None
             return ""
-        reason = self._collect(now)  # first: what is asked for next must not wait for another control step
-        if len(self.buffer) <= self.lead and not self.waiting:
-            stacked = {k: torch.stack([f[k] for f in self.frames], dim=1) for k in frame}
-            self.runner.request(stacked, self.step, min(due, now))
-            self.waiting = True
-            reason = self._collect(now) or reason
+        reason = self._collect(now) or reason
+        if self.waiting and not len(self.buffer) and now < due + self.grace:
+            self.counts["put_off"] += 1
+            return reason
+        if self.grace and now > due + self.chain.governor.dt:  # it was put off, and what follows with it
+            self.begin, due = self.begin + now - due, now
+        self.asked = False
         self.step = max(self.step + 1, int((now - self.begin) / self.period + 1e-6))
         action = self.buffer.pop(due)
         if action is None:
@@ -204,6 +209,23 @@ class ControlLoop:
         self.points = np.concatenate([self.points[1:], self.goal[None]])
         self.goal_from = due
         self.counts["paced"] += self.limited
+        return reason
+
+    def _ask(self, state: State, now: float, due: float) -> str:
+        """Observe, and ask for what to do next where little is left to do."""
+        self.asked = True
+        frame = self.observe(state)
+        while len(self.frames) < (self.frames.maxlen or 1):
+            self.frames.append(frame)
+        self.frames.append(frame)
+        if self.chain.mode >= Mode.HOLD:
+            return ""
+        reason = self._collect(now)  # first: what is asked for next must not wait for another control step
+        if len(self.buffer) <= self.lead and not self.waiting:
+            stacked = {k: torch.stack([f[k] for f in self.frames], dim=1) for k in frame}
+            self.runner.request(stacked, self.step, min(due, now))
+            self.waiting = True
+            reason = self._collect(now) or reason
         return reason
 
     def _collect(self, now: float) -> str:

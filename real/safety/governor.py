@@ -41,6 +41,18 @@ class Verdict(NamedTuple):
     error: str = ""  # of an exception, which is a bug and braked for all the same
 
 
+class Past(NamedTuple):
+    """What the next commands start from, after some tick."""
+
+    c: Array  # [N HISTORY n]
+    stop: Array  # [N S n]
+    at: NDArray[np.int64]  # [N] next sample of the stop
+
+    def ahead(self, ticks: int) -> Array:
+        """[n] what the only arm plays `ticks` ≥ 1 ticks later if it hears nothing more."""
+        return np.asarray(self.stop[0, min(int(self.at[0]) + ticks - 1, self.stop.shape[1] - 1)])
+
+
 class Governor:
     """Limits on the commands of N arms that share a profile.
 
@@ -98,7 +110,7 @@ class Governor:
             self._post_check(self.c[:, -1])
         self.c[rows], self.last[rows], self.active[rows] = history, q, True
         self._stop[rows], self._at[rows] = q[:, None], 0
-        self._before = self.c, self._stop, self._at
+        self._before = self.past()
 
     def filter(self, target: Array, *, hold: Bool | None = None, pace: float = 1.0) -> Verdict:
         """The next command for joint targets `target` [N n] rad.
@@ -147,13 +159,20 @@ class Governor:
 
         The arm then went on with the stop it had, and so does what the next command starts from.
         """
-        c, stop, at = self._before
-        braking = stop[np.arange(self.num_arms), at]
-        if np.array_equal(played, self.c[0, -1]) or not np.array_equal(played, braking[0]):
+        if np.array_equal(played, self.c[0, -1]) or not np.array_equal(played, self._before.ahead(1)):
             return True
-        self.c, self._stop, self._at = c, stop, at
-        self._accept(braking, stop, np.zeros(self.num_arms, dtype=bool))
+        self.resume(self._before, 1)
         return False
+
+    def past(self) -> Past:
+        """Where it stands now, for `resume`."""
+        return Past(self.c, self._stop, self._at)
+
+    def resume(self, past: Past, ticks: int) -> None:
+        """Go on from `past` as arms do that have heard nothing for `ticks` ticks since: by their stored stop."""
+        self.c, self._stop, self._at = past
+        for _ in range(ticks):
+            self._accept(self._braking(), self._stop, np.zeros(self.num_arms, dtype=bool))
 
     @property
     def at_rest(self) -> Bool:
@@ -183,7 +202,7 @@ class Governor:
         self.c, self.last, self._stop = (np.array(state[k], dtype=np.float64) for k in ("c", "last", "stop"))
         self._at, self.active = np.array(state["at"], dtype=np.int64), np.array(state["active"], dtype=bool)
         self.search.near = bool(state["near"][0])
-        self._before = self.c, self._stop, self._at
+        self._before = self.past()
 
     # -- inside -----------------------------------------------------------------------------------------------------
     def _readable(self, target: Array, reasons: Bool) -> Array:
@@ -207,7 +226,7 @@ class Governor:
         return fine
 
     def _accept(self, command: Array, stop: Array, going: Bool) -> None:
-        self._before = self.c, self._stop, self._at
+        self._before = self.past()
         self.c = np.concatenate([self.c[:, 1:], command[:, None]], axis=1)
         self._at = np.minimum(self._at + 1, self._stop.shape[1] - 1)
         if going.any():

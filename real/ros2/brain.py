@@ -1,0 +1,86 @@
+"""What a policy node needs from a checkpoint: its task's env, the policy, and a control loop for a robot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from real.joints import ActionDecoder, ChunkBuffer, check_latency
+from real.loop import ControlLoop, Planner
+from real.robots import Robot, State
+from real.ros2.observation import Observer, check_robot, one_env
+from real.ros2.wiring import Wiring
+from real.runner import ThreadRunner
+from real.safety import SafetyChain, load_profile
+from real.safety.risk import RiskCritic
+from robopolicy.checkpoint import load_policy
+from sim.arm import FINGER_STROKE
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a policy node runs. `settings`: of real.safety.Settings; `latency`: s that plans are held back."""
+
+    checkpoint: Path | None
+    task: dict[str, Any]
+    which: Literal["latest", "best"] = "latest"
+    settings: dict[str, float] = field(default_factory=dict)
+    latency: float = 0.0
+    dry_run: bool = False
+    lockstep: bool = False
+    risk: Path | None = None
+
+
+class Brain:
+    """A policy, ready to drive an arm.
+
+    Raises:
+        SpecError: the policy does not fit the task or the robot, or cannot bridge the latency.
+    """
+
+    names: tuple[str, ...] = ()  # features that must come beside the arm's state
+
+    def __init__(self, options: Options, wiring: Wiring) -> None:
+        assert options.checkpoint is not None
+        self.options, self.wiring, self.env = options, wiring, one_env(options.task)
+        self.policy = load_policy(options.checkpoint, env=self.env.spec, which=options.which)
+        check_robot(self.policy.spec, wiring)
+        check_latency(self.policy.spec, options.latency)
+        self.observer = Observer(self.env)
+        self.names = self.observer.names
+        self.take = self.observer.take
+        self.planner = Planner(self.policy)
+        self.runner = ThreadRunner(self.planner, latency=options.latency, wait=60.0 if options.lockstep else 0.0)
+
+    def chain(self) -> SafetyChain:
+        """The limits that `options` asks for."""
+        profile, dt = load_profile(self.wiring.limits, **self.options.settings), self.wiring.tick_s
+        risk = None if self.options.risk is None else RiskCritic.load(self.options.risk, profile, dt)
+        dogs = self.wiring.watchdogs
+        return SafetyChain(profile, dt=dt, state=dogs["state"], enable=dogs["enable"], risk=risk)
+
+    def loop(self, robot: Robot, chain: SafetyChain, clock: Callable[[], float]) -> ControlLoop:
+        """The control loop, on the session's clock [s]."""
+        spec = self.policy.spec
+        lead = int(np.ceil(self.options.latency / spec.dt - 1e-9))
+        return ControlLoop(
+            robot, chain, ActionDecoder(self.env.controller, stroke=FINGER_STROKE, dt=self.env.dt), self.runner,
+            self.observer, ChunkBuffer(spec, lead=lead), clock=clock, history=self.planner.history, lead=lead,
+            shadow=self.options.dry_run, early=self.wiring.plan_ahead_s, grace=self.wiring.grace_s,
+        )  # fmt: skip
+
+    def warm_up(self, state: State) -> None:
+        """Plan once, so that the first plan that counts is not slow."""
+        if self.observer.features is None:
+            self.observer.take(self.names, [0.0] * len(self.names))
+        frame = self.observer(state)
+        self.planner.reset(0)
+        self.planner.plan({k: v[:, None].expand(-1, self.planner.history, *v.shape[1:]) for k, v in frame.items()}, 0)
+        self.observer.features = None
+
+    def close(self) -> None:
+        self.runner.close()

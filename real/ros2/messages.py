@@ -1,0 +1,146 @@
+"""Messages to numbers and back, with every check that a message from outside must pass."""
+
+from __future__ import annotations
+
+import numpy as np
+from builtin_interfaces.msg import Duration, Time
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
+from numpy.typing import NDArray
+from sensor_msgs.msg import JointState
+from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
+
+from real.joint_order import JointOrder
+from real.robots import State
+from real.ros2.wiring import Wiring
+from real.safety import SafetyError
+from real.safety.profile import Profile
+
+Array = NDArray[np.float64]
+S = 1_000_000_000  # ns
+
+
+def to_ns(stamp: Time | Duration) -> int:
+    return int(stamp.sec) * S + int(stamp.nanosec)
+
+
+def to_time(ns: int) -> Time:
+    return Time(sec=ns // S, nanosec=ns % S)
+
+
+class StateReader:
+    """JointState messages of an arm and its gripper as `State`, in the order of the limits.
+
+    Args:
+        wiring: names on the wire.
+        profile: the arm's, for telling degrees from radians.
+    """
+
+    def __init__(self, wiring: Wiring, profile: Profile) -> None:
+        self.wiring, self.profile = wiring, profile
+        self._arm = JointOrder(wiring.joints, extra=wiring.gripper)
+        self._fingers = JointOrder(tuple(wiring.gripper), extra=wiring.joints)
+        self._factors = np.array(list(wiring.gripper.values()))
+
+    def read(self, message: JointState) -> State:
+        """The state in a message.
+
+        Raises:
+            SafetyError: joints are missing, foreign or doubled, velocities are missing, numbers are none or look
+                like degrees, or two joints seem swapped; says which.
+        """
+        names = list(message.name)
+        q = self._arm.arrange(names, message.position)
+        if len(message.velocity) != len(names):
+            raise SafetyError(
+                f"joint_states: expected {len(names)} velocities [rad/s], found {len(message.velocity)}. "
+                "Set the driver to publish them: the policy sees how fast the tool moves."
+            )
+        qd = self._arm.arrange(names, message.velocity)
+        for what, value in (("position", q), ("velocity", qd)):
+            if not np.isfinite(value).all():
+                bad = self.wiring.joints[int(np.argmax(~np.isfinite(value)))]
+                raise SafetyError(f"joint_states: {what} of {bad!r} is not finite")
+        self._check_unit(q)
+        opening = float(self._factors @ self._fingers.arrange(names, message.position)) if len(self._factors) else 0.0
+        if not np.isfinite(opening):
+            raise SafetyError(f"joint_states: position of {list(self.wiring.gripper)} is not finite")
+        return State(q, qd, opening)
+
+    def _check_unit(self, q: Array) -> None:
+        low, high = self.profile.maker["low"] - 0.05, self.profile.maker["high"] + 0.05
+        outside = (q < low) | (q > high)
+        if not outside.any():
+            return
+        name = self.wiring.joints[int(np.argmax(outside))]
+        value, k = q[int(np.argmax(outside))], int(np.argmax(outside))
+        rad = np.deg2rad(q)
+        if (np.abs(q) > 2 * np.pi).any() and ((low <= rad) & (rad <= high)).all():
+            raise SafetyError(
+                f"joint_states: {np.round(q, 1).tolist()} look like degrees; rad are expected (REP 103). "
+                "Set the driver's unit."
+            )
+        raise SafetyError(
+            f"joint_states: {name!r} is at {value:.3f} rad, the joint reaches from {low[k]:.3f} to {high[k]:.3f}. "
+            "Are two joints swapped in `joints`, or is this another arm?"
+        )
+
+
+def joint_state(names: tuple[str, ...], ns: int, position: Array, velocity: Array | None = None) -> JointState:
+    """Named values with a stamp [ns]."""
+    message = JointState(name=list(names), position=position.tolist())
+    message.header.stamp = to_time(ns)
+    if velocity is not None:
+        message.velocity = velocity.tolist()
+    return message
+
+
+def trajectory(names: tuple[str, ...], first_ns: int, points: Array, dt_ns: int) -> JointTrajectory:
+    """Control points [K n] rad, one each `dt_ns`, the first due at `first_ns` of the arm's clock."""
+    message = JointTrajectory(joint_names=list(names))
+    message.header.stamp = to_time(first_ns)
+    message.points = [
+        JointTrajectoryPoint(positions=q, time_from_start=Duration(sec=k * dt_ns // S, nanosec=k * dt_ns % S))
+        for k, q in enumerate(points.tolist())
+    ]
+    return message
+
+
+def points_of(message: JointTrajectory, order: JointOrder, dt_ns: int) -> tuple[int, Array]:
+    """Tick of the first point and control points [K n] of a trajectory with K ≥ 1 points a tick apart.
+
+    Raises:
+        SafetyError: joints or times are not as expected.
+    """
+    first = to_ns(message.header.stamp) + to_ns(message.points[0].time_from_start)
+    for k, point in ((k, message.points[k]) for k in {0, 1, len(message.points) - 1} if k < len(message.points)):
+        due = to_ns(message.header.stamp) + to_ns(point.time_from_start)
+        if abs(due - first - k * dt_ns) > 1000:
+            raise SafetyError(f"trajectory: point {k} is due {(due - first) / S:.4f} s after the first, expected "
+                              f"{k * dt_ns / S:.4f}: control points come one a tick")  # fmt: skip
+    if any(len(p.positions) != len(message.joint_names) for p in message.points):
+        raise SafetyError(f"trajectory: every point needs {len(message.joint_names)} positions, as many as joint_names")
+    order.arrange(list(message.joint_names), np.zeros(len(message.joint_names)))
+    where = [list(message.joint_names).index(name) for name in order.joints]
+    points = np.array([p.positions for p in message.points])[:, where]
+    return round(first / dt_ns), points
+
+
+def status(name: str, hardware: str, level: int, text: str, values: dict[str, object]) -> DiagnosticStatus:
+    return DiagnosticStatus(
+        name=name, hardware_id=hardware, level=bytes([level]), message=text,
+        values=[KeyValue(key=k, value=str(v)) for k, v in values.items()],
+    )  # fmt: skip
+
+
+def diagnostics(ns: int, *statuses: DiagnosticStatus) -> DiagnosticArray:
+    message = DiagnosticArray(status=list(statuses))
+    message.header.stamp = to_time(ns)
+    return message
+
+
+def values_of(message: DiagnosticArray, name: str) -> dict[str, str] | None:
+    """Values of the status called `name`, with its text under "message"; None where there is none."""
+    for found in message.status:
+        if found.name == name:
+            return {"message": found.message, **{v.key: v.value for v in found.values}}
+    return None

@@ -1,0 +1,351 @@
+"""The policy node: a lifecycle node that runs a checkpoint behind the safety limits.
+
+    python -m real.ros2.node --checkpoint runs/pick_residual [--wiring mujoco_panda] [--options '<JSON>'] [--ros-args …]
+
+Publishes nothing but diagnostics unless it is active. It refuses to configure or to activate with a named reason, in
+its log and its diagnostics. Parameters: `seed` of the episode; `safety.<setting>`, which may be tightened at any time
+and loosened only while inactive.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import rclpy
+import torch
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from numpy.typing import NDArray
+from rcl_interfaces.msg import SetParametersResult
+from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
+from rclpy.parameter import Parameter
+from rclpy.signals import SignalHandlerOptions
+from sensor_msgs.msg import JointState
+from std_msgs.msg import Bool, Float64
+from std_srvs.srv import Trigger
+from trajectory_msgs.msg import JointTrajectory
+
+from real.joint_order import JointOrder
+from real.robots import Robot, State
+from real.ros2 import messages
+from real.ros2.qos import mismatches, on_publisher, on_subscription, profile_of
+from real.ros2.session import Loop, Session
+from real.ros2.spin import run
+from real.ros2.wiring import Wiring, load_wiring
+from real.safety import Mode, SafetyChain, Settings
+from robopolicy.errors import RobopolicyError
+
+Array = NDArray[np.float64]
+
+NAME = "policy_node"
+LIVE = tuple(f.name for f in fields(Settings) if f.type in ("float", "float | None"))  # settings that are parameters
+_TYPES = {
+    "joint_states": JointState, "joint_commands": JointState, "features": JointState, "enable": Bool,
+    "trajectory": JointTrajectory, "gripper": Float64,
+}  # fmt: skip
+
+
+class Driving(Protocol):
+    """What decides where to go: `real.ros2.brain.Brain`."""
+
+    names: tuple[str, ...]
+    take: Callable[[Any, Any], None]
+
+    def chain(self) -> SafetyChain: ...
+    def loop(self, robot: Robot, chain: SafetyChain, clock: Callable[[], float]) -> Loop: ...
+    def warm_up(self, state: State) -> None: ...
+    def close(self) -> None: ...
+
+
+class PolicyNode(LifecycleNode):
+    """Messages to a `Session` and back.
+
+    Args:
+        wiring: topics, joints, ticks.
+        make_brain: called at configure.
+        lockstep: the arm waits for every command (simulated time).
+    """
+
+    def __init__(self, wiring: Wiring, make_brain: Callable[[], Driving], *, lockstep: bool = False) -> None:
+        super().__init__(NAME)
+        self.wiring, self.make_brain, self.lockstep = wiring, make_brain, lockstep
+        self.session: Session | None = None
+        self.brain: Driving | None = None
+        self.refused: dict[str, str] = {}  # what is wrong with what comes in, by source
+        self.why, self.reported, self._mode = "", 0.0, ""
+        self.tick_ms: list[float] = []
+        self._entities: list[tuple[Callable[..., Any], Any]] = []
+        self.declare_parameter("seed", 0)
+        self._report = self.create_publisher(
+            DiagnosticArray, wiring.topic("diagnostics").name, profile_of(wiring.topic("diagnostics"))
+        )
+        self.create_service(Trigger, "~/reset", self._on_reset)
+        self.add_on_set_parameters_callback(self._on_parameters)
+
+    # -- lifecycle --------------------------------------------------------------------------------------------------
+    def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Load the policy, check that it fits the robot, connect."""
+        del state
+        return self._attempt("configure", self._configure)
+
+    def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Begin an episode where the arm stands."""
+        if self._attempt("activate", self._activate) is not TransitionCallbackReturn.SUCCESS:
+            return TransitionCallbackReturn.FAILURE
+        return super().on_activate(state)
+
+    def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Say no more: the arm plays the certified stop."""
+        if self.session is not None:
+            self.session.stop()
+        self.report()
+        return super().on_deactivate(state)
+
+    def on_cleanup(self, state: LifecycleState) -> TransitionCallbackReturn:
+        """Forget policy and topics."""
+        del state
+        self._disconnect()
+        return TransitionCallbackReturn.SUCCESS
+
+    def on_shutdown(self, state: LifecycleState) -> TransitionCallbackReturn:
+        del state
+        self._disconnect()
+        return TransitionCallbackReturn.SUCCESS
+
+    def _attempt(self, what: str, action: Callable[[], None]) -> TransitionCallbackReturn:
+        try:
+            action()
+        except Exception as problem:  # a node must not die of a wrong file; whoever asked is told
+            known = isinstance(problem, RobopolicyError)
+            self.why = f"{what}: {problem}" if known else f"{what}: {type(problem).__name__}: {problem}"
+            self.get_logger().error(self.why)
+            self.report()
+            return TransitionCallbackReturn.FAILURE
+        self.why = ""
+        self.report()
+        return TransitionCallbackReturn.SUCCESS
+
+    def _configure(self) -> None:
+        self._disconnect()
+        self.brain = self.make_brain()
+        chain = self.brain.chain()
+        needs = set(self.brain.names)
+        self.session = Session(
+            chain, self.brain.loop, self.wiring, send=self._send, grip=self._grip, follow=self.lockstep,
+            features=bool(needs),
+        )  # fmt: skip
+        self.states = messages.StateReader(self.wiring, chain.profile)
+        self._commands = JointOrder(self.wiring.joints)
+        for name in LIVE:
+            if not self.has_parameter(f"safety.{name}"):
+                value = getattr(chain.profile.settings, name)
+                self.declare_parameter(f"safety.{name}", float("inf") if value is None else float(value))
+        home = np.array(chain.profile.data["home"])
+        chain.governor.reset(home[None])  # compiles
+        chain.governor.active[:] = False
+        self.brain.warm_up(State(home, np.zeros_like(home), 0.08))
+        self._connect(needs)
+
+    def _activate(self) -> None:
+        session = self._need()
+        found = [m for role, publishes in self._roles() for m in mismatches(
+            self, role, self.wiring.topic(role), publishes=publishes)]  # fmt: skip
+        found += self.refused.values()
+        if self.brain is not None and self.brain.names and "features" not in self._seen:
+            found.append(f"features: nothing has come on {self.wiring.topic('features').name!r}")
+        found += session.refusals(time.monotonic())
+        if found:
+            raise RobopolicyError("; ".join(found))
+        session.start(seed=int(self.get_parameter("seed").value), now=time.monotonic())
+
+    def _need(self) -> Session:
+        if self.session is None:
+            raise RobopolicyError("not configured")
+        return self.session
+
+    # -- topics -----------------------------------------------------------------------------------------------------
+    def _roles(self) -> list[tuple[str, bool]]:
+        """Roles that are connected, and whether this node publishes them."""
+        return list(self._connected)
+
+    def _connect(self, needs: set[str]) -> None:
+        callbacks = {"joint_states": self._on_state, "joint_commands": self._on_commanded,
+                     "features": self._on_features, "enable": self._on_enable}  # fmt: skip
+        self._seen: set[str] = set()
+        self._connected: list[tuple[str, bool]] = []
+        self._out: dict[str, Any] = {}
+        for role, kind in _TYPES.items():
+            topic = self.wiring.topics[role]
+            if topic is None or (role == "features" and not needs):
+                continue
+            publishes = role not in callbacks
+            if publishes:
+                entity = self.create_lifecycle_publisher(
+                    kind, topic.name, profile_of(topic), event_callbacks=on_publisher(role, self._refuse("qos"))
+                )
+                self._out[role] = entity
+                self._entities.append((self.destroy_publisher, entity))
+            else:
+                entity = self.create_subscription(
+                    kind, topic.name, callbacks[role], profile_of(topic),
+                    event_callbacks=on_subscription(role, self._refuse("qos")),
+                )  # fmt: skip
+                self._entities.append((self.destroy_subscription, entity))
+            self._connected.append((role, publishes))
+
+    def _disconnect(self) -> None:
+        if self.session is not None:
+            self.session.stop()
+        for destroy, entity in self._entities:
+            destroy(entity)
+        if self.brain is not None:
+            self.brain.close()
+        self._entities, self.session, self.brain, self.refused = [], None, None, {}
+
+    def _refuse(self, source: str) -> Callable[[str], None]:
+        def refuse(why: str) -> None:
+            self.refused[source] = why
+            if self.session is not None and self.session.active:
+                self.session.chain.fault(why)
+
+        return refuse
+
+    def _send(self, first: int, points: Array) -> None:
+        dt = self.wiring.dt_ns
+        self._out["trajectory"].publish(messages.trajectory(self.wiring.joints, first * dt, points, dt))
+
+    def _grip(self, opening: float) -> None:
+        if "gripper" in self._out:
+            self._out["gripper"].publish(Float64(data=float(opening)))
+
+    def _on_state(self, message: JointState) -> None:
+        session = self._need()
+        try:
+            state = self.states.read(message)
+        except RobopolicyError as error:
+            self.refused["joint_states"] = str(error)
+            session.counts["state_refused"] += 1
+            return
+        self.refused.pop("joint_states", None)
+        session.on_state(state, messages.to_ns(message.header.stamp) * 1e-9, time.monotonic())
+
+    def _on_commanded(self, message: JointState) -> None:
+        try:
+            q = self._commands.arrange(list(message.name), message.position)
+        except RobopolicyError as error:
+            self.refused["joint_commands"] = str(error)
+            return
+        self.refused.pop("joint_commands", None)
+        self._need().on_commanded(round(messages.to_ns(message.header.stamp) / self.wiring.dt_ns), q)
+
+    def _on_features(self, message: JointState) -> None:
+        assert self.brain is not None
+        try:
+            self.brain.take(list(message.name), message.position)
+        except RobopolicyError as error:
+            self.refused["features"] = str(error)
+            return
+        self.refused.pop("features", None)
+        self._seen.add("features")
+        self._need().on_features()
+
+    def _on_enable(self, message: Bool) -> None:
+        self._need().on_enable(bool(message.data), time.monotonic())
+
+    # -- operator ---------------------------------------------------------------------------------------------------
+    def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        """After a fault: begin anew where the arm stands, if nothing speaks against it."""
+        del request
+        try:
+            session = self._need()
+            if not session.active:
+                raise RobopolicyError("reset: not active; activate instead")
+            self._activate()
+            response.success, response.message = True, "running"
+        except RobopolicyError as error:
+            response.success, response.message = False, str(error)
+        return response
+
+    def _on_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
+        wanted = {p.name.removeprefix("safety."): p.value for p in parameters if p.name.startswith("safety.")}
+        if not wanted or self.session is None:
+            return SetParametersResult(successful=True)
+        if unknown := [name for name in wanted if name not in LIVE]:
+            return SetParametersResult(successful=False, reason=f"no such safety setting: {unknown[0]!r}")
+        values = {k: None if k == "energy" and v == float("inf") else v for k, v in wanted.items()}
+        try:
+            self.session.chain.tighten(**values)
+        except (RobopolicyError, TypeError) as error:
+            return SetParametersResult(successful=False, reason=str(error))
+        return SetParametersResult(successful=True)
+
+    # -- time -------------------------------------------------------------------------------------------------------
+    def pump(self) -> float:
+        """Decide what is due; s until there may be something again."""
+        session = self.session
+        now = time.monotonic()
+        if session is not None and session.active:
+            if session.pump(now):
+                self.tick_ms.append(1e3 * (time.monotonic() - now))
+            if session.mode.name != self._mode:
+                self.reported = 0.0
+        if now - self.reported > 1 / self.wiring.topic("diagnostics").rate_hz:
+            self.report()
+        return self.wiring.tick_s / 2
+
+    def report(self) -> None:
+        """Publish how it stands."""
+        self.reported, session = time.monotonic(), self.session
+        values: dict[str, object] = {"state": "active" if session is not None and session.active else "inactive"}
+        level, text = DiagnosticStatus.OK[0], self.why or "; ".join(self.refused.values())
+        if session is not None:
+            self._mode = session.mode.name if session.active else ""
+            values |= {
+                "mode": self._mode, "step": session.loop.step if session.ticks else 0, "ticks": session.ticks,
+                "changed": session.changed, "limits": session.chain.profile.digest,
+                "reasons_now": "; ".join(session.decision.reasons) if session.decision else "",
+                "reasons": json.dumps(session.reasons), "error": session.chain.error,
+                "counts": json.dumps({**session.counts, **{f"loop_{k}": v for k, v in session.loop.counts.items()}}),
+            }  # fmt: skip
+            if session.active and session.mode > Mode.RUN:
+                level = DiagnosticStatus.ERROR[0] if session.mode is Mode.FAULT else DiagnosticStatus.WARN[0]
+                text = text or f"{session.mode.name}: {values['reasons_now']}"
+        if self.tick_ms:
+            recent = np.array(self.tick_ms[-2000:])
+            values |= {"tick_ms_p50": np.median(recent).round(3), "tick_ms_p99": np.percentile(recent, 99).round(3)}
+            self.tick_ms = self.tick_ms[-2000:]
+        if text:
+            level = max(level, DiagnosticStatus.WARN[0])
+        found = messages.status(NAME, self.wiring.limits, level, text or "ok", values)
+        self._report.publish(messages.diagnostics(time.time_ns(), found))
+
+
+def main() -> None:
+    from real.ros2.brain import Brain, Options
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--wiring", default="mujoco_panda")
+    parser.add_argument("--options", type=json.loads, default={}, help="JSON: of real.ros2.brain.Options")
+    args, rest = parser.parse_known_args()
+    options = dict(args.options)
+    if "risk" in options and options["risk"] is not None:
+        options["risk"] = Path(options["risk"])
+    if "task" not in options:
+        from robopolicy.verbs import Place, task_of
+
+        options["task"] = task_of(None, Place.of(args.checkpoint, options.get("which", "latest"), Path()))
+    chosen, wiring = Options(checkpoint=args.checkpoint, **options), load_wiring(args.wiring)
+    rclpy.init(args=rest, signal_handler_options=SignalHandlerOptions.NO)
+    torch.set_num_threads(1)
+    run(PolicyNode(wiring, lambda: Brain(chosen, wiring), lockstep=chosen.lockstep))
+
+
+if __name__ == "__main__":
+    main()

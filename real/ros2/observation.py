@@ -1,0 +1,106 @@
+"""What the policy is shown, put together from the arm's state and the features on their topic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from real.joint_order import JointOrder
+from real.robots import State
+from real.ros2.wiring import Wiring
+from robopolicy.build import build
+from robopolicy.errors import ConfigError, SpecError
+from robopolicy.spec import PolicySpec
+from robopolicy.types import STATE, TASK, Obs
+from sim.arm import ARM_DOF
+from sim.env import SimEnv
+
+ARM = ("tcp", "yaw", "tcp_vel", "yaw_rate", "opening", "gripper", "lag")  # groups that follow from the arm's state
+
+
+def one_env(task: dict[str, Any]) -> SimEnv:
+    """The task's env, alone; raises ConfigError where it is none of ours."""
+    env = build(task, "task", num_envs=1, seed=0)
+    if not isinstance(env, SimEnv):
+        raise ConfigError("task: the simulated arm needs a task of the native suite")
+    return env
+
+
+def feature_names(env: SimEnv) -> tuple[str, ...]:
+    """Elements of the observed state that do not follow from the arm's own state, in the spec's order."""
+    arm = {i for group in ARM for i in range(*env.layout.slices[group].indices(env.layout.size))}
+    return tuple(name for i, name in enumerate(env.layout.names) if i not in arm)
+
+
+def feature_values(env: SimEnv, obs: Obs) -> NDArray[np.float64]:
+    """The values of `feature_names` in an observation of one arm."""
+    index = [env.layout.names.index(name) for name in feature_names(env)]
+    return obs[STATE][0].double().numpy()[index]
+
+
+class Observer:
+    """Observations as in the simulator, by its own code: the arm's part from joints, the rest from named values.
+
+    Args:
+        env: of the task; its controller is the one that decodes actions, since what is commanded is seen too.
+    """
+
+    def __init__(self, env: SimEnv) -> None:
+        self.env, self.names = env, feature_names(env)
+        self._order = JointOrder(self.names)
+        self._index = torch.tensor([env.layout.names.index(n) for n in self.names], dtype=torch.int64)
+        self._qpos, self._qvel = env.physics.qpos.copy(), np.zeros_like(env.physics.qvel)
+        self.features: torch.Tensor | None = None
+
+    def take(self, names: Sequence[str], values: Sequence[float]) -> None:
+        """Named features.
+
+        Raises:
+            SafetyError: one is missing, doubled, foreign or not finite.
+        """
+        found = self._order.arrange(names, values)
+        if not np.isfinite(found).all():
+            raise SpecError(f"features: {self.names[int(np.argmax(~np.isfinite(found)))]!r} is not finite")
+        self.features = torch.from_numpy(found).float()
+
+    def __call__(self, state: State) -> Obs:
+        """Single frames [1 …].
+
+        Raises:
+            SpecError: no features have come.
+        """
+        if self.features is None and self.names:
+            raise SpecError(f"features: nothing has come; the policy needs {list(self.names)}")
+        self._qpos[0, :ARM_DOF], self._qvel[0, :ARM_DOF] = state.q, state.qd
+        self._qpos[0, ARM_DOF : ARM_DOF + 2] = state.opening / 2
+        obs, _ = self.env.sense(self._qpos, self._qvel)
+        if self.features is not None:
+            obs[STATE][0, self._index] = self.features
+        return obs
+
+
+def check_robot(spec: PolicySpec, wiring: Wiring) -> None:
+    """Whether a policy fits a robot.
+
+    Raises:
+        SpecError: all the ways in which it does not.
+    """
+    found = []
+    for key, mine in (("base", spec.action.frame), ("tcp", spec.action.tcp)):
+        if mine not in (wiring.frames[key], "joint"):
+            found.append(f"frames.{key}: the policy acts in {mine!r}, the robot's wiring says {wiring.frames[key]!r}")
+    if others := [k for k in spec.observation if k not in (STATE, TASK)]:
+        found.append(f"the policy needs {others}; over ROS 2 there are no camera topics yet, only {STATE!r}")
+    if spec.dt < 2 * wiring.tick_s:
+        found.append(f"dt: the policy acts every {spec.dt} s, the robot every {wiring.tick_s} s")
+    if wiring.topics["features"] is None and STATE in spec.observation:
+        names = spec.observation[STATE].names or ()
+        beside = [n for n in names if not any(n == g or n.startswith(f"{g}_") for g in ARM)]
+        if beside:
+            found.append(f"features: the policy sees {beside[:5]} beside the arm, and topics.features is null")
+    if found:
+        raise SpecError("policy and robot do not fit:\n  - " + "\n  - ".join(found))

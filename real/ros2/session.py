@@ -1,0 +1,227 @@
+"""One activation of an arm at a distance: states in, trajectories out, by the arm's own ticks. Knows nothing of ROS.
+
+The command that is decided on when the arm plays tick i is for tick i + lead, and its trajectory repeats what was sent
+for the ticks before, so that one lost or late on its way is made good by the next. What was not made good in time the
+arm says by what it plays; commanding then goes on from the stop that it fell back to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from real.robots import Robot, State
+from real.ros2.ledger import ArmClock, Ledger
+from real.ros2.timeline import MATCH
+from real.ros2.wiring import Wiring
+from real.safety import Decision, Mode, SafetyChain, SafetyError
+from real.safety.ladder import Watchdog
+
+Array = NDArray[np.float64]
+
+STILL = 0.05  # rad/s: a joint that is faster is not at rest
+
+
+class Loop(Protocol):
+    """What decides on commands: `real.loop.ControlLoop`, or a motion for tests."""
+
+    begin: float
+    step: int
+    counts: Counter[str]
+
+    def start(self, *, seed: int = 0) -> None: ...
+    def tick(self) -> Decision: ...
+
+
+MakeLoop = Callable[[Robot, SafetyChain, Callable[[], float]], Loop]
+
+
+class Session:
+    """The limits and the loop of one arm whose driver plays trajectories by time. Implements `real.robots.Robot`.
+
+    Args:
+        chain: limits; its watchdogs run on the arm's ticks, which go on by a steady clock when no state comes.
+        make_loop: from this robot, the chain and a clock [s].
+        wiring: ticks, lead and patience.
+        send: called with the first tick and points [K n] rad of a trajectory; K = 0: nothing more will come.
+        grip: called with an opening [m] when it changes.
+        follow: the arm waits for every command (simulated time).
+        features: the policy needs features beside the arm's state.
+    """
+
+    def __init__(
+        self, chain: SafetyChain, make_loop: MakeLoop, wiring: Wiring, *, send: Callable[[int, Array], None],
+        grip: Callable[[float], None], follow: bool = False, features: bool = False,
+    ) -> None:  # fmt: skip
+        self.joints, self.chain, self.wiring = chain.profile.joints, chain, wiring
+        self.send, self.grip = send, grip
+        self.clock = ArmClock(wiring.tick_s, follow=follow)
+        self.newest: State | None = None
+        self.commanded: Array | None = None  # [n] rad that the driver plays, where it says so
+        self.fresh = False
+        self.opening = math.nan
+        self.zero, self.time, self.active = 0, 0.0, False
+        self.counts, self.reasons, self.ticks, self.changed = Counter[str](), Counter[str](), 0, 0
+        self.decision: Decision | None = None
+        self.enabled = -math.inf  # s of our steady clock, of the last enable
+        if features:
+            chain.watchdogs.append(Watchdog("features", wiring.watchdogs["features"]))
+        self.loop = make_loop(self, chain, lambda: self.time)
+        self.ledger = Ledger(chain.governor, 0)
+
+    # -- real.robots.Robot ------------------------------------------------------------------------------------------
+    def read(self) -> State | None:
+        state, self.fresh = (self.newest if self.fresh else None), False
+        return state
+
+    def write(self, command: Array, opening: float, stop: Array) -> None:
+        del command  # the ledger has it from the governor
+        self.ledger.note()
+        first = self.ledger.last - self.wiring.lead_ticks - MATCH - 1
+        before = [self.ledger.command(t) for t in range(first, self.ledger.last + 1)]
+        self.send(first, np.concatenate([np.array(before), stop]))
+        if opening != self.opening:
+            self.opening = opening
+            self.grip(opening)
+
+    # -- what comes in ----------------------------------------------------------------------------------------------
+    def on_state(self, state: State, stamp: float, now: float) -> None:
+        """A state stamped `stamp` s by the arm, at `now` s of our steady clock."""
+        if reason := self.clock.take(stamp, now):
+            self.counts[reason] += 1
+            return
+        self.newest, self.fresh = state, True
+
+    def on_commanded(self, tick: int, q: Array) -> None:
+        """The driver plays `q` [n] rad at `tick`."""
+        self.commanded = q
+        if not self.active:
+            return
+        found = self.ledger.heard(tick, q)
+        if found:
+            self.counts[found] += 1
+        if found == "foreign":
+            self.chain.fault("foreign_command")
+
+    def on_features(self) -> None:
+        """Features have come."""
+        for dog in self.chain.watchdogs:
+            if dog.name == "features":
+                dog.feed(self.time)
+
+    def on_enable(self, enabled: bool, now: float) -> None:
+        """The operator's sign of life; False is an emergency stop at once."""
+        if enabled:
+            self.enabled = now
+            self.chain.enable(self.time)
+        else:
+            self.enabled = -math.inf
+            if self.chain.active:
+                self.chain.fault("emergency_stop")
+
+    # -- life -------------------------------------------------------------------------------------------------------
+    def refusals(self, now: float) -> list[str]:
+        """Why the arm may not be started now, one sentence each."""
+        found = []
+        age = now - self.clock.newest - self.clock.offset if self.newest is not None else math.inf
+        state = self.newest
+        if state is None:
+            found.append(
+                f"state: nothing has come on {self.wiring.topic('joint_states').name!r}; is the driver running?"
+            )
+        elif not self.clock.follow and age > 0.5:
+            found.append(f"state: the newest is {age:.2f} s old; is the driver still running?")
+        if state is not None and np.abs(state.qd).max() > STILL:
+            found.append(f"state: the arm moves at {np.abs(state.qd).max():.2f} rad/s; wait until it stands")
+        if self.wiring.topics["joint_commands"] is not None and self.commanded is None:
+            name = self.wiring.topic("joint_commands").name
+            found.append(f"joint_commands: nothing has come on {name!r}, which says what the driver plays")
+        elif self.commanded is not None and state is not None:
+            away = float(np.abs(self.commanded - state.q).max())
+            if away > self.chain.profile.settings.tracking_error:
+                found.append(f"state: the arm is {away:.3f} rad from where its driver holds it")
+        patience = self.wiring.watchdogs["enable"].fault
+        if any(d.name == "enable" for d in self.chain.watchdogs) and now - self.enabled > max(1.0, patience):
+            found.append(f"enable: nothing has come on {self.wiring.topic('enable').name!r}; the operator must enable")
+        if self.chain.active and not bool(self.chain.governor.at_rest[0]):
+            found.append("the arm is still braking; wait until it stands")
+        return found
+
+    def start(self, *, seed: int, now: float) -> None:
+        """Activate at rest where the arm's driver holds it, and begin an episode.
+
+        Raises:
+            SafetyError: it may not be started; says why.
+        """
+        if problems := self.refusals(now):
+            raise SafetyError("; ".join(problems))
+        assert self.newest is not None
+        measured = self.newest
+        self.newest = measured if self.commanded is None else replace(measured, q=self.commanded)
+        self.fresh, self.opening = True, math.nan
+        self.counts.clear(), self.reasons.clear(), self.loop.counts.clear()
+        self.ticks = self.changed = 0
+        self.decision = None
+        tick = self.clock.tick(now) + self.wiring.lead_ticks
+        self.zero = self.zero or tick
+        self.time = max(self.time, (tick - self.zero) * self.wiring.tick_s)
+        try:
+            self.loop.start(seed=seed)
+        finally:
+            self.newest = measured
+        self.chain.enable(self.time)
+        self.ledger = Ledger(self.chain.governor, tick)
+        self.active = True
+
+    def stop(self) -> None:
+        """No more commands: the arm plays the rest of the last trajectory, which ends at rest."""
+        if self.active:
+            self.active = False
+            self.chain.deactivate()
+            self.send(self.ledger.last, np.zeros((0, len(self.joints))))
+
+    def pump(self, now: float) -> int:
+        """Decide on every command that is due at `now`; how many."""
+        if not self.active:
+            return 0
+        arm, done = self.clock.tick(now), 0
+        goal = arm + self.wiring.lead_ticks
+        if goal - self.ledger.last > 2 * self.wiring.lead_ticks and bool(self.chain.governor.at_rest[0]):
+            gone = goal - 1 - self.ledger.last
+            self.ledger = Ledger(self.chain.governor, goal)  # it rested all the while
+            self.counts["missed"] += gone
+            if not self.ticks:  # nothing has begun yet
+                self.loop.begin += gone * self.wiring.tick_s
+        while self.ledger.last < goal:
+            tick = self.ledger.last + 1
+            self.time = max(self.time, (tick - self.zero) * self.wiring.tick_s)
+            if tick <= arm:
+                self.ledger.miss()
+                self.counts["missed"] += 1
+                continue
+            self._decide()
+            if self.ledger.last < tick:  # a dry run writes nothing
+                self.ledger.note()
+            done += 1
+        return done
+
+    @property
+    def mode(self) -> Mode:
+        return self.chain.mode
+
+    def _decide(self) -> None:
+        try:
+            decision = self.loop.tick()
+        except Exception as problem:  # whatever it is, the arm brakes and stays
+            self.chain.fault(f"{type(problem).__name__}: {problem}")
+            decision = self.chain.filter(None, None, self.time, reason="error")
+            self.write(decision.command, self.opening, decision.stop)
+        self.decision = decision
+        self.ticks, self.changed = self.ticks + 1, self.changed + decision.changed
+        self.reasons.update(decision.reasons)

@@ -1,0 +1,183 @@
+"""configs/robots/*.yaml: which topic is which feature, and what a robot's driver calls its joints."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+import configs
+from real.safety import SafetyError, load_profile
+from real.safety.ladder import Patience
+from robopolicy.errors import closest
+
+FOLDER = Path(configs.__file__).parent / "robots"
+INPUTS = ("joint_states", "joint_commands", "features", "enable")
+TOPICS = (*INPUTS, "trajectory", "gripper", "diagnostics")
+OPTIONAL = ("joint_commands", "features", "gripper")  # may be null
+
+
+class WiringError(SafetyError):
+    """A wiring file that does not say what it must."""
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic and the quality of service that is asked for."""
+
+    name: str
+    rate_hz: float
+    reliability: Literal["reliable", "best_effort"] = "reliable"
+    depth: int = 1
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """One robot's wiring, checked.
+
+    Args:
+        limits: name of the limit profile.
+        tick_s: s between commands.
+        lead_ticks: ticks from the decision on a command to the one in which it is played.
+        joints: names on the wire, in the order of the limits.
+        gripper: joints that sum up to the opening [m], with their factors.
+        frames: `base` and `tcp`, as the policy's spec calls them.
+        topics: by role; None where the robot has none.
+        watchdogs: patience with `state`, `features` and `enable`.
+        plan_ahead_s, grace_s: s before a control step at which a plan is asked for, and by which it may be late.
+    """
+
+    limits: str
+    tick_s: float
+    lead_ticks: int
+    joints: tuple[str, ...]
+    gripper: dict[str, float]
+    frames: dict[str, str]
+    topics: dict[str, Topic | None]
+    watchdogs: dict[str, Patience]
+    plan_ahead_s: float
+    grace_s: float
+
+    def topic(self, role: str) -> Topic:
+        """The topic of a role that this robot must have."""
+        found = self.topics[role]
+        if found is None:
+            raise WiringError(f"topics.{role}: this robot has none, and it is needed here")
+        return found
+
+    @property
+    def dt_ns(self) -> int:
+        return round(self.tick_s * 1e9)
+
+
+def wiring_names() -> list[str]:
+    return sorted(p.stem for p in FOLDER.glob("*.yaml"))
+
+
+def load_wiring(name: str) -> Wiring:
+    """A preset by name, or a file by path.
+
+    Raises:
+        WiringError: there is none, or it is wrong; names the key, what was found and what is expected.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        raise WiringError(f"wiring={name!r}: no such file or preset. {closest(name, wiring_names())}")
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise WiringError(f"{path.name}: not readable as YAML ({error})") from error
+    return parse(data, path.name)
+
+
+def parse(data: Any, where: str = "wiring") -> Wiring:
+    """A wiring from plain data, checked; see `load_wiring`."""
+    known = [f.name for f in fields(Wiring)]
+    if not isinstance(data, dict):
+        raise WiringError(f"{where}: expected a mapping with the keys {known}")
+    _same_keys(data, known, where)
+    profile = load_profile(str(data["limits"]))
+    joints = _mapping(data, "joints", where)
+    if list(joints) != list(profile.joints):
+        raise WiringError(
+            f"{where}: joints: expected the joints of the limits {data['limits']!r}, in their order: "
+            f"{list(profile.joints)}; found {list(joints)}"
+        )
+    names = tuple(str(v) for v in joints.values())
+    if len(set(names)) < len(names):
+        raise WiringError(f"{where}: joints: one name on the wire stands for two joints: {list(names)}")
+    gripper = {str(k): _number(v, f"{where}: gripper.{k}") for k, v in _mapping(data, "gripper", where).items()}
+    if shared := set(gripper) & set(names):
+        raise WiringError(f"{where}: gripper: {sorted(shared)} are joints of the arm")
+    frames = {k: str(v) for k, v in _mapping(data, "frames", where).items()}
+    _same_keys(frames, ["base", "tcp"], f"{where}: frames")
+    topics = _mapping(data, "topics", where)
+    _same_keys(topics, TOPICS, f"{where}: topics")
+    dogs = _mapping(data, "watchdogs", where)
+    _same_keys(dogs, ("state", "features", "enable"), f"{where}: watchdogs")
+    tick, lead = _number(data["tick_s"], f"{where}: tick_s"), data["lead_ticks"]
+    if not 0.001 <= tick <= 0.02:
+        raise WiringError(f"{where}: tick_s: expected 0.001 to 0.02 s, found {tick}")
+    if not isinstance(lead, int) or isinstance(lead, bool) or not 1 <= lead <= 25:
+        raise WiringError(f"{where}: lead_ticks: expected a whole number from 1 to 25, found {lead!r}")
+    later = {k: _number(data[k], f"{where}: {k}") for k in ("plan_ahead_s", "grace_s")}
+    if not all(0.0 <= v <= 0.1 for v in later.values()):
+        raise WiringError(f"{where}: plan_ahead_s and grace_s: expected 0 to 0.1 s, found {later}")
+    return Wiring(
+        limits=str(data["limits"]), tick_s=tick, lead_ticks=lead, joints=names, gripper=gripper, frames=frames,
+        topics={role: _topic(value, role, where) for role, value in topics.items()},
+        watchdogs={k: _patience(v, f"{where}: watchdogs.{k}") for k, v in dogs.items()}, **later,
+    )  # fmt: skip
+
+
+def _same_keys(data: dict[str, Any], known: Any, where: str) -> None:
+    unknown = [str(k) for k in data if k not in known]
+    if unknown:
+        raise WiringError(f"{where}: unknown key {unknown[0]!r}. {closest(unknown[0], list(known))}")
+    if missing := [k for k in known if k not in data]:
+        raise WiringError(f"{where}: {missing} must be given")
+
+
+def _mapping(data: dict[str, Any], key: str, where: str) -> dict[str, Any]:
+    value = data[key]
+    if not isinstance(value, dict):
+        raise WiringError(f"{where}: {key}: expected a mapping, found {value!r}")
+    return value
+
+
+def _number(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise WiringError(f"{where}: expected a finite number, found {value!r}")
+    return float(value)
+
+
+def _topic(value: Any, role: str, where: str) -> Topic | None:
+    where = f"{where}: topics.{role}"
+    if value is None and role in OPTIONAL:
+        return None
+    if not isinstance(value, dict) or not value.get("name"):
+        raise WiringError(f"{where}: expected a mapping with `name` and `rate_hz`, found {value!r}")
+    known = [f.name for f in fields(Topic)]
+    if unknown := [k for k in value if k not in known]:
+        raise WiringError(f"{where}: unknown key {unknown[0]!r}. {closest(str(unknown[0]), known)}")
+    topic = Topic(**{"rate_hz": 0.0, **value})
+    if topic.reliability not in ("reliable", "best_effort"):
+        raise WiringError(f"{where}: reliability: expected reliable or best_effort, found {topic.reliability!r}")
+    if not isinstance(topic.depth, int) or topic.depth < 1:
+        raise WiringError(f"{where}: depth: expected a whole number ≥ 1, found {topic.depth!r}")
+    if _number(topic.rate_hz, f"{where}: rate_hz") <= 0:
+        raise WiringError(f"{where}: rate_hz: expected a number > 0, found {topic.rate_hz!r}")
+    return topic
+
+
+def _patience(value: Any, where: str) -> Patience:
+    if not isinstance(value, dict) or not value:
+        raise WiringError(f"{where}: expected seconds for slow, hold or fault, found {value!r}")
+    _same_keys({**dict.fromkeys(("slow", "hold", "fault")), **value}, ("slow", "hold", "fault"), where)
+    found = {k: _number(v, f"{where}.{k}") for k, v in value.items()}
+    if min(found.values()) <= 0:
+        raise WiringError(f"{where}: expected seconds > 0, found {value}")
+    return Patience(**found)

@@ -1,0 +1,248 @@
+"""The arm at a distance without ROS: trajectories spliced by time, lost and late ones, restarts, refusals."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from real.robots import MujocoArm, State
+from real.ros2.ledger import ArmClock
+from real.ros2.session import Session
+from real.ros2.timeline import MATCH, Timeline
+from real.ros2.wiring import load_wiring
+from real.safety import Mode, SafetyChain, SafetyError, load_profile
+from real.safety.audit import joint_violations
+from real.safety.chain import Measured
+from sim.tasks import make_task
+
+WIRING = load_wiring("mujoco_panda")
+DT, LEAD = WIRING.tick_s, WIRING.lead_ticks
+HOME = np.array(load_profile("panda").data["home"])
+FAST = {"tcp_speed": 1.5, "reference_clip": 10.0, "tracking_error": 10.0, "condition": 1e3, "self_distance": 0.0}
+
+
+class Sweep:
+    """A loop that drives a joint to and fro as fast as it may."""
+
+    def __init__(self, robot, chain, clock, *, period=1.2) -> None:
+        self.robot, self.chain, self.clock, self.period = robot, chain, clock, period
+        self.begin, self.step, self.counts = 0.0, 0, Counter()
+
+    def start(self, *, seed=0) -> None:
+        state = self.robot.read()
+        self.chain.deactivate()
+        self.chain.activate(Measured(state.q), self.clock())
+        self.begin, self.home = self.clock(), state.q
+
+    def tick(self):
+        state, now = self.robot.read(), self.clock()
+        side = 1.0 if int((now - self.begin) / self.period) % 2 == 0 else -1.0
+        target = self.home + side * np.array([0.6, 0.2, 0.3, 0.2, 0.3, 0.3, 0.5])
+        decision = self.chain.filter(target, None if state is None else Measured(state.q), now)
+        self.robot.write(decision.command, 0.04, decision.stop)
+        return decision
+
+
+class Wire:
+    """An arm's driver and a session with a line between them that delays, loses and stalls."""
+
+    def __init__(self, *, make_loop=Sweep, lost=0.0, delay=0, seed=0, echo=True, settings=FAST) -> None:
+        self.rng, self.lost, self.delay, self.echo = np.random.default_rng(seed), lost, delay, echo
+        self.profile = load_profile("panda", **settings)
+        dogs = WIRING.watchdogs
+        self.chain = SafetyChain(self.profile, dt=DT, state=dogs["state"], enable=dogs["enable"])
+        self.session = Session(self.chain, make_loop, WIRING, send=self._send, grip=lambda opening: None)
+        self.arm = MujocoArm(make_task("reach"), self.profile, dt=DT)
+        self.now, self.tick = 50.0, 1_000_000
+        q = np.zeros(self.arm.model.nq)
+        q[:] = self.arm.data.qpos
+        q[:7] = HOME
+        self.arm.place(q, self.arm.extra)
+        self.timeline = Timeline(HOME, self.tick)
+        self.way: list[tuple[int, int, np.ndarray]] = []  # tick of arrival, first, points
+        self.played, self.refused, self.sent = [], Counter(), 0
+
+    def _send(self, first, points) -> None:
+        self.sent += 1
+        if len(points) and self.rng.random() >= self.lost:
+            self.way.append((self.tick + self.delay, first, points))
+
+    def step(self, *, node=True, states=True, enable=True) -> None:
+        """One tick of the arm, and what the session makes of it."""
+        for item in [w for w in self.way if w[0] <= self.tick]:
+            self.way.remove(item)
+            if why := self.timeline.offer(item[1], item[2]):
+                self.refused[why.split(":")[0]] += 1
+        q = self.timeline.play()
+        self.arm.write(q, 0.04, q[None])
+        self.arm.advance()
+        self.played.append(q)
+        state = State(self.arm.data.qpos[:7].copy(), self.arm.data.qvel[:7].copy(), 0.08)
+        if states:
+            if self.echo:
+                self.session.on_commanded(self.tick, q)
+            self.session.on_state(state, self.tick * DT, self.now)
+        if enable:
+            self.session.on_enable(True, self.now)
+        if node:
+            self.session.pump(self.now)
+        self.tick, self.now = self.tick + 1, self.now + DT
+
+    def begin(self) -> None:
+        for _ in range(5):
+            self.step()
+        self.session.start(seed=0, now=self.now)
+
+    def run(self, ticks, **how) -> None:
+        for _ in range(ticks):
+            self.step(**how)
+
+    def check(self) -> None:
+        """The arm never aborted, and by the independent checker no limit was broken."""
+        assert self.arm.aborted == ""
+        commands = np.array([self.played[0]] * 4 + self.played)[:, None]
+        assert sum(joint_violations(commands, self.profile, DT).values()) == 0
+
+    @property
+    def speed(self) -> float:
+        return float(np.abs(self.played[-1] - self.played[-2]).max() / DT)
+
+
+@pytest.mark.parametrize(("lost", "delay"), [(0.0, 0), (0.05, 0), (0.05, 1), (0.5, 0), (0.0, 2)])
+def test_nothing_is_broken_on_a_bad_line(lost, delay):
+    """And while the line is no worse than the lead covers, the arm plays every command as if it were perfect."""
+    wire, good = Wire(lost=lost, delay=delay), Wire()
+    for one in (wire, good):
+        one.begin()
+        one.run(700)
+        one.check()
+    assert np.ptp(np.array(wire.played), axis=0).max() > 0.3, "it got somewhere"
+    if lost < 0.5 and delay + 1 < LEAD and wire.session.counts["lost"] == 0:
+        assert np.array_equal(wire.played, good.played)
+    if lost == 0.5:
+        assert wire.session.counts["lost"] > 0 and wire.session.counts["foreign"] == 0
+    assert wire.session.mode is Mode.RUN
+
+
+def test_what_is_later_than_the_lead_never_moves_the_arm():
+    wire = Wire(delay=LEAD + 3)
+    wire.begin()
+    wire.run(300)
+    wire.check()
+    assert wire.refused["seam"] > 100 or np.ptp(np.array(wire.played), axis=0).max() < 0.5
+
+
+@pytest.mark.parametrize("at", [120, 151, 333])
+def test_a_node_that_dies_leaves_an_arm_that_stops(at):
+    wire = Wire()
+    wire.begin()
+    wire.run(at)
+    assert wire.speed > 0.3
+    wire.run(200, node=False)
+    wire.check()
+    assert wire.speed == 0.0
+
+
+def test_a_node_that_was_stopped_comes_back_faulted_and_is_reset_by_an_operator():
+    wire = Wire()
+    wire.begin()
+    wire.run(150)
+    wire.run(250, node=False, states=False, enable=False)
+    wire.run(50)
+    assert wire.session.mode is Mode.FAULT and wire.speed == 0.0
+    wire.session.start(seed=0, now=wire.now)
+    wire.run(100)
+    assert wire.session.mode is Mode.RUN and wire.speed > 0.1
+    wire.check()
+
+
+@pytest.mark.parametrize("what", ["states", "enable"])
+def test_silence_faults_and_stays(what):
+    wire = Wire()
+    wire.begin()
+    wire.run(150)
+    wire.run(120, **{what: False})
+    assert wire.session.mode is Mode.FAULT and wire.speed == 0.0
+    wire.run(100)
+    assert wire.session.mode is Mode.FAULT and wire.speed == 0.0
+    assert any(what[:5] in reason for reason in wire.session.decision.reasons)
+    wire.check()
+
+
+def test_an_emergency_stop_brakes_in_the_next_command():
+    wire = Wire()
+    wire.begin()
+    wire.run(150)
+    wire.session.on_enable(False, wire.now)
+    wire.step(enable=False)
+    assert wire.session.mode is Mode.FAULT
+    with pytest.raises(SafetyError, match="still braking"):
+        wire.session.start(seed=0, now=wire.now)
+    wire.run(150, enable=False)
+    with pytest.raises(SafetyError, match="the operator must enable"):
+        wire.session.start(seed=0, now=wire.now)
+    wire.check()
+
+
+def test_a_stalled_node_goes_on_from_the_stop():
+    """50 ms without a tick, ten times: the arm falls back to its stop, and is picked up from there."""
+    wire = Wire()
+    wire.begin()
+    for _ in range(10):
+        wire.run(40)
+        wire.run(12, node=False)
+    wire.run(100)
+    wire.check()
+    assert wire.session.counts["missed"] > 50 and wire.session.counts["foreign"] == 0
+
+
+def test_refusals_name_what_is_missing():
+    session = Wire().session
+    assert "is the driver running" in "; ".join(session.refusals(0.0))
+    wire = Wire()
+    wire.run(3, enable=False)
+    with pytest.raises(SafetyError, match="enable: nothing has come"):
+        wire.session.start(seed=0, now=wire.now)
+    wire.session.on_commanded(wire.tick, HOME + 20.0)
+    with pytest.raises(SafetyError, match="from where its driver holds it"):
+        wire.session.start(seed=0, now=wire.now)
+
+
+def test_an_arm_that_plays_what_nobody_sent_is_a_fault():
+    wire = Wire()
+    wire.begin()
+    wire.run(100)
+    wire.session.on_commanded(wire.tick - 2, HOME + 1.0)
+    wire.step()
+    assert wire.session.mode is Mode.FAULT
+
+
+def test_a_trajectory_that_does_not_belong_is_refused():
+    line = Timeline(HOME, 100)
+    rest = np.tile(HOME, (8, 1))
+    assert line.offer(96, rest + 1e-9).startswith("seam")
+    assert line.offer(96, rest[:, :6]).startswith("shape")
+    assert line.offer(96, np.full((8, 7), np.nan)) == "not finite"
+    assert line.offer(50, rest).startswith("past")
+    assert line.offer(5000, rest).startswith("ahead")
+    moved = rest.copy()
+    moved[6:] += 1e-4
+    assert line.offer(96, moved) == "" and np.array_equal(line.at(102), moved[6])
+    for _ in range(4):
+        line.play()
+    assert np.array_equal(line.at(105), moved[7]), "it stays where the last trajectory ends"
+    assert line.offer(104 - MATCH, np.tile(HOME, (5, 1))).startswith("seam"), "it has moved on since"
+
+
+def test_the_arm_s_clock():
+    clock = ArmClock(DT)
+    assert clock.tick(0.0) == 0
+    assert clock.take(1000.0, 5.0) == "" and clock.tick(5.0) == 250_000
+    assert clock.take(1000.004, 5.006) == "" and clock.tick(5.0061) == 250_001, "the least delayed state counts"
+    assert clock.take(1000.0, 5.01) == "stamp_old"
+    assert clock.take(4600.0, 5.02) == "stamp_jump" and clock.take(float("nan"), 5.0) == "stamp_unreadable"
+    assert clock.tick(5.1) == 250_025, "time goes on without states"
+    clock.reset()
+    assert clock.take(4600.0, 5.02) == ""
