@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from real.joints import ActionDecoder, ChunkBuffer
-from real.loop import ControlLoop, InlineRunner, Planner
+from real.loop import ControlLoop, InlineRunner, Planner, Plans
 from real.recording import PolicyJournal, RecordedChain, Recorder, describe
+from real.remote import RemotePlanner, connect
 from real.robots import MujocoArm, State, Trouble
 from real.safety import Mode, SafetyChain, load_profile
 from real.safety.risk import RiskCritic
@@ -47,9 +48,9 @@ class SimulatedCell:
     """A task's simulated arm at 1 kHz under a control loop, on simulated time."""
 
     def __init__(
-        self, env: SimEnv, policy: Policy, *, settings: Settings, latency: float = 0.0, trouble: Trouble | None = None,
-        shadow: bool = False, dt: float = 0.004, risk: Path | None = None, recorder: Recorder | None = None,
-        facts: dict[str, Any] | None = None,
+        self, env: SimEnv, policy: Policy | RemotePlanner, *, settings: Settings, latency: float = 0.0,
+        trouble: Trouble | None = None, shadow: bool = False, dt: float = 0.004, risk: Path | None = None,
+        recorder: Recorder | None = None, facts: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.env, self.dt, self.time = env, dt, 0.0
         self.recorder, self.facts = recorder, facts or {}
@@ -61,7 +62,8 @@ class SimulatedCell:
             if recorder is None
             else RecordedChain(profile, dt=dt, risk=critic, put=recorder.put)
         )
-        planner, lead = Planner(policy), int(np.ceil(latency / policy.spec.dt - 1e-9))
+        planner: Plans = Planner(policy) if isinstance(policy, Policy) else policy
+        lead = int(np.ceil(latency / policy.spec.dt - 1e-9))
         self.loop = ControlLoop(
             self.arm, self.chain, ActionDecoder(env.controller, stroke=FINGER_STROKE, dt=env.dt),
             InlineRunner(planner, latency=latency), self._observe, ChunkBuffer(policy.spec, lead=lead),
@@ -127,12 +129,16 @@ def deploy(
     dry_run: bool = False,
     risk: Path | None = None,
     record: Path | None = None,
+    server: str | None = None,
+    server_token: Path | None = None,
+    server_ca: Path | None = None,
 ) -> list[Episode]:
     """Run a checkpoint on an arm behind the safety limits, and report success, interventions and aborts.
 
     `safety` holds settings of real.safety.Settings; `speed` scales its speeds, 0.1 is where to begin on a real arm.
     `dry_run` computes everything and moves nothing. `risk`: a critic of scripts/train_risk.py, which may slow the arm.
-    `record`: a new folder for one MCAP file an episode.
+    `record`: a new folder for one MCAP file an episode. `server`: host:port of `robopolicy serve`, which plans instead;
+    of `checkpoint` only spec and task are read then.
     """
     del robot  # one so far
     if not 0.0 <= lost < 1.0:
@@ -141,7 +147,12 @@ def deploy(
     env = build(task_of(task, place), "task", num_envs=1, seed=0)
     if not isinstance(env, SimEnv):
         raise ConfigError("deploy robot=mujoco needs a task of the native suite")
-    policy = load_policy(checkpoint, env=env.spec, which=which)
+    policy: Policy | RemotePlanner
+    if server is None:
+        policy, ident = load_policy(checkpoint, env=env.spec, which=which), place.ident
+    else:
+        policy = connect(server, checkpoint, env.spec, which=which, token=server_token, ca=server_ca)
+        ident = policy.ident
     settings = dict(safety or {})
     for name, usual in (("velocity", 0.5), ("tcp_speed", 0.25)):
         settings[name] = settings.get(name, usual) * speed
@@ -154,7 +165,7 @@ def deploy(
         shadow=dry_run,
         risk=risk,
         recorder=None if record is None else Recorder(record),
-        facts={"policy_id": place.ident},
+        facts={"policy_id": ident},
     )
     top = max(env.controller.spec.high[:3]) / env.dt if not env.spec_is_joint else 0.0
     if top > settings["tcp_speed"]:
