@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from real.joints import ActionDecoder, ChunkBuffer, check_latency
-from real.loop import ControlLoop, InlineRunner, Planner
+from real.loop import ControlLoop, InlineRunner, Planner, Plans
 from real.recording import PolicyJournal, RecordedChain, Recorder, describe
+from real.remote import RemotePlanner, connect
 from real.robots import MujocoArm, State, Trouble
 from real.safety import Mode, SafetyChain, load_profile
 from real.safety.risk import RiskCritic
@@ -49,9 +50,9 @@ class SimulatedCell:
     """A task's simulated arm at 1 kHz under a control loop, on simulated time."""
 
     def __init__(
-        self, env: SimEnv, policy: Policy, *, settings: Settings, latency: float = 0.0, trouble: Trouble | None = None,
-        shadow: bool = False, dt: float = 0.004, risk: Path | None = None, recorder: Recorder | None = None,
-        facts: dict[str, Any] | None = None,
+        self, env: SimEnv, policy: Policy | RemotePlanner, *, settings: Settings, latency: float = 0.0,
+        trouble: Trouble | None = None, shadow: bool = False, dt: float = 0.004, risk: Path | None = None,
+        recorder: Recorder | None = None, facts: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.env, self.dt, self.time = env, dt, 0.0
         self.recorder, self.facts = recorder, facts or {}
@@ -63,7 +64,8 @@ class SimulatedCell:
             if recorder is None
             else RecordedChain(profile, dt=dt, risk=critic, put=recorder.put)
         )
-        planner, lead = Planner(policy), int(np.ceil(latency / policy.spec.dt - 1e-9))
+        planner: Plans = Planner(policy) if isinstance(policy, Policy) else policy
+        lead = int(np.ceil(latency / policy.spec.dt - 1e-9))
         self.loop = ControlLoop(
             self.arm, self.chain, ActionDecoder(env.controller, stroke=FINGER_STROKE, dt=env.dt),
             InlineRunner(planner, latency=latency), self._observe, ChunkBuffer(policy.spec, lead=lead),
@@ -123,7 +125,7 @@ class Deployment:
     which: Literal["latest", "best"]
     task: dict[str, Any]
     env: SimEnv
-    policy: Policy
+    policy: Policy | RemotePlanner
     settings: Settings
     seeds: tuple[int, ...]
     latency: float = 0.0
@@ -151,6 +153,8 @@ def over_ros2(d: Deployment) -> Iterator[Episode]:
     """The simulated arm and the policy node as two processes that talk over ROS 2."""
     if d.record is not None:
         raise ConfigError("record: deployments over ROS 2 cannot be recorded yet; robot=mujoco can")
+    if isinstance(d.policy, RemotePlanner):
+        raise ConfigError("server: the policy node of ROS 2 plans by itself so far; robot=mujoco can use a server")
     try:
         from real.ros2.cell import run_episodes
     except ImportError as error:
@@ -177,6 +181,9 @@ def deploy(
     dry_run: bool = False,
     risk: Path | None = None,
     record: Path | None = None,
+    server: str | None = None,
+    server_token: Path | None = None,
+    server_ca: Path | None = None,
     wiring: str = "mujoco_panda",
     lockstep: bool = False,
 ) -> list[Episode]:
@@ -184,7 +191,8 @@ def deploy(
 
     `safety` holds settings of real.safety.Settings; `speed` scales its speeds, 0.1 is where to begin on a real arm.
     `dry_run` computes everything and moves nothing. `risk`: a critic of scripts/train_risk.py, which may slow the arm.
-    `record`: a new folder for one MCAP file an episode.
+    `record`: a new folder for one MCAP file an episode. `server`: host:port of `robopolicy serve`, which plans instead;
+    of `checkpoint` only spec and task are read then.
     Over ROS 2 `wiring` names topics and joints, and `lockstep` lets the arm wait for every command (simulated time).
     """
     if robot not in ROBOTS:
@@ -194,7 +202,7 @@ def deploy(
     d = prepare(
         checkpoint, which=which, task=task, seeds=tuple(int(s) for s in episode_seeds("test", 0, episodes)),
         safety=safety, speed=speed, latency=latency_ms / 1000, lost=lost, dry_run=dry_run, risk=risk, record=record,
-        wiring=wiring, lockstep=lockstep,
+        server=server, server_token=server_token, server_ca=server_ca, wiring=wiring, lockstep=lockstep,
     )  # fmt: skip
     env = d.env
     top = max(env.controller.spec.high[:3]) / env.dt if not env.spec_is_joint else 0.0
@@ -212,7 +220,8 @@ def deploy(
 
 def prepare(
     checkpoint: Path, *, which: Literal["latest", "best"] = "latest", task: dict[str, Any] | None = None,
-    safety: dict[str, float] | None = None, speed: float = 1.0, **more: Any,
+    safety: dict[str, float] | None = None, speed: float = 1.0, server: str | None = None,
+    server_token: Path | None = None, server_ca: Path | None = None, **more: Any,
 ) -> Deployment:  # fmt: skip
     """A checkpoint with its task's env and the limits' settings; `more`: fields of `Deployment`.
 
@@ -224,12 +233,17 @@ def prepare(
     env = build(node, "task", num_envs=1, seed=0)
     if not isinstance(env, SimEnv):
         raise ConfigError("deploy: the simulated arm needs a task of the native suite")
-    policy = load_policy(checkpoint, env=env.spec, which=which)
+    policy: Policy | RemotePlanner
+    if server is None:
+        policy, ident = load_policy(checkpoint, env=env.spec, which=which), place.ident
+    else:
+        policy = connect(server, checkpoint, env.spec, which=which, token=server_token, ca=server_ca)
+        ident = policy.ident
     check_latency(policy.spec, more.get("latency", 0.0))
     settings = dict(safety or {})
     for name, usual in (("velocity", 0.5), ("tcp_speed", 0.25)):
         settings[name] = settings.get(name, usual) * speed
-    return Deployment(checkpoint, which, node, env, policy, settings, policy_id=place.ident, **more)
+    return Deployment(checkpoint, which, node, env, policy, settings, policy_id=ident, **more)
 
 
 def report(done: list[Episode]) -> str:

@@ -15,13 +15,17 @@ from real.reference import spline
 from real.robots import Robot, State
 from real.safety import Decision, Mode, SafetyChain, SafetyError
 from real.safety.chain import Measured
-from robopolicy.errors import SpecError
+from robopolicy.errors import RobopolicyError, SpecError
 from robopolicy.execute import ChunkExecutor
 from robopolicy.policies.base import Policy
 from robopolicy.types import BASE_ACTION, Obs
 
 Array = NDArray[np.float64]
 Observe = Callable[[State], Obs]  # single frames [1 …]
+
+
+class PlanningError(RobopolicyError):
+    """There is no chunk, e.g. since a server is gone. The arm holds, and asks again."""
 
 
 class Planner:
@@ -53,8 +57,17 @@ class Planner:
         return self.executors[0].queue[0].double().numpy().copy()
 
 
+class Plans(Protocol):
+    """A Planner, or one whose policy is elsewhere (real/remote.py). `plan` may raise PlanningError."""
+
+    history: int
+
+    def reset(self, seed: int) -> None: ...
+    def plan(self, obs: Obs, step: int) -> Array: ...
+
+
 class Runner(Protocol):
-    """Where planning happens: in the tick, in a thread, on a server."""
+    """Where planning happens: in the tick, in a thread. `poll` raises PlanningError where a request failed."""
 
     def request(self, obs: Obs, step: int, now: float) -> None: ...
     def poll(self, now: float) -> tuple[Array, float] | None: ...
@@ -64,19 +77,26 @@ class Runner(Protocol):
 class InlineRunner:
     """Plans in the tick; `latency` [s] pretends that it took so long."""
 
-    def __init__(self, planner: Planner, *, latency: float = 0.0) -> None:
+    def __init__(self, planner: Plans, *, latency: float = 0.0) -> None:
         self.planner, self.latency = planner, latency
         self.ready: tuple[Array, float] | None = None
+        self.failed: PlanningError | None = None
 
     def reset(self, seed: int) -> None:
         self.planner.reset(seed)
-        self.ready = None
+        self.ready = self.failed = None
 
     def request(self, obs: Obs, step: int, now: float) -> None:
-        self.ready = (self.planner.plan(obs, step), now)
+        try:
+            self.ready = (self.planner.plan(obs, step), now)
+        except PlanningError as error:
+            self.failed = error
 
     def poll(self, now: float) -> tuple[Array, float] | None:
         """The chunk and the time of its observation, once it is there."""
+        if self.failed is not None:
+            failed, self.failed = self.failed, None
+            raise failed
         if self.ready is None or now < self.ready[1] + self.latency - 1e-9:
             return None
         done, self.ready = self.ready, None
@@ -189,7 +209,10 @@ class ControlLoop:
         if self.chain.mode >= Mode.HOLD:  # begin anew once the arm may move again
             self.asked = False
             self.step = max(self.step + 1, int((now - self.begin) / self.period + 1e-6))
-            self.waiting = self.waiting and self.runner.poll(now) is None
+            try:
+                self.waiting = self.waiting and self.runner.poll(now) is None
+            except PlanningError:
+                self.waiting = False
             return ""
         reason = self._collect(now) or reason
         if self.waiting and not len(self.buffer) and now < due + self.grace:
@@ -230,7 +253,13 @@ class ControlLoop:
 
     def _collect(self, now: float) -> str:
         """Take a chunk that is there; why not, where it is refused."""
-        if (done := self.runner.poll(now)) is None:
+        try:
+            done = self.runner.poll(now)
+        except PlanningError as error:
+            self.waiting = False
+            self.counts["failed"] += 1
+            return f"planning_failed: {error}"
+        if done is None:
             return ""
         self.waiting, refused = False, ""
         try:

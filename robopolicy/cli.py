@@ -24,7 +24,9 @@ _VERBS = {
     "compare": ("two checkpoints on the same episodes, with a paired test", "robopolicy.verbs:compare", True),
     "report": ("one self-contained HTML page about a run", "robopolicy.verbs:report", True),
     "deploy": ("run a checkpoint on an arm, behind safety limits", "real.deploy:deploy", True),
+    "serve": ("a policy for arms on other machines", "real.server:serve", True),
     "replay": ("reproduce every safety decision of a recorded deployment", "real.replay:replay", True),
+    "convert": ("make training data of recorded deployments", "real.dataset:convert", True),
     "quickstart": ("all of the above on the pick task, in minutes", "robopolicy.quickstart:quickstart", True),
     "doctor": ("what this machine has, what is missing, how to mend it", "robopolicy.doctor:main", False),
 }

@@ -153,7 +153,7 @@ class SafetyChain:
         if self._fault:
             level = Mode.FAULT
             reasons.append(f"fault:{self._fault}")
-        hold = np.array([level >= Mode.HOLD or self._waiting(level, now)])
+        hold = np.array([self._waiting(level, now)])
         pace = SLOW_PACE if level is Mode.SLOW else 1.0
         if self.risk is not None and target is not None:
             slower = min(pace, self.risk.pace(self.governor.c[0], np.asarray(target, dtype=np.float64)))

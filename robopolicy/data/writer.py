@@ -40,6 +40,7 @@ class DatasetWriter:
         observation: features without `task_index`, which LeRobot stores as text; images uint8 (3, h, w) become video.
         action, dt, tasks: as in the env's spec; 1/dt must be a whole number, as LeRobot counts frames per second.
         provenance: goes into `meta/robopolicy.json`; `writer.meta.provenance` may be added to while recording.
+        marks: further columns about each frame that no policy observes, e.g. `intervention`.
         overwrite: replace a dataset at `path`, once the new one is complete.
         crf: video quality of LeRobot's default codec (AV1); lower is better, LeRobot's own default is 30.
 
@@ -56,6 +57,7 @@ class DatasetWriter:
         dt: float,
         tasks: tuple[str, ...],
         provenance: Mapping[str, Any] | None = None,
+        marks: Mapping[str, Feature] | None = None,
         overwrite: bool = False,
         crf: int = 20,
     ) -> None:
@@ -66,6 +68,7 @@ class DatasetWriter:
         if abs(fps * dt - 1.0) > 1e-6:
             raise DataError(f"dt: LeRobot stores whole frames per second; 1/dt is {1.0 / dt:.4f} for dt={dt}")
         self.observation = {k: f for k, f in observation.items() if k != TASK}
+        self.marks = dict(marks or {})
         self.meta = RecordingMeta(
             action=action, dt=dt, tasks=tuple(tasks), observation=tuple(observation), provenance=dict(provenance or {})
         )
@@ -81,7 +84,7 @@ class DatasetWriter:
         from lerobot.configs import RGBEncoderConfig
         from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-        features = {k: _lerobot_feature(k, f) for k, f in self.observation.items()}
+        features = {k: _lerobot_feature(k, f) for k, f in {**self.observation, **self.marks}.items()}
         action = self.meta.action
         features["action"] = {"dtype": "float32", "shape": (action.dim,), "names": list(action.names)}
         features |= {k: {"dtype": d, "shape": (1,), "names": None} for k, d in {**OUTCOME, SEED: "int64"}.items()}
@@ -114,6 +117,7 @@ class DatasetWriter:
         terminated: bool,
         task: str,
         seed: int,
+        marks: Mapping[str, ArrayLike] | None = None,
     ) -> None:
         """Append one finished episode of T frames.
 
@@ -124,6 +128,7 @@ class DatasetWriter:
             terminated: the task itself ended with the last action; False: a time limit cut it.
             task: the instruction, one of `tasks`.
             seed: episode seed.
+            marks: each of the writer's marks [T ...].
 
         Raises:
             DataError: missing or unknown keys, wrong shapes, non-finite numbers, an unknown task, a disk almost full;
@@ -133,7 +138,7 @@ class DatasetWriter:
             raise DataError(f"{self.path}: cannot go on recording after {self._broken!r}")
         if task not in self.meta.tasks:
             raise DataError(f"task: no instruction {task!r}. {closest(task, self.meta.tasks)}")
-        columns = self._columns(obs, action, reward, success)
+        columns = self._columns(obs, action, reward, success, marks or {})
         length = len(columns["action"])
         columns["next.done"] = np.zeros((length, 1), dtype=bool)
         columns["next.done"][-1] = True
@@ -161,8 +166,9 @@ class DatasetWriter:
             )
 
     def _columns(
-        self, obs: Mapping[str, ArrayLike], action: ArrayLike, reward: ArrayLike, success: ArrayLike
-    ) -> dict[str, NDArray[Any]]:
+        self, obs: Mapping[str, ArrayLike], action: ArrayLike, reward: ArrayLike, success: ArrayLike,
+        marks: Mapping[str, ArrayLike],
+    ) -> dict[str, NDArray[Any]]:  # fmt: skip
         for key in self.observation:
             if key not in obs:
                 raise DataError(f"episode {self.num_episodes}: {key!r} is missing. {closest(key, obs)}")
@@ -170,12 +176,15 @@ class DatasetWriter:
         if extra:
             raise DataError(f"episode {self.num_episodes}: {extra[0]!r} is not a feature of this dataset. "
                             f"{closest(extra[0], self.observation)}")  # fmt: skip
+        if set(marks) != set(self.marks):
+            raise DataError(f"episode {self.num_episodes}: expected marks {sorted(self.marks)}, found {sorted(marks)}")
         length = len(np.asarray(action))
         if not length:
             raise DataError(f"episode {self.num_episodes}: has no frames")
         wanted = {k: (np.asarray(obs[k]), f.dtype, tuple(f.shape)) for k, f in self.observation.items()}
         wanted["action"] = (np.asarray(action), "float32", (self.meta.action.dim,))
         wanted["next.reward"] = (np.asarray(reward), "float32", ())
+        wanted |= {k: (np.asarray(marks[k]), f.dtype, tuple(f.shape)) for k, f in self.marks.items()}
         wanted["next.success"] = (np.asarray(success), "bool", ())
         columns = {}
         for key, (value, dtype, shape) in wanted.items():

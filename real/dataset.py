@@ -1,0 +1,171 @@
+"""`robopolicy convert`: recordings of deployments as a LeRobotDataset v3, so that what the arm did can be trained on.
+
+A frame is a control step: what was seen, and the action that was *executed*. That is the policy's own, clamped, where
+it was carried out; where the limits slowed or held the arm, it is the action that has the effect of what was commanded
+instead. Such frames are marked.
+
+intervention   bool, the arm was commanded something else than the policy asked for
+policy_action  [Da] what the policy asked for; the executed action where it asked for nothing
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from real.replay import Recording, read
+from real.safety import Mode
+from robopolicy.data.writer import DatasetWriter
+from robopolicy.errors import DataError
+from robopolicy.types import TASK, ActionSpec, Feature
+
+Array = NDArray[np.float64]
+
+
+class Frames(NamedTuple):
+    """One episode of T control steps."""
+
+    obs: dict[str, NDArray[Any]]  # [T ...]
+    action: Array  # [T Da] executed
+    policy_action: Array  # [T Da]
+    intervention: NDArray[np.bool_]  # [T]
+    success: bool | None  # None: nobody knows
+
+
+class Converted(NamedTuple):
+    """What became of recordings."""
+
+    path: Path
+    episodes: int
+    frames: int
+    interventions: int  # frames
+    left_out: dict[str, str]  # file → why
+
+
+def convert(*, recording: Path, out: Path, only_success: bool = False, overwrite: bool = False) -> Converted:
+    """Write the recordings in a folder, or one, as a LeRobotDataset v3.
+
+    Episodes whose success nobody recorded count as failures. The last control step, which was cut, is left out.
+
+    Raises:
+        DataError: a recording is damaged, or of another policy, task or rate than the first; nothing is left to keep.
+    """
+    paths = sorted(recording.glob("*.mcap")) if recording.is_dir() else [recording]
+    if not paths:
+        raise DataError(f"recording={recording}: holds no .mcap files. `robopolicy deploy … record=…` writes them.")
+    first = read(paths[0]).header
+    action, observation = _action(first), _observation(first)
+    left_out: dict[str, str] = {}
+    frames = interventions = 0
+    with DatasetWriter(
+        out, observation=observation, action=action, dt=first["policy"]["dt"], tasks=tuple(first["policy"]["tasks"]),
+        provenance={k: first.get(k) for k in ("robopolicy", "digest", "task", "task_digest", "policy_id")},
+        marks={"intervention": Feature((), "bool"), "policy_action": Feature((action.dim,), names=action.names)},
+        overwrite=overwrite,
+    ) as writer:  # fmt: skip
+        for path in paths:
+            found = read(path)
+            _check_same(first, found.header, path)
+            try:
+                episode = frames_of(found)
+            except _UnusableError as why:
+                left_out[path.name] = str(why)
+                continue
+            if only_success and not episode.success:
+                left_out[path.name] = "no success"
+                continue
+            success = np.zeros(len(episode.action), dtype=bool)
+            success[-1] = bool(episode.success)
+            task = int(episode.obs[TASK][0]) if TASK in episode.obs else 0
+            writer.add_episode(
+                obs=episode.obs, action=episode.action, reward=success.astype(np.float32), success=success,
+                terminated=bool(episode.success), task=writer.meta.tasks[task], seed=found.header.get("seed", 0),
+                marks={"intervention": episode.intervention, "policy_action": episode.policy_action},
+            )  # fmt: skip
+            frames, interventions = frames + len(success), interventions + int(episode.intervention.sum())
+        if not writer.num_episodes:
+            raise DataError(f"recording={recording}: no episode to keep of {len(paths)}: {left_out}")
+    result = Converted(out, writer.num_episodes, frames, interventions, left_out)
+    why = "".join(f"\n  left out {name}: {reason}" for name, reason in left_out.items())
+    print(f"{result.episodes} episodes, {frames} frames in {out}; in {interventions} frames the arm was commanded "
+          f"something else than the policy asked for{why}")  # fmt: skip
+    return result
+
+
+def frames_of(recording: Recording) -> Frames:
+    """The control steps of a recording but the last one."""
+    header = recording.header
+    action, observation = _action(header), _observation(header)
+    if header.get("shadow"):
+        raise _UnusableError("recorded with dry_run: nothing moved")
+    steps: list[dict[str, Any]] = []
+    held: list[bool] = []  # by control step: the stop was played
+    changed: list[bool] = []
+    for topic, content in recording.messages:
+        if topic == "step":
+            steps, held, changed = [*steps, content], [*held, False], [*changed, False]
+        elif topic == "tick" and steps:
+            held[-1] |= Mode[content["mode"]] >= Mode.HOLD
+            changed[-1] |= content["changed"]
+    numbers = [(s["n"], s["step"]) for s in steps]
+    if recording.lost or numbers != [(k, k) for k in range(len(steps))]:
+        raise _UnusableError("control steps are missing: the recorder or the loop was late")
+    if len(steps) < 2:
+        raise _UnusableError("it ended within its first control step")
+    low, high = np.array(action.low), np.array(action.high)
+    executed, asked, marks = [], [], []
+    for k, (now, after) in enumerate(zip(steps, steps[1:], strict=False)):
+        wanted = None if now["action"] is None else np.clip(now["action"], low, high)
+        other = wanted is None or now["limited"] or held[k]
+        executed.append(np.clip(_effect(now["commanded"], after["commanded"], action), low, high) if other else wanted)
+        asked.append(executed[-1] if wanted is None else wanted)
+        marks.append(other or changed[k])
+    obs = {key: np.stack([_value(s["obs"][key], feature) for s in steps[:-1]]) for key, feature in observation.items()}
+    return Frames(obs, np.array(executed), np.array(asked), np.array(marks), recording.footer["success"])
+
+
+# -- inside ---------------------------------------------------------------------------------------------------------
+class _UnusableError(Exception):
+    """An episode that cannot be made frames of."""
+
+
+def _effect(before: dict[str, Any], after: dict[str, Any], action: ActionSpec) -> Array:
+    """[Da] the action that leads from one commanded state to the next."""
+    if (action.reference, action.rotation) == ("commanded", "yaw"):
+        way = np.array(after["pos"]) - np.array(before["pos"])
+        return np.array([*way, after["yaw"] - before["yaw"], after["grip"]])
+    if (action.reference, action.rotation) == ("absolute", "joint"):
+        return np.array([*after["q"], after["grip"]])
+    raise DataError(
+        f"convert: knows actions that are increments of the commanded pose, or absolute joint targets; these are "
+        f"{action.reference} with rotation {action.rotation!r}"
+    )
+
+
+def _value(value: Any, feature: Feature) -> NDArray[Any]:
+    if isinstance(value, str):
+        return np.frombuffer(bytes.fromhex(value), dtype=np.uint8).reshape(feature.shape)
+    return np.array(value, dtype=np.float64).astype(feature.dtype)
+
+
+def _action(header: dict[str, Any]) -> ActionSpec:
+    return ActionSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in header["policy"]["action"].items()})
+
+
+def _observation(header: dict[str, Any]) -> dict[str, Feature]:
+    return {
+        key: Feature(tuple(f["shape"]), f["dtype"], tuple(f["names"]) if f["names"] else None)
+        for key, f in header["observation"].items()
+    }
+
+
+def _check_same(first: dict[str, Any], other: dict[str, Any], path: Path) -> None:
+    for key in ("observation", "task", "task_digest"):
+        if first.get(key) != other.get(key):
+            raise DataError(f"{path}: its {key} is not that of the first recording; convert them apart")
+    for key in ("action", "dt", "tasks"):
+        if first["policy"][key] != other["policy"][key]:
+            raise DataError(f"{path}: its policy's {key} is not that of the first recording; convert them apart")

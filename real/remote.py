@@ -1,0 +1,168 @@
+"""A planner whose policy runs on a server (real/server.py). While the server is gone the arm holds."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from real.loop import PlanningError
+from real.server import Token, is_loopback
+from real.wire import PROTOCOL, Message, WireError, receive, send
+from robopolicy.errors import ConfigError
+from robopolicy.evaluate.provenance import version
+from robopolicy.policy_files import find_policy
+from robopolicy.spec import PolicySpec, check_fits
+from robopolicy.types import BASE_ACTION, EnvSpec, Obs
+
+Array = NDArray[np.float64]
+
+
+def connect(
+    server: str, checkpoint: Path, env: EnvSpec, *, which: Literal["latest", "best"] = "latest",
+    token: Path | None = None, ca: Path | None = None,
+) -> RemotePlanner:  # fmt: skip
+    """A planner for the policy whose spec is in `checkpoint`; its weights are not read here.
+
+    Raises:
+        SpecError: it does not fit `env`. What RemotePlanner raises.
+    """
+    spec = PolicySpec.from_json((find_policy(checkpoint, which=which) / "spec.json").read_text(encoding="utf-8"))
+    check_fits(spec, env, ignore=[BASE_ACTION])
+    return RemotePlanner(server, spec, token=token, ca=ca)
+
+
+class RemotePlanner:
+    """What `real.loop.Planner` is, with the policy elsewhere. Blocks for `timeout` at most: run it in its own thread.
+
+    Args:
+        address: "host:port".
+        spec: of the policy that is expected there; another one is refused.
+        token: file with the secret; `ca`: file of certificates to trust instead of the system's. Beyond this machine
+            a token is needed and TLS is spoken.
+        timeout: s for an answer; `connect`: s for a connection; `retry`: s between attempts to connect.
+
+    Raises:
+        ConfigError: not an address, or no token for another machine.
+        PlanningError: the server cannot be reached, or refuses; it says why.
+    """
+
+    def __init__(
+        self, address: str, spec: PolicySpec, *, token: Path | None = None, ca: Path | None = None,
+        timeout: float = 1.0, connect: float = 5.0, retry: float = 0.2,
+    ) -> None:  # fmt: skip
+        host, colon, port = address.rpartition(":")
+        if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ConfigError(f"server={address}: expected host:port")
+        self.host, self.port, self.spec = host.strip("[]"), int(port), spec
+        self.token = None if token is None else Token.load(token).secret
+        local = is_loopback(self.host)
+        if not local and self.token is None:
+            raise ConfigError(f"server={address}: is another machine; it needs server_token=<file> too")
+        try:
+            self.tls = None if local and ca is None else ssl.create_default_context(cafile=ca)
+        except OSError as error:
+            raise ConfigError(f"server_ca={ca}: {error}") from error
+        self.timeout, self.connect, self.retry = timeout, connect, retry
+        self.line: socket.socket | None = None
+        self.seed, self.failed = 0, -np.inf
+        self.connects = 0
+        self._open()
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode. A server that is gone is noticed when the first chunk is asked for."""
+        self.seed = seed
+        try:
+            self._begin()
+        except PlanningError:
+            self._hang_up()
+
+    def plan(self, obs: Obs, step: int) -> Array:
+        """[Ta Da] for a history of observations [1 To …], at control step `step` of the episode.
+
+        Raises:
+            PlanningError: no answer in time, a connection that broke, a refusal. The next call connects again.
+        """
+        if self.line is None:
+            if time.monotonic() - self.failed < self.retry:
+                raise PlanningError(f"{self._name}: is not connected")
+            self._open()
+            self._begin()
+        arrays = {k: obs[k].cpu().numpy() for k in self.keys}
+        answer = self._ask({"type": "plan", "step": step}, "chunk", arrays)
+        chunk = answer.arrays.get("chunk")
+        expected = (self.spec.n_action_steps, self.spec.action.dim)
+        if chunk is None or chunk.shape != expected or answer.head.get("step") != step:
+            self._hang_up()
+            raise PlanningError(f"{self._name}: expected a chunk {expected} for step {step}, found another answer")
+        return chunk.astype(np.float64)
+
+    def close(self) -> None:
+        self._hang_up()
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+    @property
+    def _name(self) -> str:
+        return f"server {self.host}:{self.port}"
+
+    def _open(self) -> None:
+        try:
+            line = socket.create_connection((self.host, self.port), timeout=self.connect)
+            self.line = line
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.tls is not None:
+                self.line = self.tls.wrap_socket(line, server_hostname=self.host)
+        except OSError as error:
+            self._hang_up()
+            raise PlanningError(f"{self._name}: cannot be reached: {error}") from error
+        hello = {"type": "hello", "protocol": PROTOCOL, "robopolicy": version(), "spec": self.spec.to_json()}
+        welcome = self._ask({**hello, "token": self.token}, "welcome", wait=self.connect)
+        self.history, self.keys = int(welcome.head["history"]), [str(k) for k in welcome.head["keys"]]
+        self.ident = str(welcome.head.get("policy", ""))
+        self.connects += 1
+
+    def _begin(self) -> None:
+        if self.line is None:
+            self._open()
+        self._ask({"type": "reset", "seed": self.seed}, "ready")
+
+    def _ask(
+        self, head: dict[str, Any], expected: str, arrays: dict[str, NDArray[Any]] | None = None,
+        *, wait: float | None = None,
+    ) -> Message:  # fmt: skip
+        assert self.line is not None
+        wait = self.timeout if wait is None else wait
+        try:
+            try:
+                send(self.line, head, arrays, timeout=wait)
+            except WireError:
+                if (refusal := self._last_words()) is None:  # it may have hung up after saying why
+                    raise
+                answer = refusal
+            else:
+                limit = 8 * self.spec.n_action_steps * self.spec.action.dim
+                answer = receive(self.line, limit=limit, timeout=wait)
+        except WireError as error:
+            self._hang_up()
+            raise PlanningError(f"{self._name}: {error}") from error
+        if answer.head["type"] != expected:
+            self._hang_up()
+            raise PlanningError(f"{self._name} refuses: {answer.head.get('reason', answer.head['type'])}")
+        return answer
+
+    def _last_words(self) -> Message | None:
+        assert self.line is not None
+        try:
+            return receive(self.line, limit=0, timeout=self.timeout)
+        except WireError:
+            return None
+
+    def _hang_up(self) -> None:
+        if self.line is not None:
+            self.line.close()
+        self.line, self.failed = None, time.monotonic()

@@ -1,0 +1,235 @@
+"""`robopolicy serve`: a policy for arms on other machines. On this machine alone unless a token and TLS protect it."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import socket
+import ssl
+import threading
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from real.loop import Planner
+from real.wire import PROTOCOL, Message, WireError, receive, send
+from robopolicy.checkpoint import load_policy
+from robopolicy.errors import CheckpointError, ConfigError
+from robopolicy.evaluate.provenance import version
+from robopolicy.policies.base import Policy
+from robopolicy.spec import PolicySpec, changes
+from robopolicy.types import BASE_ACTION, Feature
+from robopolicy.verbs import Place
+
+SHORTEST = 16  # characters of a token
+GREETING, SILENCE = 5.0, 600.0  # s to say hello in; s after which a silent client is let go
+CLIENTS = 8
+
+
+class Token(NamedTuple):
+    """A secret, and until when it opens."""
+
+    secret: str
+    expires: datetime | None
+
+    @classmethod
+    def load(cls, path: Path) -> Token:
+        """From a file: the secret, and after a space, if wanted, when it expires (2027-01-31T12:00:00Z).
+
+        Raises:
+            ConfigError: not readable, too short, or not a time with a zone.
+        """
+        try:
+            secret, _, until = path.read_text(encoding="utf-8").strip().partition(" ")
+            expires = datetime.fromisoformat(until.strip()) if until else None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"token={path}: {error}. Expected a file with a secret, and maybe its expiry.") from error
+        if len(secret) < SHORTEST:
+            raise ConfigError(f"token={path}: the secret has {len(secret)} characters, expected {SHORTEST} or more")
+        if expires is not None and expires.tzinfo is None:
+            raise ConfigError(f"token={path}: the expiry {until!r} has no time zone; append Z for UTC")
+        return cls(secret, expires)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`; of names only localhost is believed."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def serve(
+    *, checkpoint: Path, which: Literal["latest", "best"] = "latest", host: str = "127.0.0.1", port: int = 5757,
+    token: Path | None = None, certificate: Path | None = None, key: Path | None = None,
+) -> None:  # fmt: skip
+    """Serve a checkpoint's policy until interrupted; `robopolicy deploy … server=host:port` uses it."""
+    place = Place.of(checkpoint, which, Path())
+    policy = load_policy(checkpoint, which=which)
+    secret = None if token is None else Token.load(token)
+    server = PolicyServer(
+        policy, host=host, port=port, token=secret, certificate=certificate, key=key, ident=place.ident
+    )
+    print(f"serving {place.ident} on {host}:{server.port}{' with TLS' if certificate else ', this machine only'}")
+    try:
+        server.serve()
+    finally:
+        server.close()
+
+
+class PolicyServer:
+    """Plans for each client that shows the token and asks for this very policy.
+
+    Raises:
+        ConfigError: beyond this machine without token, certificate and key; an address that is taken.
+    """
+
+    def __init__(
+        self, policy: Policy, *, host: str = "127.0.0.1", port: int = 0, token: Token | None = None,
+        certificate: Path | None = None, key: Path | None = None, ident: str = "",
+    ) -> None:  # fmt: skip
+        if not is_loopback(host) and (token is None or certificate is None or key is None):
+            lacks = [n for n, v in (("token", token), ("certificate", certificate), ("key", key)) if v is None]
+            raise ConfigError(f"host={host}: other machines can reach it; it needs {', '.join(lacks)} too")
+        if (certificate is None) != (key is None):
+            raise ConfigError("certificate and key: give both or neither")
+        self.policy, self.token, self.ident, self.spec = policy, token, ident, policy.spec
+        self.planning = threading.Lock()  # one chunk at a time
+        self.tls = None
+        try:
+            if certificate is not None:
+                self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                self.tls.minimum_version = ssl.TLSVersion.TLSv1_2
+                self.tls.load_cert_chain(certificate, key)
+            self.socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        except OSError as error:  # ssl.SSLError too
+            raise ConfigError(f"host={host}, port={port}, certificate={certificate}: {error}") from error
+        self.port = int(self.socket.getsockname()[1])
+        self.clients: set[socket.socket] = set()
+        self.closed = False
+
+    def serve(self) -> None:
+        """Answer until `close`."""
+        while not self.closed:
+            try:
+                client, _ = self.socket.accept()
+            except OSError:
+                return  # closed
+            if len(self.clients) >= CLIENTS:
+                client.close()
+                continue
+            self.clients.add(client)
+            threading.Thread(target=self._attend, args=(client,), daemon=True).start()
+
+    def close(self) -> None:
+        """Hang up on everyone."""
+        self.closed = True
+        for one in (self.socket, *self.clients):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+    def _attend(self, client: socket.socket) -> None:
+        line = client
+        try:
+            client.settimeout(GREETING)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.tls is not None:
+                line = self.tls.wrap_socket(client, server_side=True)
+                self.clients.add(line)
+            try:
+                self._talk(line)
+            except WireError as error:
+                with suppress(WireError):  # it may be gone
+                    send(line, {"type": "refused", "reason": str(error)}, timeout=GREETING)
+                    _drain(line)
+        except OSError:  # gone, or no TLS spoken
+            pass
+        finally:
+            self.clients -= {client, line}
+            line.close()
+
+    def _talk(self, line: socket.socket) -> None:
+        self._greet(receive(line, limit=0, timeout=GREETING))
+        planner = Planner(self.policy)
+        needed = {k: f for e in planner.executors for k, f in e.policy.spec.observation.items() if k != BASE_ACTION}
+        limit = planner.history * sum(_size(f) for f in needed.values())
+        about = {"protocol": PROTOCOL, "robopolicy": version(), "policy": self.ident, "history": planner.history}
+        send(line, {"type": "welcome", "keys": sorted(needed), **about}, timeout=GREETING)
+        while True:
+            message = receive(line, limit=limit, timeout=SILENCE)
+            if message.head["type"] == "reset":
+                planner.reset(_integer(message, "seed"))
+                send(line, {"type": "ready"}, timeout=GREETING)
+            elif message.head["type"] == "plan":
+                step, obs = _integer(message, "step"), _observation(message.arrays, needed, planner.history)
+                try:
+                    with self.planning:
+                        chunk = planner.plan(obs, step)
+                except Exception as error:  # a bug of the policy: the arm is told, and holds
+                    raise WireError(f"planning failed: {type(error).__name__}: {error}") from error
+                send(line, {"type": "chunk", "step": step}, {"chunk": chunk}, timeout=GREETING)
+            else:
+                raise WireError(f"expected a message 'reset' or 'plan', found {message.head['type']!r}")
+
+    def _greet(self, hello: Message) -> None:
+        head = hello.head
+        if head["type"] != "hello" or head.get("protocol") != PROTOCOL:
+            raise WireError(
+                f"protocol: this server speaks version {PROTOCOL}, the client says {head['type']!r} of version "
+                f"{head.get('protocol')!r}. Install the same robopolicy on both."
+            )
+        if self.token is not None:
+            given = head.get("token")
+            if not isinstance(given, str) or not hmac.compare_digest(given.encode(), self.token.secret.encode()):
+                raise WireError("token: it is missing or wrong")
+            if self.token.expires is not None and datetime.now(UTC) >= self.token.expires:
+                raise WireError(f"token: it expired at {self.token.expires.isoformat()}; give both sides a new one")
+        try:
+            wanted = PolicySpec.from_json(head["spec"])
+        except (KeyError, TypeError, ValueError, AttributeError, CheckpointError) as error:
+            raise WireError(f"spec: the client's cannot be read ({error})") from error
+        if differ := changes(wanted, self.spec):
+            what = "\n  - ".join(differ)
+            raise WireError(f"spec: the client expects another policy than is served here:\n  - {what}")
+
+
+def _observation(found: dict[str, NDArray[Any]], needed: dict[str, Feature], history: int) -> dict[str, torch.Tensor]:
+    if set(found) != set(needed):
+        raise WireError(f"observation: expected {sorted(needed)}, found {sorted(found)}")
+    for key, feature in needed.items():
+        shape, value = (1, history, *feature.shape), found[key]
+        if value.shape != shape or value.dtype.name != feature.dtype:
+            raise WireError(f"{key!r}: expected {feature.dtype} {shape}, found {value.dtype} {value.shape}")
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise WireError(f"{key!r}: holds NaN or infinity")
+    return {k: torch.from_numpy(v) for k, v in found.items()}
+
+
+def _integer(message: Message, key: str) -> int:
+    value = message.head.get(key)
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise WireError(f"{key}: expected an integer from 0 to 2⁶³, found {value!r}")
+    return value
+
+
+def _size(feature: Feature) -> int:
+    return int(np.prod(feature.shape, dtype=np.int64)) * np.dtype(feature.dtype).itemsize
+
+
+def _drain(line: socket.socket) -> None:
+    """Read what is still coming, briefly: closing with unread data would discard the refusal on its way."""
+    with suppress(OSError):
+        line.settimeout(0.5)
+        line.shutdown(socket.SHUT_WR)
+        for _ in range(64):
+            if not line.recv(1 << 16):
+                return
