@@ -25,6 +25,7 @@ from real.safety.ladder import Watchdog
 
 Array = NDArray[np.float64]
 
+STALE = 50  # ticks: what the driver said it plays is too old to start from
 STILL = 0.05  # rad/s: a joint that is faster is not at rest
 
 
@@ -64,6 +65,7 @@ class Session:
         self.clock = ArmClock(wiring.tick_s, follow=follow)
         self.newest: State | None = None
         self.commanded: Array | None = None  # [n] rad that the driver plays, where it says so
+        self.commanded_at = 0  # tick
         self.fresh = False
         self.opening = math.nan
         self.zero, self.time, self.active = 0, 0.0, False
@@ -100,7 +102,7 @@ class Session:
 
     def on_commanded(self, tick: int, q: Array) -> None:
         """The driver plays `q` [n] rad at `tick`."""
-        self.commanded = q
+        self.commanded, self.commanded_at = q, tick
         if not self.active:
             return
         found = self.ledger.heard(tick, q)
@@ -142,6 +144,8 @@ class Session:
         if self.wiring.topics["joint_commands"] is not None and self.commanded is None:
             name = self.wiring.topic("joint_commands").name
             found.append(f"joint_commands: nothing has come on {name!r}, which says what the driver plays")
+        elif self.commanded is not None and (behind := self.clock.tick(now) - self.commanded_at) > STALE:
+            found.append(f"joint_commands: the newest is {behind * self.wiring.tick_s:.2f} s old")
         elif self.commanded is not None and state is not None:
             away = float(np.abs(self.commanded - state.q).max())
             if away > self.chain.profile.settings.tracking_error:
