@@ -135,16 +135,16 @@ class PolicyNode(LifecycleNode):
         self.brain = self.make_brain()
         chain = self.brain.chain()
         needs = set(self.brain.names)
-        self.session = Session(
-            chain, self.brain.loop, self.wiring, send=self._send, grip=self._grip, follow=self.lockstep,
-            features=bool(needs),
-        )  # fmt: skip
         self.states = messages.StateReader(self.wiring, chain.profile)
         self._commands = JointOrder(self.wiring.joints)
         for name in LIVE:
             if not self.has_parameter(f"safety.{name}"):
                 value = getattr(chain.profile.settings, name)
                 self.declare_parameter(f"safety.{name}", float("inf") if value is None else float(value))
+        self.session = Session(
+            chain, self.brain.loop, self.wiring, send=self._send, grip=self._grip, follow=self.lockstep,
+            features=bool(needs),
+        )  # fmt: skip
         home = np.array(chain.profile.data["home"])
         chain.governor.reset(home[None])  # compiles
         chain.governor.active[:] = False

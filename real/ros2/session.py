@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from real.robots import Robot, State
-from real.ros2.ledger import ArmClock, Ledger
+from real.ros2.ledger import JUMPS, ArmClock, Ledger
 from real.ros2.timeline import MATCH
 from real.ros2.wiring import Wiring
 from real.safety import Decision, Mode, SafetyChain, SafetyError
@@ -95,7 +95,11 @@ class Session:
     # -- what comes in ----------------------------------------------------------------------------------------------
     def on_state(self, state: State, stamp: float, now: float) -> None:
         """A state stamped `stamp` s by the arm, at `now` s of our steady clock."""
-        if reason := self.clock.take(stamp, now):
+        reason = self.clock.take(stamp, now)
+        if reason in JUMPS and (not self.active or self.mode is Mode.FAULT):
+            self.clock.reset()  # nothing depends on it now: begin anew
+            reason = self.clock.take(stamp, now)
+        if reason:
             self.counts[reason] += 1
             return
         self.newest, self.fresh = state, True
@@ -131,7 +135,7 @@ class Session:
     def refusals(self, now: float) -> list[str]:
         """Why the arm may not be started now, one sentence each."""
         found = []
-        age = now - self.clock.newest - self.clock.offset if self.newest is not None else math.inf
+        age = now + self.clock.offset - self.clock.newest if self.newest is not None else math.inf
         state = self.newest
         if state is None:
             found.append(
