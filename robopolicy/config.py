@@ -90,12 +90,16 @@ def compose(
     return config
 
 
+NO_GROUPS = {"robots"}  # folders whose files are not composed: real/ros2/wiring.py reads them
+
+
 def group_options(config_dirs: Sequence[Path] = ()) -> dict[str, dict[str, str]]:
     """{group: {option: the first comment line of its file}}."""
     found: dict[str, dict[str, str]] = {}
     for root in (config_folder(), *config_dirs):
         for file in sorted(Path(root).glob("*/*.yaml")):
-            found.setdefault(file.parent.name, {})[file.stem] = summary(file)
+            if file.parent.name not in NO_GROUPS:
+                found.setdefault(file.parent.name, {})[file.stem] = summary(file)
     return found
 
 
@@ -202,7 +206,7 @@ class _Hydra:
         self._done: dict[tuple[str, ...], Any] = {}
 
     def groups(self) -> set[str]:
-        return {f.parent.name for root in self.roots for f in root.glob("*/*.yaml")}
+        return {f.parent.name for root in self.roots for f in root.glob("*/*.yaml")} - NO_GROUPS
 
     def options(self, group: str) -> list[str]:
         return [f.stem for root in self.roots for f in (root / group).glob("*.yaml")]

@@ -65,7 +65,7 @@ class ArmNode(Node):
         self.began = time.monotonic_ns() - start * self.dt_ns  # our steady clock at tick 0
         self.counts = dict.fromkeys(("received", "lost", "refused", "stalled_ms"), 0)
         self.why, self.answers, self.asked_at = "", 0, 0.0
-        self.locked, self.waiting_since = False, 0.0
+        self.locked, self.waiting_since, self.handled = False, 0.0, 0
         self.declare_parameter("seed", 0)
         self._pub = {
             role: self.create_publisher(kind, topic.name, profile_of(topic))
@@ -102,9 +102,12 @@ class ArmNode(Node):
 
     # -- callbacks --------------------------------------------------------------------------------------------------
     def _on_trajectory(self, message: JointTrajectory) -> None:
+        self.handled += 1
         if not message.points:  # nothing more will come
             self.locked = False
             return
+        if self.lockstep and not self.locked:
+            self.locked, self.waiting_since = True, time.monotonic()
         self.answers += 1
         self.counts["received"] += 1
         if self.moved >= 0 and self.rng.random() < self.lost:
@@ -120,10 +123,10 @@ class ArmNode(Node):
             self.why = why
             return
         if self.moved < 0:
-            self.moved, self.locked = self.timeline.tick, self.lockstep
-            self.waiting_since = time.monotonic()
+            self.moved = self.timeline.tick
 
     def _on_gripper(self, message: Float64) -> None:
+        self.handled += 1
         if np.isfinite(message.data):
             self.arm.opening = float(message.data)
 

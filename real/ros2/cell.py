@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -56,7 +57,7 @@ def alive(running: list[subprocess.Popen[bytes]]) -> Iterator[None]:
 
 def _episode(operator: Operator, seed: int, horizon: int) -> Episode:
     operator.reset_arm(seed)
-    operator.transition("activate")
+    activate(operator)
     last, quiet = "", 0
     while True:
         heard = operator.heard[node.NAME]
@@ -76,6 +77,21 @@ def _episode(operator: Operator, seed: int, horizon: int) -> Episode:
         seed, success, steps, theirs["aborted"], mine["mode"] or last_mode(mine), int(mine["changed"]) / ticks,
         counts.get("loop_paced", 0) / steps, Counter(json.loads(mine["reasons"])),
     )  # fmt: skip
+
+
+def activate(operator: Operator, *, tries: int = 5) -> None:
+    """Activate; what has only just begun may need a moment until all that is needed has come.
+
+    Raises:
+        SafetyError: refused to the last; with the node's reason.
+    """
+    for left in reversed(range(tries)):
+        try:
+            return operator.transition("activate")
+        except SafetyError:
+            if not left:
+                raise
+            time.sleep(0.5)
 
 
 def last_mode(status: dict[str, str]) -> str:

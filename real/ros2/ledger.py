@@ -13,6 +13,7 @@ from real.safety.governor import Governor, Past
 Array = NDArray[np.float64]
 
 KEPT = 256  # ticks
+JUMPS = ("state_late", "stamp_jump")  # an old state, or a clock that was set
 
 
 class Ledger:
@@ -88,10 +89,10 @@ class ArmClock:
             return "stamp_unreadable"
         if self.offset > -math.inf:
             late = now + self.offset - stamp
+            if not self.follow and abs(late) > self.jump:
+                return JUMPS[0] if late > 0 else JUMPS[1]
             if stamp <= self.newest:
                 return "stamp_old"
-            if not self.follow and abs(late) > self.jump:
-                return "stamp_jump"
         self.newest = stamp
         # The least delayed state says best what time it is there; slowly forgotten, as clocks drift apart.
         self.offset = max(self.offset - 1e-4 * self.dt, stamp - now)

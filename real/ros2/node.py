@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import rclpy
-import torch
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from numpy.typing import NDArray
 from rcl_interfaces.msg import SetParametersResult
@@ -78,7 +77,7 @@ class PolicyNode(LifecycleNode):
         self.session: Session | None = None
         self.brain: Driving | None = None
         self.refused: dict[str, str] = {}  # what is wrong with what comes in, by source
-        self.why, self.reported, self._mode = "", 0.0, ""
+        self.why, self.reported, self._mode, self.handled = "", 0.0, "", 0
         self.tick_ms: list[float] = []
         self._entities: list[tuple[Callable[..., Any], Any]] = []
         self.declare_parameter("seed", 0)
@@ -136,16 +135,16 @@ class PolicyNode(LifecycleNode):
         self.brain = self.make_brain()
         chain = self.brain.chain()
         needs = set(self.brain.names)
-        self.session = Session(
-            chain, self.brain.loop, self.wiring, send=self._send, grip=self._grip, follow=self.lockstep,
-            features=bool(needs),
-        )  # fmt: skip
         self.states = messages.StateReader(self.wiring, chain.profile)
         self._commands = JointOrder(self.wiring.joints)
         for name in LIVE:
             if not self.has_parameter(f"safety.{name}"):
                 value = getattr(chain.profile.settings, name)
                 self.declare_parameter(f"safety.{name}", float("inf") if value is None else float(value))
+        self.session = Session(
+            chain, self.brain.loop, self.wiring, send=self._send, grip=self._grip, follow=self.lockstep,
+            features=bool(needs),
+        )  # fmt: skip
         home = np.array(chain.profile.data["home"])
         chain.governor.reset(home[None])  # compiles
         chain.governor.active[:] = False
@@ -225,6 +224,7 @@ class PolicyNode(LifecycleNode):
             self._out["gripper"].publish(Float64(data=float(opening)))
 
     def _on_state(self, message: JointState) -> None:
+        self.handled += 1
         session = self._need()
         try:
             state = self.states.read(message)
@@ -236,6 +236,7 @@ class PolicyNode(LifecycleNode):
         session.on_state(state, messages.to_ns(message.header.stamp) * 1e-9, time.monotonic())
 
     def _on_commanded(self, message: JointState) -> None:
+        self.handled += 1
         try:
             q = self._commands.arrange(list(message.name), message.position)
         except RobopolicyError as error:
@@ -245,6 +246,7 @@ class PolicyNode(LifecycleNode):
         self._need().on_commanded(round(messages.to_ns(message.header.stamp) / self.wiring.dt_ns), q)
 
     def _on_features(self, message: JointState) -> None:
+        self.handled += 1
         assert self.brain is not None
         try:
             self.brain.take(list(message.name), message.position)
@@ -256,6 +258,7 @@ class PolicyNode(LifecycleNode):
         self._need().on_features()
 
     def _on_enable(self, message: Bool) -> None:
+        self.handled += 1
         self._need().on_enable(bool(message.data), time.monotonic())
 
     # -- operator ---------------------------------------------------------------------------------------------------
@@ -322,7 +325,7 @@ class PolicyNode(LifecycleNode):
             self.tick_ms = self.tick_ms[-2000:]
         if text:
             level = max(level, DiagnosticStatus.WARN[0])
-        found = messages.status(NAME, self.wiring.limits, level, text or "ok", values)
+        found = messages.status(self.get_name(), self.wiring.limits, level, text or "ok", values)
         self._report.publish(messages.diagnostics(time.time_ns(), found))
 
 
@@ -343,6 +346,8 @@ def main() -> None:
         options["task"] = task_of(None, Place.of(args.checkpoint, options.get("which", "latest"), Path()))
     chosen, wiring = Options(checkpoint=args.checkpoint, **options), load_wiring(args.wiring)
     rclpy.init(args=rest, signal_handler_options=SignalHandlerOptions.NO)
+    import torch
+
     torch.set_num_threads(1)
     run(PolicyNode(wiring, lambda: Brain(chosen, wiring), lockstep=chosen.lockstep))
 

@@ -39,23 +39,27 @@ class Operator(Node):
     """Enables the policy node, drives its life cycle and reads the diagnostics of both nodes.
 
     A context manager; it spins in a thread of its own.
+
+    Args:
+        wiring: topics.
+        node_name: of the policy node.
     """
 
-    def __init__(self, wiring: Wiring) -> None:
+    def __init__(self, wiring: Wiring, *, node_name: str = node.NAME) -> None:
         if not rclpy.ok():
             rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
         super().__init__("operator")
-        self.enabling, self._ended = True, threading.Event()
+        self.wiring, self.node_name, self.enabling, self._ended = wiring, node_name, True, threading.Event()
         self.status: dict[str, dict[str, str]] = {}
-        self.heard: dict[str, int] = {node.NAME: 0, arm.NAME: 0}
+        self.heard: dict[str, int] = {node_name: 0, arm.NAME: 0}
         enable, diagnostics = wiring.topic("enable"), wiring.topic("diagnostics")
         self._enable = self.create_publisher(Bool, enable.name, profile_of(enable))
         self.create_subscription(DiagnosticArray, diagnostics.name, self._on_diagnostics, profile_of(diagnostics))
         self.create_timer(1 / enable.rate_hz, self._on_timer)
-        self._change = self.create_client(ChangeState, f"{node.NAME}/change_state")
-        self._reset_fault = self.create_client(Trigger, f"{node.NAME}/reset")
+        self._change = self.create_client(ChangeState, f"{node_name}/change_state")
+        self._reset_fault = self.create_client(Trigger, f"{node_name}/reset")
         self._reset_arm = self.create_client(Trigger, f"{arm.NAME}/reset")
-        self._set = {n: self.create_client(SetParameters, f"{n}/set_parameters") for n in (node.NAME, arm.NAME)}
+        self._set = {n: self.create_client(SetParameters, f"{n}/set_parameters") for n in (node_name, arm.NAME)}
         self._executor = EventsExecutor()
         self._executor.add_node(self)
         self._thread = threading.Thread(target=self._spin, name="operator", daemon=True)
@@ -82,11 +86,11 @@ class Operator(Node):
             "configure": Transition.TRANSITION_CONFIGURE, "activate": Transition.TRANSITION_ACTIVATE,
             "deactivate": Transition.TRANSITION_DEACTIVATE, "cleanup": Transition.TRANSITION_CLEANUP,
         }  # fmt: skip
-        before = self.heard[node.NAME]
+        before = self.heard[self.node_name]
         answer = self._call(self._change, ChangeState.Request(transition=Transition(id=known[name])))
-        self.wait(lambda: self.heard[node.NAME] > before + 1, 20.0, "diagnostics of the policy node")
+        self.wait(lambda: self.heard[self.node_name] > before + 1, 20.0, "diagnostics of the policy node")
         if not answer.success:
-            raise SafetyError(self.status[node.NAME]["message"])
+            raise SafetyError(self.status[self.node_name]["message"])
 
     def reset_arm(self, seed: int) -> None:
         """Begin the simulated episode of test seed `seed`, for both nodes."""
@@ -95,6 +99,11 @@ class Operator(Node):
         if not (answer := self._call(self._reset_arm, Trigger.Request())).success:
             raise SafetyError(f"arm: {answer.message}")
         self.wait(lambda: self._of(arm.NAME, "seed") == str(seed), 20.0, "the arm to begin an episode")
+
+    def emergency_stop(self) -> None:
+        """Brake now; `enabling` again and `reset_fault` end it."""
+        self.enabling = False
+        self._enable.publish(Bool(data=False))
 
     def reset_fault(self) -> str:
         """After a fault: "" where the arm runs again, else why not."""

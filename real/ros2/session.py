@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from real.robots import Robot, State
-from real.ros2.ledger import ArmClock, Ledger
+from real.ros2.ledger import JUMPS, ArmClock, Ledger
 from real.ros2.timeline import MATCH
 from real.ros2.wiring import Wiring
 from real.safety import Decision, Mode, SafetyChain, SafetyError
@@ -25,6 +25,7 @@ from real.safety.ladder import Watchdog
 
 Array = NDArray[np.float64]
 
+STALE = 50  # ticks: what the driver said it plays is too old to start from
 STILL = 0.05  # rad/s: a joint that is faster is not at rest
 
 
@@ -64,6 +65,7 @@ class Session:
         self.clock = ArmClock(wiring.tick_s, follow=follow)
         self.newest: State | None = None
         self.commanded: Array | None = None  # [n] rad that the driver plays, where it says so
+        self.commanded_at = 0  # tick
         self.fresh = False
         self.opening = math.nan
         self.zero, self.time, self.active = 0, 0.0, False
@@ -93,14 +95,18 @@ class Session:
     # -- what comes in ----------------------------------------------------------------------------------------------
     def on_state(self, state: State, stamp: float, now: float) -> None:
         """A state stamped `stamp` s by the arm, at `now` s of our steady clock."""
-        if reason := self.clock.take(stamp, now):
+        reason = self.clock.take(stamp, now)
+        if reason in JUMPS and (not self.active or self.mode is Mode.FAULT):
+            self.clock.reset()  # nothing depends on it now: begin anew
+            reason = self.clock.take(stamp, now)
+        if reason:
             self.counts[reason] += 1
             return
         self.newest, self.fresh = state, True
 
     def on_commanded(self, tick: int, q: Array) -> None:
         """The driver plays `q` [n] rad at `tick`."""
-        self.commanded = q
+        self.commanded, self.commanded_at = q, tick
         if not self.active:
             return
         found = self.ledger.heard(tick, q)
@@ -129,7 +135,7 @@ class Session:
     def refusals(self, now: float) -> list[str]:
         """Why the arm may not be started now, one sentence each."""
         found = []
-        age = now - self.clock.newest - self.clock.offset if self.newest is not None else math.inf
+        age = now + self.clock.offset - self.clock.newest if self.newest is not None else math.inf
         state = self.newest
         if state is None:
             found.append(
@@ -142,6 +148,8 @@ class Session:
         if self.wiring.topics["joint_commands"] is not None and self.commanded is None:
             name = self.wiring.topic("joint_commands").name
             found.append(f"joint_commands: nothing has come on {name!r}, which says what the driver plays")
+        elif self.commanded is not None and (behind := self.clock.tick(now) - self.commanded_at) > STALE:
+            found.append(f"joint_commands: the newest is {behind * self.wiring.tick_s:.2f} s old")
         elif self.commanded is not None and state is not None:
             away = float(np.abs(self.commanded - state.q).max())
             if away > self.chain.profile.settings.tracking_error:

@@ -205,7 +205,8 @@ def test_refusals_name_what_is_missing():
     wire.run(3, enable=False)
     with pytest.raises(SafetyError, match="enable: nothing has come"):
         wire.session.start(seed=0, now=wire.now)
-    wire.session.on_commanded(wire.tick, HOME + 20.0)
+    wire.step()
+    wire.session.on_commanded(wire.tick - 1, HOME + 20.0)
     with pytest.raises(SafetyError, match="from where its driver holds it"):
         wire.session.start(seed=0, now=wire.now)
 

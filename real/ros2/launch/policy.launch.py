@@ -1,0 +1,38 @@
+"""For a full ROS 2 installation: ros2 launch <this file> checkpoint:=runs/pick_residual wiring:=fr3 [python:=…]
+
+Starts the policy node and configures it. Nothing moves before an operator enables and activates it:
+
+    ros2 topic pub -r 50 /enable std_msgs/msg/Bool '{data: true}'
+    ros2 lifecycle set /policy_node activate
+"""
+
+import launch
+from launch.actions import DeclareLaunchArgument, EmitEvent, ExecuteProcess, RegisterEventHandler, TimerAction
+from launch.event_handlers import OnProcessExit, OnProcessStart
+from launch.events import Shutdown
+from launch.substitutions import LaunchConfiguration
+
+
+def generate_launch_description() -> launch.LaunchDescription:
+    """The policy node, configured; the launch ends with it."""
+    node = ExecuteProcess(
+        cmd=[
+            LaunchConfiguration("python"), "-m", "real.ros2.node", "--checkpoint", LaunchConfiguration("checkpoint"),
+            "--wiring", LaunchConfiguration("wiring"), "--options", LaunchConfiguration("options"),
+        ],
+        output="screen",
+    )  # fmt: skip
+    configure = ExecuteProcess(cmd=["ros2", "lifecycle", "set", "/policy_node", "configure"], output="screen")
+    return launch.LaunchDescription(
+        [
+            DeclareLaunchArgument("checkpoint", description="run directory, checkpoint or policy directory"),
+            DeclareLaunchArgument("wiring", default_value="fr3", description="preset in configs/robots/, or a file"),
+            DeclareLaunchArgument("options", default_value="{}", description="JSON: of real.ros2.brain.Options"),
+            DeclareLaunchArgument("python", default_value="python3", description="that has robopolicy installed"),
+            node,
+            RegisterEventHandler(
+                OnProcessStart(target_action=node, on_start=[TimerAction(period=5.0, actions=[configure])])
+            ),
+            RegisterEventHandler(OnProcessExit(target_action=node, on_exit=[EmitEvent(event=Shutdown())])),
+        ]
+    )

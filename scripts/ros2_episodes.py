@@ -1,0 +1,150 @@
+"""Paired episodes over ROS 2 and in process, with the same limits: does the policy do as well?
+
+    python scripts/ros2_episodes.py --base runs/pick_base --refined runs/pick_residual [--episodes 200] [--record]
+        [--lockstep] [--only refined_latency] [--out runs/ros2_episodes] [safety.tcp_speed=1.0 …]
+
+Settings: base, refined, and both with 50 ms added latency and 5% lost messages (base_latency, refined_latency), on
+either side of the comparison. Finished episodes are kept as lines of JSON in --out; the same command goes on there.
+Without --lockstep it is real time: the machine must have two cores to spare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import torch
+
+from real.deploy import ROBOTS, Episode, prepare
+from robopolicy.evaluate.evidence import Evidence, measured, write
+from robopolicy.evaluate.statistics import Interval, wilson
+from robopolicy.noise import episode_seeds
+
+LATENCY, LOST = 0.05, 0.05
+SIDES = {"in_process": "mujoco", "ros2": "mujoco_ros2"}
+
+
+def play(args: argparse.Namespace, setting: str, safety: dict[str, float]) -> dict[str, dict[int, dict[str, Any]]]:
+    """Episodes of both sides by seed; those on disk are not played again."""
+    kind, bad_line = setting.removesuffix("_latency"), setting.endswith("_latency")
+    seeds = tuple(int(s) for s in episode_seeds("test", 0, args.episodes))
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for side, robot in SIDES.items():
+        mode = "-lockstep" if args.lockstep and side == "ros2" else ""
+        file = args.out / f"{setting}-{side}{mode}.jsonl"
+        head = {
+            "checkpoint": str(getattr(args, kind)),
+            "safety": safety,
+            "latency": LATENCY * bad_line,
+            "lost": LOST * bad_line,
+        }
+        done = read(file, head)
+        d = prepare(
+            getattr(args, kind), safety=safety, seeds=tuple(s for s in seeds if s not in done),
+            latency=head["latency"], lost=head["lost"], lockstep=args.lockstep,
+        )  # fmt: skip
+        for attempt in range(3):  # a process that was lost is started anew
+            left = tuple(s for s in seeds if s not in done)
+            if not left:
+                break
+            try:
+                for episode in ROBOTS[robot](replace(d, seeds=left)):
+                    done[episode.seed] = keep(file, episode)
+                    print(side, setting, json.dumps(done[episode.seed]), file=sys.stderr, flush=True)
+            except Exception as error:
+                if attempt == 2:
+                    raise
+                print(f"{side} {setting}: {error}; again", file=sys.stderr, flush=True)
+        found[side] = {s: done[s] for s in seeds}
+    return found
+
+
+def read(file: Path, head: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """Episodes on disk, if they are of this very setting; else the file is begun."""
+    if file.is_file():
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        if not lines or lines[0] != head:
+            raise SystemExit(
+                f"{file}: holds episodes of another setting ({lines[:1]}, now {head}); choose another --out"
+            )
+        return {line["seed"]: line for line in lines[1:]}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(head) + "\n")
+    return {}
+
+
+def keep(file: Path, episode: Episode) -> dict[str, Any]:
+    line = {**episode._asdict(), "reasons": dict(episode.reasons)}
+    with file.open("a") as out:
+        out.write(json.dumps(line) + "\n")
+    return line
+
+
+def paired(a: np.ndarray, b: np.ndarray) -> Interval:
+    """Mean of b − a over pairs, with 95% limits of Newcombe's method for paired proportions (no correlation term)."""
+    first, second = wilson(int(a.sum()), len(a)), wilson(int(b.sum()), len(b))
+    both = float(np.corrcoef(a, b)[0, 1]) if a.std() > 0 and b.std() > 0 else 0.0
+    both = max(0.0, both)
+    l1, u1, l2, u2 = (
+        first.value - first.low,
+        first.high - first.value,
+        second.value - second.low,
+        second.high - second.value,
+    )
+    value = second.value - first.value
+    low = value - math.sqrt(max(0.0, l2**2 - 2 * both * l2 * u1 + u1**2))
+    high = value + math.sqrt(max(0.0, u2**2 - 2 * both * u2 * l1 + l1**2))
+    return Interval(value, low, high)
+
+
+def rows_of(setting: str, found: dict[str, dict[int, dict[str, Any]]], note: str) -> list[Evidence]:
+    success = {side: np.array([e["success"] for e in done.values()], dtype=float) for side, done in found.items()}
+    aborts = sum(bool(e["aborted"]) for e in found["ros2"].values())
+    faults = sum(e["mode"] == "FAULT" for e in found["ros2"].values())
+    n, rows = len(success["ros2"]), []
+    for side, values in success.items():
+        rows.append(measured(id="closed_loop_ros2", setting=f"{setting}/{side}", metric="success_rate",
+                             interval=wilson(int(values.sum()), n), episodes=n, notes=note))  # fmt: skip
+    difference = paired(success["in_process"], success["ros2"])
+    for metric, value in (("difference", difference), ("aborts", float(aborts)), ("faults", float(faults))):
+        rows.append(
+            measured(id="closed_loop_ros2", setting=setting, metric=metric, interval=value, episodes=n, notes=note)
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", type=Path)
+    parser.add_argument("--refined", type=Path)
+    parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--out", type=Path, default=Path("runs/ros2_episodes"))
+    parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--lockstep", action="store_true", help="simulated time: for machines that are busy")
+    parser.add_argument("--record", action="store_true", help="write docs/results/closed_loop_ros2.json too")
+    parser.add_argument("safety", nargs="*", help="safety.<setting>=<number>")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    safety = {k.removeprefix("safety."): float(v) for k, v in (item.split("=", 1) for item in args.safety)}
+    given = [k for k in ("base", "refined") if getattr(args, k) is not None]
+    settings = args.only or [f"{k}{more}" for more in ("", "_latency") for k in given]
+    rows = []
+    for setting in settings:
+        note = f"limits {safety or 'as by default'}; {'lockstep' if args.lockstep else 'real time'}"
+        note += f"; {1000 * LATENCY:.0f} ms latency, {100 * LOST:.0f}% lost, both sides" * setting.endswith("_latency")
+        rows += rows_of(setting, play(args, setting, safety), note)
+    print(*(json.dumps(asdict(row), ensure_ascii=False) for row in rows), sep="\n")
+    if args.record:
+        print(*write(rows), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

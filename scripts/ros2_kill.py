@@ -1,0 +1,166 @@
+"""Kill and stop the policy node at full permitted speed: does the arm stand still, inside the limits, every time?
+
+    python scripts/ros2_kill.py [--trials 100] [--record]      # so many of SIGKILL and of SIGSTOP
+
+A simulated arm at 1 kHz and a node that drives it to and fro, two processes over DDS. Each trial waits until a joint
+moves at its permitted speed, kills the node, and checks with the independent checker all that the arm then played.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+from rclpy.qos import QoSProfile
+from sensor_msgs.msg import JointState
+
+from real.ros2 import arm, messages
+from real.ros2.cell import activate
+from real.ros2.operator import Operator, arm_command, private_environment, processes
+from real.ros2.wiring import load_wiring
+from real.safety.audit import joint_violations, space_violations
+from robopolicy.evaluate.evidence import Evidence, measured, write
+from scripts.ros2_sweep import WIRING, limits
+
+SIGNALS = {"sigkill": signal.SIGKILL, "sigstop": signal.SIGSTOP}
+FULL = 0.97  # of a joint's permitted speed, or of the tool's
+
+
+class Watcher(Operator):
+    """An operator that writes down every control point that the arm plays."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(load_wiring(WIRING), node_name=name)
+        self.points: dict[int, list[float]] = {}
+        topic = self.wiring.topic("joint_commands").name
+        self.create_subscription(JointState, topic, self._on_point, QoSProfile(depth=2000))
+
+    def _on_point(self, message: JointState) -> None:
+        self.points[round(messages.to_ns(message.header.stamp) / self.wiring.dt_ns)] = list(message.position)
+
+    def newest(self, count: int) -> np.ndarray:
+        """[count n] rad, or fewer."""
+        ticks = sorted(self.points)[-count:]
+        return np.array([self.points[t] for t in ticks])
+
+
+@contextmanager
+def nodes() -> Iterator[subprocess.Popen[str]]:
+    """The process that forks policy nodes."""
+    script = Path(__file__).with_name("ros2_sweep.py")
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=private_environment(), start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None and process.stdout.readline().strip() == "ready"
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGCONT)
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def fork(zygote: subprocess.Popen[str], name: str) -> int:
+    """A new node's process id."""
+    assert zygote.stdin is not None and zygote.stdout is not None
+    zygote.stdin.write(name + "\n")
+    zygote.stdin.flush()
+    return int(zygote.stdout.readline())
+
+
+def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, object]:
+    """One kill: what came of it."""
+    profile, wiring = limits(), load_wiring(WIRING)
+    dt, name = wiring.tick_s, f"policy_node_{kind}_{number}"
+    pid = fork(zygote, name)
+    try:
+        with Watcher(name) as operator:
+            operator.wait(lambda: all(operator.heard.values()), 60.0, "both nodes")
+            operator.transition("configure")
+            operator.reset_arm(number)
+            operator.points.clear()
+            activate(operator)
+            time.sleep(0.3 + 0.013 * (number % 50))
+
+            def fast() -> bool:
+                q = operator.newest(2)
+                return len(q) == 2 and bool(
+                    (np.abs(q[1] - q[0]) / dt / profile.velocity).max() > FULL * share(operator)
+                )
+
+            operator.wait(fast, 60.0, "full speed")
+            speed = float((np.abs(np.diff(operator.newest(2), axis=0)) / dt / profile.velocity).max())
+            os.kill(pid, SIGNALS[kind])
+            killed = max(operator.points)
+            still = lambda: len(q := operator.newest(120)) == 120 and bool((q == q[-1]).all())  # noqa: E731
+            operator.wait(lambda: max(operator.points) > killed + 120 and still(), 30.0, "standstill")
+            time.sleep(0.2)
+            ticks = sorted(operator.points)
+            gaps = int((np.diff(ticks) != 1).sum())
+            played = np.array([operator.points[t] for t in ticks])
+            moving = np.flatnonzero((np.diff(played, axis=0) != 0).any(axis=1))
+            stop_s = (ticks[moving[-1] + 1] - killed) * dt
+            commands = np.concatenate([np.repeat(played[:1], 3, axis=0), played])[:, None]
+            bad = joint_violations(commands, profile, dt)
+            bad |= space_violations(commands, profile, dt, poses=300, seed=number)
+            aborted = operator.status[arm.NAME]["aborted"]
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    return {
+        "kind": kind, "trial": number, "speed": speed, "stop_s": round(stop_s, 4), "gaps": gaps, "aborted": aborted,
+        "violations": sum(bad.values()), "bad": {k: v for k, v in bad.items() if v},
+        "fine": not aborted and not gaps and sum(bad.values()) == 0
+        and stop_s <= profile.longest_stop + (wiring.lead_ticks + 12) * dt,
+    }  # fmt: skip
+
+
+def share(operator: Watcher) -> float:
+    """What part of a joint's permitted speed this sweep reaches at all, by what it has reached so far."""
+    q = operator.newest(1000)
+    if len(q) < 450:
+        return 1.0
+    reached = (np.abs(np.diff(q, axis=0)) / operator.wiring.tick_s / limits().velocity).max()
+    return min(1.0, float(reached))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--record", action="store_true", help="write docs/results/node_killed.json too")
+    args = parser.parse_args()
+    os.environ.update({k: v for k, v in private_environment().items() if k.startswith("ROS_")})
+    rows: list[Evidence] = []
+    with processes(arm_command({"_target_": "sim.make", "task": "reach"}, WIRING)), nodes() as zygote:
+        for kind in SIGNALS:
+            done = []
+            for number in range(args.trials):
+                done.append(trial(zygote, kind, number))
+                print(json.dumps(done[-1]), file=sys.stderr, flush=True)
+            fine, slowest = sum(bool(d["fine"]) for d in done), max(float(str(d["stop_s"])) for d in done)
+            note = f"speed at the kill {min(float(str(d['speed'])) for d in done):.2f} of a joint's permitted, or more"
+            for metric, value in (("standstill_rate", fine / len(done)), ("slowest_stop_s", slowest),
+                                  ("violations", sum(int(str(d["violations"])) for d in done)),
+                                  ("aborts", sum(bool(d["aborted"]) for d in done))):  # fmt: skip
+                rows.append(
+                    measured(id="node_killed", setting=kind, metric=metric, interval=float(value), episodes=len(done),
+                             notes=note)
+                )  # fmt: skip
+    print(*(json.dumps(asdict(row), ensure_ascii=False) for row in rows), sep="\n")
+    if args.record:
+        print(*write(rows), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""A policy node without a policy: it drives all joints to and fro as fast as the limits permit. For measurements.
+
+    python scripts/ros2_sweep.py            # forks a node for every line on standard input, and prints its process id
+
+A line is the new node's name. Everything is loaded before the fork, so that a killed node is replaced in a moment.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+from real.robots import Robot, State
+from real.ros2.wiring import Wiring, load_wiring
+from real.safety import Decision, Profile, SafetyChain, load_profile
+from real.safety.chain import Measured
+
+WIRING = "mujoco_panda"
+PERIOD = 1.6  # s to and fro
+REACH = np.array([0.6, 0.25, 0.35, 0.3, 0.4, 0.35, 0.7])  # rad, to either side of home
+SETTINGS = {"tcp_speed": 0.8, "reference_clip": 0.3, "tracking_error": 0.3}
+
+
+def limits() -> Profile:
+    """What the node runs under, and what is checked."""
+    return load_profile(load_wiring(WIRING).limits, **SETTINGS)
+
+
+class Sweep:
+    """The loop (`real.ros2.session.Loop`)."""
+
+    def __init__(self, robot: Robot, chain: SafetyChain, clock: Callable[[], float]) -> None:
+        self.robot, self.chain, self.clock = robot, chain, clock
+        self.begin, self.step, self.counts = 0.0, 0, Counter[str]()
+
+    def start(self, *, seed: int = 0) -> None:
+        state = self.robot.read()
+        assert state is not None
+        self.chain.deactivate()
+        self.chain.activate(Measured(state.q), self.clock())
+        self.begin, self.home = self.clock() + seed * 0.037 % PERIOD, np.array(self.chain.profile.data["home"])
+
+    def tick(self) -> Decision:
+        state, now = self.robot.read(), self.clock()
+        side = 1.0 if (now - self.begin) % PERIOD < PERIOD / 2 else -1.0
+        measured = None if state is None else Measured(state.q)
+        decision = self.chain.filter(self.home + side * REACH, measured, now)
+        self.robot.write(decision.command, 0.04, decision.stop)
+        return decision
+
+
+class SweepBrain:
+    """In a checkpoint's stead (`real.ros2.node.Driving`)."""
+
+    names: tuple[str, ...] = ()
+
+    def __init__(self, wiring: Wiring) -> None:
+        self.wiring = wiring
+        self.loop = Sweep
+
+    def take(self, names: object, values: object) -> None:
+        """Features are not looked at."""
+
+    def chain(self) -> SafetyChain:
+        dogs = self.wiring.watchdogs
+        return SafetyChain(limits(), dt=self.wiring.tick_s, state=dogs["state"], enable=dogs["enable"])
+
+    def warm_up(self, state: State) -> None:
+        """Nothing to load."""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+def child(name: str) -> None:
+    """A node called `name`, until it is ended."""
+    import rclpy
+    from rclpy.signals import SignalHandlerOptions
+
+    from real.ros2.node import PolicyNode
+    from real.ros2.spin import run
+
+    wiring = load_wiring(WIRING)
+    rclpy.init(args=["--ros-args", "-r", f"__node:={name}"], signal_handler_options=SignalHandlerOptions.NO)
+    run(PolicyNode(wiring, lambda: SweepBrain(wiring)))
+
+
+def main() -> None:
+    import real.ros2.node
+    import real.ros2.spin  # noqa: F401
+
+    chain, home = SweepBrain(load_wiring(WIRING)).chain(), np.array(limits().data["home"])
+    chain.governor.reset(home[None])  # compiles
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    print("ready", flush=True)
+    while line := sys.stdin.readline():
+        if (pid := os.fork()) == 0:
+            sys.stdin.close()
+            child(line.strip())
+            os._exit(0)
+        print(pid, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""A ROS graph for tests: an arm and a node of toy parts in processes of their own, on a domain of this test process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+from real.ros2.operator import Operator, arm_command, processes
+from real.ros2.wiring import load_wiring
+
+TASK = {"_target_": "sim.make", "task": "reach", "horizon": 12, "joint_noise": 0.0}
+WIRING = "mujoco_panda"
+
+
+def private_domain(worker: str) -> dict[str, str]:
+    """A domain for this process of pytest."""
+    return {"ROS_DOMAIN_ID": str(101 + hash((worker, os.getpid())) % 100), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}
+
+
+@contextlib.contextmanager
+def graph(wiring: Path | str = WIRING, *, arm_wiring: Path | str | None = None, lost: float = 0.0):
+    """(operator, processes) with the arm in lockstep and the node unconfigured; all ended afterwards."""
+    node = [sys.executable, "-m", "tests.real.ros2_graph", str(wiring)]
+    arm = arm_command(TASK, str(arm_wiring or wiring), lost=lost, lockstep=True)
+    with processes(arm, node) as running, Operator(load_wiring(str(wiring))) as operator:
+        operator.wait(lambda: all(operator.heard.values()), 240.0, f"both nodes ({[p.poll() for p in running]})")
+        yield operator, running
+
+
+def main() -> None:
+    """The policy node with a policy that goes one way."""
+    import rclpy
+    import torch
+    from rclpy.signals import SignalHandlerOptions
+
+    from real.ros2 import brain
+    from real.ros2.node import PolicyNode
+    from real.ros2.spin import run
+    from tests.real.test_arm import Drive
+
+    torch.set_num_threads(1)
+    wiring = load_wiring(sys.argv[1])
+    env = brain.one_env(TASK)
+    brain.load_policy = lambda *_, **__: Drive(env, [0.01, 0.01, -0.005, 0.0, -1.0])
+    options = brain.Options(Path("none"), TASK, settings={"tcp_speed": 0.5}, lockstep=True)
+    rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+    run(PolicyNode(wiring, lambda: brain.Brain(options, wiring), lockstep=True))
+
+
+if __name__ == "__main__":
+    main()

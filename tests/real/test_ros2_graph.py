@@ -1,0 +1,96 @@
+"""Two processes over real DDS. In lockstep, so that a busy machine changes nothing; nothing here is timed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+pytest.importorskip("rclpy")
+
+from real.ros2 import arm, node
+from real.ros2.cell import activate
+from real.ros2.operator import Operator
+from real.ros2.wiring import FOLDER
+from real.safety import SafetyError
+from tests.real.ros2_graph import WIRING, graph, private_domain
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(autouse=True)
+def domain(monkeypatch, worker_id="main"):
+    for key, value in private_domain(worker_id).items():
+        monkeypatch.setenv(key, value)
+
+
+def motion(operator: Operator) -> dict[str, str]:
+    return operator.status[arm.NAME]
+
+
+def patient(tmp_path, **changes: str):
+    """The wiring with watchdogs of the operator that a busy machine does not wake."""
+    text = (FOLDER / f"{WIRING}.yaml").read_text().replace("enable: {fault: 0.1}", "enable: {fault: 30.0}")
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    path = tmp_path / "wiring.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_life_over_dds(tmp_path):
+    """Refused before it is configured and without an enable; drives; tightens, never loosens; dies; the arm stands."""
+    path = patient(tmp_path)
+    with graph(path, lost=0.05) as (operator, running):
+        with pytest.raises(SafetyError):
+            operator.transition("activate")
+        operator.enabling = False
+        operator.transition("configure")
+        operator.reset_arm(3)
+        assert motion(operator)["received"] == "0", "nothing is published while inactive"
+        with pytest.raises(SafetyError, match="enable: nothing has come"):
+            operator.transition("activate")
+        operator.enabling = True
+        activate(operator)
+        operator.wait(lambda: int(motion(operator)["step"]) >= 6, 200.0, "six control steps")
+        operator.set(node.NAME, safety__tcp_speed=0.4)
+        with pytest.raises(SafetyError, match="loosened only while inactive"):
+            operator.set(node.NAME, safety__tcp_speed=0.6)
+        with pytest.raises(SafetyError, match=r"expected a number|finite"):
+            operator.set(node.NAME, safety__tcp_speed=float("nan"))
+        assert motion(operator)["aborted"] == "" and float(motion(operator)["speed"]) > 0.01
+        assert int(motion(operator)["lost"]) > 0 and operator.status[node.NAME]["mode"] == "RUN"
+
+        operator.emergency_stop()
+        operator.wait(lambda: operator.status[node.NAME].get("mode") == "FAULT", 100.0, "the fault")
+        operator.wait(lambda: float(motion(operator)["speed"]) < 0.01, 100.0, "standstill")
+        assert "emergency_stop" in operator.status[node.NAME]["reasons_now"]
+        assert "the operator must enable" in operator.reset_fault()
+        operator.enabling = True
+        operator.wait(lambda: operator.reset_fault() == "", 60.0, "the reset")
+
+        step = int(operator.status[node.NAME]["ticks"])
+        operator.wait(lambda: float(motion(operator)["speed"]) > 0.01 or step < 0, 200.0, "motion")
+        os.killpg(running[1].pid, signal.SIGKILL)
+        operator.wait(lambda: float(motion(operator)["speed"]) < 0.01, 100.0, "standstill")
+        assert motion(operator)["aborted"] == ""
+        assert json.loads(operator.status[node.NAME]["counts"]).get("foreign", 0) == 0
+
+
+@pytest.mark.slow
+def test_a_quality_of_service_that_does_not_fit_is_named(tmp_path):
+    best_effort = patient(tmp_path)
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(best_effort.read_text())
+    text = best_effort.read_text().replace(
+        "{name: joint_states, rate_hz: 250, reliability: reliable",
+        "{name: joint_states, rate_hz: 250, reliability: best_effort",
+    )
+    best_effort.write_text(text)
+    with graph(mine, arm_wiring=best_effort) as (operator, _):
+        operator.transition("configure")
+        with pytest.raises(SafetyError, match=r"qos: joint_states.*reliab|qos: joint_states.*RELIAB"):
+            operator.transition("activate")
+        assert motion(operator)["received"] == "0"
