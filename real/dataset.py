@@ -106,7 +106,9 @@ def frames_of(recording: Recording) -> Frames:
     changed: list[bool] = []
     for topic, content in recording.messages:
         if topic == "step":
-            steps, held, changed = [*steps, content], [*held, False], [*changed, False]
+            steps.append(content)
+            held.append(False)
+            changed.append(False)
         elif topic == "tick" and steps:
             held[-1] |= Mode[content["mode"]] >= Mode.HOLD
             changed[-1] |= content["changed"]
@@ -123,8 +125,17 @@ def frames_of(recording: Recording) -> Frames:
         executed.append(np.clip(_effect(now["commanded"], after["commanded"], action), low, high) if other else wanted)
         asked.append(executed[-1] if wanted is None else wanted)
         marks.append(other or changed[k])
-    obs = {key: np.stack([_value(s["obs"][key], feature) for s in steps[:-1]]) for key, feature in observation.items()}
+    obs = {
+        key: np.stack([value_of(s["obs"][key], feature) for s in steps[:-1]]) for key, feature in observation.items()
+    }
     return Frames(obs, np.array(executed), np.array(asked), np.array(marks), recording.footer["success"])
+
+
+def value_of(value: Any, feature: Feature) -> NDArray[Any]:
+    """An observation [...] as it was before it was recorded; pictures are hexadecimal text."""
+    if isinstance(value, str):
+        return np.frombuffer(bytes.fromhex(value), dtype=np.uint8).reshape(feature.shape)
+    return np.array(value, dtype=np.float64).astype(feature.dtype)
 
 
 # -- inside ---------------------------------------------------------------------------------------------------------
@@ -143,12 +154,6 @@ def _effect(before: dict[str, Any], after: dict[str, Any], action: ActionSpec) -
         f"convert: knows actions that are increments of the commanded pose, or absolute joint targets; these are "
         f"{action.reference} with rotation {action.rotation!r}"
     )
-
-
-def _value(value: Any, feature: Feature) -> NDArray[Any]:
-    if isinstance(value, str):
-        return np.frombuffer(bytes.fromhex(value), dtype=np.uint8).reshape(feature.shape)
-    return np.array(value, dtype=np.float64).astype(feature.dtype)
 
 
 def _action(header: dict[str, Any]) -> ActionSpec:
