@@ -10,6 +10,7 @@ policy_action  [Da] what the policy asked for; the executed action where it aske
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from real.replay import Recording, read
 from real.safety import Mode
 from robopolicy.data.writer import DatasetWriter
 from robopolicy.errors import DataError
+from robopolicy.spec import PolicySpec
 from robopolicy.types import TASK, ActionSpec, Feature
 
 Array = NDArray[np.float64]
@@ -71,8 +73,8 @@ def convert(*, recording: Path, out: Path, only_success: bool = False, overwrite
             _check_same(first, found.header, path)
             try:
                 episode = frames_of(found)
-            except _UnusableError as why:
-                left_out[path.name] = str(why)
+            except _UnusableError as error:
+                left_out[path.name] = str(error)
                 continue
             if only_success and not episode.success:
                 left_out[path.name] = "no success"
@@ -157,7 +159,7 @@ def _effect(before: dict[str, Any], after: dict[str, Any], action: ActionSpec) -
 
 
 def _action(header: dict[str, Any]) -> ActionSpec:
-    return ActionSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in header["policy"]["action"].items()})
+    return PolicySpec.from_json(json.dumps(header["policy"])).action
 
 
 def _observation(header: dict[str, Any]) -> dict[str, Feature]:
