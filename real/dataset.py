@@ -10,6 +10,7 @@ policy_action  [Da] what the policy asked for; the executed action where it aske
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from real.replay import Recording, read
 from real.safety import Mode
 from robopolicy.data.writer import DatasetWriter
 from robopolicy.errors import DataError
+from robopolicy.spec import PolicySpec
 from robopolicy.types import TASK, ActionSpec, Feature
 
 Array = NDArray[np.float64]
@@ -71,8 +73,8 @@ def convert(*, recording: Path, out: Path, only_success: bool = False, overwrite
             _check_same(first, found.header, path)
             try:
                 episode = frames_of(found)
-            except _UnusableError as why:
-                left_out[path.name] = str(why)
+            except _UnusableError as error:
+                left_out[path.name] = str(error)
                 continue
             if only_success and not episode.success:
                 left_out[path.name] = "no success"
@@ -106,7 +108,9 @@ def frames_of(recording: Recording) -> Frames:
     changed: list[bool] = []
     for topic, content in recording.messages:
         if topic == "step":
-            steps, held, changed = [*steps, content], [*held, False], [*changed, False]
+            steps.append(content)
+            held.append(False)
+            changed.append(False)
         elif topic == "tick" and steps:
             held[-1] |= Mode[content["mode"]] >= Mode.HOLD
             changed[-1] |= content["changed"]
@@ -123,8 +127,17 @@ def frames_of(recording: Recording) -> Frames:
         executed.append(np.clip(_effect(now["commanded"], after["commanded"], action), low, high) if other else wanted)
         asked.append(executed[-1] if wanted is None else wanted)
         marks.append(other or changed[k])
-    obs = {key: np.stack([_value(s["obs"][key], feature) for s in steps[:-1]]) for key, feature in observation.items()}
+    obs = {
+        key: np.stack([value_of(s["obs"][key], feature) for s in steps[:-1]]) for key, feature in observation.items()
+    }
     return Frames(obs, np.array(executed), np.array(asked), np.array(marks), recording.footer["success"])
+
+
+def value_of(value: Any, feature: Feature) -> NDArray[Any]:
+    """An observation [...] as it was before it was recorded; pictures are hexadecimal text."""
+    if isinstance(value, str):
+        return np.frombuffer(bytes.fromhex(value), dtype=np.uint8).reshape(feature.shape)
+    return np.array(value, dtype=np.float64).astype(feature.dtype)
 
 
 # -- inside ---------------------------------------------------------------------------------------------------------
@@ -145,14 +158,8 @@ def _effect(before: dict[str, Any], after: dict[str, Any], action: ActionSpec) -
     )
 
 
-def _value(value: Any, feature: Feature) -> NDArray[Any]:
-    if isinstance(value, str):
-        return np.frombuffer(bytes.fromhex(value), dtype=np.uint8).reshape(feature.shape)
-    return np.array(value, dtype=np.float64).astype(feature.dtype)
-
-
 def _action(header: dict[str, Any]) -> ActionSpec:
-    return ActionSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in header["policy"]["action"].items()})
+    return PolicySpec.from_json(json.dumps(header["policy"])).action
 
 
 def _observation(header: dict[str, Any]) -> dict[str, Feature]:

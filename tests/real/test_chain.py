@@ -90,6 +90,22 @@ def test_hold_is_left_by_itself_once_all_is_well_and_the_arm_stood():
     assert stood, "it stood before it went on"
 
 
+def test_hold_outlasts_its_cause_even_at_rest():
+    rig = Rig()
+    rig.now += DT
+    assert rig.chain.filter(None, Measured(rig.q), rig.now).mode is Mode.HOLD
+    modes = [d.mode for d in rig.run(0.2)]
+    assert modes.index(Mode.RUN) == pytest.approx(0.1 / DT, abs=1), "0.1 s without a cause"
+
+
+@pytest.mark.parametrize("bad", [np.zeros(3), np.zeros((2, 7)), np.zeros(0)])
+def test_a_target_of_another_shape_is_held_not_raised(bad):
+    rig = Rig()
+    rig.run(0.2)
+    decision = rig.tick(bad)
+    assert decision.mode is Mode.HOLD and decision.changed and "input" in decision.reasons
+
+
 @pytest.mark.parametrize("bad", [np.full(7, np.nan), np.zeros(6), np.full(7, 1e300)])
 def test_a_state_that_cannot_be_read_is_no_state(bad):
     rig = Rig()

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 import sim
+from real.dataset import value_of
 from real.deploy import SimulatedCell
-from real.recording import RecordedChain, Recorder, describe, dumps
+from real.joints import Commanded
+from real.recording import PolicyJournal, RecordedChain, Recorder, describe, dumps
 from real.replay import Recording, read, rebuild, replay, reproduce, settings_of
 from real.robots import Trouble
 from real.safety import Mode, SafetyChain, load_profile
@@ -21,6 +23,7 @@ from real.safety.ladder import Patience
 from real.safety.profile import Box, Plane
 from real.safety.risk import RiskCritic
 from robopolicy.errors import DataError
+from robopolicy.types import Feature
 from tests import toy
 from tests.real.adversary import targets
 from tests.real.test_arm import WIDE, Drive
@@ -249,6 +252,17 @@ def test_numbers_survive_exactly():
     settings = load_profile("panda", workspace=Box((0.0, 0, 0), (1.0, 1, 1)), keep_out=(Box((2.0, 2, 2), (3.0, 3, 3)),))
     data = json.loads(dumps(dataclasses.asdict(settings.settings)))
     assert settings_of(data) == settings.settings
+
+
+def test_pictures_survive():
+    picture = np.random.default_rng(0).integers(0, 256, (3, 4, 5), dtype=np.uint8)
+    seen = {"observation.images.front": torch.from_numpy(picture)[None], "observation.state": torch.ones(1, 2)}
+    got = []
+    journal = PolicyJournal(lambda topic, now, content: got.append(json.loads(dumps(content))))
+    journal.step(0.0, 0, seen, Commanded(np.zeros(7), np.zeros(3), 0.0, 1.0), None, False)
+    back = value_of(got[0]["obs"]["observation.images.front"], Feature((3, 4, 5), "uint8"))
+    assert back.dtype == np.uint8 and np.array_equal(back, picture)
+    assert value_of(got[0]["obs"]["observation.state"], Feature((2,))).tolist() == [1.0, 1.0]
 
 
 def test_recording_changes_nothing_of_the_motion(tmp_path):
