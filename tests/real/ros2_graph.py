@@ -25,7 +25,7 @@ def graph(wiring: Path | str = WIRING, *, arm_wiring: Path | str | None = None, 
     node = [sys.executable, "-m", "tests.real.ros2_graph", str(wiring)]
     arm = arm_command(TASK, str(arm_wiring or wiring), lost=lost, lockstep=True)
     with processes(arm, node) as running, Operator(load_wiring(str(wiring))) as operator:
-        operator.wait(lambda: all(operator.heard.values()), 240.0, f"both nodes ({[p.poll() for p in running]})")
+        operator.wait(lambda: all(operator.heard.values()), 600.0, f"both nodes ({[p.poll() for p in running]})")
         yield operator, running
 
 

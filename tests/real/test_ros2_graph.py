@@ -17,7 +17,7 @@ from real.ros2.wiring import FOLDER
 from real.safety import SafetyError
 from tests.real.ros2_graph import WIRING, graph, private_domain
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1500)
 
 
 @pytest.fixture(autouse=True)
