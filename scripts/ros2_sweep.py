@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # a process that forks should have one thread
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np

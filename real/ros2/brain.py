@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -52,9 +52,12 @@ class Brain:
         check_latency(self.policy.spec, options.latency)
         self.observer = Observer(self.env)
         self.names = self.observer.names
-        self.take = self.observer.take
         self.planner = Planner(self.policy)
         self.runner = ThreadRunner(self.planner, latency=options.latency, wait=60.0 if options.lockstep else 0.0)
+
+    def take(self, names: Sequence[str], values: Sequence[float], /) -> None:
+        """Features beside the arm's state, by name."""
+        self.observer.take(names, values)
 
     def chain(self) -> SafetyChain:
         """The limits that `options` asks for."""

@@ -49,7 +49,8 @@ def alive(running: list[subprocess.Popen[bytes]]) -> Iterator[None]:
     try:
         yield
     except SafetyError as error:
-        ended = [f"{p.args[2]} ended with {p.returncode}" for p in running if p.poll() is not None]  # type: ignore[index]
+        names = ("the arm", "the policy node")
+        ended = [f"{n} ended with {p.returncode}" for n, p in zip(names, running, strict=True) if p.poll() is not None]
         if ended:
             raise SafetyError(f"{error}; {', '.join(ended)}") from error
         raise
@@ -60,8 +61,7 @@ def _episode(operator: Operator, seed: int, horizon: int) -> Episode:
     activate(operator)
     last, quiet = "", 0
     while True:
-        heard = operator.heard[node.NAME]
-        operator.wait(lambda heard=heard: operator.heard[node.NAME] > heard, LONGEST, "the policy node's diagnostics")
+        operator.next_report(LONGEST)
         mine, theirs = operator.status[node.NAME], operator.status[arm.NAME]
         success = 0 <= int(theirs["success_step"]) <= horizon
         over = int(mine.get("step", "0")) > horizon and int(theirs["step"]) > horizon

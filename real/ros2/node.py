@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,8 +54,8 @@ class Driving(Protocol):
     """What decides where to go: `real.ros2.brain.Brain`."""
 
     names: tuple[str, ...]
-    take: Callable[[Any, Any], None]
 
+    def take(self, names: Sequence[str], values: Sequence[float], /) -> None: ...
     def chain(self) -> SafetyChain: ...
     def loop(self, robot: Robot, chain: SafetyChain, clock: Callable[[], float]) -> Loop: ...
     def warm_up(self, state: State) -> None: ...

@@ -129,6 +129,11 @@ class Operator(Node):
                 raise SafetyError(f"waited {timeout:.0f} s in vain for {what}")
             time.sleep(0.005)
 
+    def next_report(self, timeout: float) -> None:
+        """Until the policy node has reported once more; raises SafetyError after `timeout` s."""
+        heard = self.heard[self.node_name]
+        self.wait(lambda: self.heard[self.node_name] > heard, timeout, "the policy node's diagnostics")
+
     def _of(self, name: str, key: str) -> str:
         return self.status.get(name, {}).get(key, "")
 

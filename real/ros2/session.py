@@ -173,7 +173,8 @@ class Session:
         measured = self.newest
         self.newest = measured if self.commanded is None else replace(measured, q=self.commanded)
         self.fresh, self.opening = True, math.nan
-        self.counts.clear(), self.reasons.clear(), self.loop.counts.clear()
+        for counts in (self.counts, self.reasons, self.loop.counts):
+            counts.clear()
         self.ticks = self.changed = 0
         self.decision = None
         tick = self.clock.tick(now) + self.wiring.lead_ticks

@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 import signal
 import sys
-from typing import Protocol
+from typing import Protocol, cast
 
 import rclpy
 from rclpy.experimental import EventsExecutor
+from rclpy.node import Node
 
 MOST = 200  # messages in a row
 
@@ -38,7 +39,7 @@ def run(node: Pumped) -> None:
     sys.setswitchinterval(2e-4)
     gc.freeze()
     executor = EventsExecutor()
-    executor.add_node(node)
+    executor.add_node(cast(Node, node))
     try:
         wait = 0.0
         while rclpy.ok() and not ended:

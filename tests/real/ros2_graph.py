@@ -14,9 +14,9 @@ TASK = {"_target_": "sim.make", "task": "reach", "horizon": 12, "joint_noise": 0
 WIRING = "mujoco_panda"
 
 
-def private_domain(worker: str) -> dict[str, str]:
-    """A domain for this process of pytest."""
-    return {"ROS_DOMAIN_ID": str(101 + hash((worker, os.getpid())) % 100), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}
+def private_domain() -> dict[str, str]:
+    """A domain for this process of pytest; above 101 its ports might be taken by others."""
+    return {"ROS_DOMAIN_ID": str(1 + os.getpid() % 100), "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST"}
 
 
 @contextlib.contextmanager
@@ -25,7 +25,7 @@ def graph(wiring: Path | str = WIRING, *, arm_wiring: Path | str | None = None, 
     node = [sys.executable, "-m", "tests.real.ros2_graph", str(wiring)]
     arm = arm_command(TASK, str(arm_wiring or wiring), lost=lost, lockstep=True)
     with processes(arm, node) as running, Operator(load_wiring(str(wiring))) as operator:
-        operator.wait(lambda: all(operator.heard.values()), 240.0, f"both nodes ({[p.poll() for p in running]})")
+        operator.wait(lambda: all(operator.heard.values()), 600.0, f"both nodes ({[p.poll() for p in running]})")
         yield operator, running
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 import numpy as np
 import pytest
@@ -110,17 +111,26 @@ class Wire:
         return float(np.abs(self.played[-1] - self.played[-2]).max() / DT)
 
 
-@pytest.mark.parametrize(("lost", "delay"), [(0.0, 0), (0.05, 0), (0.05, 1), (0.5, 0), (0.0, 2)])
+@cache
+def perfect() -> np.ndarray:
+    """What is played over a line without faults."""
+    wire = Wire()
+    wire.begin()
+    wire.run(450)
+    wire.check()
+    return np.array(wire.played)
+
+
+@pytest.mark.parametrize(("lost", "delay"), [(0.05, 0), (0.05, 1), (0.5, 0), (0.0, 2)])
 def test_nothing_is_broken_on_a_bad_line(lost, delay):
     """And while the line is no worse than the lead covers, the arm plays every command as if it were perfect."""
-    wire, good = Wire(lost=lost, delay=delay), Wire()
-    for one in (wire, good):
-        one.begin()
-        one.run(700)
-        one.check()
+    wire = Wire(lost=lost, delay=delay)
+    wire.begin()
+    wire.run(450)
+    wire.check()
     assert np.ptp(np.array(wire.played), axis=0).max() > 0.3, "it got somewhere"
-    if lost < 0.5 and delay + 1 < LEAD and wire.session.counts["lost"] == 0:
-        assert np.array_equal(wire.played, good.played)
+    if delay + 1 < LEAD and wire.session.counts["lost"] == 0:
+        assert np.array_equal(wire.played, perfect())
     if lost == 0.5:
         assert wire.session.counts["lost"] > 0 and wire.session.counts["foreign"] == 0
     assert wire.session.mode is Mode.RUN
@@ -134,7 +144,7 @@ def test_what_is_later_than_the_lead_never_moves_the_arm():
     assert wire.refused["seam"] > 100 or np.ptp(np.array(wire.played), axis=0).max() < 0.5
 
 
-@pytest.mark.parametrize("at", [120, 151, 333])
+@pytest.mark.parametrize("at", [120, 333])
 def test_a_node_that_dies_leaves_an_arm_that_stops(at):
     wire = Wire()
     wire.begin()
