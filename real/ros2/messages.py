@@ -37,7 +37,7 @@ class StateReader:
 
     def __init__(self, wiring: Wiring, profile: Profile) -> None:
         self.wiring, self.profile = wiring, profile
-        self._arm = JointOrder(wiring.joints, extra=wiring.gripper)
+        self._arm = JointOrder(wiring.joints, extra=tuple(wiring.gripper))
         self._fingers = JointOrder(tuple(wiring.gripper), extra=wiring.joints)
         self._factors = np.array(list(wiring.gripper.values()))
 
