@@ -185,17 +185,16 @@ class PolicyNode(LifecycleNode):
                 continue
             publishes = role not in callbacks
             if publishes:
-                entity = self.create_lifecycle_publisher(
+                self._out[role] = self.create_lifecycle_publisher(
                     kind, topic.name, profile_of(topic), event_callbacks=on_publisher(role, self._refuse("qos"))
                 )
-                self._out[role] = entity
-                self._entities.append((self.destroy_publisher, entity))
+                self._entities.append((self.destroy_publisher, self._out[role]))
             else:
-                entity = self.create_subscription(
+                heard = self.create_subscription(
                     kind, topic.name, callbacks[role], profile_of(topic),
                     event_callbacks=on_subscription(role, self._refuse("qos")),
                 )  # fmt: skip
-                self._entities.append((self.destroy_subscription, entity))
+                self._entities.append((self.destroy_subscription, heard))
             self._connected.append((role, publishes))
 
     def _disconnect(self) -> None:

@@ -56,10 +56,10 @@ class Operator(Node):
         self._enable = self.create_publisher(Bool, enable.name, profile_of(enable))
         self.create_subscription(DiagnosticArray, diagnostics.name, self._on_diagnostics, profile_of(diagnostics))
         self.create_timer(1 / enable.rate_hz, self._on_timer)
-        self._change = self.create_client(ChangeState, f"{node_name}/change_state")
-        self._reset_fault = self.create_client(Trigger, f"{node_name}/reset")
-        self._reset_arm = self.create_client(Trigger, f"{arm.NAME}/reset")
-        self._set = {n: self.create_client(SetParameters, f"{n}/set_parameters") for n in (node_name, arm.NAME)}
+        self._change: Any = self.create_client(ChangeState, f"{node_name}/change_state")
+        self._reset_fault: Any = self.create_client(Trigger, f"{node_name}/reset")
+        self._reset_arm: Any = self.create_client(Trigger, f"{arm.NAME}/reset")
+        self._set: Any = {n: self.create_client(SetParameters, f"{n}/set_parameters") for n in (node_name, arm.NAME)}
         self._executor = EventsExecutor()
         self._executor.add_node(self)
         self._thread = threading.Thread(target=self._spin, name="operator", daemon=True)

@@ -27,8 +27,10 @@ def adapt[Network: nn.Module](network: Network, rank: int) -> Network:
     """`network`, changed in place: all of it trainable (rank 0), or only low-rank changes of its layers' weights."""
     network.requires_grad_(rank == 0)
     if rank:
-        for layer in [m for m in network.modules() if getattr(m, "weight", None) is not None and m.weight.ndim > 1]:
-            parametrize.register_parametrization(layer, "weight", LowRank(layer.weight, rank))
+        for layer in list(network.modules()):
+            weight = getattr(layer, "weight", None)
+            if isinstance(weight, Tensor) and weight.ndim > 1:
+                parametrize.register_parametrization(layer, "weight", LowRank(weight, rank))
     return network
 
 
