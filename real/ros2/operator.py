@@ -90,7 +90,8 @@ class Operator(Node):
         answer = self._call(self._change, ChangeState.Request(transition=Transition(id=known[name])))
         self.wait(lambda: self.heard[self.node_name] > before + 1, 20.0, "diagnostics of the policy node")
         if not answer.success:
-            raise SafetyError(self.status[self.node_name]["message"])
+            why = self.status[self.node_name]["message"]
+            raise SafetyError(why if why != "ok" else f"{name}: not possible in the state in which the node is")
 
     def reset_arm(self, seed: int) -> None:
         """Begin the simulated episode of test seed `seed`, for both nodes."""

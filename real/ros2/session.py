@@ -68,7 +68,7 @@ class Session:
         self.commanded_at = 0  # tick
         self.fresh = False
         self.opening = math.nan
-        self.zero, self.time, self.active = 0, 0.0, False
+        self.zero, self.time, self.active, self.greeted = 0, 0.0, False, False
         self.counts, self.reasons, self.ticks, self.changed = Counter[str](), Counter[str](), 0, 0
         self.decision: Decision | None = None
         self.enabled = -math.inf  # s of our steady clock, of the last enable
@@ -176,7 +176,7 @@ class Session:
         for counts in (self.counts, self.reasons, self.loop.counts):
             counts.clear()
         self.ticks = self.changed = 0
-        self.decision = None
+        self.decision, self.greeted = None, False
         tick = self.clock.tick(now) + self.wiring.lead_ticks
         self.zero = self.zero or tick
         self.time = max(self.time, (tick - self.zero) * self.wiring.tick_s)
@@ -198,6 +198,10 @@ class Session:
     def pump(self, now: float) -> int:
         """Decide on every command that is due at `now`; how many."""
         if not self.active:
+            return 0
+        if not self.greeted:  # stand: so that an arm that waits for us does so from before the first plan on
+            self.greeted = True
+            self.send(self.ledger.last, np.tile(self.ledger.command(self.ledger.last), (MATCH, 1)))
             return 0
         arm, done = self.clock.tick(now), 0
         goal = arm + self.wiring.lead_ticks

@@ -17,7 +17,7 @@ from real.ros2.wiring import FOLDER
 from real.safety import SafetyError
 from tests.real.ros2_graph import WIRING, graph, private_domain
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.timeout(1500), pytest.mark.slow]
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,6 @@ def test_a_life_over_dds(tmp_path):
         assert json.loads(operator.status[node.NAME]["counts"]).get("foreign", 0) == 0
 
 
-@pytest.mark.slow
 def test_a_quality_of_service_that_does_not_fit_is_named(tmp_path):
     best_effort = patient(tmp_path)
     mine = tmp_path / "mine.yaml"
