@@ -70,7 +70,7 @@ class SafetyChain:
         if enable is not None:
             self.watchdogs.append(Watchdog("enable", enable))
         self.mode, self.counts, self.transitions = Mode.HOLD, Counter[str](), 0
-        self.active, self._since, self._fault = False, 0.0, ""
+        self.active, self._since, self._now, self._fault = False, 0.0, 0.0, ""
         self.error = ""  # text of the latest exception inside, which was braked for: a bug to report
 
     @property
@@ -92,7 +92,7 @@ class SafetyChain:
         self.governor.reset(q[None])
         for dog in self.watchdogs:
             dog.feed(now)
-        self.mode, self.active, self._fault, self._since = Mode.RUN, True, "", now
+        self.mode, self.active, self._fault, self._since, self._now = Mode.RUN, True, "", now, now
 
     def enable(self, now: float) -> None:
         """A sign of life of the operator's enable; without it for long enough, FAULT."""
@@ -138,6 +138,9 @@ class SafetyChain:
         if not self.active:
             raise SafetyError("filter: activate(measured, now) must come first")
         reasons: list[str] = []
+        if not now >= self._now:  # nobody knows any more how old anything is
+            self.fault("clock")
+        self._now = now
         if measured is not None:
             target = self._take(target, measured, now, reasons)
         level = Mode.RUN
@@ -155,7 +158,7 @@ class SafetyChain:
             reasons.append(f"fault:{self._fault}")
         hold = np.array([self._waiting(level, now)])
         pace = SLOW_PACE if level is Mode.SLOW else 1.0
-        if self.risk is not None and target is not None:
+        if self.risk is not None and np.shape(target) == self.governor.last[0].shape:
             slower = min(pace, self.risk.pace(self.governor.c[0], np.asarray(target, dtype=np.float64)))
             reasons += ["risk"] if slower < pace else []
             pace = slower

@@ -36,8 +36,7 @@ class Watchdog:
         self.last = now
 
     def level(self, now: float) -> Mode:
-        """A clock that runs backwards is a fault: nobody knows any more how old anything is."""
         age, p = now - self.last, self.patience
-        if age < 0 or age > p.fault:
+        if not age <= p.fault:
             return Mode.FAULT
         return Mode.HOLD if age > p.hold else Mode.SLOW if age > p.slow else Mode.RUN

@@ -71,11 +71,14 @@ def test_the_enable_is_a_sign_of_life_not_a_message_that_can_get_lost():
     assert rig.tick().mode is Mode.FAULT, "coming back does not un-stop it"
 
 
-def test_a_clock_that_runs_backwards_is_a_fault():
+@pytest.mark.parametrize("alive", [True, False])
+@pytest.mark.parametrize("jump", [-3600.0, np.nan])
+def test_a_clock_that_runs_backwards_is_a_fault(jump: float, alive: bool):
     rig = Rig()
     rig.run(0.1)
-    rig.alive, rig.now = False, rig.now - 3600.0
-    assert rig.tick().mode is Mode.FAULT
+    rig.alive, rig.now = alive, rig.now + jump
+    decision = rig.tick()
+    assert decision.mode is Mode.FAULT and "fault:clock" in decision.reasons
 
 
 def test_hold_is_left_by_itself_once_all_is_well_and_the_arm_stood():
