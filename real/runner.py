@@ -7,13 +7,8 @@ from typing import NamedTuple
 
 from numpy.typing import NDArray
 
-from real.loop import Array, Planner
-from robopolicy.errors import RobopolicyError
+from real.loop import Array, Planner, PlanningError
 from robopolicy.types import Obs
-
-
-class PlanningError(RobopolicyError):
-    """The policy raised."""
 
 
 class _Job(NamedTuple):

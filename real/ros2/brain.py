@@ -18,6 +18,7 @@ from real.runner import ThreadRunner
 from real.safety import SafetyChain, load_profile
 from real.safety.risk import RiskCritic
 from robopolicy.checkpoint import load_policy
+from robopolicy.policies.base import Policy
 from sim.arm import FINGER_STROKE
 
 
@@ -48,7 +49,10 @@ class Brain:
         assert options.checkpoint is not None
         self.options, self.wiring, self.env = options, wiring, one_env(options.task)
         self.policy = load_policy(options.checkpoint, env=self.env.spec, which=options.which)
-        check_robot(self.policy.spec, wiring)
+        level: Policy | None = self.policy
+        while level is not None:  # what a residual corrects sees and acts too
+            check_robot(level.spec, wiring)
+            level = level.base
         check_latency(self.policy.spec, options.latency)
         self.observer = Observer(self.env)
         self.names = self.observer.names

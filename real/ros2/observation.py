@@ -15,7 +15,7 @@ from real.ros2.wiring import Wiring
 from robopolicy.build import build
 from robopolicy.errors import ConfigError, SpecError
 from robopolicy.spec import PolicySpec
-from robopolicy.types import STATE, TASK, Obs
+from robopolicy.types import BASE_ACTION, STATE, TASK, Obs
 from sim.arm import ARM_DOF
 from sim.env import SimEnv
 
@@ -93,7 +93,7 @@ def check_robot(spec: PolicySpec, wiring: Wiring) -> None:
     for key, mine in (("base", spec.action.frame), ("tcp", spec.action.tcp)):
         if mine not in (wiring.frames[key], "joint"):
             found.append(f"frames.{key}: the policy acts in {mine!r}, the robot's wiring says {wiring.frames[key]!r}")
-    if others := [k for k in spec.observation if k not in (STATE, TASK)]:
+    if others := [k for k in spec.observation if k not in (STATE, TASK, BASE_ACTION)]:
         found.append(f"the policy needs {others}; over ROS 2 there are no camera topics yet, only {STATE!r}")
     if spec.dt < 2 * wiring.tick_s:
         found.append(f"dt: the policy acts every {spec.dt} s, the robot every {wiring.tick_s} s")

@@ -15,12 +15,13 @@ import yaml
 
 import sim
 from real.joints import check_latency
+from real.loop import PlanningError
 from real.ros2.observation import Observer, check_robot
 from real.ros2.wiring import FOLDER, WiringError, load_wiring, parse, wiring_names
-from real.runner import PlanningError, ThreadRunner
+from real.runner import ThreadRunner
 from real.safety import SafetyError, load_profile
 from robopolicy.errors import ConfigError, SpecError
-from robopolicy.types import STATE, Feature
+from robopolicy.types import BASE_ACTION, STATE, Feature
 from tests.real.test_arm import Drive
 
 WIRING = load_wiring("mujoco_panda")
@@ -140,6 +141,7 @@ def env():
 def test_a_spec_that_does_not_match_the_robot():
     spec = Drive(env(), [0.0] * 5).spec
     check_robot(spec, WIRING)
+    check_robot(replace(spec, observation={**spec.observation, BASE_ACTION: Feature((5,))}), WIRING)  # a residual
     for bad, what in (
         (replace(spec, action=replace(spec.action, tcp="flange")), "frames.tcp: the policy acts in 'flange'"),
         (replace(spec, dt=0.004), "dt: the policy acts every 0.004"),
