@@ -158,7 +158,7 @@ class SafetyChain:
             reasons.append(f"fault:{self._fault}")
         hold = np.array([self._waiting(level, now)])
         pace = SLOW_PACE if level is Mode.SLOW else 1.0
-        if self.risk is not None and np.shape(target) == self.governor.last[0].shape:
+        if self.risk is not None and target is not None and np.shape(target) == self.governor.last[0].shape:
             slower = min(pace, self.risk.pace(self.governor.c[0], np.asarray(target, dtype=np.float64)))
             reasons += ["risk"] if slower < pace else []
             pace = slower
