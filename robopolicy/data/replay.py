@@ -135,31 +135,28 @@ class Replay:
 
     def window(self, age: Tensor, env: Tensor) -> Batch:
         """The n-step windows that start at the `age`-th oldest rows [B] of envs `env` [B]."""
-        store, first = self.store, self._row(age)
-        reward = torch.zeros(len(age))
-        steps = torch.zeros_like(age)
-        terminated = torch.zeros_like(age, dtype=torch.bool)
-        slot = torch.full_like(age, -1)
-        alive = torch.ones_like(terminated)
-        for i in range(self.n_step):
-            row = self._row(age + i)
-            alive = alive & store["valid"][row, env]
-            reward += torch.where(alive, self.gamma**i * store["reward"][row, env], 0.0)  # may be NaN where not valid
-            steps += alive
-            ended = alive & store["ended"][row, env]
-            terminated |= ended & store["terminated"][row, env]
-            slot = torch.where(ended, store["slot"][row, env], slot)
-            alive = alive & ~ended
-        after, is_final = self._row(age + steps), slot >= 0
-        next_obs = {k: v[after, env] for k, v in self.obs.items()}
+        flat = {k: v.flatten(0, 1) for k, v in self.store.items()}  # row · N + env, so that one index gathers
+        rows = self._row(age[:, None] + torch.arange(self.n_step))
+        at = rows * self.num_envs + env[:, None]  # [B n]
+        goes_on = torch.take(flat["valid"], at)
+        goes_on[:, 1:] &= ~torch.take(flat["ended"], at[:, :-1])
+        alive = goes_on.cumprod(dim=1, dtype=torch.uint8).bool()  # steps that belong to the window
+        reward = torch.where(alive, torch.take(flat["reward"], at), 0.0)  # may be NaN where not valid
+        steps = alive.sum(dim=1)
+        last = at.gather(1, steps[:, None] - 1)[:, 0]
+        slot, terminated = torch.take(flat["slot"], last), torch.take(flat["terminated"], last)
+        first, after, is_final = at[:, 0], self._row(age + steps) * self.num_envs + env, slot >= 0
+        frames = {k: v.flatten(0, 1) for k, v in self.obs.items()}
+        next_obs = {k: v.index_select(0, after) for k, v in frames.items()}
         if bool(is_final.any()):
             for key, value in next_obs.items():
                 value[is_final] = self.final[key][slot[is_final]]
+        powers = self.gamma ** torch.arange(self.n_step + 1)
         return Batch(
-            obs={k: v[first, env] for k, v in self.obs.items()},
-            action=store["action"][first, env],
-            reward=reward,
-            discount=self.gamma**steps * ~terminated,
+            obs={k: v.index_select(0, first) for k, v in frames.items()},
+            action=flat["action"].index_select(0, first),
+            reward=reward @ powers[:-1],
+            discount=powers[steps] * ~terminated,
             next_obs=next_obs,
         )
 
