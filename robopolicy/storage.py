@@ -24,6 +24,7 @@ from torch import Tensor
 from robopolicy.errors import CheckpointError, closest
 
 MANIFEST = "manifest.json"
+_PICKLED = (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  # first bytes of pickles and of their archives
 PICKLES = {".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".bin", ".joblib", ".npy", ".npz"}
 _TENSOR, _TUPLE, _ITEMS = "$tensor", "$tuple", "$items"  # marks in state.json
 
@@ -198,8 +199,10 @@ def refuse_pickle(path: Path) -> None:
     named = path.suffix.lower() in PICKLES
     if path.is_file():
         with path.open("rb") as file:
-            start = file.read(2)
-        named = named or start in (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+            start = file.read(9)
+        # A safetensors file begins with the length of its JSON, which may happen to be a pickle's first bytes.
+        is_tensors = start[8:] == b"{" and int.from_bytes(start[:8], "little") + 8 <= path.stat().st_size
+        named = named or (start[:2] in _PICKLED and not is_tensors)
     if named:
         raise CheckpointError(
             f"{_shown(path)}: looks like a pickle (torch.save and the like), which can run any code when it is "

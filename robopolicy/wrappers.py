@@ -17,7 +17,7 @@ from robopolicy.errors import SpecError
 from robopolicy.execute import ChunkExecutor
 from robopolicy.policies.base import Policy
 from robopolicy.spec import check_fits
-from robopolicy.types import BASE_ACTION, Feature, Obs, Step, VecEnv
+from robopolicy.types import BASE_ACTION, TASK, Feature, Obs, Step, VecEnv
 
 
 class Wrapper:
@@ -139,6 +139,12 @@ def wrap_for(policy: Policy, env: VecEnv) -> VecEnv:
         chain.append(chain[-1].base)
     for member in chain:
         check_fits(member.spec, env.spec, ignore=[BASE_ACTION] if member.base is not None else [])
+        blind = member.base is not None and TASK in member.base.spec.observation and TASK not in member.spec.observation
+        if blind and len(env.spec.tasks) > 1:
+            raise SpecError(
+                f"{env.spec.id}: has {len(env.spec.tasks)} tasks, which the base tells apart by {TASK!r} and "
+                f"{type(member).__name__} does not. Refine it on one task at a time."
+            )
     wrapped: VecEnv = HistoryEnv(env, max(member.spec.n_obs_steps for member in chain))
     for base in reversed(chain[1:]):
         wrapped = BaseActionEnv(wrapped, base)

@@ -84,6 +84,7 @@ class ModelBank:
             m.dof_damping[:] = nominal.dof_damping * scale
             m.actuator_biasprm[:ARM_DOF, 2] = nominal.actuator_biasprm[:ARM_DOF, 2] * scale
         mujoco.mj_setConst(m, self._data)
+        m.stat.meaninertia = nominal.stat.meaninertia  # a task fixes it: solver tolerances are relative to it
 
 
 def _in_arm(model: mujoco.MjModel, body: int) -> bool:

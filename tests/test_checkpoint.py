@@ -25,6 +25,7 @@ from robopolicy.checkpoint import Checkpointer, load_policy, save_policy
 from robopolicy.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import Policy
+from robopolicy.storage import read_tensors, write_tensors
 from robopolicy.types import STATE, Feature
 from tests.fakes import PointEnv, PointPolicy
 
@@ -239,6 +240,16 @@ def test_pickle_files_are_refused_by_name(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\x00")
     with pytest.raises(CheckpointError, match="looks like a pickle"):
         load_policy(tmp_path / name)
+
+
+@pytest.mark.parametrize("header", [640, 896, 1152, 1408, 19280])
+def test_tensors_whose_header_length_reads_like_a_pickle_are_read(tmp_path: Path, header: int) -> None:
+    path = tmp_path / "model.safetensors"
+    write_tensors({"a": torch.ones(1)}, path)
+    start = int.from_bytes(path.read_bytes()[:8], "little")
+    write_tensors({"a" * (1 + header - start): torch.ones(1)}, path)
+    assert int.from_bytes(path.read_bytes()[:8], "little") == header
+    assert len(read_tensors(path)) == 1
 
 
 def test_paths_that_hold_no_policy_say_what_was_found(tmp_path: Path) -> None:

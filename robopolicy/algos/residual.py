@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from robopolicy.data.replay import Batch
 from robopolicy.errors import ConfigError
+from robopolicy.optim import load_optimizer_state, optimizer_state
 from robopolicy.policies.residual import ResidualPolicy
 from robopolicy.schema import Count, Fraction, Natural, NonNegative, Positive
 from robopolicy.types import Metrics, Obs
@@ -169,15 +170,3 @@ class ResidualTD3:
         load_optimizer_state(self.critic_optim, state["critic_optim"])
         self.generator.set_state(state["generator"])
         self.updates = int(state["updates"])
-
-
-def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The per-parameter tensors of an optimiser, keyed by strings; hyper-parameters come from the config."""
-    return {str(i): dict(values) for i, values in optimizer.state_dict()["state"].items()}
-
-
-def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Inverse of `optimizer_state`."""
-    whole = optimizer.state_dict()
-    whole["state"] = {int(i): values for i, values in state.items()}
-    optimizer.load_state_dict(whole)

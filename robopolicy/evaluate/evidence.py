@@ -105,33 +105,38 @@ def of_rows(
     setting: str,
     seed: int,
     command: str | None = None,
+    commit: str | None = None,
     env_steps: int | None = None,
     wall_s: float | None = None,
     notes: str = "",
     criterion: str = "success_once",
 ) -> Evidence:
-    """The `success_rate` row of one training seed, with its Wilson interval."""
+    """The `success_rate` row of one training seed, with its Wilson interval.
+
+    `commit`: of the training; those that the rows were evaluated at are added, this process's is not.
+    """
     rate = rows.success_rate(criterion)
+    commits = [*([commit] if commit else []), *rows.commits]
     extra = [notes] if notes else []
     extra += [f"{rows.split} seeds"] if rows.split != "test" else []
     extra += [f"{rows.diverged} episodes diverged, counted as failures"] if rows.diverged else []
     return measured(
         id=id, setting=setting, metric="success_rate", interval=rate, episodes=len(rows), seeds=seed, command=command,
-        env_steps=env_steps, wall_s=wall_s, notes="; ".join(extra),
+        commit=" ".join(dict.fromkeys(commits)) or None, env_steps=env_steps, wall_s=wall_s, notes="; ".join(extra),
     )  # fmt: skip
 
 
 def measured(
     *, id: str, setting: str, metric: str, interval: Interval | float, seeds: int | str = ALL,
-    episodes: int | None = None, command: str | None = None, env_steps: int | None = None, wall_s: float | None = None,
-    notes: str = "",
+    episodes: int | None = None, command: str | None = None, commit: str | None = None, env_steps: int | None = None,
+    wall_s: float | None = None, notes: str = "",
 ) -> Evidence:  # fmt: skip
-    """A row of any metric with this process's command, commit and hardware filled in."""
+    """A row of any metric; where they are not given, this process's command and commit are filled in."""
     value, low, high = interval if isinstance(interval, Interval) else (interval, None, None)
     return Evidence(
         id=id, setting=setting, metric=metric, value=value, low=low, high=high, episodes=episodes, seeds=seeds,
-        env_steps=env_steps, wall_s=wall_s, command=command or provenance.command(), commit=provenance.commit(),
-        hardware=provenance.hardware(), notes=notes,
+        env_steps=env_steps, wall_s=wall_s, command=command or provenance.command(),
+        commit=commit or provenance.commit(), hardware=provenance.hardware(), notes=notes,
     )  # fmt: skip
 
 
@@ -153,7 +158,7 @@ def pooled(rows: Sequence[Evidence]) -> Evidence:
         id=rows[0].id, setting=rows[0].setting, metric="success_rate", value=value.value, low=value.low,
         high=value.high, episodes=episodes, seeds=ALL, env_steps=max(steps) if steps else None,
         wall_s=max(walls) if walls else None, command=rows[0].command,
-        commit=" ".join(dict.fromkeys(r.commit for r in rows)),
+        commit=" ".join(dict.fromkeys(c for r in rows for c in r.commit.split())),
         hardware=rows[0].hardware, notes=f"{len(rows)} training seeds, {100 * low:.1f}% to {100 * high:.1f}%",
     )  # fmt: skip
 

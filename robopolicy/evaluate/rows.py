@@ -65,6 +65,12 @@ class Rows:
         return len(self.frame)
 
     @property
+    def commits(self) -> list[str]:
+        """Commits of the code that evaluated them, "+dirty" where it differed from the commit."""
+        found = (str(v).partition("+g")[2] for v in dict.fromkeys(self.frame["version"]))
+        return [v.replace(".dirty", "+dirty") for v in found if v]
+
+    @property
     def _diverged(self) -> pd.Series:
         return self.frame["ended_by"] == "diverged"
 

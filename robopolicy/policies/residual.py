@@ -19,7 +19,8 @@ class ResidualPolicy(Policy):
     """action = clamp(base + scale · u, low, high), u = tanh(net(state, base action)) ∈ [-1, 1].
 
     `act` returns the *full* action, so deployment calls this very policy. All arithmetic is in normalised action
-    units, the demonstrated range being [-1, 1]. The last layer starts at zero: before training this *is* the base.
+    units, the demonstrated range being [-1, 1]. The last layer starts at zero: before training this is the base,
+    clamped to the box of `widen`. It does not tell tasks apart: one residual for one task.
 
     Args:
         spec: the base's; observation gains `base_action`, chunks shrink to one step.

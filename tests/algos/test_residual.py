@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -7,12 +8,12 @@ import torch
 
 from robopolicy.algos.residual import ResidualTD3
 from robopolicy.data.replay import Batch, Replay
-from robopolicy.errors import ConfigError
+from robopolicy.errors import ConfigError, SpecError
 from robopolicy.loops.off_policy import off_policy
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.residual import ResidualPolicy
-from robopolicy.types import BASE_ACTION, STATE
+from robopolicy.types import BASE_ACTION, STATE, TASK, Feature
 from robopolicy.wrappers import wrap_for
 from tests.evaluate.points import DivergingPoint
 from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy
@@ -50,6 +51,18 @@ def test_before_training_it_is_the_base():
     assert torch.allclose(policy.act(obs)[:, 0], obs[BASE_ACTION].clamp(-0.1, 0.1), atol=1e-7)
     assert torch.allclose(algo.explore({k: v if k == BASE_ACTION else v[:, -1] for k, v in obs.items()}, warmup=True),
                           obs[BASE_ACTION], atol=0.5 * 0.1 + 1e-6)  # fmt: skip
+
+
+def test_a_base_that_tells_tasks_apart_is_refined_on_one():
+    policy, _, _ = make()
+    base, env = policy.base, PointEnv(2)
+    told = {**base.spec.observation, TASK: Feature((), "int64")}
+    base.spec = replace(base.spec, observation=told)
+    env.spec = replace(env.spec, observation=told)
+    wrap_for(policy, env)
+    env.spec = replace(env.spec, tasks=("go to the origin", "stay away"))
+    with pytest.raises(SpecError, match="has 2 tasks, which the base tells apart by 'task_index'"):
+        wrap_for(policy, env)
 
 
 def test_the_residual_is_bounded_whatever_the_network_says():

@@ -28,6 +28,16 @@ def test_episodes_keep_their_parameters_whatever_the_row():
     assert torch.equal(a.next_obs[STATE][2:], b.next_obs[STATE])
 
 
+@pytest.mark.parametrize("task", sim.task_names())
+def test_parameters_drawn_from_a_point_leave_the_physics_alone(task):
+    drawn, plain = sim.make(task, 2, randomization={"mass": (1.0, 1.0 + 1e-12)}), sim.make(task, 2)
+    drawn.reset(SEEDS[:2]), plain.reset(SEEDS[:2])
+    for t in range(15):
+        action = torch.full((2, plain.spec.action.dim), 0.01 * (-1) ** (t // 4))
+        drawn.step(action), plain.step(action)
+    assert np.allclose(drawn.physics.state, plain.physics.state, rtol=0, atol=1e-8)
+
+
 def test_resume_restores_models_and_actions_on_their_way():
     env, other = (sim.make("pick", 3, randomization=WIDE, horizon=7) for _ in range(2))
     env.reset(SEEDS)

@@ -1,0 +1,153 @@
+"""What scripts/experiments.py runs: bases, refinements of them, and their overrides of `robopolicy train`.
+
+Everything here was chosen on validation episodes and training seeds of its own; test episodes are run for the record
+alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Base:
+    """An imitation policy: `demos` successful demonstrations of an expert of the given imperfection, then BC."""
+
+    task: str
+    demos: int
+    imperfection: float
+    overrides: tuple[str, ...] = ("loop.steps=3000",)
+    kind: str = ""  # tells bases of the same demonstrations apart
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}-{self.demos}x{self.imperfection:g}" + (f"-{self.kind}" if self.kind else "")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One kind of refinement of a base. `prefix` leads its settings' names: "" or "<task>/"."""
+
+    base: Base
+    refine: dict[str, tuple[str, ...]]  # setting -> overrides of `robopolicy train`
+    prefix: str = ""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    settings: tuple[Setting, ...]
+    seeds: tuple[int, ...] = (0, 1, 2)
+    extra: tuple[str, ...] = field(default=())  # what else is derived: "dip", "worse", "mean"
+
+
+PICK = Base("pick", 60, 1.0)
+PEG_EASY = Base("peg_easy", 32, 1.0)
+PEG = Base("peg", 40, 0.7)
+PUSHT = Base("pusht", 200, 0.25, ("loop.steps=8000", "network.width=512"))
+WATCH = ("validation_episodes=200", "threads=1")
+SUITE = (
+    Base("reach", 40, 0.6),
+    Base("push", 20, 0.4),
+    PICK,
+    Base("stack", 20, 0.7),
+    Base("drawer", 15, 1.0),
+    PUSHT,
+    PEG_EASY,
+    PEG,
+)
+PICK_FLOW = Base("pick", 60, 1.0, ("loop.steps=3000", "policy=flow"), "flow")
+PICK_GAUSSIAN = Base("pick", 60, 1.0, ("loop.steps=3000", "policy=gaussian"), "gaussian")
+CURVE = ("loop.eval_every=50000", *WATCH)
+ABLATION = {  # one change each of algo=dppo
+    "as_is": (),
+    "floor_0.05": ("algo.noise.floor=0.05",),
+    "floor_0.2": ("algo.noise.floor=0.2",),
+    "tuned_steps_2": ("policy.tuned_steps=2",),
+    "tuned_steps_10": ("policy.tuned_steps=10",),
+    "denoising_gamma_0.9": ("algo.denoising_gamma=0.9",),
+    "clip_0.01": ("algo.clip=0.01", "algo.clip_first=0.01"),
+    "clip_0.2": ("algo.clip=0.2", "algo.clip_first=0.2"),
+    "anchor_0.1": ("algo.anchor=0.1",),
+    "critic_warmup_0": ("algo.critic_warmup=0",),
+    "critic_warmup_5": ("algo.critic_warmup=5",),
+}
+PEG_HARD = (  # usual noise, of millimetres, tips the peg in the fingers: next to no episode with it succeeds
+    "loop.total_steps=150000",
+    "loop.warmup_steps=10000",
+    "algo.penalty_steps=40000",
+    "algo.exploration_std=0.05",
+    "algo.warmup_std=0.1",
+)
+SUITE_CONFIG = ("algo=residual_long",)
+EXPERIMENTS = {
+    "pick_residual_fast": Experiment(
+        (
+            Setting(
+                PICK,
+                {
+                    "refined": ("algo=residual_fast",),
+                    "scratch": ("algo=residual_scratch", "loop.demo_fraction=0"),
+                    "scratch_with_demos": ("algo=residual_scratch",),
+                },
+            ),
+        ),
+        seeds=(0, 1, 2, 3, 4),
+    ),
+    "residual_no_dip": Experiment(
+        (Setting(PICK, {"refined": ("algo=residual_fast", "loop.eval_every=1000", *WATCH)}),),
+        seeds=(0, 1, 2, 3, 4),
+        extra=("dip",),
+    ),
+    "pick_residual_sample_efficient": Experiment(
+        (Setting(PICK, {"refined": ("algo=residual_sample_efficient",)}),), seeds=(0, 1, 2, 3, 4)
+    ),
+    "strong_base_residual": Experiment(
+        (Setting(Base("drawer", 30, 0.8), {"refined": ("algo=residual_fast", "loop.eval_every=2500", *WATCH)}),),
+        extra=("worse",),
+    ),
+    "peg_residual": Experiment(
+        (
+            Setting(PEG_EASY, {"refined": ("algo=residual_fast",)}, "easy/"),
+            Setting(PEG, {"refined": ("algo=residual_fast", *PEG_HARD)}, "hard/"),
+        )
+    ),
+    "native_suite_residual": Experiment(
+        tuple(Setting(base, {"refined": SUITE_CONFIG}, prefix=f"{base.task}/") for base in SUITE), extra=("mean",)
+    ),
+    "pick_dppo": Experiment((Setting(PICK, {"refined": ("algo=dppo",)}),), seeds=(0, 1, 2, 3, 4)),
+    "peg_dppo": Experiment((Setting(PEG, {"refined": ("algo=dppo", "loop.total_steps=3000000")}),)),
+    "native_suite_dppo": Experiment(
+        tuple(
+            Setting(base, {"refined": ("algo=dppo", "loop.total_steps=1000000")}, prefix=f"{base.task}/")
+            for base in SUITE
+        ),
+        extra=("mean",),
+    ),
+    "pusht_dppo": Experiment((Setting(PUSHT, {"refined": ("algo=dppo", "loop.total_steps=3000000", *CURVE)}),)),
+    "pick_flow_ppo": Experiment(
+        (
+            Setting(
+                PICK_FLOW,
+                {
+                    f"k{k}": ("algo=dppo", f"policy.sampling={{sampling_steps: {k}}}", f"policy.tuned_steps={k}")
+                    for k in (4, 1)
+                },
+            ),
+        )
+    ),
+    "dppo_ablation": Experiment(
+        (Setting(PICK, {k: ("algo=dppo", "loop.total_steps=300000", *v) for k, v in ABLATION.items()}),), seeds=(0, 1)
+    ),
+    "routes_compared": Experiment(
+        (
+            Setting(
+                PICK,
+                {
+                    "dppo": ("algo=dppo", *CURVE),
+                    "residual": ("algo=residual_fast", "loop.eval_every=3000", *WATCH),
+                },
+            ),
+            Setting(PICK_GAUSSIAN, {"ppo": ("algo=ppo", *CURVE)}, prefix="gaussian/"),
+        )
+    ),
+}

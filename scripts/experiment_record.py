@@ -1,0 +1,126 @@
+"""From what scripts/experiments.py ran to docs/results/<id>.json and to every episode in docs/results/rows/."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from robopolicy.evaluate.compare import compare, worse_than_base
+from robopolicy.evaluate.evidence import Evidence, measured, of_rows, pooled
+from robopolicy.evaluate.rows import Rows
+from robopolicy.evaluate.statistics import mean
+from scripts.experiment_list import Experiment, Setting
+
+Job = tuple[Setting, str, int]  # a setting, the name of one of its refinements, a training seed
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one refinement of one seed gave."""
+
+    base: Rows
+    rows: Rows
+    evaluations: dict[int, Rows]  # env step -> validation episodes during training
+    env_steps: int
+    wall_s: float
+    jobs: int  # runs that shared the machine
+    commits: tuple[str, str]  # that trained the base, and the refinement
+
+
+def record(
+    id: str, experiment: Experiment, work: Sequence[Job], found: Sequence[Found], before: Sequence[Evidence]
+) -> list[Evidence]:
+    """All rows of the experiment: those of `before` that were not measured again, the new ones, and what pools them.
+
+    A pool or a mean is made only of all training seeds and tasks, so a part that was run alone never stands for all.
+    """
+    command = f"python scripts/experiments.py {id}"
+    labels = [f"{s.prefix}{name}" for s in experiment.settings for name in ("base", *s.refine)]
+    rows = {r.key: r for r in before if r.seeds in experiment.seeds and r.setting in labels}
+    for job, result in zip(work, found, strict=True):
+        rows |= {row.key: row for row in _of_seed(id, command, experiment, job, result)}
+    whole = {}
+    for label in dict.fromkeys(labels):
+        keys = [(label, "success_rate", str(seed)) for seed in experiment.seeds]
+        if all(key in rows for key in keys):
+            whole[label] = [replace(rows[key], command=command) for key in keys]
+    every = [*rows.values(), *(pooled(rates) for rates in whole.values())]
+    refined = [label for label in dict.fromkeys(labels) if label.endswith("refined")]
+    if "mean" in experiment.extra and all(label in whole for label in refined):
+        rates = {label: mean([row.value for row in whole[label]]) for label in refined}
+        commits = dict.fromkeys(c for label in refined for row in whole[label] for c in row.commit.split())
+        every.append(
+            measured(id=id, setting="refined", metric="mean_success_rate", interval=mean(list(rates.values())),
+                     command=command, commit=" ".join(commits),
+                     notes=", ".join(f"{k.split('/')[0]} {100 * v:.1f}%" for k, v in rates.items()))
+        )  # fmt: skip
+    return every
+
+
+def _of_seed(id: str, command: str, experiment: Experiment, job: Job, result: Found) -> Iterator[Evidence]:
+    setting, name, seed = job
+    label = f"{setting.prefix}{name}"
+    about = f"{setting.base.demos} demonstrations, imperfection {setting.base.imperfection:g}"
+    yield of_rows(result.base, id=id, setting=f"{setting.prefix}base", seed=seed, notes=about, command=command,
+                  commit=result.commits[0])  # fmt: skip
+    how = f"{' '.join(setting.refine[name])}; {result.jobs} at a time"
+    row = of_rows(result.rows, id=id, setting=label, seed=seed, env_steps=result.env_steps,
+                  wall_s=round(result.wall_s, 1), notes=how, command=command, commit=result.commits[1])  # fmt: skip
+    yield row
+    derived = list(_watched(id, experiment, label, seed, result))
+    if "scratch" not in name:
+        both = compare(result.base, result.rows, names=("base", "refined"))
+        derived.append(
+            measured(id=id, setting=label, metric="difference", interval=both.difference, seeds=seed,
+                     episodes=both.pairs.total, notes=f"McNemar p = {both.p_value:.1e}")
+        )  # fmt: skip
+    yield from (replace(d, command=command, commit=row.commit) for d in derived)
+
+
+def _watched(id: str, experiment: Experiment, label: str, seed: int, result: Found) -> Iterator[Evidence]:
+    """What evaluations during training show beside their base, which step 0 is."""
+    steps = [step for step in result.evaluations if step > 0]
+    if not steps:
+        return
+    base = result.evaluations[0]
+    episodes = len(steps) * len(base)
+    if "dip" in experiment.extra:
+        rate = base.success_rate().value
+        dips = {step: 100 * (rate - result.evaluations[step].success_rate().value) for step in steps}
+        worst = max(dips, key=dips.__getitem__)
+        yield measured(id=id, setting=label, metric="worst_dip_points", interval=dips[worst], seeds=seed,
+                       episodes=episodes,
+                       notes=f"at env step {worst} of {len(steps)} evaluations, base {100 * rate:.1f}%")  # fmt: skip
+    if "worse" in experiment.extra:
+        smallest = min(p for _, p in worse_than_base(base, [result.evaluations[s] for s in steps]))
+        yield measured(id=id, setting=label, metric="worse_p_holm", interval=smallest, seeds=seed, episodes=episodes,
+                       notes=f"smallest of {len(steps)} evaluations")  # fmt: skip
+        before, after = 1 - result.base.success_rate().value, 1 - result.rows.success_rate().value
+        yield measured(id=id, setting=label, metric="failure_ratio", interval=after / before, seeds=seed,
+                       episodes=len(result.rows), notes=f"{after:.3f} / {before:.3f}")  # fmt: skip
+
+
+def save_rows(path: Path, work: Sequence[Job], found: Sequence[Found]) -> None:
+    """Every evaluated episode, with the training seed, the setting and the env step of the policy.
+
+    Rows in the file stay, but for those of a setting and training seed that was run again.
+    """
+    frames = []
+    for (setting, name, seed), result in zip(work, found, strict=True):
+        parts = {("base", 0): result.base, (name, result.env_steps): result.rows}
+        parts |= {(f"{name}, while training", step): rows for step, rows in result.evaluations.items()}
+        for (label, step), rows in parts.items():
+            frames.append(rows.frame.drop(columns=["policy", "task", "wall_s", "deterministic"]).assign(
+                setting=setting.prefix + label, train_seed=seed, env_step=step))  # fmt: skip
+    whole = pd.concat(frames, ignore_index=True).drop_duplicates(["setting", "train_seed", "env_step", "seed"])
+    if path.exists():
+        old = pd.read_parquet(path)
+        again = set(zip(whole["setting"].str.partition(",")[0], whole["train_seed"], strict=True))
+        stale = [pair in again for pair in zip(old["setting"].str.partition(",")[0], old["train_seed"], strict=True)]
+        whole = pd.concat([old[~np.array(stale, dtype=bool)], whole], ignore_index=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole.to_parquet(path, index=False, compression="zstd")

@@ -1,0 +1,58 @@
+"""What scripts/experiments.py makes of finished runs."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from robopolicy.evaluate.evidence import ALL, Evidence
+from scripts.experiment_list import EXPERIMENTS, Base, Experiment, Setting
+from scripts.experiment_record import Found, record, save_rows
+from tests.evaluate.points import make_rows
+
+REACH, PUSH = (Setting(Base(task, 5, 0.5), {"refined": ("algo=x",)}, f"{task}/") for task in ("reach", "push"))
+BOTH = Experiment((REACH, PUSH), seeds=(0, 1), extra=("mean",))
+JOBS = [(setting, "refined", seed) for setting in (REACH, PUSH) for seed in (0, 1)]
+
+
+def found(successes: int, commit: str = "abc") -> Found:
+    rows = (make_rows([i < n for i in range(20)]) for n in (8, successes))
+    base, refined = rows
+    refined.frame["version"] = f"0.1.0+g{commit}"
+    return Found(base, refined, {}, env_steps=100, wall_s=2.0, jobs=2, commits=(commit, commit))
+
+
+def pools(rows: list[Evidence]) -> dict[tuple[str, str], float]:
+    return {(r.setting, r.metric): r.value for r in rows if r.seeds == ALL}
+
+
+def test_a_part_never_stands_for_the_whole():
+    part = record("suite", BOTH, JOBS[:3], [found(20), found(18), found(10)], [])
+    assert pools(part) == {("reach/base", "success_rate"): 0.4, ("reach/refined", "success_rate"): 0.95}
+    whole = pools(record("suite", BOTH, JOBS[3:], [found(14)], part))
+    assert whole["push/refined", "success_rate"] == 0.6
+    assert whole["refined", "mean_success_rate"] == (0.95 + 0.6) / 2
+
+
+def test_a_row_names_the_commits_that_made_it_not_the_one_that_wrote_it():
+    row = record("suite", BOTH, JOBS[:1], [found(20, "abc")], [])[1]
+    assert row.commit == "abc"
+    dirty = found(20, "abc")
+    dirty.rows.frame["version"] = "0.1.0+gdef.dirty"
+    row = record("suite", BOTH, JOBS[:1], [dirty], [])[1]
+    assert row.commit == "abc def+dirty"
+
+
+def test_episodes_of_other_runs_stay_in_the_file(tmp_path):
+    path = tmp_path / "rows.parquet"
+    save_rows(path, JOBS[:2], [found(20), found(18)])
+    save_rows(path, JOBS[1:3], [found(5), found(10)])
+    frame = pd.read_parquet(path)
+    sums = frame.groupby(["setting", "train_seed"])["success_once"].sum().to_dict()
+    assert sums == {("reach/base", 0): 8, ("reach/base", 1): 8, ("push/base", 0): 8,
+                    ("reach/refined", 0): 20, ("reach/refined", 1): 5, ("push/refined", 0): 10}  # fmt: skip
+
+
+def test_every_experiment_says_what_it_runs():
+    for experiment in EXPERIMENTS.values():
+        labels = [f"{s.prefix}{name}" for s in experiment.settings for name in s.refine]
+        assert len(set(labels)) == len(labels) > 0
