@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,12 +19,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import numpy as np
 import torch
 
 from real.deploy import ROBOTS, Episode, prepare
 from robopolicy.evaluate.evidence import Evidence, measured, write
-from robopolicy.evaluate.statistics import Interval, wilson
+from robopolicy.evaluate.statistics import Pairs, paired_difference, wilson
 from robopolicy.noise import episode_seeds
 
 LATENCY, LOST = 0.05, 0.05
@@ -88,32 +86,15 @@ def keep(file: Path, episode: Episode) -> dict[str, Any]:
     return line
 
 
-def paired(a: np.ndarray, b: np.ndarray) -> Interval:
-    """Mean of b − a over pairs, with 95% limits of Newcombe's method for paired proportions (no correlation term)."""
-    first, second = wilson(int(a.sum()), len(a)), wilson(int(b.sum()), len(b))
-    both = float(np.corrcoef(a, b)[0, 1]) if a.std() > 0 and b.std() > 0 else 0.0
-    both = max(0.0, both)
-    l1, u1, l2, u2 = (
-        first.value - first.low,
-        first.high - first.value,
-        second.value - second.low,
-        second.high - second.value,
-    )
-    value = second.value - first.value
-    low = value - math.sqrt(max(0.0, l2**2 - 2 * both * l2 * u1 + u1**2))
-    high = value + math.sqrt(max(0.0, u2**2 - 2 * both * u2 * l1 + l1**2))
-    return Interval(value, low, high)
-
-
 def rows_of(setting: str, found: dict[str, dict[int, dict[str, Any]]], note: str) -> list[Evidence]:
-    success = {side: np.array([e["success"] for e in done.values()], dtype=float) for side, done in found.items()}
+    success = {side: [bool(e["success"]) for e in done.values()] for side, done in found.items()}
     aborts = sum(bool(e["aborted"]) for e in found["ros2"].values())
     faults = sum(e["mode"] == "FAULT" for e in found["ros2"].values())
     n, rows = len(success["ros2"]), []
     for side, values in success.items():
         rows.append(measured(id="closed_loop_ros2", setting=f"{setting}/{side}", metric="success_rate",
-                             interval=wilson(int(values.sum()), n), episodes=n, notes=note))  # fmt: skip
-    difference = paired(success["in_process"], success["ros2"])
+                             interval=wilson(sum(values), n), episodes=n, notes=note))  # fmt: skip
+    difference = paired_difference(Pairs.of(success["in_process"], success["ros2"]))
     for metric, value in (("difference", difference), ("aborts", float(aborts)), ("faults", float(faults))):
         rows.append(
             measured(id="closed_loop_ros2", setting=setting, metric=metric, interval=value, episodes=n, notes=note)

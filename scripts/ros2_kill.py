@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -30,6 +30,7 @@ from real.ros2 import arm, messages
 from real.ros2.cell import activate
 from real.ros2.operator import Operator, arm_command, private_environment, processes
 from real.ros2.wiring import load_wiring
+from real.safety import Profile, SafetyError
 from real.safety.audit import joint_violations, space_violations
 from robopolicy.evaluate.evidence import Evidence, measured, write
 from scripts.ros2_sweep import WIRING, limits
@@ -45,16 +46,25 @@ class Watcher(Operator):
     def __init__(self, name: str) -> None:
         super().__init__(load_wiring(WIRING), node_name=name)
         self.points: dict[int, list[float]] = {}
+        self.last = -1  # tick
         topic = self.wiring.topic("joint_commands").name
         self.create_subscription(JointState, topic, self._on_point, QoSProfile(depth=2000))
 
     def _on_point(self, message: JointState) -> None:
-        self.points[round(messages.to_ns(message.header.stamp) / self.wiring.dt_ns)] = list(message.position)
+        tick = round(messages.to_ns(message.header.stamp) / self.wiring.dt_ns)
+        self.points[tick] = list(message.position)
+        self.last = max(self.last, tick)
 
     def newest(self, count: int) -> np.ndarray:
-        """[count n] rad, or fewer."""
-        ticks = sorted(self.points)[-count:]
-        return np.array([self.points[t] for t in ticks])
+        """[m n] rad: those of the last `count` ticks that were heard."""
+        return np.array([self.points[t] for t in range(self.last - count + 1, self.last + 1) if t in self.points])
+
+    def wait(self, condition: Callable[[], bool], timeout: float, what: str) -> None:
+        """As that of an operator; says what both nodes report where it takes too long."""
+        try:
+            super().wait(condition, timeout, what)
+        except SafetyError as error:
+            raise SafetyError(f"{error}; they report {self.status}") from None
 
 
 @contextmanager
@@ -92,15 +102,16 @@ def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, ob
             operator.transition("configure")
             operator.reset_arm(number)
             operator.points.clear()
+            operator.last = -1
             activate(operator)
             time.sleep(0.3 + 0.013 * (number % 50))
 
-            operator.wait(lambda: permitted(operator.newest(2)) > FULL, 60.0, "full speed")
-            speed = permitted(operator.newest(2))
+            operator.wait(lambda: permitted(operator.newest(2), profile, dt) > FULL, 60.0, "full speed")
+            speed = permitted(operator.newest(2), profile, dt)
             os.kill(pid, SIGNALS[kind])
-            killed = max(operator.points)
+            killed = operator.last
             still = lambda: len(q := operator.newest(120)) == 120 and bool((q == q[-1]).all())  # noqa: E731
-            operator.wait(lambda: max(operator.points) > killed + 120 and still(), 30.0, "standstill")
+            operator.wait(lambda: operator.last > killed + 120 and still(), 30.0, "standstill")
             time.sleep(0.2)
             ticks = sorted(operator.points)
             gaps = int((np.diff(ticks) != 1).sum())
@@ -121,11 +132,10 @@ def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, ob
     }  # fmt: skip
 
 
-def permitted(q: np.ndarray) -> float:
+def permitted(q: np.ndarray, profile: Profile, dt: float) -> float:
     """Speed between two control points [2 n] rad as a fraction of what is permitted: of a joint, or of the tool."""
     if len(q) < 2:
         return 0.0
-    profile, dt = limits(), load_wiring(WIRING).tick_s
     tips = forward(q).pos
     tool = np.linalg.norm(tips[1] - tips[0]) / dt / profile.settings.tcp_speed
     return float(max((np.abs(q[1] - q[0]) / dt / profile.velocity).max(), tool))
