@@ -14,12 +14,13 @@ from robopolicy.errors import DataError, closest
 from robopolicy.evaluate.evidence import ALL, ROOT, Evidence
 from robopolicy.evaluate.plots import number
 
-Status = Literal["met", "not met", "incomplete", "not measured"]
+Status = Literal["met", "shown", "not met", "incomplete", "not measured"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A condition on rows of one experiment; every row that matches must fulfil it.
+    """A condition on rows of one experiment; every row that matches must fulfil it. Without `min` and `max` they only
+    have to be there.
 
     setting: shell pattern on the rows' setting. field: value, low, high, env_steps, wall_s or episodes.
     over: "each" training seed by itself, or the row "all". Needed: `settings` different settings that match, `count`
@@ -50,7 +51,7 @@ class Goal:
 class Verdict(NamedTuple):
     status: Status
     measured: str  # range of what was found, for people
-    reason: str  # why it is not "met", or ""
+    reason: str  # why it is neither "met" nor "shown", or ""
 
 
 def read_goals(path: Path | str = ROOT / "bars.json") -> list[Goal]:
@@ -107,7 +108,7 @@ def judge(bar: Bar, rows: Sequence[Evidence]) -> Verdict:
     short = min((r.episodes or 0) for r in chosen)
     if short < bar.episodes:
         return Verdict("incomplete", measured, f"{short} of {bar.episodes} episodes")
-    return Verdict("met", measured, "")
+    return Verdict("shown" if bar.min is None and bar.max is None else "met", measured, "")
 
 
 def _within(value: float, bar: Bar) -> bool:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,7 @@ def test_bars_on_other_fields_and_settings():
     rows = [rate(490, s, setting=f"{t}/refined", env_steps=n) for t, s, n in [("a", 0, 10), ("a", 1, 20), ("b", 0, 30)]]
     steps = Bar(text="", setting="*/refined", metric="success_rate", field="env_steps", max=30, settings=2)
     assert judge(steps, rows) == ("met", "10 to 30", "")
+    assert judge(replace(steps, min=None, max=None), rows).status == "shown"
     every = {"text": "", "setting": "*/refined", "metric": "success_rate"}
     assert judge(Bar(**every, settings=3), rows).reason == "2 of 3 settings"
     assert judge(Bar(**every, count=2), rows).reason == "1 of 2 training seeds"
