@@ -102,7 +102,7 @@ EXPERIMENTS = {
         (Setting(PICK, {"refined": ("algo=residual_sample_efficient",)}),), seeds=(0, 1, 2, 3, 4)
     ),
     "strong_base_residual": Experiment(
-        (Setting(Base("drawer", 30, 0.8), {"refined": ("algo=residual_fast", "loop.eval_every=2500", *WATCH)}),),
+        (Setting(Base("push", 60, 0.4), {"refined": ("algo=residual_fast", "loop.eval_every=2500", *WATCH)}),),
         extra=("worse",),
     ),
     "peg_residual": Experiment(
@@ -114,7 +114,9 @@ EXPERIMENTS = {
     "native_suite_residual": Experiment(
         tuple(Setting(base, {"refined": SUITE_CONFIG}, prefix=f"{base.task}/") for base in SUITE), extra=("mean",)
     ),
-    "pick_dppo": Experiment((Setting(PICK, {"refined": ("algo=dppo",)}),), seeds=(0, 1, 2, 3, 4)),
+    "pick_dppo": Experiment(
+        (Setting(PICK, {"refined": ("algo=dppo", "loop.total_steps=350000")}),), seeds=(0, 1, 2, 3, 4)
+    ),
     "peg_dppo": Experiment((Setting(PEG, {"refined": ("algo=dppo", "loop.total_steps=3000000")}),)),
     "native_suite_dppo": Experiment(
         tuple(
