@@ -85,6 +85,12 @@ class Replay:
                 value[slots] = step.next_obs[key][envs]
         self.added += 1
 
+    def interrupt(self) -> None:
+        """The episodes under way do not go on in the next row: windows stop before their newest transitions."""
+        if self.added:
+            row = (self.added - 1) % self.rows
+            self.store["valid"][row] &= self.store["ended"][row]
+
     def _allocate(self, obs: Obs, step: Step) -> None:
         shape = (self.rows, self.num_envs)
         self.obs = {k: torch.zeros(*shape, *v.shape[1:], dtype=v.dtype) for k, v in obs.items()}
