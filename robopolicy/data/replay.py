@@ -24,6 +24,11 @@ class Batch(NamedTuple):
     discount: Tensor  # [B] γ^steps·(1 − terminated): what multiplies the value of next_obs
     next_obs: Obs  # [B ...] the true successor after the window
 
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on `device`."""
+        obs, next_obs = ({k: v.to(device) for k, v in part.items()} for part in (self.obs, self.next_obs))
+        return Batch(obs, self.action.to(device), self.reward.to(device), self.discount.to(device), next_obs)
+
 
 class Replay:
     """Ring of T rows × N envs. Each frame is kept once; the last frame of an episode is kept beside it.
