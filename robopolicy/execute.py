@@ -5,6 +5,7 @@ Evaluation, BaseActionEnv and the robot run the same class, so a policy behaves 
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,12 +21,21 @@ def depth(policy: Policy) -> int:
     return 0 if policy.base is None else 1 + depth(policy.base)
 
 
+def device_of(policy: Policy) -> torch.device | None:
+    """Where `policy` computes; None where it holds no tensors, and so computes wherever its input is."""
+    held = next(chain(policy.parameters(), policy.buffers()), None)
+    return None if held is None else held.device
+
+
 class ChunkExecutor:
     """Queues of predicted actions for N envs: pops one a step, plans anew where the queue is empty.
 
     Noise is keyed by (episode seed, episode step at planning), so what an env does depends on its own episode only.
     Policies on top of one another draw from separate streams, numbered from the bottom: a base draws the same noise
     alone and under a residual.
+
+    Observations, seeds and actions are on `device`, the env's; the policy may be on another one. Noise is drawn on the
+    env's and then moved, so that it is the same wherever the policy computes.
     """
 
     def __init__(self, policy: Policy, num_envs: int, *, device: torch.device | str = "cpu") -> None:
@@ -73,13 +83,13 @@ class ChunkExecutor:
         return action
 
     def _plan(self, obs: Obs, seed: Tensor, rows: Tensor, deterministic: bool) -> None:
-        spec = self.policy.spec
+        spec, there = self.policy.spec, device_of(self.policy) or self.queue.device
         part = {k: obs[k][rows] if k == BASE_ACTION else obs[k][rows, -spec.n_obs_steps :] for k in spec.observation}
-        noise = None
+        part, noise = {k: v.to(there) for k, v in part.items()}, None
         if self.policy.noise_shape:
-            noise = keyed_normal(seed[rows], self.clock[rows], self.policy.noise_shape, stream=self.stream)
+            noise = keyed_normal(seed[rows], self.clock[rows], self.policy.noise_shape, stream=self.stream).to(there)
         chunk = self.policy.act(part, noise=noise, deterministic=deterministic)
-        self.queue[rows] = chunk[:, : spec.n_action_steps].to(self.queue.dtype)
+        self.queue[rows] = chunk[:, : spec.n_action_steps].to(self.queue)
         self.left[rows] = spec.n_action_steps
 
     def state_dict(self) -> dict[str, Any]:

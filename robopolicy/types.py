@@ -86,6 +86,8 @@ class EnvSpec:
     `digest`: hash of every parameter that defines the task, written into each evaluation row.
     `history`: To, or 0 where single frames are emitted. `chunk`: Ta, or 0 where `step` takes one primitive action.
     `joint_access`: joint commands pass a hook between IK and physics, so safety limits can be trained under.
+    `resumable`: `state_dict` holds the episodes under way, so training resumes bit for bit. Elsewhere it goes on with
+    new episodes: the env is reset after `load_state_dict`, or alone where it is not `Stateful`.
     """
 
     id: str
@@ -98,6 +100,7 @@ class EnvSpec:
     history: int = 0
     chunk: int = 0
     joint_access: bool = False
+    resumable: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -157,7 +160,10 @@ class VecEnv(Protocol):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Whatever resumes bit for bit: envs (ours), buffers, executors, algorithms. Tensors and JSON values only."""
+    """Whatever is saved: envs, buffers, executors, algorithms. Tensors and JSON values only.
+
+    All but envs resume bit for bit; of these, those whose spec says `resumable`.
+    """
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...

@@ -17,11 +17,14 @@ from robopolicy.errors import SpecError
 from robopolicy.execute import ChunkExecutor
 from robopolicy.policies.base import Policy
 from robopolicy.spec import check_fits
-from robopolicy.types import BASE_ACTION, TASK, Feature, Obs, Step, VecEnv
+from robopolicy.types import BASE_ACTION, TASK, Feature, Obs, Stateful, Step, VecEnv
 
 
 class Wrapper:
-    """Passes on everything that it does not change, `state_dict` of the inner env included."""
+    """Passes on everything that it does not change, `state_dict` of the inner env included.
+
+    Where `spec.resumable` is False the inner env is elsewhere after `load_state_dict`: reset it then.
+    """
 
     def __init__(self, env: VecEnv) -> None:
         self.env = env
@@ -36,10 +39,11 @@ class Wrapper:
         return self.env.render(index, **kwargs)  # type: ignore[attr-defined]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"env": self.env.state_dict()}  # type: ignore[attr-defined]
+        return {"env": self.env.state_dict() if isinstance(self.env, Stateful) else {}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.env.load_state_dict(state["env"])  # type: ignore[attr-defined]
+        if isinstance(self.env, Stateful):
+            self.env.load_state_dict(state["env"])
 
 
 class HistoryEnv(Wrapper):

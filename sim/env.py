@@ -350,4 +350,5 @@ class SimEnv:
             horizon=self.task.horizon,
             digest=hashlib.sha256(text.encode()).hexdigest()[:16],
             joint_access=True,
+            resumable=True,
         )

@@ -5,9 +5,12 @@
 How an ended episode is reset depends on the env's autoreset mode (https://farama.org/Vector-Autoreset-Mode):
 SAME_STEP      the successor is in info["final_obs"].
 DISABLED, and NEXT_STEP of Gymnasium's own Sync- and AsyncVectorEnv: we reset the ended envs at once through
-               options["reset_mask"], with the seeds given to `reset`.
+               options["reset_mask"], with a seed for every episode.
 NEXT_STEP elsewhere: the env spends its next step on the reset. That step is handed on with `steps` 0, `valid` False
                and `truncated` True, so learners drop it and executors start anew at its `obs`.
+
+Training episodes have seeds of their own too, so that a run is a function of its seed. Where the env resets without
+asking for one, an episode still gets a number that no other has, because the noise of policies is keyed by it.
 """
 
 from __future__ import annotations
@@ -24,8 +27,9 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robopolicy.errors import ConfigError
+from robopolicy.errors import CheckpointError, ConfigError
 from robopolicy.types import IMAGES, STATE, TASK, ActionSpec, EnvSpec, Feature, Obs, Step, check_action
+from sim.episodes import EpisodeQueue
 
 
 def adapt(env: VectorEnv, **kw: Any) -> GymVecEnv:
@@ -39,7 +43,10 @@ class GymVecEnv:
     Float boxes are flattened and joined, in the space's order, into `observation.state`; uint8 boxes of three axes
     [h w 3] or [3 h w] become `observation.images.<key>` (`main` for a bare Box).
 
+    `episode_seed` is negative where the env chose the episode itself: it cannot be asked for again.
+
     Args:
+        seed: names the stream of training episodes.
         instructions: task text; one task.
         horizon: steps to truncation; default: the env's own `max_episode_steps`.
         dt: s per step; default: 1 / metadata["render_fps"], else 0.05.
@@ -50,6 +57,7 @@ class GymVecEnv:
         self,
         env: VectorEnv,
         *,
+        seed: int = 0,
         instructions: str = "",
         horizon: int | None = None,
         dt: float | None = None,
@@ -60,22 +68,25 @@ class GymVecEnv:
         own = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         self._by_mask = self.mode == AutoresetMode.DISABLED or (self.mode == AutoresetMode.NEXT_STEP and own)
         self._idle = np.zeros(self.num_envs, dtype=bool)  # NEXT_STEP elsewhere: the coming step is the reset
-        self.episode_seed = torch.full((self.num_envs,), -1, dtype=torch.int64)  # -1: the env's own choice
-        self._given = torch.empty(0, dtype=torch.int64)
+        self.episode_seed = torch.full((self.num_envs,), -1, dtype=torch.int64)
+        self._queue = EpisodeQueue(seed, {})
         self.spec = self._spec(instructions, horizon, dt, action)
         self._low, self._high = torch.tensor(self.spec.action.low), torch.tensor(self.spec.action.high)
 
     def reset(self, seeds: Tensor | None = None) -> Obs:
         n = self.num_envs
+        if seeds is not None and (seeds.ndim != 1 or len(seeds) < n):
+            raise ConfigError(f"{self.spec.id}: reset needs seeds [M] with M >= {n}, found {tuple(seeds.shape)}")
         if seeds is not None and len(seeds) > n and not self._by_mask:
             raise ConfigError(
                 f"{self.spec.id}: autoreset mode {self.mode.name} resets episodes without asking for a seed, so at "
                 f"most {n} seeds can be given, found {len(seeds)}. Build the env with AutoresetMode.DISABLED."
             )
         self._idle[:] = False
-        self._given = torch.empty(0, dtype=torch.int64) if seeds is None else seeds[n:].clone()
-        self.episode_seed = torch.full((n,), -1, dtype=torch.int64) if seeds is None else seeds[:n].clone()
-        obs, _ = self.env.reset(seed=None if seeds is None else [int(s) for s in seeds[:n]])
+        self._queue.start(seeds)
+        first, _ = self._queue.next(n)
+        self.episode_seed = torch.from_numpy(first.copy())
+        obs, _ = self.env.reset(seed=first.tolist())
         return self._convert(obs)
 
     def step(self, action: Tensor) -> Step:
@@ -97,13 +108,14 @@ class GymVecEnv:
                 for i in starting.nonzero()[0]:
                     for key, value in self._convert(_expand(info["final_obs"][i])).items():
                         next_obs[key][i] = value[0]
-                self.episode_seed = self.episode_seed.masked_fill(torch.from_numpy(starting), -1)
+                self._name(starting)
             elif self._by_mask:
                 obs = self._convert(self._reset_rows(starting))
             else:
                 self._idle = starting
         if idle.any():
             self._idle = self._idle & ~idle
+            self._name(idle)
         reward = np.where(idle, 0.0, np.asarray(reward, dtype=np.float64))
         return Step(
             obs=obs,
@@ -118,21 +130,40 @@ class GymVecEnv:
             info={},
         )
 
+    def state_dict(self) -> dict[str, Any]:
+        """Which training episodes were begun; what happens inside the env cannot be saved."""
+        return {**self._queue.state_dict(), "num_envs": self.num_envs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the training episode after the last one begun, at the next `reset`, which has to follow.
+
+        Raises:
+            CheckpointError: saved with another number of envs.
+        """
+        if state["num_envs"] != self.num_envs:
+            raise CheckpointError(
+                f"{self.spec.id}: the saved state is of {state['num_envs']} envs, this one has {self.num_envs}. "
+                f"Resume with num_envs={state['num_envs']}."
+            )
+        self._queue.load_state_dict(state)
+
     def close(self) -> None:
         self.env.close()
 
     # -- inside -----------------------------------------------------------------------------------------------------
     def _reset_rows(self, rows: NDArray[np.bool_]) -> Any:
-        """Reset the envs in `rows` [N], with the next seeds that were given; all N observations."""
-        seed: list[int | None] = [None] * self.num_envs
-        for i in rows.nonzero()[0]:
-            self.episode_seed = self.episode_seed.clone()
-            self.episode_seed[i] = self._given[0] if len(self._given) else -1
-            if len(self._given):
-                seed[i] = int(self._given[0])
-                self._given = self._given[1:]
+        """Reset the envs in `rows` [N], with the next seeds; all N observations."""
+        self._name(rows)
+        seed = [int(s) if row else None for s, row in zip(self.episode_seed, rows, strict=True)]
         obs, _ = self.env.reset(seed=seed, options={"reset_mask": rows.copy()})
         return obs
+
+    def _name(self, rows: NDArray[np.bool_]) -> None:
+        """New `episode_seed`s where `rows` [N]: the next in the queue."""
+        seeds = torch.from_numpy(self._queue.next(int(rows.sum()))[0])
+        self.episode_seed = self.episode_seed.clone()  # seeds handed out before stay as they were
+        # The complement of a seed that the env was not given: unique as well, and never taken for a seed.
+        self.episode_seed[torch.from_numpy(rows)] = seeds if self._by_mask else ~seeds
 
     def _success(self, info: dict[str, Any], ended: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """[N]: info["success"] or info["is_success"]; where an episode ended in this step, its final info's."""

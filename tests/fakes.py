@@ -30,6 +30,7 @@ class PointEnv:
         self.spec = EnvSpec(
             id="point", observation={STATE: Feature((4,), names=("x", "y", "seed", "t"))}, action=POINT_ACTION,
             tasks=("go to the origin",), dt=0.1, horizon=horizon, digest="point-1",
+            resumable=True,
         )  # fmt: skip
         self.num_envs, self.device, self.seed = num_envs, torch.device("cpu"), seed
         self.queue = torch.zeros(0, dtype=torch.int64)

@@ -22,11 +22,14 @@ from robopolicy.errors import ConfigError
 from robopolicy.optim import load_optimizer_state, optimizer_state
 from robopolicy.policies.residual import ResidualPolicy
 from robopolicy.schema import Count, Fraction, Natural, NonNegative, Positive
-from robopolicy.types import Metrics, Obs
+from robopolicy.types import BASE_ACTION, Metrics, Obs
 
 
 class ResidualTD3:
     """Learns `policy`'s residual and an ensemble of Q-functions of the full action.
+
+    All networks are on the policy's device; observations and batches may be on any. Random numbers are drawn on the
+    CPU, so that they are the same whatever the device.
 
     Args:
         critic: makes an ensemble from its input size; called as critic(in_dim).
@@ -61,9 +64,9 @@ class ResidualTD3:
         grad_clip: Positive = 10.0,
         seed: int = 0,
     ) -> None:
-        self.policy = policy
+        self.policy, self.device = policy, policy.net[0].weight.device
         in_dim = policy.net[0].in_features
-        self.critic = critic(in_dim)
+        self.critic = critic(in_dim).to(self.device)
         if target_subset > self.critic.heads:
             raise ConfigError(
                 f"algo.target_subset: expected at most algo.critic.heads={self.critic.heads}, found {target_subset}"
@@ -85,13 +88,13 @@ class ResidualTD3:
     @torch.no_grad()
     def explore(self, obs: Obs, *, warmup: bool) -> Tensor:
         """Full actions [N Da] in physical units: the base plus noise while warming up, then the policy plus noise."""
-        state, base_action = self.policy.features(obs)
+        state, base_action = self.policy.features({k: v.to(self.device) for k, v in obs.items()})
         if warmup:
             u = self.warmup_std * self._randn(base_action.shape)
         else:
             u = self.policy.residual(state, base_action) + self.exploration_std * self._randn(base_action.shape)
         full = self.policy.combine(base_action, u.clamp_(-1.0, 1.0))
-        return self.policy.normalizer.unnormalize("action", full)
+        return self.policy.normalizer.unnormalize("action", full).to(obs[BASE_ACTION].device)
 
     def update(self, batch: Batch, *, learned_steps: int | None) -> Metrics:
         """One critic step and, every `policy_delay`-th time, one actor step.
@@ -100,6 +103,7 @@ class ResidualTD3:
             learned_steps: env steps since learning began, which drive λ; None for a critic-only update.
         """
         self.updates += 1
+        batch = batch.to(self.device)
         state, base_action = self.policy.features(batch.obs)
         action = self.policy.normalizer.normalize("action", batch.action)
         metrics = self._update_critic(batch, state, action)
@@ -119,7 +123,7 @@ class ResidualTD3:
             if self.target_noise:
                 noise = self.target_noise * self._randn(u.shape)
                 u = (u + noise.clamp_(-self.target_noise_clip, self.target_noise_clip)).clamp_(-1.0, 1.0)
-            heads = torch.randperm(self.critic.heads, generator=self.generator)[: self.target_subset]
+            heads = torch.randperm(self.critic.heads, generator=self.generator)[: self.target_subset].to(self.device)
             q_next = self.target(next_state, self.policy.combine(next_base, u), heads)  # [M B]
             y = batch.reward + batch.discount * q_next.amin(dim=0)  # [B]
         q = self.critic(state, action)  # [E B]
@@ -149,7 +153,7 @@ class ResidualTD3:
         return {"actor/q": q.detach(), "actor/residual_sq": size.detach(), "actor/penalty": weight}
 
     def _randn(self, shape: torch.Size) -> Tensor:
-        return torch.randn(shape, generator=self.generator)
+        return torch.randn(shape, generator=self.generator).to(self.device)
 
     def state_dict(self) -> dict[str, Any]:
         return {

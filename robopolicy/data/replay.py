@@ -24,6 +24,11 @@ class Batch(NamedTuple):
     discount: Tensor  # [B] γ^steps·(1 − terminated): what multiplies the value of next_obs
     next_obs: Obs  # [B ...] the true successor after the window
 
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on `device`."""
+        obs, next_obs = ({k: v.to(device) for k, v in part.items()} for part in (self.obs, self.next_obs))
+        return Batch(obs, self.action.to(device), self.reward.to(device), self.discount.to(device), next_obs)
+
 
 class Replay:
     """Ring of T rows × N envs. Each frame is kept once; the last frame of an episode is kept beside it.
@@ -84,6 +89,12 @@ class Replay:
             for key, value in self.final.items():
                 value[slots] = step.next_obs[key][envs]
         self.added += 1
+
+    def interrupt(self) -> None:
+        """The episodes under way do not go on in the next row: windows stop before their newest transitions."""
+        if self.added:
+            row = (self.added - 1) % self.rows
+            self.store["valid"][row] &= self.store["ended"][row]
 
     def _allocate(self, obs: Obs, step: Step) -> None:
         shape = (self.rows, self.num_envs)

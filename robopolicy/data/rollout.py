@@ -108,6 +108,9 @@ class Collector:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.env.load_state_dict(state["env"])  # type: ignore[attr-defined]
+        if not self.env.spec.resumable:  # the episodes of `obs` are gone
+            self.reset()
+            return
         self.executor.load_state_dict(state["executor"])
         self.obs = state["obs"]
 

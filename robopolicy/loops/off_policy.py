@@ -92,6 +92,9 @@ def off_policy(
         obs, steps, owed, train_s = state["obs"], state["steps"], state["owed"], state["train_s"]
         result, metrics = state["result"], dict(state.get("metrics", {}))
         evaluated, saved, logged, best = state["evaluated"], steps, state["logged"], state.get("best", -1.0)
+        if not env.spec.resumable:  # the episodes of `obs` are gone: go on with new ones
+            obs = env.reset()
+            online.interrupt()
 
     def ready() -> bool:
         return steps >= warmup_steps and online.can_sample
@@ -162,7 +165,7 @@ class Tally:
 
     def add(self, step: Step) -> None:
         self.recent.extend(step.success[step.ended & step.valid].float().tolist())
-        self.diverged += int((~step.valid).sum())
+        self.diverged += int((~step.valid & (step.steps > 0)).sum())  # a step of no length is an env that reset
         self.sums = {k: self.sums.get(k, 0.0) + float(v.float().mean()) for k, v in step.info.items()}
         self.rounds += 1
 

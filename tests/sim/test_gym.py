@@ -10,8 +10,9 @@ from gymnasium.spaces import Box, Dict
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 import sim.gym_envs
-from robopolicy.errors import ConfigError
-from robopolicy.types import STATE, VecEnv
+from robopolicy.errors import CheckpointError, ConfigError
+from robopolicy.noise import episode_seeds, keyed_normal
+from robopolicy.types import STATE, Stateful, VecEnv
 from sim.gym_adapter import GymVecEnv, adapt
 
 sim.gym_envs.register()
@@ -59,8 +60,24 @@ class Plain(VectorEnv):
         return self.inner.step(actions)
 
 
-def counters(mode: AutoresetMode, lengths=(3, 5), **kw) -> GymVecEnv:
-    return adapt(SyncVectorEnv([lambda k=k: Counter(k, **kw) for k in lengths], autoreset_mode=mode), horizon=9)
+def counters(mode: AutoresetMode, lengths=(3, 5), seed=0, **kw) -> GymVecEnv:
+    envs = SyncVectorEnv([lambda k=k: Counter(k, **kw) for k in lengths], autoreset_mode=mode)
+    return adapt(envs, seed=seed, horizon=9)
+
+
+def named(kind: AutoresetMode | str, seed=0) -> GymVecEnv:
+    return adapt(Plain((3, 5)), seed=seed, horizon=9) if kind == "plain" else counters(kind, seed=seed)
+
+
+def episodes(env: GymVecEnv, steps=12) -> list[tuple[int, float]]:
+    """(episode_seed, the seed that the env was given) of all episodes begun, in order."""
+    obs = env.reset()
+    seen = list(zip(env.episode_seed.tolist(), obs[STATE][:, 0].tolist(), strict=True))
+    for _ in range(steps):
+        step = env.step(torch.zeros(2, 1))
+        for i in (step.ended & (step.obs[STATE][:, 1] == 0)).nonzero()[:, 0].tolist():
+            seen.append((int(env.episode_seed[i]), step.obs[STATE][i, 0].item()))
+    return seen
 
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
@@ -87,6 +104,51 @@ def test_seeds_are_handed_out_where_the_mode_allows_it():
     assert step.obs[STATE][:, 0].tolist() == [9, 8] and env.episode_seed.tolist() == [9, 8]
     with pytest.raises(ConfigError, match="DISABLED"):
         counters(AutoresetMode.SAME_STEP).reset(torch.tensor([1, 2, 3]))
+
+
+MODES = [AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, "plain"]
+
+
+@pytest.mark.parametrize("kind", MODES)
+def test_training_episodes_differ_in_their_noise_and_follow_from_the_seed(kind):
+    seen = episodes(named(kind))
+    names = torch.tensor([name for name, _ in seen])
+    assert len(seen) >= 6 and len(names.unique()) == len(names)
+    noise = keyed_normal(names, torch.zeros_like(names), (4,))
+    assert len(noise.unique(dim=0)) == len(names)
+    assert episodes(named(kind)) == seen, "a function of the seed"
+    assert not {name for name, _ in episodes(named(kind, seed=1))} & set(names.tolist())
+
+
+@pytest.mark.parametrize("kind", MODES)
+def test_training_episodes_are_begun_with_seeds_of_the_training_split(kind):
+    # The observation holds the seed that `reset` was given as float32.
+    stream = episode_seeds("train", 3, 8)
+    seen = episodes(named(kind, seed=3))
+    asked = len(seen) if kind in (AutoresetMode.DISABLED, AutoresetMode.NEXT_STEP) else 2
+    assert [name for name, _ in seen[:asked]] == stream[:asked].tolist()
+    assert [given for _, given in seen[:asked]] == stream[:asked].float().tolist()
+    # The others the env began by itself: their names are no seeds, so nobody waits for them or repeats them.
+    assert all(name < 0 and given == -1 for name, given in seen[asked:])
+
+
+@pytest.mark.parametrize("kind", MODES)
+def test_a_loaded_env_goes_on_with_the_episodes_after_those_begun(kind):
+    env, other = named(kind, seed=2), named(kind)
+    assert isinstance(env, Stateful) and not env.spec.resumable
+    before = episodes(env)
+    other.load_state_dict(env.state_dict())
+    after = episodes(other)
+    assert after == episodes(env)
+    assert not {name for name, _ in after} & {name for name, _ in before}
+    state = {**env.state_dict(), "num_envs": 3}
+    with pytest.raises(CheckpointError, match="num_envs=3"):
+        other.load_state_dict(state)
+
+
+def test_too_few_seeds_are_refused():
+    with pytest.raises(ConfigError, match=r"M >= 2, found \(1,\)"):
+        counters(AutoresetMode.DISABLED).reset(torch.tensor([1]))
 
 
 def test_the_reset_step_of_a_foreign_next_step_env_is_marked():
