@@ -155,9 +155,10 @@ def call(verb: Verb, config: dict[str, Any]) -> Any:
     arguments = arguments_for(function, config)
     if verb.name not in _RUNS:
         return function(**arguments)
-    from robopolicy.runs import open_run
+    from robopolicy.runs import has_checkpoint, has_stage, open_run
 
-    with open_run(arguments[_RUNS[verb.name]], config):
+    begun = has_stage if verb.name == "quickstart" else has_checkpoint
+    with open_run(arguments[_RUNS[verb.name]], config, begun=begun):
         return function(**arguments)
 
 

@@ -64,13 +64,16 @@ def test_the_quickstart_records_again_what_was_interrupted(
     monkeypatch.setattr(quickstart, "invoke", until_training)
     command = ["quickstart", "task=reach", f"out={tmp_path}", "demos=3", "imperfection=0"]
     ctrl_c()
-    assert main(command) == 130
+    assert main([*command, "bc_steps=5"]) == 130
     assert recorded(tmp_path / "data") == "part"
     for expected in (["demos", "demos", "train"], ["demos", "demos", "train", "train"]):
         with pytest.raises(SystemExit):
             main(command)
         assert calls == expected
         assert (recorded(tmp_path / "data"), num_episodes(tmp_path / "data")) == ("whole", 3)
+    capsys.readouterr()
+    assert main([*command, "bc_steps=5"]) == 1, "from its first stage on it keeps its config"
+    assert "bc_steps: was 3000, now 5" in capsys.readouterr().err
 
 
 def test_experiments_record_again_what_was_interrupted(
