@@ -71,7 +71,11 @@ class Checkpointer:
             write_policy(policy, folder / "policy")
             write_state({"training": state, "rng": _rng_state()}, folder)
             (folder / "checkpoint.json").write_text(
-                json.dumps({"format": FORMAT, "robopolicy": version(), "step": step}) + "\n", encoding="utf-8"
+                json.dumps(
+                    {"format": FORMAT, "robopolicy": version(), "step": step, "threads": torch.get_num_threads()}
+                )
+                + "\n",
+                encoding="utf-8",
             )
         try:
             for pointer in ("latest", "best") if best else ("latest",):
@@ -88,7 +92,8 @@ class Checkpointer:
     def latest(self) -> dict[str, Any] | None:
         """The `state` of the newest whole checkpoint, or None; restores the global torch RNG.
 
-        A damaged checkpoint is set aside with a warning, and the one before it taken.
+        A damaged checkpoint is set aside with a warning, and the one before it taken. Another number of threads than
+        it was written with is warned of.
 
         Raises:
             CheckpointError: all are damaged, or written by a newer robopolicy.
@@ -96,6 +101,13 @@ class Checkpointer:
         path = self.latest_path()
         if path is None:
             return None
+        before, now = read_json(path / "checkpoint.json").get("threads"), torch.get_num_threads()
+        if before not in (None, now):
+            _log.warning(
+                "%s: was computed with %d threads, training goes on with %d. Float sums depend on it, so the result "
+                "will not equal that of an uninterrupted run bit for bit. Give threads=%d if it shall.",
+                path, before, now, before,
+            )  # fmt: skip
         state = read_state(path)
         _set_rng_state(state["rng"])
         return state["training"]

@@ -31,6 +31,26 @@ _VERBS = {
     "doctor": ("what this machine has, what is missing, how to mend it", "robopolicy.doctor:main", False),
 }
 
+_ANEW = "Nothing is left half done; the same command begins anew"
+_RESUMES = "What was saved is whole; the same command goes on from there"
+_EVALUATED = "Finished evaluations are kept; the same command uses them and begins the others anew"
+_WHAT_NOW = {  # after Ctrl-C
+    "demos": "Finished demonstrations are kept as an incomplete dataset, unless a whole one was to be replaced, which "
+    "is as it was; the same command records them again and replaces it",
+    "train": _RESUMES,
+    "eval": _EVALUATED,
+    "compare": _EVALUATED,
+    "report": _ANEW,
+    "deploy": "Recordings of finished episodes are kept; the same command begins with the first episode, and wants a "
+    "new folder where it says record=",
+    "serve": "The server is closed; the same command opens it again",
+    "replay": _ANEW,
+    "convert": "Finished episodes are kept as an incomplete dataset, unless one was to be replaced, which is as it "
+    "was; the same command with overwrite=true begins anew and replaces it",
+    "quickstart": _RESUMES,
+    "doctor": _ANEW,
+}
+
 _RUNS = {"train": "run_dir", "quickstart": "out"}  # verbs that own a directory with one config for life
 
 _USAGE = """usage: robopolicy <verb> [key=value ...] [--help] [--cfg]
@@ -64,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(arguments[0], arguments[1:])
     except KeyboardInterrupt:
         command = shlex.join(["robopolicy", *arguments])
-        _say(f"Interrupted. What was saved is whole; the same command goes on from there:\n  {command}")
+        _say(f"Interrupted. {_WHAT_NOW.get(arguments[0], _ANEW)}:\n  {command}")
         return 130
     except RobopolicyError as error:
         if debug:
@@ -74,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if debug:
             raise
-        full = " Free some space, then repeat the command: it resumes." if error.errno == errno.ENOSPC else ""
+        full = " Free some space, then repeat the command." if error.errno == errno.ENOSPC else ""
         _say(f"error: {error}.{full}")
         return 1
 
@@ -135,9 +155,10 @@ def call(verb: Verb, config: dict[str, Any]) -> Any:
     arguments = arguments_for(function, config)
     if verb.name not in _RUNS:
         return function(**arguments)
-    from robopolicy.runs import open_run
+    from robopolicy.runs import has_checkpoint, has_stage, open_run
 
-    with open_run(arguments[_RUNS[verb.name]], config):
+    begun = has_stage if verb.name == "quickstart" else has_checkpoint
+    with open_run(arguments[_RUNS[verb.name]], config, begun=begun):
         return function(**arguments)
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from robopolicy.cli import invoke
+from robopolicy.data.meta import recorded
 from robopolicy.evaluate.compare import Comparison, format_p
 from robopolicy.evaluate.statistics import Interval
 from robopolicy.schema import Count, Fraction, Natural, Node
@@ -43,8 +44,9 @@ def quickstart(
 
     stages.run(
         "demonstrations", f"{demos} of an imperfect scripted expert on {name}",
-        lambda: None if (data / "meta" / "info.json").exists() else invoke(
+        lambda: None if recorded(data) == "whole" else invoke(
             "demos", task=task, out=data, episodes=demos, imperfection=imperfection, seed=seed,
+            overwrite=recorded(data) == "part",
         ),
     )  # fmt: skip
     common: dict[str, Any] = {"dataset": data, "task": task, "seed": seed, "threads": threads}

@@ -1,4 +1,4 @@
-"""A run directory: one process at a time, one config for life, resumed by the command that began it.
+"""A run directory: one process at a time, one config from its first checkpoint on, resumed by the command it began by.
 
 config.yaml  provenance.json  spec.json  metrics.jsonl  checkpoints/  episodes*.csv  videos/  report.html
 """
@@ -7,26 +7,52 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-from collections.abc import Iterator, Mapping
+import inspect
+import logging
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from robopolicy.build import resolve
 from robopolicy.config import flatten
+from robopolicy.data.meta import recorded
 from robopolicy.errors import ConfigError
 from robopolicy.evaluate.provenance import write_provenance
+from robopolicy.schema import TARGET, parameters
 from robopolicy.storage import write_text
 
 CONFIG = "config.yaml"
-_MAY_GROW = ("steps", "total_steps")  # a run may be extended
-_FREE = ("tracker.", "run_dir", "threads", "keep_checkpoints")  # no influence on what is learned
+PROVENANCE = "provenance.json"
+_MAY_GROW = ("steps", "total_steps")  # a run may be extended; `_check_schedule` warns where that shows
+# What may change in a run. `threads` changes the last bits of float sums, no more; Checkpointer.latest warns of it.
+# `incomplete` says what data may be; those that the run began with are checked by themselves.
+_FREE = ("tracker.", "run_dir", "threads", "keep_checkpoints", "incomplete")
+_log = logging.getLogger(__name__)
+
+
+def has_checkpoint(run_dir: Path) -> bool:
+    """A training has left something to resume from."""
+    return any(run_dir.glob("checkpoints/step_*"))
+
+
+def has_stage(out: Path) -> bool:
+    """A quickstart has left something to go on with: all demonstrations, or a checkpoint of its trainings."""
+    return recorded(out / "data") == "whole" or any(has_checkpoint(out / stage) for stage in ("bc", "residual"))
 
 
 @contextlib.contextmanager
-def open_run(run_dir: Path, config: Mapping[str, Any]) -> Iterator[None]:
+def open_run(
+    run_dir: Path, config: Mapping[str, Any], *, begun: Callable[[Path], bool] = has_checkpoint
+) -> Iterator[None]:
     """Claim a run directory for as long as the block lasts, and write down its config and provenance.
 
+    Args:
+        begun: the run has produced something that belongs to its config; until then another config replaces it.
+
     Raises:
-        ConfigError: another process works in it, or it belongs to another config (the differing keys are listed).
+        ConfigError: another process works in it, it belongs to another config (the differing keys are listed), or
+            holds a config that no run wrote.
     """
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -39,22 +65,42 @@ def open_run(run_dir: Path, config: Mapping[str, Any]) -> Iterator[None]:
             raise ConfigError(
                 f"run_dir={run_dir}: another process is at work in it. Wait for it, or stop it."
             ) from None
-        check_same(run_dir, config)
-        write_text(run_dir / CONFIG, dump(config))
-        if not (run_dir / "provenance.json").exists():
+        if begun(run_dir):
+            check_same(run_dir, config)
+        else:
+            _forget(run_dir)
+        if not (run_dir / PROVENANCE).exists():
             write_provenance(run_dir)
+        write_text(run_dir / CONFIG, dump(config))
         yield
+
+
+def _forget(run_dir: Path) -> None:
+    """Remove what a run that came to nothing says of itself: the next one begins anew, perhaps with another config.
+
+    Raises:
+        ConfigError: there is a config.yaml, but no provenance beside it: somebody else's folder.
+    """
+    if read_config(run_dir) is None:
+        return
+    if not (run_dir / PROVENANCE).exists():
+        raise ConfigError(f"run_dir={run_dir}: holds a {CONFIG} that no run of robopolicy wrote. Give a new folder.")
+    (run_dir / PROVENANCE).unlink()
+    (run_dir / "wandb_id").unlink(missing_ok=True)
+    shutil.rmtree(run_dir / "evaluations", ignore_errors=True)
 
 
 def check_same(run_dir: Path, config: Mapping[str, Any]) -> None:
     """Refuse to go on with another config than the run began with; more steps and other trackers are fine.
+
+    Warns where more steps change what is learned in all of them.
 
     Raises:
         ConfigError: the differing keys, each with its old and its new value.
     """
     before = read_config(run_dir)
     if before is None:
-        if any(run_dir.glob("checkpoints/step_*")):
+        if has_checkpoint(run_dir):
             raise ConfigError(f"run_dir={run_dir}: holds checkpoints but no {CONFIG}; give a new run_dir")
         return
     old, new = flatten(before), flatten(config)
@@ -65,6 +111,13 @@ def check_same(run_dir: Path, config: Mapping[str, Any]) -> None:
             f"run_dir={run_dir} was begun with another config:\n" + "\n".join(lines) + "\n"
             "Repeat the old values to resume it, or give a new run_dir. Only more steps are accepted."
         )
+    for key in _scheduled(config):
+        if old.get(key) != new.get(key):
+            _log.warning(
+                "run_dir=%s: %s was %s, now %s. Learning follows a schedule over it, which jumps back to an earlier "
+                "phase: the result differs from that of a run of %s from the beginning. For that one give a new "
+                "run_dir.", run_dir, key, old.get(key), new[key], new[key],
+            )  # fmt: skip
 
 
 def read_config(run_dir: Path) -> dict[str, Any] | None:
@@ -95,6 +148,22 @@ def _harmless(key: str, old: Any, new: Any) -> bool:
         return True
     longer = isinstance(old, int | float) and isinstance(new, int | float) and new > old
     return longer and key.startswith(("loop.", "algo.")) and key.rsplit(".", 1)[-1] in _MAY_GROW
+
+
+def _scheduled(config: Mapping[str, Any]) -> list[str]:
+    """Keys that say how long the run is, where the algorithm follows a schedule over them (learning rates do)."""
+    algo, loop = config.get("algo") or {}, config.get("loop") or {}
+    if TARGET not in algo:
+        return []
+    if "steps" in algo:
+        return ["algo.steps"]
+    target = resolve(algo[TARGET], "algo")
+    known, _ = parameters(target, algo)
+    asks = "steps" in known  # supplied by the loop's number of steps
+    if "progress" in inspect.signature(getattr(target, "update", lambda: None)).parameters:
+        constant = "lr_schedule" in known and algo.get("lr_schedule", "constant") == "constant"
+        asks |= not constant or bool(algo.get("progressive"))
+    return [f"loop.{name}" for name in _MAY_GROW if name in loop] if asks else []
 
 
 def _shown(values: Mapping[str, Any], key: str) -> str:

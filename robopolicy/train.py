@@ -45,6 +45,7 @@ def train(
     algo: Node | None = None,
     task: Node | None = None,
     dataset: Path | None = None,
+    incomplete: bool = False,
     base: Path | None = None,
     n_obs_steps: Count = 1,
     horizon: Count = 8,
@@ -62,6 +63,7 @@ def train(
     Args:
         policy, algo, loop, tracker, task: nodes; what their targets need beside the config is supplied by `Parts`.
         dataset: demonstrations (LeRobotDataset v3).
+        incomplete: a dataset whose recording was interrupted will do.
         base: directory of the policy underneath, or "hold" for the one that stands still: learning from scratch.
         n_obs_steps, horizon, n_action_steps: To, H, Ta of a policy without a base.
 
@@ -70,6 +72,7 @@ def train(
 
     Raises:
         ConfigError: something that the algorithm needs is not given. SpecError: env, data and policies do not fit.
+        DataError: a dataset that cannot be trained on, or was interrupted (see `incomplete`).
         CheckpointError: a resumed run finds other data or another env than it began with.
         KeyboardInterrupt: stopped by the user, after a checkpoint.
     """
@@ -77,8 +80,8 @@ def train(
         torch.set_num_threads(threads)
     torch.manual_seed(seed)
     settings = Settings(
-        run_dir, policy, loop, algo, task, dataset, base, (n_obs_steps, horizon, n_action_steps), cameras, num_envs,
-        validation_episodes, seed, torch.device(device),
+        run_dir, policy, loop, algo, task, dataset, incomplete, base, (n_obs_steps, horizon, n_action_steps), cameras,
+        num_envs, validation_episodes, seed, torch.device(device),
     )  # fmt: skip
     checkpointer = Checkpointer(run_dir, keep=keep_checkpoints)
     parts = Parts(settings, checkpointer)
@@ -105,6 +108,7 @@ class Settings:
     algo: dict[str, Any] | None
     task: dict[str, Any] | None
     dataset: Path | None
+    incomplete: bool
     base: Path | None
     steps: tuple[int, int, int]  # To, H, Ta
     cameras: tuple[str, ...] | None
@@ -183,10 +187,10 @@ class Parts:
                 f"dataset: is needed by {self._loop}. Give dataset=<path>; `robopolicy demos` records one."
             )
         if s.base is None:
-            return load_episodes(s.dataset, cameras=s.cameras)
+            return load_episodes(s.dataset, cameras=s.cameras, incomplete=s.incomplete)
         spec = self.base.spec
         needed = {k: v for k, v in spec.observation.items() if k != BASE_ACTION}
-        episodes = load_episodes(s.dataset, needed=needed)
+        episodes = load_episodes(s.dataset, needed=needed, incomplete=s.incomplete)
         problems = check_features(needed, episodes.observation, needs="the base", offers="the dataset")
         problems += check_action_spec(spec.action, episodes.action_spec, needs="the base", offers="the dataset")
         if abs(spec.dt - episodes.dt) > 1e-6:

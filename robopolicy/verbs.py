@@ -14,8 +14,10 @@ from robopolicy.data.demos import Recording, record_demos
 from robopolicy.errors import ConfigError, DataError
 from robopolicy.evaluate import compare as comparing
 from robopolicy.evaluate import rollout, video
+from robopolicy.evaluate.provenance import version
 from robopolicy.evaluate.report import write_report
 from robopolicy.evaluate.rows import Rows
+from robopolicy.evaluate.run_dir import label
 from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import Policy
 from robopolicy.runs import CONFIG, read_config
@@ -70,16 +72,16 @@ def evaluate(
     device: Device = "cpu",
     threads: Count | None = None,
 ) -> Rows:
-    """Run a checkpoint on `episodes` episodes of a split; rows and films go to `out`."""
+    """Run a checkpoint on `episodes` episodes of a split; rows and films go to `out`, called as `label` says."""
     _threads(threads)
     place = Place.of(checkpoint, which, out)
+    called = label(name or "", checkpoint=place.checkpoint, deterministic=deterministic, split=split)
     env = _env(task_of(task, place), num_envs, episodes)
     policy = load_policy(checkpoint, device=device, env=env.spec, which=which)
-    label = name if name is not None else "" if split == "test" else split
-    rows = _rows(policy, env, place, label, episodes, split, deterministic)
+    rows = _rows(policy, env, place, called, episodes, split, deterministic)
     print(f"{place.name} on {env.spec.id}, {split} seeds: {rows.summary()}")
     if videos:
-        film(policy, env, rows, place.out / "videos" / (label or split), videos, deterministic)
+        film(policy, env, rows, place.out / "videos" / (called or split), videos, deterministic)
     return rows
 
 
@@ -98,22 +100,32 @@ def compare(
     device: Device = "cpu",
     threads: Count | None = None,
 ) -> comparing.Comparison:
-    """Both checkpoints on the same episodes; rows of both, films and comparison.json go to `out`."""
+    """Both checkpoints on the same episodes; rows of both, films and comparison.json go to `out`.
+
+    Raises:
+        ConfigError: `names` are not two different ones.
+    """
     _threads(threads)
     place_b = Place.of(b, "latest", out)
     place_a = Place.of(a, "latest", place_b.out)
+    called = names or _names(place_a, place_b)
+    if called[0] == called[1] or not all(called):
+        raise ConfigError(f"names: expected two different names, found {list(called)}; they name the files of the rows")
+    how: dict[str, Any] = {"deterministic": deterministic, "split": split}
+    label_a = label(called[0], checkpoint=place_a.checkpoint, **how)
+    label_b = label(called[1] if called[1] != place_b.name else "", checkpoint=place_b.checkpoint, **how)
     env = _env(task_of(task, place_b), num_envs, episodes)
     first, second = (load_policy(path, device=device, env=env.spec) for path in (a, b))
-    called = names or _names(place_a, place_b)
-    rows_a = _rows(first, env, place_a, called[0], episodes, split, deterministic)
-    rows_b = _rows(second, env, place_b, called[1] if called[1] != place_b.name else "", episodes, split, deterministic)
+    rows_a = _rows(first, env, place_a, label_a, episodes, split, deterministic)
+    rows_b = _rows(second, env, place_b, label_b, episodes, split, deterministic)
     result = comparing.compare(rows_a, rows_b, names=called)
-    result.save(place_b.out / "comparison.json")
+    mark = label(checkpoint=place_b.checkpoint, **how)
+    result.save(place_b.out / f"{_joined('comparison', mark)}.json")
     print(result.text())
     if videos:
         _filming(lambda: video.film_pairs(
-            (first, rows_a), (second, rows_b), env, place_b.out / "videos" / "pairs", names=called, count=videos,
-            deterministic=deterministic,
+            (first, rows_a), (second, rows_b), env, place_b.out / "videos" / _joined("pairs", mark), names=called,
+            count=videos, deterministic=deterministic,
         ))  # fmt: skip
     return result
 
@@ -133,8 +145,8 @@ def report(
 class Place:
     """Where a policy lies and where what is found out about it goes."""
 
-    def __init__(self, policy: Path, run: Path | None, out: Path, name: str) -> None:
-        self.policy, self.run, self.out, self.name = policy, run, out, name
+    def __init__(self, policy: Path, run: Path | None, out: Path, name: str, *, checkpoint: str = "") -> None:
+        self.policy, self.run, self.out, self.name, self.checkpoint = policy, run, out, name, checkpoint
 
     @classmethod
     def of(cls, path: Path, which: Literal["latest", "best"], out: Path | None) -> Place:
@@ -143,7 +155,8 @@ class Place:
         if out is None and run is None:
             raise ConfigError(f"{path}: is not inside a run directory; say with out=<folder> where results shall go")
         name = (run or policy.resolve()).name
-        return cls(policy, run, out or run or policy, name)
+        checkpoint = which if which == "best" else _checkpoint(policy.resolve(), run)
+        return cls(policy, run, out or run or policy, name, checkpoint=checkpoint)
 
     @property
     def ident(self) -> str:
@@ -171,27 +184,49 @@ def _filming(work: Any) -> None:
 
 
 def _rows(
-    policy: Policy, env: VecEnv, place: Place, label: str, episodes: int, split: Split, deterministic: bool
+    policy: Policy, env: VecEnv, place: Place, called: str, episodes: int, split: Split, deterministic: bool
 ) -> Rows:
-    """Evaluate, or take the rows on disk where they are of these very weights, task, seeds and settings."""
-    file = place.out / (f"episodes-{label}.csv" if label else "episodes.csv")
+    """Evaluate, or take the rows on disk where they are of these very weights, task, seeds, settings and code."""
+    file = place.out / f"{_joined('episodes', called)}.csv"
     seeds = episode_seeds(split, 0, episodes)
     if file.is_file():
         rows = Rows.load(file)
         wanted = {"policy": {place.ident}, "digest": {env.spec.digest}, "deterministic": {deterministic}}
         if rows.seeds == seeds.tolist() and all(set(rows.frame[k]) == v for k, v in wanted.items()):
-            return rows
+            found = set(rows.frame["version"])
+            if found == {version()}:
+                if "dirty" in version():
+                    print(f"{file.name}: reused; {version()} has uncommitted changes, remove the file if they matter")
+                return rows
+            print(f"{file.name}: is of code {', '.join(sorted(found))}, this is {version()}: evaluated again")
     try:  # before the work, not after it
         place.out.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise ConfigError(f"out={place.out}: is a file, or lies below one. Give a folder.") from None
-    with Tracker().progress(episodes, f"evaluating {label or place.name}") as bar:
+    with Tracker().progress(episodes, f"evaluating {called or place.name}") as bar:
         rows = rollout.evaluate(
             policy, env, seeds, deterministic=deterministic, policy_id=place.ident,
             progress=lambda done, total, rate: bar.update(done, success=rate),
         )  # fmt: skip
     rows.save(file)
     return rows
+
+
+def _checkpoint(policy: Path, run: Path | None) -> str:
+    """ "" for the newest of its run, or of none; else "best", its own name, or "base" for what lies inside it."""
+    folder = None if run is None else run / "checkpoints"
+    if folder is None or folder not in policy.parents:
+        return ""
+    step, *inner = policy.relative_to(folder).parts  # step_…, policy, perhaps base
+    if len(inner) > 1:
+        return "-".join(inner[1:])
+    marks = {(folder / mark).read_text(encoding="utf-8").strip(): name for mark, name in
+             (("best", "best"), ("latest", "")) if (folder / mark).is_file()}  # fmt: skip
+    return marks.get(step, step)
+
+
+def _joined(stem: str, called: str) -> str:
+    return f"{stem}-{called}" if called else stem
 
 
 def task_of(given: dict[str, Any] | None, place: Place) -> dict[str, Any]:

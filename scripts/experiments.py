@@ -80,9 +80,11 @@ def robopolicy(*arguments: str, threads: int, log: Path) -> None:
 
 def train_base(out: Path, base: Base, seed: int, threads: int) -> None:
     """Demonstrations, imitation, evaluation in <out>/bases/<base>-<seed>."""
+    from robopolicy.data.meta import recorded
+
     folder = out.resolve() / "bases" / f"{base.name}-{seed}"
     log, data, run = folder / "log.txt", folder / "data", folder / "bc"
-    if not (data / "meta" / "robopolicy.json").exists():
+    if recorded(data) != "whole":
         robopolicy("demos", f"task={base.task}", f"out={data}", f"episodes={base.demos}", f"seed={seed}",
                    f"imperfection={base.imperfection}", "overwrite=true", threads=threads, log=log)  # fmt: skip
     robopolicy("train", "algo=bc", f"task={base.task}", f"dataset={data}", f"run_dir={run}", f"seed={seed}",

@@ -304,6 +304,19 @@ def test_state_comes_back_exactly(tmp_path: Path) -> None:
     assert same(loader.latest(), STATE_TREE)
 
 
+def test_another_number_of_threads_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = torch.get_num_threads()
+    Checkpointer(tmp_path).save(7, policy=gaussian(), state={})
+    Checkpointer(tmp_path).latest()
+    assert not caplog.records
+    try:
+        torch.set_num_threads(before + 1)
+        Checkpointer(tmp_path).latest()
+    finally:
+        torch.set_num_threads(before)
+    assert f"computed with {before} threads, training goes on with {before + 1}" in caplog.text
+
+
 def test_optimizer_states_and_generators_resume(tmp_path: Path) -> None:
     net = torch.nn.Linear(3, 2)
     optimizer = torch.optim.Adam(net.parameters())

@@ -42,6 +42,14 @@ def test_typos_are_answered_with_the_closest_name(
     assert capsys.readouterr().err == f"error: {message}\n"
 
 
+def test_a_failed_start_does_not_stand_in_the_way_of_the_corrected_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("typo", "corrected"):
+        assert main(["train", "algo=bc", f"dataset={tmp_path / name}", f"run_dir={tmp_path / 'r'}"]) == 1
+        assert f"{name}: no dataset here" in capsys.readouterr().err
+
+
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def run(name: str, arguments: list[str]) -> int:
         raise error

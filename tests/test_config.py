@@ -11,8 +11,10 @@ import pytest
 
 from robopolicy.cli import find_verb
 from robopolicy.config import UsageError, compose, config_folder, flatten, group_options
+from robopolicy.data.meta import RecordingMeta
 from robopolicy.errors import ConfigError
-from robopolicy.runs import check_same, dump, open_run, read_config
+from robopolicy.runs import check_same, dump, has_stage, open_run, read_config
+from tests.fakes import POINT_ACTION
 
 OPTIONS = {group: sorted(options) for group, options in group_options().items()}
 TRAIN = find_verb("train")
@@ -166,6 +168,7 @@ def test_a_run_keeps_its_config(tmp_path: Path) -> None:
     config = train("task=pick", "loop.steps=100")
     with open_run(tmp_path, config):
         assert read_config(tmp_path) == config
+        (tmp_path / "checkpoints" / "step_0000000001").mkdir(parents=True)
     check_same(tmp_path, config)
     check_same(tmp_path, {**config, "run_dir": "moved", "tracker": {"_target_": "x"}})
     check_same(tmp_path, train("task=pick", "loop.steps=200"))  # extended
@@ -176,6 +179,75 @@ def test_a_run_keeps_its_config(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"task\.horizon: was absent, now 9"), open_run(tmp_path, other):
         pass
     assert read_config(tmp_path) == config, "a refused command leaves the run as it was"
+
+
+def test_a_run_that_came_to_nothing_does_not_keep_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    typo, right = train("dataset=typo"), train("dataset=right")
+    monkeypatch.setattr("sys.argv", ["robopolicy", "train", "dataset=typo"])
+    with open_run(tmp_path, typo):
+        (tmp_path / "evaluations").mkdir()
+        (tmp_path / "wandb_id").touch()
+    monkeypatch.setattr("sys.argv", ["robopolicy", "train", "dataset=right"])
+    with open_run(tmp_path, right):
+        assert read_config(tmp_path) == right
+        assert "dataset=right" in (tmp_path / "provenance.json").read_text(), "the report shows this command"
+        left = {p.name for p in tmp_path.iterdir()} - {".lock"}
+        assert left == {"config.yaml", "provenance.json"}, "nothing of the first is taken for the second's"
+        (tmp_path / "checkpoints" / "step_0000000001").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"dataset: was 'right', now 'typo'"), open_run(tmp_path, typo):
+        pass
+
+
+def test_a_quickstart_keeps_its_config_from_its_first_stage_on(tmp_path: Path) -> None:
+    config, other = ({"out": str(tmp_path), "demos": n} for n in (60, 30))
+    meta = tmp_path / "data" / "meta"
+    meta.mkdir(parents=True)
+    (meta / "info.json").write_text("{}")
+    RecordingMeta(POINT_ACTION, 0.1, ("go",), ()).save(tmp_path / "data")  # interrupted: no stage is done
+    for chosen in (config, other):
+        with open_run(tmp_path, chosen, begun=has_stage):
+            assert read_config(tmp_path) == chosen
+    RecordingMeta(POINT_ACTION, 0.1, ("go",), (), complete=True).save(tmp_path / "data")
+    with pytest.raises(ConfigError, match="demos: was 30, now 60"), open_run(tmp_path, config, begun=has_stage):
+        pass
+    (meta / "info.json").unlink()
+    (tmp_path / "bc" / "checkpoints" / "step_0000000001").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="demos: was 30, now 60"), open_run(tmp_path, config, begun=has_stage):
+        pass
+
+
+def test_a_config_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("server: 1\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml that no run of robopolicy wrote"), open_run(tmp_path, train()):
+        pass
+    assert (tmp_path / "config.yaml").read_text() == "server: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("algo", "key", "warns"),
+    [
+        (["algo=bc"], "loop.steps", True),
+        (["algo=dppo"], "loop.total_steps", True),
+        (["algo=ppo"], "loop.total_steps", True),
+        (["algo=policy_flow"], "loop.total_steps", True),
+        (["algo=dppo", "algo.lr_schedule=constant"], "loop.total_steps", False),
+        (["algo=dppo", "algo.lr_schedule=constant", "algo.progressive=0.5"], "loop.total_steps", True),
+        (["algo=bc", "algo.steps=100"], "loop.steps", False),
+        (["algo=bc", "algo.steps=100"], "algo.steps", True),
+        (["algo=residual_fast"], "loop.total_steps", False),
+    ],
+)
+def test_more_steps_than_the_schedule_began_with_are_warned_of(
+    tmp_path: Path, algo: list[str], key: str, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    short, long = (train(*algo, f"{key}={n}") for n in (100_000, 200_000))
+    for config in (short, short, long):
+        caplog.clear()
+        with open_run(tmp_path, config):
+            (tmp_path / "checkpoints" / "step_0000000001").mkdir(parents=True, exist_ok=True)
+        assert bool(caplog.records) == (warns and config is long)
+    if warns:
+        assert f"{key} was 100000, now 200000. Learning follows a schedule over it" in caplog.text
 
 
 def test_a_run_belongs_to_one_process(tmp_path: Path) -> None:

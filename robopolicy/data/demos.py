@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from robopolicy.data.meta import RecordingMeta, num_episodes, recorded
 from robopolicy.data.writer import DatasetWriter
 from robopolicy.errors import ConfigError, DataError, closest
 from robopolicy.noise import Split, episode_seeds
@@ -119,6 +121,8 @@ def record_demos(
 ) -> Recording:
     """Record `episodes` demonstrations of `expert` as a LeRobotDataset v3.
 
+    What an interrupted recording of the same left in `out` is its beginning: it is recorded again, and replaced.
+
     A fixed list of seeds is run; kept are the first `episodes` of them, in the list's order, that succeed (end with
     success). So the dataset is a function of the seeds: the same whatever N is, and short episodes are not favoured.
 
@@ -131,7 +135,7 @@ def record_demos(
 
     Raises:
         ConfigError: an unknown camera, no episodes asked for.
-        DataError: `out` exists, or too few successes; those found are kept in `out`.
+        DataError: `out` exists and is not the beginning of this, or too few successes; those found are kept in `out`.
     """
     if episodes < 1:
         raise ConfigError(f"episodes must be at least 1, found {episodes}")
@@ -146,16 +150,20 @@ def record_demos(
     }
     if hasattr(expert, "imperfection"):
         facts["imperfection"] = expert.imperfection
+    facts |= provenance or {}
+    observation = {k: f for k, f in env.spec.observation.items() if k in {*keys, TASK}}
+    begun = _begun(Path(out), {**facts, "observation": tuple(observation)}, episodes, overwrite=overwrite)
     kept = attempted = successes = dropped = frames = 0
     with (
         DatasetWriter(
             out,
-            observation={k: f for k, f in env.spec.observation.items() if k in {*keys, TASK}},
+            observation=observation,
             action=env.spec.action,
             dt=env.spec.dt,
             tasks=env.spec.tasks,
-            provenance={**facts, **(provenance or {})},
+            provenance={**facts, "episodes": episodes},
             overwrite=overwrite,
+            begun=begun,
         ) as writer,
         tracker.progress(episodes, "demonstrations") if tracker else _Silent() as bar,
     ):
@@ -177,9 +185,34 @@ def record_demos(
             raise DataError(
                 f"the expert succeeded in {successes} of {attempted} episodes of {env.spec.id} ({dropped} physics "
                 f"faults), {episodes} were asked for. Raise max_attempts, lower its imperfection, or keep failures too "
-                f"with only_success=false. The {kept} found are in {out}."
+                f"with only_success=false. The {kept} found are in {out}; training takes them with incomplete=true."
             )
     return Recording(Path(out), kept, frames, attempted, successes, dropped, time.monotonic() - began)
+
+
+def _begun(out: Path, facts: dict[str, Any], episodes: int, *, overwrite: bool) -> int:
+    """Episodes in `out` that an interrupted recording of the same left there; 0 where there is none.
+
+    Raises:
+        DataError: an interrupted recording of something else, or of more, and it may not be overwritten.
+    """
+    meta = RecordingMeta.load(out) if recorded(out) == "part" else None
+    if meta is None:
+        return 0
+    before, now = ({k: json.loads(json.dumps(v)) for k, v in found.items()} for found in
+                   ({**meta.provenance, "observation": meta.observation}, facts))  # fmt: skip
+    differ = [f"{k} was {before.get(k)!r}, now {v!r}" for k, v in now.items() if before.get(k) != v]
+    there = num_episodes(out)
+    if there > episodes:
+        differ.append(f"it holds {there} episodes, now {episodes} are asked for")
+    if not differ:
+        return there
+    if not overwrite:
+        raise DataError(
+            f"{out}: holds an interrupted recording of something else: {'; '.join(differ)}. Repeat the command that "
+            "began it, choose another path, or replace it with overwrite=true."
+        )
+    return 0
 
 
 def _in_seed_order(env: VecEnv, expert: Expert, seeds: Tensor, keys: tuple[str, ...]) -> Any:

@@ -5,6 +5,7 @@ LeRobot's `__getitem__` costs 4–9 ms a frame; training samples from tensors in
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 
 from robopolicy.data.check import check_episodes, check_needed, check_timestamps, raise_defects
 from robopolicy.data.episodes import Episodes
-from robopolicy.data.meta import SEED, RecordingMeta
+from robopolicy.data.meta import SEED, RecordingMeta, num_episodes
 from robopolicy.data.source import Source, resolve_action_spec
 from robopolicy.data.tables import Columns, read_outcomes, read_table, read_tasks, task_texts
 from robopolicy.data.video import load_images, load_videos
@@ -24,6 +25,8 @@ from robopolicy.errors import DataError, closest
 from robopolicy.types import IMAGES, TASK, ActionSpec, Feature, Obs
 
 __all__ = ["DatasetWriter", "annotate_dataset", "dataset_features", "load_episodes"]
+
+_log = logging.getLogger(__name__)
 
 
 def dataset_features(path: str | Path) -> dict[str, Feature]:
@@ -72,6 +75,7 @@ def load_episodes(
     rename: Mapping[str, str] | None = None,
     min_length: int = 1,
     outcomes: Literal["recorded", "success"] | None = None,
+    incomplete: bool = True,
 ) -> Episodes:
     """Read a LeRobotDataset v3 into tensors and check it.
 
@@ -84,15 +88,18 @@ def load_episodes(
         min_length: frames that every episode must have.
         outcomes: "success" declares every episode a success that ends with its last frame (reward 1 there), for
             datasets of good demonstrations without rewards; None: as annotated, else "recorded".
+        incomplete: False refuses a dataset whose recording was interrupted; True warns of it.
 
     Returns:
         Episodes in float32, images uint8. `outcomes` is False where neither rewards nor successes were recorded.
 
     Raises:
-        DataError: not readable, cut off, a feature missing or of another shape, NaN or infinity, frames that do not
-            follow one another by 1/fps, actions outside their limits, no meaning of the actions.
+        DataError: not readable, cut off, interrupted (see `incomplete`), a feature missing or of another shape, NaN or
+            infinity, frames that do not follow one another by 1/fps, actions outside their limits, no meaning of the
+            actions.
     """
     source = Source.open(Path(path), rename)
+    _check_complete(source, incomplete)
     outcomes = outcomes or (source.meta.outcomes if source.meta else "recorded")
     action_spec = resolve_action_spec(source, action_spec)
     raise_defects(check_needed(needed or {}, source.offered), source.root)
@@ -134,6 +141,22 @@ def load_episodes(
     )
     raise_defects(check_episodes(result, min_length=min_length), source.root)
     return result
+
+
+def _check_complete(source: Source, accepted: bool) -> None:
+    if source.meta is None or source.meta.complete:
+        return
+    asked = source.meta.provenance.get("episodes")
+    text = (
+        f"{source.root}: holds {num_episodes(source.root)} episodes{f' of the {asked} asked for' if asked else ''}: "
+        "its recording ended early"
+    )
+    if not accepted:
+        raise DataError(
+            f"{text}. Repeat the command that recorded it, which replaces it with the whole; or say that what is there "
+            "will do: incomplete=true."
+        )
+    _log.warning("%s.", text)
 
 
 def _keys_to_load(source: Source, needed: Mapping[str, Feature] | None, cameras: Sequence[str] | None) -> list[str]:

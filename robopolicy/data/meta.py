@@ -32,9 +32,10 @@ class RecordingMeta:
     """Contents of `meta/robopolicy.json`.
 
     `dt`: seconds per frame. `tasks`: instructions in the env's order, which `task_index` counts in.
-    `observation`: keys that the env emitted. `complete`: the recording reached its end.
+    `observation`: keys that the env emitted. `complete`: the recording reached its end (ask `recorded`).
     `rename`, `outcomes`: how to read a dataset that others recorded, see `load_episodes` and `annotate_dataset`.
-    `provenance`: env id and digest, expert, imperfection, episodes attempted … whatever the recorder knows.
+    `provenance`: env id and digest, expert, imperfection, episodes asked for and attempted … whatever the recorder
+    knows.
     """
 
     action: ActionSpec
@@ -75,6 +76,23 @@ class RecordingMeta:
         action = {k: tuple(v) if isinstance(v, list) else v for k, v in data.pop("action").items()}
         lists = {k: tuple(data.pop(k)) for k in ("tasks", "observation")}
         return cls(action=ActionSpec(**action), **lists, **data)
+
+
+def recorded(root: Path) -> Literal["nothing", "part", "whole"]:
+    """What lies at `root`: no dataset, one whose recording was interrupted, or a whole one (or somebody else's).
+
+    Raises:
+        DataError: its `meta/robopolicy.json` is damaged.
+    """
+    if not (root / "meta" / "info.json").exists():
+        return "nothing"
+    meta = RecordingMeta.load(root)
+    return "whole" if meta is None or meta.complete else "part"
+
+
+def num_episodes(root: Path) -> int:
+    """Episodes of a LeRobot dataset, by its `meta/info.json`."""
+    return int(json.loads((root / "meta" / "info.json").read_text())["total_episodes"])
 
 
 def task_order(recorded: tuple[str, ...], wanted: tuple[str, ...]) -> dict[int, int]:

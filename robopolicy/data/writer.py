@@ -42,6 +42,8 @@ class DatasetWriter:
         provenance: goes into `meta/robopolicy.json`; `writer.meta.provenance` may be added to while recording.
         marks: further columns about each frame that no policy observes, e.g. `intervention`.
         overwrite: replace a dataset at `path`, once the new one is complete.
+        begun: episodes of the dataset at `path` where it is the beginning of this very recording, else 0: it is
+            replaced as soon as this one is complete or, however this one ends, holds more.
         crf: video quality of LeRobot's default codec (AV1); lower is better, LeRobot's own default is 30.
 
     Raises:
@@ -59,10 +61,11 @@ class DatasetWriter:
         provenance: Mapping[str, Any] | None = None,
         marks: Mapping[str, Feature] | None = None,
         overwrite: bool = False,
+        begun: int = 0,
         crf: int = 20,
     ) -> None:
-        self.path, self.overwrite = Path(path), overwrite
-        if self.path.exists() and not overwrite:
+        self.path, self.begun = Path(path), begun
+        if self.path.exists() and not (overwrite or begun):
             raise DataError(f"{self.path}: exists already. Choose another path, or replace it with overwrite=true.")
         fps = round(1.0 / dt)
         if abs(fps * dt - 1.0) > 1e-6:
@@ -221,15 +224,15 @@ class DatasetWriter:
             if self.num_episodes:
                 self.meta.complete = complete
                 self.meta.save(self._root)
-                if self.path.exists() and not complete:
+                if self.path.exists() and not complete and not self.begun:
                     _log.warning(
                         "%s is as it was; the %d new episodes are in %s.", self.path, self.num_episodes, self._root
                     )
                     return
-                old = self._temporary / "replaced"
-                if self.path.exists():
-                    self.path.rename(old)
-                self._root.rename(self.path)
+                if complete or self.num_episodes > self.begun:  # else they are the first of those at `path`
+                    if self.path.exists():
+                        self.path.rename(self._temporary / "replaced")
+                    self._root.rename(self.path)
             shutil.rmtree(self._temporary)
 
     def __enter__(self) -> DatasetWriter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -80,13 +81,14 @@ def _named_apart(runs: Sequence[Run]) -> list[Evaluation]:
     found = [(run, e) for run in runs for e in run.evaluations]
     names = [e.name for _, e in found]
     return [
-        e if names.count(e.name) == 1 else Evaluation(f"{run.name}/{e.name}" if e.name != run.name else e.name, e.rows)
+        e if names.count(e.name) == 1 or e.name == run.name else replace(e, name=f"{run.name}/{e.name}")
         for run, e in found
     ]
 
 
 def _headline_pair(evaluations: Sequence[Evaluation], names: tuple[str, str] | None) -> list[Evaluation]:
-    """The two evaluations to compare, or the only one, or none. Test seeds go before others."""
+    """The two evaluations to compare, or the only one, or none. Test seeds go before others, the newest checkpoint
+    before the best."""
     if names is not None:
         known = {e.name: e for e in evaluations}
         unknown = [n for n in names if n not in known]
@@ -94,6 +96,7 @@ def _headline_pair(evaluations: Sequence[Evaluation], names: tuple[str, str] | N
             raise DataError(f"report: no evaluation named {unknown[0]!r}; there are {sorted(known)}")
         return [known[n] for n in names]
     chosen = [e for e in evaluations if e.rows.split == "test"] or list(evaluations)
+    chosen = [e for e in chosen if not e.aside] or chosen
     if not chosen:
         return []
     first = next((e for e in chosen if "base" in e.name), chosen[0])

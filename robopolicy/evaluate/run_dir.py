@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from robopolicy.errors import DataError
+from robopolicy.errors import ConfigError, DataError
 from robopolicy.evaluate.rows import Rows
 from robopolicy.evaluate.video import INDEX
 
@@ -21,12 +21,39 @@ PIECES = {
 }
 
 
+_MARKS = ("best", "deterministic", "validation")
+
+
+def label(name: str = "", *, checkpoint: str = "", deterministic: bool = False, split: str = "test") -> str:
+    """What `episodes-<label>.csv` is called after: `name`, and whatever tells it from the usual evaluation.
+
+    The usual one is of the newest checkpoint, sampled, on test episodes; without a name it is "" (`episodes.csv`).
+
+    Args:
+        checkpoint: "" for the newest, else "best" or its own name.
+
+    Raises:
+        ConfigError: `name` is no name of a file, or would be taken for one of another evaluation.
+    """
+    marks = [checkpoint, "deterministic" if deterministic else "", split if split != "test" else ""]
+    parts = name.split("-")
+    for part in parts:
+        if part not in marks and (part in _MARKS or part.startswith("step_")):
+            raise ConfigError(
+                f"name {name!r}: {part!r} marks evaluations of another kind, and this is none. Give another."
+            )
+    if Path(name).name != name:
+        raise ConfigError(f"name {name!r}: becomes part of a file name. Give one without '/'.")
+    return "-".join(p for p in (name, *(m for m in marks if m not in parts)) if p)
+
+
 @dataclass(frozen=True)
 class Evaluation:
-    """One file of episode rows: `episodes.csv` is named after the run, `episodes-<name>.csv` is named <name>."""
+    """One file of episode rows: `episodes.csv` is named after the run, `episodes-<label>.csv` is named <label>."""
 
     name: str
     rows: Rows
+    aside: bool = False  # not of the newest checkpoint, or not sampled: see `label`
 
 
 @dataclass(frozen=True)
@@ -133,7 +160,9 @@ def _evaluations(path: Path) -> tuple[list[Evaluation], list[str]]:
             broken.append(str(error))
             continue
         if len(rows):
-            found.append(Evaluation(file.stem.removeprefix("episodes").strip("-_ ") or path.resolve().name, rows))
+            name = file.stem.removeprefix("episodes").strip("-_ ")
+            aside = any(p in ("best", "deterministic") or p.startswith("step_") for p in name.split("-"))
+            found.append(Evaluation(name or path.resolve().name, rows, aside))
     return found, broken
 
 

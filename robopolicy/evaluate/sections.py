@@ -106,7 +106,8 @@ def checkpoints(evaluations: Sequence[Evaluation], pair: Sequence[Evaluation]) -
     rows = []
     for e in evaluations:
         rate = e.rows.success_rate()
-        name = e.name + (f" ({e.rows.split} seeds)" if e.rows.split not in ("test", e.name) else "")
+        said = e.rows.split == "test" or e.name.endswith(e.rows.split)
+        name = e.name if said else f"{e.name} ({e.rows.split} seeds)"
         colour = "c0" if len(pair) == 2 and e is pair[0] else "c1"
         rows.append(plots.Whisker(name, *rate, f"{100 * rate.value:.1f}%  n = {len(e.rows)}", colour))
     if len(rows) < 2:

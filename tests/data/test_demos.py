@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from robopolicy.data.demos import EpisodeBuffer, record_demos
 from robopolicy.data.lerobot import load_episodes
-from robopolicy.data.meta import RecordingMeta
+from robopolicy.data.meta import RecordingMeta, num_episodes, recorded
+from robopolicy.data.writer import DatasetWriter
 from robopolicy.errors import ConfigError, DataError
 from robopolicy.noise import episode_seeds
 from robopolicy.types import STATE, Obs
@@ -150,6 +152,58 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
     part, all_ = load_episodes(tmp_path / "d"), load_episodes(tmp_path / "e")
     assert 0 < part.num_episodes < whole.episodes
     assert torch.equal(part.action, all_.action[: part.num_frames])
+
+
+def interrupted(out: Path, after: int, *, episodes: int = 20, **options: Any) -> None:
+    """A recording with Ctrl-C when `after` episodes are written."""
+    add, written = DatasetWriter.add_episode, []
+
+    def once_more(self: DatasetWriter, **episode: Any) -> None:
+        if len(written) == after:
+            raise KeyboardInterrupt
+        written.append(add(self, **episode))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DatasetWriter, "add_episode", once_more)
+        with pytest.raises(KeyboardInterrupt):
+            record_demos(env=PointEnv(2), expert=PointExpert(2), episodes=episodes, out=out, **options)
+
+
+def test_repeating_an_interrupted_recording_replaces_it(tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    for after, kept in ((4, 4), (2, 4), (6, 6)):
+        interrupted(path, after)
+        assert (recorded(path), num_episodes(path)) == ("part", kept), "the longer of the two stays"
+    record_demos(env=PointEnv(2), expert=PointExpert(2), episodes=20, out=path)
+    assert (recorded(path), num_episodes(path)) == ("whole", 20)
+    assert [p.name for p in tmp_path.iterdir()] == ["d"], "nothing is left lying about"
+    with pytest.raises(DataError, match="exists already"):
+        record_demos(env=PointEnv(2), expert=PointExpert(2), episodes=20, out=path)
+
+
+def test_an_interrupted_recording_of_something_else_stays(tmp_path: Path) -> None:
+    path = tmp_path / "d"
+    interrupted(path, 4)
+    point = {"env": PointEnv(2), "expert": PointExpert(2), "out": path}
+    with pytest.raises(DataError, match=r"something else: run_seed was 0, now 1\. .* overwrite=true"):
+        record_demos(episodes=20, run_seed=1, **point)
+    with pytest.raises(DataError, match="it holds 4 episodes, now 3 are asked for"):
+        record_demos(episodes=3, **point)
+    assert (recorded(path), num_episodes(path)) == ("part", 4)
+    record_demos(episodes=20, run_seed=1, overwrite=True, **point)
+    assert (recorded(path), num_episodes(path)) == ("whole", 20)
+
+
+def test_an_interrupted_recording_is_not_taken_for_the_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    interrupted(tmp_path / "d", 4)
+    with pytest.raises(DataError, match=r"holds 4 episodes of the 20 asked for: .*Repeat the command.*incomplete=true"):
+        load_episodes(tmp_path / "d", incomplete=False)
+    assert load_episodes(tmp_path / "d").num_episodes == 4
+    assert "holds 4 episodes of the 20 asked for" in caplog.text
+    record_demos(env=PointEnv(2), expert=PointExpert(2), episodes=20, out=tmp_path / "d")
+    caplog.clear()
+    assert load_episodes(tmp_path / "d", incomplete=False).num_episodes == 20
+    assert not caplog.records
 
 
 def test_unknown_cameras(tmp_path: Path) -> None:
