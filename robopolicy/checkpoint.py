@@ -10,7 +10,7 @@ import json
 import logging
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,20 @@ from robopolicy.storage import new_directory, read_json, read_state, remove_left
 
 __all__ = ["Checkpointer", "find_policy", "load_policy", "save_policy"]
 
-FORMAT = 1  # of the training state; policies have one of their own
+FORMAT = 2  # of the training state; policies have one of their own
 _log = logging.getLogger(__name__)
+
+
+def _from_1(state: dict[str, Any]) -> dict[str, Any]:
+    """The best success rate, the newest metrics and the tally of off-policy runs were not there from the beginning."""
+    state = {"best": -1.0, **state}
+    if "replay" in state:
+        tally = state.get("tally") or {"recent": state.pop("recent")}
+        state = {"metrics": {}, **state, "tally": {"diverged": 0, "rounds": 0, "sums": {}, **tally}}
+    return state
+
+
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}  # format → to the next one
 
 
 class Checkpointer:
@@ -110,7 +122,10 @@ class Checkpointer:
             )  # fmt: skip
         state = read_state(path)
         _set_rng_state(state["rng"])
-        return state["training"]
+        training = state["training"]
+        for found in range(read_json(path / "checkpoint.json")["format"], FORMAT):
+            training = MIGRATIONS[found](training)
+        return training
 
     def latest_path(self) -> Path | None:
         """The newest checkpoint, verified; None before the first one."""
@@ -125,10 +140,10 @@ class Checkpointer:
                 _log.warning("%s. Falling back to the checkpoint before it.", error)
                 damaged.append(path)
                 continue
-            if meta["format"] != FORMAT:
+            if meta["format"] not in range(1, FORMAT + 1):
                 raise CheckpointError(
                     f"{path}: its training state has format {meta['format']} (robopolicy {meta['robopolicy']}), this "
-                    f"one reads {FORMAT}. Finish the run with the version that began it; its policy loads anyhow."
+                    f"one reads 1 to {FORMAT}. Finish the run with the version that began it; its policy loads anyhow."
                 )
             for other in damaged:
                 aside = other.with_name("damaged_" + other.name)

@@ -87,11 +87,11 @@ def off_policy(
     else:
         for name, part in (("algo", algo), ("env", env), ("replay", online)):
             part.load_state_dict(state[name])
-        tally.load_state_dict(state.get("tally", state))  # runs begun by an earlier version: `recent` alone, beside
+        tally.load_state_dict(state["tally"])
         generator.set_state(state["generator"])
         obs, steps, owed, train_s = state["obs"], state["steps"], state["owed"], state["train_s"]
-        result, metrics = state["result"], dict(state.get("metrics", {}))
-        evaluated, saved, logged, best = state["evaluated"], steps, state["logged"], state.get("best", -1.0)
+        result, metrics = state["result"], dict(state["metrics"])
+        evaluated, saved, logged, best = state["evaluated"], steps, state["logged"], state["best"]
         if not env.spec.resumable:  # the episodes of `obs` are gone: go on with new ones
             obs = env.reset()
             online.interrupt()
@@ -191,8 +191,7 @@ class Tally:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.recent = deque(state["recent"], maxlen=self.recent.maxlen)
-        self.diverged, self.rounds = state.get("diverged", 0), state.get("rounds", 0)
-        self.sums = dict(state.get("sums", {}))
+        self.diverged, self.rounds, self.sums = state["diverged"], state["rounds"], dict(state["sums"])
 
 
 def due(every: int, previous: int, steps: int) -> bool:

@@ -115,7 +115,7 @@ def offline(
     step, sums, means, best = 0, {}, {}, -1.0  # best: success rate of the best evaluation
     if state is not None:
         step, sums, means = state["step"], dict(state["sums"]), dict(state["means"])
-        best = state.get("best", -1.0)
+        best = state["best"]
         algo.load_state_dict(state["algo"])
     with tracker.progress(steps, "offline") as progress:
         progress.update(step)

@@ -77,7 +77,7 @@ def on_policy(
         collector.load_state_dict(state["collector"])
         done, steps, train_s, result = state["done"], state["steps"], state["train_s"], state["result"]
         evaluated, saved, recent = state["evaluated"], steps, deque(state["recent"], maxlen=100)
-        best = state.get("best", -1.0)
+        best = state["best"]
 
     def snapshot() -> dict[str, Any]:
         return {

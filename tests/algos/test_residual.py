@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 
+from robopolicy import checkpoint
 from robopolicy.algos.residual import ResidualTD3
 from robopolicy.data.replay import Batch, Replay
 from robopolicy.errors import ConfigError, SpecError
@@ -199,14 +200,19 @@ def test_a_resumed_run_logs_the_same_lines():
     assert 0.0 < want[-1][1]["train/intervened"] < 1.0
 
 
-def test_states_of_an_earlier_version_go_on():
-    _, algo, env = make()
+def test_runs_that_an_earlier_version_began_go_on(tmp_path, monkeypatch):
+    """Format 1, as its first commits wrote it."""
+    policy, algo, env = make()
+    policy.config = policy.base.config = {"_target_": "of.a.test"}
     checkpoints = MemoryCheckpoints()
     loop(algo, env, checkpoints, total_steps=200)
     state = checkpoints.latest()
     state["recent"] = state.pop("tally")["recent"]
-    del state["metrics"]
-    assert loop(algo, env, checkpoints, total_steps=400)["steps"] == 400
+    del state["metrics"], state["best"]
+    monkeypatch.setattr(checkpoint, "FORMAT", 1)
+    checkpoint.Checkpointer(tmp_path).save(200, policy=algo.policy, state=state)
+    monkeypatch.undo()
+    assert loop(algo, env, checkpoint.Checkpointer(tmp_path), total_steps=400)["steps"] == 400
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 8, 100])
