@@ -19,6 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from robopolicy.data.meta import recorded
 from robopolicy.errors import RobopolicyError
 from robopolicy.evaluate.evidence import read, write
 from robopolicy.evaluate.provenance import commit
@@ -80,8 +81,6 @@ def robopolicy(*arguments: str, threads: int, log: Path) -> None:
 
 def train_base(out: Path, base: Base, seed: int, threads: int) -> None:
     """Demonstrations, imitation, evaluation in <out>/bases/<base>-<seed>."""
-    from robopolicy.data.meta import recorded
-
     folder = out.resolve() / "bases" / f"{base.name}-{seed}"
     log, data, run = folder / "log.txt", folder / "data", folder / "bc"
     if recorded(data) != "whole":
