@@ -180,11 +180,11 @@ class ControlLoop:
         self.chain.activate(Measured(state.q), now)
         self.runner.reset(seed)
         self.seed, self.driver, self.halted = seed, "policy", ""
-        if self.operator is not None:
-            self.operator.start()
         self.frames.clear()
         self.begin, self.step, self.waiting, self.asked, self.grip = now, 0, False, False, state.opening
         self._resync(state.q)
+        if self.operator is not None:
+            self.operator.start()
 
     def tick(self) -> Decision:
         """One tick: the command that was decided on."""

@@ -43,21 +43,29 @@ class Shown(NamedTuple):
 
 
 class Memory:
-    """What a recording of one episode would hold, as far as frames are made of it."""
+    """What a recording of one episode would hold, as far as frames are made of it.
 
-    def __init__(self) -> None:
-        self.steps: list[tuple[str, dict[str, Any]]] = []
-        self.count = 0
+    Args:
+        over: the human has ended the episode; that the arm brakes then is no part of a demonstration.
+    """
+
+    def __init__(self, over: Callable[[], bool]) -> None:
+        self.over, self.closed = over, False
+        self.clear()
 
     def put(self, topic: str, now: float, content: dict[str, Any]) -> None:
+        if self.closed:
+            return
         if topic == "step":
+            self.closed = self.over()
             self.steps.append((topic, {"n": self.count, "now": now, **content}))
             self.count += 1
         elif topic == "tick":
             self.steps.append((topic, {"mode": content["mode"], "changed": content["changed"]}))
 
     def clear(self) -> None:
-        self.steps, self.count = [], 0
+        self.steps: list[tuple[str, dict[str, Any]]] = []
+        self.count, self.closed = 0, False
 
     def frames(self, header: dict[str, Any], success: bool) -> Frames:
         """The episode from its first motion on, [T] control steps.
@@ -67,10 +75,11 @@ class Memory:
         """
         footer = {"success": success, "dropped": {}}
         found = frames_of(Recording(Path("teleop"), [("header", header), *self.steps, ("footer", footer)]))
-        begun = np.flatnonzero((np.abs(found.action - _standing(found.action[0], header)) > 1e-6).any(axis=1))
-        if not len(begun):
+        asked = [content["action"] for topic, content in self.steps if topic == "step"][:-1]
+        begun = [k for k, action in enumerate(asked) if action is not None and _moves(action, asked[0], header)]
+        if not begun:
             raise UnusableError("the arm was not moved")
-        at = slice(int(begun[0]), None)  # before it somebody looked at the screen
+        at = slice(begun[0], None)  # before it somebody looked at the screen
         obs = {key: value[at] for key, value in found.obs.items()}
         return Frames(obs, found.action[at], found.policy_action[at], found.intervention[at], found.driver[at], success)
 
@@ -116,7 +125,7 @@ def record(
     spec = env.spec
     hand = Hand(keys, spec.action, env.dt, drive, recording=True)
     stands = HoldPolicy(PolicySpec(spec.observation, spec.action, env.dt, 1, 1, 1, spec.tasks))  # never drives
-    memory = Memory()
+    memory = Memory(lambda: bool(hand.verdict))
     cell = make(env, stands, hand=hand, settings=dict(safety or {}), put=memory.put, pace=pace, show=show)
     facts = {
         "env": {"id": spec.id, "digest": spec.digest, "horizon": spec.horizon}, "operator": "keyboard",
@@ -192,9 +201,7 @@ def _add(writer: DatasetWriter, episode: Frames, seed: int) -> None:
     )  # fmt: skip
 
 
-def _standing(first: Array, header: dict[str, Any]) -> Array:
-    """[Da] the action that leaves everything as it is at the beginning."""
-    rest = np.zeros_like(first)
-    if (gripper := header["policy"]["action"]["gripper"]) is not None:
-        rest[gripper] = first[gripper]
-    return rest
+def _moves(action: list[float], first: list[float] | None, header: dict[str, Any]) -> bool:
+    """Whether a human's action is another than to leave everything as it was."""
+    gripper = header["policy"]["action"]["gripper"]
+    return any(x != (first[i] if first is not None and i == gripper else 0.0) for i, x in enumerate(action))
