@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ import pytest
 import torch
 
 import sim
+from real import operated
 from real.dataset import convert, frames_of
-from real.deploy import report
+from real.deploy import Deployment, in_process, over_ros2, report
 from real.hand import Drive, Hand
 from real.keys import InputLostError
 from real.operated import OperatedCell, first_interrupt
@@ -158,6 +160,29 @@ def test_in_shadow_mode_the_policy_moves_nothing():
     cell, commands = with_policy(Script(), seconds=0.5, first="human")
     episode = cell.run(3)
     assert np.ptp(commands, axis=0).max() < 1e-5 and episode.helped == 1.0
+
+
+@pytest.mark.parametrize("keys", [[(0.1, "t")], [(0.1, "x")]])
+def test_deploy_lets_an_operator_in_and_ends_when_told(keys, monkeypatch, capsys, tmp_path):
+    script, env = Script(*keys, then=[[], []]), sim.make("reach", 1, joint_noise=0.0)
+
+    class Keyboard(Script):
+        __enter__ = lambda self: script  # noqa: E731
+        __exit__ = lambda self, *error: None  # noqa: E731
+
+    monkeypatch.setattr(operated, "Terminal", Keyboard)
+    monkeypatch.setattr(operated, "RealTime", lambda: operated.nothing)
+    monkeypatch.setattr(operated, "OperatedCell", script.make)
+    d = Deployment(tmp_path, "latest", {}, env, Policy(env, SLOW), WIDE, (3, 4, 5), operator="keyboard",
+                   drive=Drive(episode_s=0.3), record=tmp_path / "r")  # fmt: skip
+    done = list(in_process(d))
+    ended = keys[0][1] == "x"
+    assert len(done) == (1 if ended else 3) == len(list((tmp_path / "r").glob("*.mcap")))
+    assert [e.helped > 0 for e in done][:2] == ([True] if ended else [True, False])
+    said = capsys.readouterr().out
+    assert "take over from the policy" in said and ("stopped by the operator" in said) == ended
+    with pytest.raises(ConfigError, match="operator: nobody can take over"):
+        next(over_ros2(replace(d, record=None)))
 
 
 # -- stopping ---------------------------------------------------------------------------------------------------------
