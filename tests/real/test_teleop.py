@@ -149,6 +149,20 @@ def test_recordings_with_a_human_become_training_data(shared, tmp_path):
     assert set(load_episodes(tmp_path / "d").observation) == {"observation.state", "task_index"}, "nobody observes it"
 
 
+def test_a_plan_on_its_way_is_dropped_at_a_hand_over():
+    """A slow planner's chunk that was asked for before the human took over, or by the shadow, is never executed."""
+    cell, _ = with_policy(Script((0.3, "t"), (0.6, "p")), seconds=1.0, latency=0.1)
+    taken, add = [], cell.loop.buffer.add
+    cell.loop.buffer.add = lambda chunk, observed, now: taken.append((observed, now)) or add(chunk, observed, now)
+    resets, reset = [], cell.loop.runner.planner.reset
+    cell.loop.runner.planner.reset = lambda seed: resets.append(seed) or reset(seed)
+    cell.run(3)
+    assert cell.loop.counts["handed_over"] == 2 and len(taken) > 4
+    assert resets == [3, 3, 3], "a residual's base forgets its chunk too; noise stays keyed by the episode"
+    for switch in (0.3, 0.6):
+        assert not [t for t in taken if t[0] < switch - 1e-6 and t[1] > switch + 1e-6], "asked before, taken after"
+
+
 def test_any_key_stops_a_rewind():
     keys = Script((0.5, "b"), (0.6, "other"))
     cell, _ = with_policy(keys, seconds=0.9)
