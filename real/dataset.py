@@ -4,8 +4,9 @@ A frame is a control step: what was seen, and the action that was *executed*. Th
 it was carried out; where the limits slowed or held the arm, it is the action that has the effect of what was commanded
 instead. Such frames are marked.
 
-intervention   bool, the arm was commanded something else than the policy asked for
-policy_action  [Da] what the policy asked for; the executed action where it asked for nothing
+intervention   bool, the arm was commanded something else than the policy asked for: by the limits, or by a human
+policy_action  [Da] what the policy asked for, or would have while a human drove; the executed action if nothing
+driver         int64, who asked: 0 the policy, 1 a human, 2 the rewind that a human began
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from robopolicy.spec import PolicySpec
 from robopolicy.types import TASK, ActionSpec, Feature
 
 Array = NDArray[np.float64]
+DRIVERS = ("policy", "human", "rewind")
 
 
 class Frames(NamedTuple):
@@ -34,7 +36,12 @@ class Frames(NamedTuple):
     action: Array  # [T Da] executed
     policy_action: Array  # [T Da]
     intervention: NDArray[np.bool_]  # [T]
+    driver: NDArray[np.int64]  # [T] index into DRIVERS
     success: bool | None  # None: nobody knows
+
+
+class UnusableError(Exception):
+    """An episode that cannot be made frames of; says why."""
 
 
 class Converted(NamedTuple):
@@ -65,7 +72,10 @@ def convert(*, recording: Path, out: Path, only_success: bool = False, overwrite
     with DatasetWriter(
         out, observation=observation, action=action, dt=first["policy"]["dt"], tasks=tuple(first["policy"]["tasks"]),
         provenance={k: first.get(k) for k in ("robopolicy", "digest", "task", "task_digest", "policy_id")},
-        marks={"intervention": Feature((), "bool"), "policy_action": Feature((action.dim,), names=action.names)},
+        marks={
+            "intervention": Feature((), "bool"), "policy_action": Feature((action.dim,), names=action.names),
+            "driver": Feature((), "int64"),
+        },
         overwrite=overwrite,
     ) as writer:  # fmt: skip
         for path in paths:
@@ -73,7 +83,7 @@ def convert(*, recording: Path, out: Path, only_success: bool = False, overwrite
             _check_same(first, found.header, path)
             try:
                 episode = frames_of(found)
-            except _UnusableError as error:
+            except UnusableError as error:
                 left_out[path.name] = str(error)
                 continue
             if only_success and not episode.success:
@@ -85,7 +95,10 @@ def convert(*, recording: Path, out: Path, only_success: bool = False, overwrite
             writer.add_episode(
                 obs=episode.obs, action=episode.action, reward=success.astype(np.float32), success=success,
                 terminated=bool(episode.success), task=writer.meta.tasks[task], seed=found.header.get("seed", 0),
-                marks={"intervention": episode.intervention, "policy_action": episode.policy_action},
+                marks={
+                    "intervention": episode.intervention, "policy_action": episode.policy_action,
+                    "driver": episode.driver,
+                },
             )  # fmt: skip
             frames, interventions = frames + len(success), interventions + int(episode.intervention.sum())
         if not writer.num_episodes:
@@ -98,11 +111,15 @@ def convert(*, recording: Path, out: Path, only_success: bool = False, overwrite
 
 
 def frames_of(recording: Recording) -> Frames:
-    """The control steps of a recording but the last one."""
+    """The control steps of a recording but the last one.
+
+    Raises:
+        UnusableError: they cannot be trained on.
+    """
     header = recording.header
     action, observation = _action(header), _observation(header)
     if header.get("shadow"):
-        raise _UnusableError("recorded with dry_run: nothing moved")
+        raise UnusableError("recorded with dry_run: nothing moved")
     steps: list[dict[str, Any]] = []
     held: list[bool] = []  # by control step: the stop was played
     changed: list[bool] = []
@@ -116,21 +133,27 @@ def frames_of(recording: Recording) -> Frames:
             changed[-1] |= content["changed"]
     numbers = [(s["n"], s["step"]) for s in steps]
     if recording.lost or numbers != [(k, k) for k in range(len(steps))]:
-        raise _UnusableError("control steps are missing: the recorder or the loop was late")
+        raise UnusableError("control steps are missing: the recorder or the loop was late")
     if len(steps) < 2:
-        raise _UnusableError("it ended within its first control step")
+        raise UnusableError("it ended within its first control step")
     low, high = np.array(action.low), np.array(action.high)
-    executed, asked, marks = [], [], []
+    executed, asked, marks, drivers = [], [], [], []
     for k, (now, after) in enumerate(zip(steps, steps[1:], strict=False)):
         wanted = None if now["action"] is None else np.clip(now["action"], low, high)
         other = wanted is None or now["limited"] or held[k]
         executed.append(np.clip(_effect(now["commanded"], after["commanded"], action), low, high) if other else wanted)
-        asked.append(executed[-1] if wanted is None else wanted)
-        marks.append(other or changed[k])
+        driver = now.get("driver", "policy")
+        proposed = wanted if driver == "policy" else now.get("proposed")
+        asked.append(executed[-1] if proposed is None else np.clip(proposed, low, high))
+        marks.append(other or changed[k] or driver != "policy")
+        drivers.append(DRIVERS.index(driver))
     obs = {
         key: np.stack([value_of(s["obs"][key], feature) for s in steps[:-1]]) for key, feature in observation.items()
     }
-    return Frames(obs, np.array(executed), np.array(asked), np.array(marks), recording.footer["success"])
+    return Frames(
+        obs, np.array(executed), np.array(asked), np.array(marks), np.array(drivers, dtype=np.int64),
+        recording.footer["success"],
+    )  # fmt: skip
 
 
 def value_of(value: Any, feature: Feature) -> NDArray[Any]:
@@ -141,10 +164,6 @@ def value_of(value: Any, feature: Feature) -> NDArray[Any]:
 
 
 # -- inside ---------------------------------------------------------------------------------------------------------
-class _UnusableError(Exception):
-    """An episode that cannot be made frames of."""
-
-
 def _effect(before: dict[str, Any], after: dict[str, Any], action: ActionSpec) -> Array:
     """[Da] the action that leads from one commanded state to the next."""
     if (action.reference, action.rotation) == ("commanded", "yaw"):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
+from real.hand import Drive
 from real.joints import ActionDecoder, ChunkBuffer, check_latency
-from real.loop import ControlLoop, InlineRunner, Planner, Plans
-from real.recording import PolicyJournal, RecordedChain, Recorder, describe
+from real.loop import ControlLoop, InlineRunner, Operator, Planner, Plans
+from real.recording import PolicyJournal, Put, RecordedChain, Recorder, describe
 from real.remote import RemotePlanner, connect
 from real.robots import MujocoArm, State, Trouble
 from real.safety import Mode, SafetyChain, load_profile
@@ -44,25 +45,33 @@ class Episode(NamedTuple):
     changed: float  # fraction of ticks in which the command was not the target
     paced: float  # fraction of control steps that were slower than the policy asked for
     reasons: Counter[str]
+    helped: float = 0.0  # fraction of control steps in which a human drove, or had the arm go back
 
 
 class SimulatedCell:
-    """A task's simulated arm at 1 kHz under a control loop, on simulated time."""
+    """A task's simulated arm at 1 kHz under a control loop, on simulated time.
+
+    Args:
+        put: takes what a recording would (real.recording.Recorder.put) where there is no `recorder`.
+        operator: a human who may drive.
+    """
 
     def __init__(
         self, env: SimEnv, policy: Policy | RemotePlanner, *, settings: Settings, latency: float = 0.0,
         trouble: Trouble | None = None, shadow: bool = False, dt: float = 0.004, risk: Path | None = None,
-        recorder: Recorder | None = None, facts: dict[str, Any] | None = None,
+        recorder: Recorder | None = None, facts: dict[str, Any] | None = None, put: Put | None = None,
+        operator: Operator | None = None,
     ) -> None:  # fmt: skip
         self.env, self.dt, self.time = env, dt, 0.0
+        put = put if recorder is None else recorder.put
         self.recorder, self.facts = recorder, facts or {}
         profile = load_profile("panda", **settings)
         self.arm = MujocoArm(env.task, profile, dt=dt, trouble=trouble)
         critic = None if risk is None else RiskCritic.load(risk, profile, dt)
         self.chain = (
             SafetyChain(profile, dt=dt, risk=critic)
-            if recorder is None
-            else RecordedChain(profile, dt=dt, risk=critic, put=recorder.put)
+            if put is None
+            else RecordedChain(profile, dt=dt, risk=critic, put=put)
         )
         planner: Plans = Planner(policy) if isinstance(policy, Policy) else policy
         lead = int(np.ceil(latency / policy.spec.dt - 1e-9))
@@ -70,7 +79,7 @@ class SimulatedCell:
             self.arm, self.chain, ActionDecoder(env.controller, stroke=FINGER_STROKE, dt=env.dt),
             InlineRunner(planner, latency=latency), self._observe, ChunkBuffer(policy.spec, lead=lead),
             clock=lambda: self.time, history=planner.history, lead=lead, shadow=shadow,
-            journal=None if recorder is None else PolicyJournal(recorder.put),
+            journal=None if put is None else PolicyJournal(put), operator=operator,
         )  # fmt: skip
         self.held = 0
 
@@ -85,9 +94,7 @@ class SimulatedCell:
         """One episode, to success, to its horizon or to a fault; recorded where there is a recorder."""
         if self.recorder is None:
             return self._run(seed)
-        spec, policy = self.env.spec, self.loop.buffer.spec
-        header = describe(self.chain, observation=spec.observation, policy=policy, task=spec.id, seed=seed)
-        self.recorder.begin({**header, "task_digest": spec.digest, "shadow": self.loop.shadow, **self.facts})
+        self.recorder.begin(self.header(seed))
         outcome: dict[str, Any] = {"success": None}
         try:
             episode = self._run(seed)
@@ -96,6 +103,19 @@ class SimulatedCell:
             self.recorder.end(**outcome)
         return episode
 
+    def header(self, seed: int) -> dict[str, Any]:
+        """What a recording of the episode `seed` begins with."""
+        spec, policy = self.env.spec, self.loop.buffer.spec
+        header = describe(self.chain, observation=spec.observation, policy=policy, task=spec.id, seed=seed)
+        return {**header, "task_digest": spec.digest, "shadow": self.loop.shadow, **self.facts}
+
+    def goes_on(self) -> bool:
+        """Whether the episode needs another tick."""
+        return self.loop.step <= self.env.task.horizon and self.held < self.env.task.hold
+
+    def ticked(self) -> None:
+        """A tick is over."""
+
     def _run(self, seed: int) -> Episode:
         env = self.env
         env.reset(torch.tensor([seed], dtype=torch.int64))
@@ -103,10 +123,11 @@ class SimulatedCell:
         self.held, changed, ticks, reasons = 0, 0, 0, Counter[str]()
         self.loop.counts.clear()
         self.loop.start(seed=seed)
-        while self.loop.step <= env.task.horizon and self.held < env.task.hold:
+        while self.goes_on():
             decision = self.loop.tick()
             self.arm.advance()
             self.time += self.dt
+            self.ticked()
             ticks, changed = ticks + 1, changed + decision.changed
             reasons.update(decision.reasons)
             if decision.mode is Mode.FAULT or self.arm.aborted:
@@ -114,6 +135,7 @@ class SimulatedCell:
         return Episode(
             seed, self.held >= env.task.hold, self.loop.step, self.arm.aborted, self.chain.mode.name,
             changed / max(1, ticks), self.loop.counts["paced"] / max(1, self.loop.step), reasons,
+            (self.loop.counts["human"] + self.loop.counts["rewind"]) / max(1, self.loop.step),
         )  # fmt: skip
 
 
@@ -137,14 +159,23 @@ class Deployment:
     lockstep: bool = False
     logs: Path | None = None
     policy_id: str = ""
+    operator: Literal["keyboard"] | None = None
+    drive: Drive = field(default_factory=Drive)
+    human_first: bool = False
 
 
 def in_process(d: Deployment) -> Iterator[Episode]:
-    """The simulated arm under the control loop, in this process and on simulated time."""
-    cell = SimulatedCell(
-        d.env, d.policy, settings=d.settings, latency=d.latency, trouble=Trouble(drop=d.lost), shadow=d.dry_run,
-        risk=d.risk, recorder=None if d.record is None else Recorder(d.record), facts={"policy_id": d.policy_id},
+    """The simulated arm under the control loop, in this process: on simulated time, or with an operator in real time"""
+    options: dict[str, Any] = dict(
+        settings=d.settings, latency=d.latency, trouble=Trouble(drop=d.lost), shadow=d.dry_run, risk=d.risk,
+        facts={"policy_id": d.policy_id},
     )  # fmt: skip
+    if d.operator is not None:
+        from real.operated import operated  # which is made of this module's parts
+
+        yield from operated(d, options)
+        return
+    cell = SimulatedCell(d.env, d.policy, recorder=None if d.record is None else Recorder(d.record), **options)
     for seed in d.seeds:
         yield cell.run(seed)
 
@@ -153,6 +184,8 @@ def over_ros2(d: Deployment) -> Iterator[Episode]:
     """The simulated arm and the policy node as two processes that talk over ROS 2."""
     if d.record is not None:
         raise ConfigError("record: deployments over ROS 2 cannot be recorded yet; robot=mujoco can")
+    if d.operator is not None:
+        raise ConfigError("operator: nobody can take over from the policy over ROS 2 yet; robot=mujoco can")
     if isinstance(d.policy, RemotePlanner):
         raise ConfigError("server: the policy node of ROS 2 plans by itself so far; robot=mujoco can use a server")
     try:
@@ -186,6 +219,9 @@ def deploy(
     server_ca: Path | None = None,
     wiring: str = "mujoco_panda",
     lockstep: bool = False,
+    operator: Literal["keyboard"] | None = None,
+    human_first: bool = False,
+    drive: Drive | None = None,
 ) -> list[Episode]:
     """Run a checkpoint on an arm behind the safety limits, and report success, interventions and aborts.
 
@@ -193,6 +229,7 @@ def deploy(
     `dry_run` computes everything and moves nothing. `risk`: a critic of scripts/train_risk.py, which may slow the arm.
     `record`: a new folder for one MCAP file an episode. `server`: host:port of `robopolicy serve`, which plans instead;
     of `checkpoint` only spec and task are read then.
+    `operator`: a human at these keys may take over, in real time; `human_first`: and begins every episode.
     Over ROS 2 `wiring` names topics and joints, and `lockstep` lets the arm wait for every command (simulated time).
     """
     if robot not in ROBOTS:
@@ -203,6 +240,7 @@ def deploy(
         checkpoint, which=which, task=task, seeds=tuple(int(s) for s in episode_seeds("test", 0, episodes)),
         safety=safety, speed=speed, latency=latency_ms / 1000, lost=lost, dry_run=dry_run, risk=risk, record=record,
         server=server, server_token=server_token, server_ca=server_ca, wiring=wiring, lockstep=lockstep,
+        operator=operator, human_first=human_first, drive=drive or Drive(),
     )  # fmt: skip
     env = d.env
     top = max(env.controller.spec.high[:3]) / env.dt if not env.spec_is_joint else 0.0
@@ -251,9 +289,12 @@ def report(done: list[Episode]) -> str:
     rate = wilson(sum(e.success for e in done), len(done))
     why: Counter[str] = sum((e.reasons for e in done), Counter())
     aborts = Counter(e.aborted for e in done if e.aborted)
+    helped = [e.helped for e in done if e.helped]
+    human = f"a human drove in {len(helped)} episodes, {100 * sum(helped) / len(done):.0f}% of the control steps\n"
     return (
         f"success {100 * rate.value:.0f}% ({100 * rate.low:.0f}–{100 * rate.high:.0f}) of {len(done)} episodes, "
         f"aborted by the arm: {dict(aborts) or 'never'}\n"
+        f"{human if helped else ''}"
         f"control steps slower than asked for: {100 * float(np.mean([e.paced for e in done])):.1f}%\n"
         f"commands changed in {100 * float(np.mean([e.changed for e in done])):.1f}% of ticks; reasons, in ticks: "
         f"{dict(why.most_common())}"

@@ -70,7 +70,19 @@ class ActionDecoder:
         c, clamped = self.controller, np.clip(action, self.low, self.high)
         before, jac = c.q[0].copy(), forward(c.q).jac[0, :, :3]
         ctrl = c.command(clamped[None], frame.pos, yaw_of(frame))
-        wanted, opening = ctrl[0, : len(q)].copy(), float(ctrl[0, -1] * 2)
+        return self._go(ctrl[0, : len(q)].copy(), before, jac, float(ctrl[0, -1] * 2), profile)
+
+    def retrace(self, to: Commanded, profile: Profile) -> Target:
+        """As `decode`, to where the arm was commanded before: the same joints, not only the same pose."""
+        c = self.controller
+        c.grip = np.array([to.grip])
+        target = self._go(to.q.copy(), c.q[0].copy(), forward(c.q).jac[0, :, :3], (to.grip + 1) * self.stroke, profile)
+        sent = forward(c.q)
+        c.pos, c.yaw = sent.pos.copy(), yaw_of(sent)
+        return target
+
+    def _go(self, wanted: Array, before: Array, jac: Array, opening: float, profile: Profile) -> Target:
+        c = self.controller
         self.last_step, limited = shape(wanted - before, self.last_step, jac, profile, self.dt)
         goal = np.clip(before + self.last_step, profile.low, profile.high) if limited else wanted
         c.q = goal[None].copy()

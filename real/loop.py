@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from real.hand import Driver, Order
 from real.joints import ActionDecoder, ChunkBuffer, Commanded
 from real.reference import spline
 from real.robots import Robot, State
@@ -106,12 +107,25 @@ class InlineRunner:
 class Journal(Protocol):
     """Is told what happens at the policy's rate; for recordings."""
 
-    def step(self, now: float, step: int, obs: Obs, before: Commanded, action: Array | None, limited: bool) -> None:
-        """A control step: what was seen [1 …] and commanded before it, the action [Da] if there was one."""
+    def step(
+        self, now: float, step: int, obs: Obs, before: Commanded, action: Array | None, limited: bool,
+        driver: Driver = "policy", proposed: Array | None = None,
+    ) -> None:  # fmt: skip
+        """A control step: what was seen [1 …] and commanded before it, the action [Da] if there was one, whose it was,
+        and what the policy would have done [Da] where it was not the policy's."""
         ...
 
     def chunk(self, now: float, chunk: Array, observed: float, refused: str) -> None:
         """A chunk [Ta Da] came, planned from what was seen at `observed` s."""
+        ...
+
+
+class Operator(Protocol):
+    """A human who may drive instead of the policy (real/hand.py)."""
+
+    def start(self) -> None: ...
+    def order(self, now: float, commanded: Commanded) -> Order | None:
+        """What is wanted of a control step, the arm being told to be at `commanded`; None: as the policy wants."""
         ...
 
 
@@ -126,12 +140,14 @@ class ControlLoop:
         early: s before a control step at which it observes and asks for a plan, so that one made in a thread is there
             when the step begins.
         grace: s by which a control step may be put off where its plan is late; then the arm holds.
+        operator: may take over. The policy goes on planning then, for the journal alone; what it planned before a
+            hand-over is dropped.
     """
 
     def __init__(
         self, robot: Robot, chain: SafetyChain, decoder: ActionDecoder, runner: Runner, observe: Observe,
         buffer: ChunkBuffer, *, clock: Callable[[], float], history: int = 1, lead: int = 0, shadow: bool = False,
-        early: float = 0.0, grace: float = 0.0, journal: Journal | None = None,
+        early: float = 0.0, grace: float = 0.0, journal: Journal | None = None, operator: Operator | None = None,
     ) -> None:  # fmt: skip
         if tuple(robot.joints) != chain.profile.joints:
             raise SafetyError(f"robot: joints {list(robot.joints)}, the limits are of {list(chain.profile.joints)}")
@@ -139,12 +155,15 @@ class ControlLoop:
         self.observe, self.buffer, self.clock, self.lead, self.shadow = observe, buffer, clock, lead, shadow
         self.early, self.grace, self.asked = early, grace, False
         self.frames: deque[Obs] = deque(maxlen=history)
-        self.counts, self.journal = Counter[str](), journal
+        self.counts, self.journal, self.operator = Counter[str](), journal, operator
+        self.driver: Driver = "policy"
+        self.halted = ""  # why the arm is to stop and stay, until the next start
         self.period = buffer.spec.dt
         self.goal: Array | None = None  # [n] rad, the joint target at the end of the control step; None: nothing to do
         self.points: Array = np.tile(chain.governor.c[0, -1], (4, 1))  # [4 n] rad, of the reference's spline
         self.goal_from, self.grip = 0.0, 0.0  # s; m
         self.wanted: Array | None = None  # [Da] the action of this control step, as the policy wanted it
+        self.proposed: Array | None = None  # [Da] what the policy would do while another drives
         self.limited = False  # it was slowed
         self.resting = True  # stands, and has not been told where to go since
 
@@ -160,9 +179,12 @@ class ControlLoop:
         self.chain.deactivate()
         self.chain.activate(Measured(state.q), now)
         self.runner.reset(seed)
+        self.seed, self.driver, self.halted = seed, "policy", ""
         self.frames.clear()
         self.begin, self.step, self.waiting, self.asked, self.grip = now, 0, False, False, state.opening
         self._resync(state.q)
+        if self.operator is not None:
+            self.operator.start()
 
     def tick(self) -> Decision:
         """One tick: the command that was decided on."""
@@ -178,12 +200,18 @@ class ControlLoop:
             reason = self._ask(state, now, due) if np.isfinite(state.q).all() else ""
         if at >= due - 1e-6 and state is not None and np.isfinite(state.q).all():
             step, before = self.step, self.decoder.commanded
-            self.wanted, self.limited = None, False
+            self.wanted, self.proposed, self.limited = None, None, False
             reason = self._control_step(state, now, due) or reason
-            if self.journal is not None and self.step > step:  # it was not put off
-                self.journal.step(now, step, self.frames[-1], before, self.wanted, self.limited)
+            taken = self.step > step  # it was not put off
+            self.counts[self.driver] += taken
+            if self.journal is not None and taken:
+                self.journal.step(
+                    now, step, self.frames[-1], before, self.wanted, self.limited, self.driver, self.proposed
+                )
         target: Array | None = None
-        if self.goal is not None:
+        if self.halted:
+            reason = self.halted
+        elif self.goal is not None:
             target = spline(self.points, min(1.0, (at - self.goal_from) / self.period))
         elif self.resting and not reason:
             target = self.chain.governor.c[0, -1]  # nothing has been asked for yet: stand
@@ -205,7 +233,11 @@ class ControlLoop:
 
     def _control_step(self, state: State, now: float, due: float) -> str:
         """What happens at the policy's own rate; a reason where there is nothing to do next."""
-        reason = "" if self.asked else self._ask(state, now, due)
+        order = None if self.operator is None else self.operator.order(now, self.decoder.commanded)
+        reason = self._hand_over("policy" if order is None else order.driver, now, due)
+        reason = reason if self.asked else self._ask(state, now, due)
+        if order is not None and order.halt:
+            self.halted = order.halt
         if self.chain.mode >= Mode.HOLD:  # begin anew once the arm may move again
             self.asked = False
             self.step = max(self.step + 1, int((now - self.begin) / self.period + 1e-6))
@@ -215,37 +247,58 @@ class ControlLoop:
                 self.waiting = False
             return ""
         reason = self._collect(now) or reason
-        if self.waiting and not len(self.buffer) and now < due + self.grace:
+        if order is None and self.waiting and not len(self.buffer) and now < due + self.grace:
             self.counts["put_off"] += 1
             return reason
         if self.grace and now > due + self.chain.governor.dt:  # it was put off, and what follows with it
             self.begin, due = self.begin + now - due, now
         self.asked = False
         self.step = max(self.step + 1, int((now - self.begin) / self.period + 1e-6))
-        action = self.buffer.pop(due)
-        if action is None:
+        planned = self.buffer.pop(due)
+        self.proposed = None if order is None else planned
+        action = planned if order is None else order.action
+        if order is not None and order.back is not None:
+            target = self.decoder.retrace(order.back, self.chain.profile)
+        elif action is not None:
+            self.wanted = action
+            target = self.decoder.decode(action, state.q, self.chain.profile)
+        else:
             self.goal = None
             return reason
         self.resting = False
-        self.wanted = action
-        self.goal, self.grip, self.limited = self.decoder.decode(action, state.q, self.chain.profile)
+        self.goal, self.grip, self.limited = target
         self.points = np.concatenate([self.points[1:], self.goal[None]])
         self.goal_from = due
         self.counts["paced"] += self.limited
         return reason
 
     def _ask(self, state: State, now: float, due: float) -> str:
-        """Observe, and ask for what to do next where little is left to do."""
+        """Observe, and ask for a plan."""
         self.asked = True
         frame = self.observe(state)
         while len(self.frames) < (self.frames.maxlen or 1):
             self.frames.append(frame)
         self.frames.append(frame)
+        return self._request(now, due)
+
+    def _hand_over(self, driver: Driver, now: float, due: float) -> str:
+        """Let `driver` drive from here on. A plan made before belongs to another motion: it is dropped."""
+        before, self.driver = self.driver, driver
+        if (before == "policy") == (driver == "policy"):
+            return ""
+        self.counts["handed_over"] += 1
+        self.buffer.clear()
+        self.runner.reset(self.seed)
+        self.waiting = False
+        return self._request(now, due) if self.asked else ""
+
+    def _request(self, now: float, due: float) -> str:
+        """Ask for what to do next where little is left to do."""
         if self.chain.mode >= Mode.HOLD:
             return ""
         reason = self._collect(now)  # first: what is asked for next must not wait for another control step
         if len(self.buffer) <= self.lead and not self.waiting:
-            stacked = {k: torch.stack([f[k] for f in self.frames], dim=1) for k in frame}
+            stacked = {k: torch.stack([f[k] for f in self.frames], dim=1) for k in self.frames[-1]}
             self.runner.request(stacked, self.step, min(due, now))
             self.waiting = True
             reason = self._collect(now) or reason

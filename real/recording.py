@@ -6,7 +6,7 @@ back as the same number, one that is none as the text "nan", "inf" or "-inf".
 /header    once, first: limits, risk critic, policy, versions
 /activate  where the arm was activated, and what the chain remembered then
 /tick      what the chain was told, and what it decided
-/step      once a control step: observation, what the policy wanted, what was made of it
+/step      once a control step: observation, what the policy, or a human in its place, wanted, what was made of it
 /chunk     a chunk of actions as it arrived from the policy
 /footer    once, last: how it ended and how many messages were lost; a file without it was cut off
 
@@ -191,10 +191,13 @@ class PolicyJournal:
     def __init__(self, put: Put) -> None:
         self.put = put
 
-    def step(self, now: float, step: int, obs: Obs, before: Commanded, action: Array | None, limited: bool) -> None:
+    def step(
+        self, now: float, step: int, obs: Obs, before: Commanded, action: Array | None, limited: bool,
+        driver: str = "policy", proposed: Array | None = None,
+    ) -> None:  # fmt: skip
         seen = {k: _packed(v[0].numpy()) for k, v in obs.items()}
         commanded = {"q": _list(before.q), "pos": _list(before.pos), "yaw": before.yaw, "grip": before.grip}
-        wanted = {"action": _list(action), "limited": bool(limited)}
+        wanted = {"action": _list(action), "limited": bool(limited), "driver": driver, "proposed": _list(proposed)}
         self.put("step", now, {"step": step, "obs": seen, "commanded": commanded, **wanted})
 
     def chunk(self, now: float, chunk: Array, observed: float, refused: str) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # name: (what it does, module:function, has configs/<name>.yaml). Modules are imported when their verb runs.
 _VERBS = {
     "demos": ("record demonstrations of a scripted expert as a LeRobot dataset", "robopolicy.verbs:demos", True),
+    "teleop": ("record demonstrations of your own, driving the arm by keys", "real.teleop:teleop", True),
     "train": ("imitation (algo=bc) or reinforcement on a base (algo=residual_fast)", "robopolicy.train:train", True),
     "eval": ("run a checkpoint on test episodes: rates, intervals, videos", "robopolicy.verbs:evaluate", True),
     "compare": ("two checkpoints on the same episodes, with a paired test", "robopolicy.verbs:compare", True),
@@ -37,6 +38,7 @@ _EVALUATED = "Finished evaluations are kept; the same command uses them and begi
 _WHAT_NOW = {  # after Ctrl-C
     "demos": "Finished demonstrations are kept as an incomplete dataset, unless a whole one was to be replaced, which "
     "is as it was; the same command records them again and replaces it",
+    "teleop": "Episodes that were kept are a whole dataset; the same command wants a new folder where it says out=",
     "train": _RESUMES,
     "eval": _EVALUATED,
     "compare": _EVALUATED,
