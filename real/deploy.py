@@ -11,8 +11,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from real.joints import ActionDecoder, ChunkBuffer, check_latency
-from real.loop import ControlLoop, InlineRunner, Planner, Plans
+from real.joints import ActionDecoder
+from real.loop import ControlLoop, InlineRunner
+from real.realtime import Chunking, check_chunking, chunking_of
 from real.recording import PolicyJournal, RecordedChain, Recorder, describe
 from real.remote import RemotePlanner, connect
 from real.robots import MujocoArm, State, Trouble
@@ -52,7 +53,7 @@ class SimulatedCell:
     def __init__(
         self, env: SimEnv, policy: Policy | RemotePlanner, *, settings: Settings, latency: float = 0.0,
         trouble: Trouble | None = None, shadow: bool = False, dt: float = 0.004, risk: Path | None = None,
-        recorder: Recorder | None = None, facts: dict[str, Any] | None = None,
+        recorder: Recorder | None = None, facts: dict[str, Any] | None = None, chunking: Chunking = "async",
     ) -> None:  # fmt: skip
         self.env, self.dt, self.time = env, dt, 0.0
         self.recorder, self.facts = recorder, facts or {}
@@ -64,13 +65,12 @@ class SimulatedCell:
             if recorder is None
             else RecordedChain(profile, dt=dt, risk=critic, put=recorder.put)
         )
-        planner: Plans = Planner(policy) if isinstance(policy, Policy) else policy
-        lead = int(np.ceil(latency / policy.spec.dt - 1e-9))
+        chunks = chunking_of(chunking, policy, latency)
         self.loop = ControlLoop(
             self.arm, self.chain, ActionDecoder(env.controller, stroke=FINGER_STROKE, dt=env.dt),
-            InlineRunner(planner, latency=latency), self._observe, ChunkBuffer(policy.spec, lead=lead),
-            clock=lambda: self.time, history=planner.history, lead=lead, shadow=shadow,
-            journal=None if recorder is None else PolicyJournal(recorder.put),
+            InlineRunner(chunks.planner, latency=latency), self._observe, chunks.buffer,
+            clock=lambda: self.time, history=chunks.planner.history, lead=chunks.lead, shadow=shadow,
+            journal=None if recorder is None else PolicyJournal(recorder.put), delays=chunks.delays,
         )  # fmt: skip
         self.held = 0
 
@@ -129,6 +129,7 @@ class Deployment:
     settings: Settings
     seeds: tuple[int, ...]
     latency: float = 0.0
+    chunking: Chunking = "async"
     lost: float = 0.0
     dry_run: bool = False
     risk: Path | None = None
@@ -143,7 +144,8 @@ def in_process(d: Deployment) -> Iterator[Episode]:
     """The simulated arm under the control loop, in this process and on simulated time."""
     cell = SimulatedCell(
         d.env, d.policy, settings=d.settings, latency=d.latency, trouble=Trouble(drop=d.lost), shadow=d.dry_run,
-        risk=d.risk, recorder=None if d.record is None else Recorder(d.record), facts={"policy_id": d.policy_id},
+        risk=d.risk, recorder=None if d.record is None else Recorder(d.record), chunking=d.chunking,
+        facts={"policy_id": d.policy_id, "chunking": d.chunking},
     )  # fmt: skip
     for seed in d.seeds:
         yield cell.run(seed)
@@ -177,6 +179,7 @@ def deploy(
     safety: dict[str, float] | None = None,
     speed: Positive = 1.0,
     latency_ms: Natural = 0,
+    chunking: Chunking = "async",
     lost: float = 0.0,
     dry_run: bool = False,
     risk: Path | None = None,
@@ -190,6 +193,7 @@ def deploy(
     """Run a checkpoint on an arm behind the safety limits, and report success, interventions and aborts.
 
     `safety` holds settings of real.safety.Settings; `speed` scales its speeds, 0.1 is where to begin on a real arm.
+    `chunking`: how a chunk follows the one before, see real.realtime.chunking_of.
     `dry_run` computes everything and moves nothing. `risk`: a critic of scripts/train_risk.py, which may slow the arm.
     `record`: a new folder for one MCAP file an episode. `server`: host:port of `robopolicy serve`, which plans instead;
     of `checkpoint` only spec and task are read then.
@@ -201,8 +205,9 @@ def deploy(
         raise ConfigError(f"lost: expected a fraction from 0 to below 1, found {lost}")
     d = prepare(
         checkpoint, which=which, task=task, seeds=tuple(int(s) for s in episode_seeds("test", 0, episodes)),
-        safety=safety, speed=speed, latency=latency_ms / 1000, lost=lost, dry_run=dry_run, risk=risk, record=record,
-        server=server, server_token=server_token, server_ca=server_ca, wiring=wiring, lockstep=lockstep,
+        safety=safety, speed=speed, latency=latency_ms / 1000, chunking=chunking, lost=lost, dry_run=dry_run,
+        risk=risk, record=record, server=server, server_token=server_token, server_ca=server_ca, wiring=wiring,
+        lockstep=lockstep,
     )  # fmt: skip
     env = d.env
     top = max(env.controller.spec.high[:3]) / env.dt if not env.spec_is_joint else 0.0
@@ -211,6 +216,7 @@ def deploy(
             f"the policy's actions go up to {top:.2f} m/s a direction, tcp_speed permits "
             f"{d.settings['tcp_speed']:.2f}: it will be slower than trained, and may run out of its horizon"
         )
+    print(check_chunking(d.chunking, d.policy, d.latency))
     profile = load_profile("panda", **d.settings)
     print(f"limits of {profile.data['title']}, {profile.digest}: {d.settings}")
     done = list(ROBOTS[robot](d))
@@ -239,7 +245,7 @@ def prepare(
     else:
         policy = connect(server, checkpoint, env.spec, which=which, token=server_token, ca=server_ca)
         ident = policy.ident
-    check_latency(policy.spec, more.get("latency", 0.0))
+    check_chunking(more.get("chunking", "async"), policy, more.get("latency", 0.0))
     settings = dict(safety or {})
     for name, usual in (("velocity", 0.5), ("tcp_speed", 0.25)):
         settings[name] = settings.get(name, usual) * speed
