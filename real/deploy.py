@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from real.hand import Drive
-from real.joints import ActionDecoder, ChunkBuffer, check_latency
-from real.loop import ControlLoop, InlineRunner, Operator, Planner, Plans
+from real.joints import ActionDecoder
+from real.loop import ControlLoop, InlineRunner, Operator
+from real.realtime import Chunking, check_chunking, chunking_of
 from real.recording import PolicyJournal, Put, RecordedChain, Recorder, describe
 from real.remote import RemotePlanner, connect
 from real.robots import MujocoArm, State, Trouble
@@ -60,7 +61,7 @@ class SimulatedCell:
         self, env: SimEnv, policy: Policy | RemotePlanner, *, settings: Settings, latency: float = 0.0,
         trouble: Trouble | None = None, shadow: bool = False, dt: float = 0.004, risk: Path | None = None,
         recorder: Recorder | None = None, facts: dict[str, Any] | None = None, put: Put | None = None,
-        operator: Operator | None = None,
+        operator: Operator | None = None, chunking: Chunking = "async",
     ) -> None:  # fmt: skip
         self.env, self.dt, self.time = env, dt, 0.0
         put = put if recorder is None else recorder.put
@@ -73,13 +74,12 @@ class SimulatedCell:
             if put is None
             else RecordedChain(profile, dt=dt, risk=critic, put=put)
         )
-        planner: Plans = Planner(policy) if isinstance(policy, Policy) else policy
-        lead = int(np.ceil(latency / policy.spec.dt - 1e-9))
+        chunks = chunking_of(chunking, policy, latency)
         self.loop = ControlLoop(
             self.arm, self.chain, ActionDecoder(env.controller, stroke=FINGER_STROKE, dt=env.dt),
-            InlineRunner(planner, latency=latency), self._observe, ChunkBuffer(policy.spec, lead=lead),
-            clock=lambda: self.time, history=planner.history, lead=lead, shadow=shadow,
-            journal=None if put is None else PolicyJournal(put), operator=operator,
+            InlineRunner(chunks.planner, latency=latency), self._observe, chunks.buffer,
+            clock=lambda: self.time, history=chunks.planner.history, lead=chunks.lead, shadow=shadow,
+            journal=None if put is None else PolicyJournal(put), operator=operator, delays=chunks.delays,
         )  # fmt: skip
         self.held = 0
 
@@ -151,6 +151,7 @@ class Deployment:
     settings: Settings
     seeds: tuple[int, ...]
     latency: float = 0.0
+    chunking: Chunking = "async"
     lost: float = 0.0
     dry_run: bool = False
     risk: Path | None = None
@@ -168,7 +169,7 @@ def in_process(d: Deployment) -> Iterator[Episode]:
     """The simulated arm under the control loop, in this process: on simulated time, or with an operator in real time"""
     options: dict[str, Any] = dict(
         settings=d.settings, latency=d.latency, trouble=Trouble(drop=d.lost), shadow=d.dry_run, risk=d.risk,
-        facts={"policy_id": d.policy_id},
+        chunking=d.chunking, facts={"policy_id": d.policy_id, "chunking": d.chunking},
     )  # fmt: skip
     if d.operator is not None:
         from real.operated import operated  # which is made of this module's parts
@@ -210,6 +211,7 @@ def deploy(
     safety: dict[str, float] | None = None,
     speed: Positive = 1.0,
     latency_ms: Natural = 0,
+    chunking: Chunking = "async",
     lost: float = 0.0,
     dry_run: bool = False,
     risk: Path | None = None,
@@ -226,6 +228,7 @@ def deploy(
     """Run a checkpoint on an arm behind the safety limits, and report success, interventions and aborts.
 
     `safety` holds settings of real.safety.Settings; `speed` scales its speeds, 0.1 is where to begin on a real arm.
+    `chunking`: how a chunk follows the one before, see real.realtime.chunking_of.
     `dry_run` computes everything and moves nothing. `risk`: a critic of scripts/train_risk.py, which may slow the arm.
     `record`: a new folder for one MCAP file an episode. `server`: host:port of `robopolicy serve`, which plans instead;
     of `checkpoint` only spec and task are read then.
@@ -238,9 +241,9 @@ def deploy(
         raise ConfigError(f"lost: expected a fraction from 0 to below 1, found {lost}")
     d = prepare(
         checkpoint, which=which, task=task, seeds=tuple(int(s) for s in episode_seeds("test", 0, episodes)),
-        safety=safety, speed=speed, latency=latency_ms / 1000, lost=lost, dry_run=dry_run, risk=risk, record=record,
-        server=server, server_token=server_token, server_ca=server_ca, wiring=wiring, lockstep=lockstep,
-        operator=operator, human_first=human_first, drive=drive or Drive(),
+        safety=safety, speed=speed, latency=latency_ms / 1000, chunking=chunking, lost=lost, dry_run=dry_run,
+        risk=risk, record=record, server=server, server_token=server_token, server_ca=server_ca, wiring=wiring,
+        lockstep=lockstep, operator=operator, human_first=human_first, drive=drive or Drive(),
     )  # fmt: skip
     env = d.env
     top = max(env.controller.spec.high[:3]) / env.dt if not env.spec_is_joint else 0.0
@@ -249,6 +252,7 @@ def deploy(
             f"the policy's actions go up to {top:.2f} m/s a direction, tcp_speed permits "
             f"{d.settings['tcp_speed']:.2f}: it will be slower than trained, and may run out of its horizon"
         )
+    print(check_chunking(d.chunking, d.policy, d.latency))
     profile = load_profile("panda", **d.settings)
     print(f"limits of {profile.data['title']}, {profile.digest}: {d.settings}")
     done = list(ROBOTS[robot](d))
@@ -277,7 +281,7 @@ def prepare(
     else:
         policy = connect(server, checkpoint, env.spec, which=which, token=server_token, ca=server_ca)
         ident = policy.ident
-    check_latency(policy.spec, more.get("latency", 0.0))
+    check_chunking(more.get("chunking", "async"), policy, more.get("latency", 0.0))
     settings = dict(safety or {})
     for name, usual in (("velocity", 0.5), ("tcp_speed", 0.25)):
         settings[name] = settings.get(name, usual) * speed

@@ -6,6 +6,8 @@ its end at t + (k + 1)·dt. What is late is not executed.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -114,11 +116,45 @@ def check_latency(spec: PolicySpec, latency: float) -> None:
         )
 
 
+class Ahead(NamedTuple):
+    """What is to be executed while a plan is made, for planners that go on from it."""
+
+    actions: Array  # [L Da], the first at the control step that is planned from
+    delay: int  # control steps that planning is expected to take, at most L
+
+
+class Delays:
+    """Forecast of the planning delay, in control steps: the longest of the last few (RTC, algorithm 1).
+
+    Args:
+        dt: s a control step. first: forecast before anything was measured. most: it is never more than that; a chunk
+            that takes longer is refused by the buffer.
+        window: so many are remembered.
+    """
+
+    def __init__(self, dt: float, *, first: int, most: int, window: int = 10) -> None:
+        self.dt, self.first, self.most = dt, first, most
+        self.recent = deque([first], maxlen=window)
+
+    def reset(self) -> None:
+        """Begin an episode: what it does must not depend on those before."""
+        self.recent = deque([self.first], maxlen=self.recent.maxlen)
+
+    def measured(self, seconds: float) -> None:
+        """A chunk came so many s after its observation. Counts as ChunkBuffer does: the actions that are late."""
+        self.recent.append(max(0, math.ceil(seconds / self.dt - 0.5)))
+
+    @property
+    def steps(self) -> int:
+        return min(max(self.recent), self.most)
+
+
 class ChunkBuffer:
     """Actions by the time at which they are due.
 
     Args:
         spec: of the policy; its dt and action shape.
+        length: actions of a chunk; None: n_action_steps.
         blend: control steps over which an old chunk gives way to a new one at their seam; 0 switches at once.
         max_delay: s between an observation and the first use of what was planned from it; beyond it the chunk is
             refused, since the policy was never trained on such. Delays count in whole control steps, the unit in
@@ -127,8 +163,12 @@ class ChunkBuffer:
             step) is due so much later than planned: the policy then acts on what it saw a little ago, steadily.
     """
 
-    def __init__(self, spec: PolicySpec, *, blend: int = 2, max_delay: float | None = None, lead: int = 0) -> None:
+    def __init__(
+        self, spec: PolicySpec, *, length: int | None = None, blend: int = 2, max_delay: float | None = None,
+        lead: int = 0,
+    ) -> None:  # fmt: skip
         self.spec, self.blend = spec, blend
+        self.length = spec.n_action_steps if length is None else length
         self.max_delay = spec.n_action_steps * spec.dt if max_delay is None else max_delay
         self.shift = max(0, lead + 1 - spec.n_action_steps) * spec.dt  # s
         self.plan: list[Planned] = []
@@ -138,15 +178,15 @@ class ChunkBuffer:
         self.plan = []
 
     def add(self, chunk: Array, observed: float, now: float) -> int:
-        """Take a chunk [Ta Da] planned from an observation at `observed`; returns how many of its actions are late.
+        """Take a chunk [length Da] planned from an observation at `observed`; returns how many of its actions are late.
 
         Raises:
             SpecError: wrong shape, a number that is none, or a delay outside what the policy was trained for. The
                 buffer stays as it was.
         """
         spec, gripper = self.spec, self.spec.action.gripper
-        if chunk.shape != (spec.n_action_steps, spec.action.dim):
-            raise SpecError(f"chunk: expected shape {(spec.n_action_steps, spec.action.dim)}, found {chunk.shape}")
+        if chunk.shape != (self.length, spec.action.dim):
+            raise SpecError(f"chunk: expected shape {(self.length, spec.action.dim)}, found {chunk.shape}")
         if not np.isfinite(chunk).all():
             k, d = np.argwhere(~np.isfinite(chunk))[0]
             raise SpecError(f"chunk: {spec.action.names[d]!r} of step {k} is {chunk[k, d]}")
@@ -157,7 +197,7 @@ class ChunkBuffer:
                 f"chunk: comes {delay:.3f} s after its observation, the policy can use up to {self.max_delay:.3f} s"
             )
         begin = observed + self.shift
-        new = [Planned(begin + k * spec.dt, chunk[k]) for k in range(spec.n_action_steps)]
+        new = [Planned(begin + k * spec.dt, chunk[k]) for k in range(self.length)]
         on_time = [p for p in new if p.due >= now - 0.5 * spec.dt]
         late = len(new) - len(on_time)
         self.late += late
@@ -183,6 +223,12 @@ class ChunkBuffer:
         if self.plan and self.plan[0].due <= now + half:
             return self.plan.pop(0).action
         return None
+
+    def ahead(self, now: float, delay: int) -> Ahead | None:
+        """What is due from `now` on, of which `delay` actions are executed before there is another plan; None when
+        there is nothing."""
+        actions = [p.action for p in self.plan if p.due >= now - 0.5 * self.spec.dt]
+        return Ahead(np.array(actions), min(delay, len(actions))) if actions else None
 
     def __len__(self) -> int:
         return len(self.plan)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from real.hand import Driver, Order
-from real.joints import ActionDecoder, ChunkBuffer, Commanded
+from real.joints import ActionDecoder, Ahead, ChunkBuffer, Commanded, Delays
 from real.reference import spline
 from real.robots import Robot, State
 from real.safety import Decision, Mode, SafetyChain, SafetyError
@@ -47,8 +47,9 @@ class Planner:
         for executor in self.executors:
             executor.reset()
 
-    def plan(self, obs: Obs, step: int) -> Array:
-        """[Ta Da] for a history of observations [1 To …], at control step `step` of the episode."""
+    def plan(self, obs: Obs, step: int, ahead: Ahead | None = None) -> Array:
+        """[Ta Da] for a history of observations [1 To …], at control step `step` of the episode; it does not go on
+        from what is `ahead` (real/realtime.py does)."""
         for executor in reversed(self.executors):
             if executor is self.executors[0]:
                 executor.left.zero_()
@@ -64,13 +65,13 @@ class Plans(Protocol):
     history: int
 
     def reset(self, seed: int) -> None: ...
-    def plan(self, obs: Obs, step: int) -> Array: ...
+    def plan(self, obs: Obs, step: int, ahead: Ahead | None = None) -> Array: ...
 
 
 class Runner(Protocol):
     """Where planning happens: in the tick, in a thread. `poll` raises PlanningError where a request failed."""
 
-    def request(self, obs: Obs, step: int, now: float) -> None: ...
+    def request(self, obs: Obs, step: int, now: float, ahead: Ahead | None = None) -> None: ...
     def poll(self, now: float) -> tuple[Array, float] | None: ...
     def reset(self, seed: int) -> None: ...
 
@@ -87,9 +88,9 @@ class InlineRunner:
         self.planner.reset(seed)
         self.ready = self.failed = None
 
-    def request(self, obs: Obs, step: int, now: float) -> None:
+    def request(self, obs: Obs, step: int, now: float, ahead: Ahead | None = None) -> None:
         try:
-            self.ready = (self.planner.plan(obs, step), now)
+            self.ready = (self.planner.plan(obs, step, ahead), now)
         except PlanningError as error:
             self.failed = error
 
@@ -134,6 +135,7 @@ class ControlLoop:
 
     Args:
         lead: control steps before a chunk runs out at which the next is asked for; must cover the planner's latency.
+        delays: measures that latency, for a planner that goes on from the actions ahead; None: it does not.
         clock: s, steady; called once a tick.
         shadow: everything is computed, nothing written: the arm holds still.
         journal: is told of every control step and chunk.
@@ -148,12 +150,13 @@ class ControlLoop:
         self, robot: Robot, chain: SafetyChain, decoder: ActionDecoder, runner: Runner, observe: Observe,
         buffer: ChunkBuffer, *, clock: Callable[[], float], history: int = 1, lead: int = 0, shadow: bool = False,
         early: float = 0.0, grace: float = 0.0, journal: Journal | None = None, operator: Operator | None = None,
+        delays: Delays | None = None,
     ) -> None:  # fmt: skip
         if tuple(robot.joints) != chain.profile.joints:
             raise SafetyError(f"robot: joints {list(robot.joints)}, the limits are of {list(chain.profile.joints)}")
         self.robot, self.chain, self.decoder, self.runner = robot, chain, decoder, runner
         self.observe, self.buffer, self.clock, self.lead, self.shadow = observe, buffer, clock, lead, shadow
-        self.early, self.grace, self.asked = early, grace, False
+        self.early, self.grace, self.asked, self.delays = early, grace, False, delays
         self.frames: deque[Obs] = deque(maxlen=history)
         self.counts, self.journal, self.operator = Counter[str](), journal, operator
         self.driver: Driver = "policy"
@@ -180,6 +183,8 @@ class ControlLoop:
         self.chain.activate(Measured(state.q), now)
         self.runner.reset(seed)
         self.seed, self.driver, self.halted = seed, "policy", ""
+        if self.delays is not None:
+            self.delays.reset()
         self.frames.clear()
         self.begin, self.step, self.waiting, self.asked, self.grip = now, 0, False, False, state.opening
         self._resync(state.q)
@@ -299,7 +304,10 @@ class ControlLoop:
         reason = self._collect(now)  # first: what is asked for next must not wait for another control step
         if len(self.buffer) <= self.lead and not self.waiting:
             stacked = {k: torch.stack([f[k] for f in self.frames], dim=1) for k in self.frames[-1]}
-            self.runner.request(stacked, self.step, min(due, now))
+            ahead = None
+            if self.delays is not None and self.driver == "policy":  # else nothing of the buffer will be executed
+                ahead = self.buffer.ahead(due, self.delays.steps)
+            self.runner.request(stacked, self.step, min(due, now), ahead)
             self.waiting = True
             reason = self._collect(now) or reason
         return reason
@@ -315,6 +323,8 @@ class ControlLoop:
         if done is None:
             return ""
         self.waiting, refused = False, ""
+        if self.delays is not None:
+            self.delays.measured(now - done[1])
         try:
             self.counts["late"] += self.buffer.add(done[0], done[1], now)
         except SpecError as error:

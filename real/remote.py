@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from real.joints import Ahead
 from real.loop import PlanningError
 from real.server import Token, is_loopback
 from real.wire import PROTOCOL, Message, WireError, receive, send
@@ -82,8 +83,9 @@ class RemotePlanner:
         except PlanningError:
             self._hang_up()
 
-    def plan(self, obs: Obs, step: int) -> Array:
-        """[Ta Da] for a history of observations [1 To …], at control step `step` of the episode.
+    def plan(self, obs: Obs, step: int, ahead: Ahead | None = None) -> Array:
+        """[Ta Da] for a history of observations [1 To …], at control step `step` of the episode; what is `ahead` is
+        not sent.
 
         Raises:
             PlanningError: no answer in time, a connection that broke, a refusal. The next call connects again.

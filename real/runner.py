@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from numpy.typing import NDArray
 
-from real.loop import Array, Planner, PlanningError
+from real.joints import Ahead
+from real.loop import Array, PlanningError, Plans
 from robopolicy.types import Obs
 
 
@@ -16,6 +17,7 @@ class _Job(NamedTuple):
     obs: Obs
     step: int
     now: float
+    ahead: Ahead | None
 
 
 class ThreadRunner:
@@ -30,7 +32,7 @@ class ThreadRunner:
             planning takes none. 0 on an arm.
     """
 
-    def __init__(self, planner: Planner, *, latency: float = 0.0, wait: float = 0.0) -> None:
+    def __init__(self, planner: Plans, *, latency: float = 0.0, wait: float = 0.0) -> None:
         self.planner, self.latency, self.wait = planner, latency, wait
         self._changed = threading.Condition()
         self._life, self._seed, self._job, self._busy, self._closed = 0, 0, None, False, False
@@ -47,10 +49,10 @@ class ThreadRunner:
             self._life, self._seed = self._life + 1, seed
             self._job = self._done = self._error = None
 
-    def request(self, obs: Obs, step: int, now: float) -> None:
+    def request(self, obs: Obs, step: int, now: float, ahead: Ahead | None = None) -> None:
         """Plan from `obs` [1 To …], seen at `now` s, for control step `step`; replaces what was not begun yet."""
         with self._changed:
-            self._job = _Job(self._life, {k: v.clone() for k, v in obs.items()}, step, now)
+            self._job = _Job(self._life, {k: v.clone() for k, v in obs.items()}, step, now, ahead)
             self._changed.notify_all()
 
     def poll(self, now: float) -> tuple[Array, float] | None:
@@ -90,7 +92,7 @@ class ThreadRunner:
                 if job.life != life:
                     self.planner.reset(seed)
                     life = job.life
-                done = self.planner.plan(job.obs, job.step), job.now
+                done = self.planner.plan(job.obs, job.step, job.ahead), job.now
             except Exception as problem:  # the loop must hear of it, whatever it is
                 error = problem
             with self._changed:

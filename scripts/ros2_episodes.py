@@ -4,7 +4,8 @@
         [--lockstep] [--only refined_latency] [--out runs/ros2_episodes] [safety.tcp_speed=1.0 …]
 
 Settings: base, refined, and both with 50 ms added latency and 5% lost messages (base_latency, refined_latency), on
-either side of the comparison. Finished episodes are kept as lines of JSON in --out; the same command goes on there.
+either side of the comparison; by --only also with real-time chunking, base_rtc and base_latency_rtc (a residual has no
+chunk to go on from). Finished episodes are kept as lines of JSON in --out; the same command goes on there.
 Without --lockstep it is real time: the machine must have two cores to spare.
 """
 
@@ -32,7 +33,8 @@ SIDES = {"in_process": "mujoco", "ros2": "mujoco_ros2"}
 
 def play(args: argparse.Namespace, setting: str, safety: dict[str, float]) -> dict[str, dict[int, dict[str, Any]]]:
     """Episodes of both sides by seed; those on disk are not played again."""
-    kind, bad_line = setting.removesuffix("_latency"), setting.endswith("_latency")
+    kind, *more = setting.split("_")
+    bad_line, chunking = "latency" in more, "rtc" if "rtc" in more else "async"
     seeds = tuple(int(s) for s in episode_seeds("test", 0, args.episodes))
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for side, robot in SIDES.items():
@@ -43,11 +45,12 @@ def play(args: argparse.Namespace, setting: str, safety: dict[str, float]) -> di
             "safety": safety,
             "latency": LATENCY * bad_line,
             "lost": LOST * bad_line,
+            **({"chunking": chunking} if chunking != "async" else {}),
         }
         done = read(file, head)
         d = prepare(
             getattr(args, kind), safety=safety, seeds=tuple(s for s in seeds if s not in done),
-            latency=head["latency"], lost=head["lost"], lockstep=args.lockstep,
+            latency=head["latency"], lost=head["lost"], chunking=chunking, lockstep=args.lockstep,
         )  # fmt: skip
         for attempt in range(3):  # a process that was lost is started anew
             left = tuple(s for s in seeds if s not in done)
@@ -120,7 +123,8 @@ def main() -> None:
     rows = []
     for setting in settings:
         note = f"limits {safety or 'as by default'}; {'lockstep' if args.lockstep else 'real time'}"
-        note += f"; {1000 * LATENCY:.0f} ms latency, {100 * LOST:.0f}% lost, both sides" * setting.endswith("_latency")
+        note += f"; {1000 * LATENCY:.0f} ms latency, {100 * LOST:.0f}% lost, both sides" * ("_latency" in setting)
+        note += "; chunking=rtc" * setting.endswith("_rtc")
         rows += rows_of(setting, play(args, setting, safety), note)
     print(*(json.dumps(asdict(row), ensure_ascii=False) for row in rows), sep="\n")
     if args.record:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from robopolicy.data.episodes import Episodes
 from robopolicy.networks.mlp import ResidualMLP
+from robopolicy.normalize import ACTION as ACTION_KEY
 from robopolicy.normalize import Normalizer
-from robopolicy.policies.base import Policy
+from robopolicy.policies.base import DenoisingPolicy, Policy
+from robopolicy.policies.denoising import ChunkDenoiser
+from robopolicy.policies.flow import FlowPolicy
 from robopolicy.spec import PolicySpec
 from robopolicy.types import STATE, ActionSpec, Feature
 
@@ -60,3 +63,51 @@ def policy(kind: type[Policy], data: Episodes, *, seed: int = 0, horizon: int = 
     normalizer = Normalizer(OBSERVATION, ACTION).fit(data)
     options.setdefault("network", partial(ResidualMLP, width=64, time_dim=16))
     return kind(spec(horizon=horizon), normalizer, **options)
+
+
+class TwoSides(nn.Module):
+    """What a perfectly trained denoiser says where chunks lie around +side or −side [H Da], each as often, ± `std`."""
+
+    def __init__(self, side: Tensor, std: float) -> None:
+        super().__init__()
+        self.side, self.std = side, std
+        self.policy: list[ChunkDenoiser] = []  # not a submodule
+
+    def embed_cond(self, cond: Tensor) -> Tensor:
+        return cond.new_zeros(len(cond), 1)
+
+    def embed_time(self, t: Tensor) -> Tensor:
+        return t[:, None]
+
+    def denoise(self, x: Tensor, embedding: Tensor) -> Tensor:
+        times = self.policy[0].times
+        index = int((times - embedding[0, 0]).abs().argmin())
+        signal, spread = self.policy[0].level(index)
+        total = (signal * self.std) ** 2 + spread**2
+        centre = torch.tanh(signal / total * (x * self.side).sum((1, 2), keepdim=True)) * self.side
+        clean = centre + signal * self.std**2 / total * (x - signal * centre)
+        return (clean - x) / spread if isinstance(self.policy[0], FlowPolicy) else clean
+
+
+def two_sides(
+    kind: type[ChunkDenoiser],
+    spec: PolicySpec,
+    *,
+    height: float = 0.8,
+    std: float = 0.05,
+    reach: float = 1.0,
+    **options: object,
+) -> DenoisingPolicy:
+    """A policy that passes an obstacle left or right, whatever it sees: y = ±height at all steps, normalised,
+    where ±1 is `reach` of the limits."""
+    side = torch.zeros(spec.horizon, spec.action.dim)
+    side[:, 1] = height
+    network = TwoSides(side, std)
+    normalizer = Normalizer.from_limits(spec.observation, spec.action)
+    affine = normalizer.affine[ACTION_KEY]
+    affine.set(affine.shift, reach * affine.scale)
+    if kind is not FlowPolicy:
+        options = {"prediction": "sample", **options}
+    made = kind(spec, normalizer, network=lambda **sizes: network, **options)
+    network.policy.append(made)
+    return made.eval()

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
-from real.joints import ActionDecoder, ChunkBuffer, check_latency
-from real.loop import ControlLoop, Planner
+from real.joints import ActionDecoder, Ahead
+from real.loop import ControlLoop
+from real.realtime import Chunking, chunking_of
 from real.robots import Robot, State
 from real.ros2.observation import Observer, check_robot, one_env
 from real.ros2.wiring import Wiring
@@ -31,6 +30,7 @@ class Options:
     which: Literal["latest", "best"] = "latest"
     settings: dict[str, float] = field(default_factory=dict)
     latency: float = 0.0
+    chunking: Chunking = "async"
     dry_run: bool = False
     lockstep: bool = False
     risk: Path | None = None
@@ -53,10 +53,10 @@ class Brain:
         while level is not None:  # what a residual corrects sees and acts too
             check_robot(level.spec, wiring)
             level = level.base
-        check_latency(self.policy.spec, options.latency)
+        self.chunks = chunking_of(options.chunking, self.policy, options.latency)
         self.observer = Observer(self.env)
         self.names = self.observer.names
-        self.planner = Planner(self.policy)
+        self.planner = self.chunks.planner
         self.runner = ThreadRunner(self.planner, latency=options.latency, wait=60.0 if options.lockstep else 0.0)
 
     def take(self, names: Sequence[str], values: Sequence[float], /) -> None:
@@ -72,12 +72,12 @@ class Brain:
 
     def loop(self, robot: Robot, chain: SafetyChain, clock: Callable[[], float]) -> ControlLoop:
         """The control loop, on the session's clock [s]."""
-        spec = self.policy.spec
-        lead = int(np.ceil(self.options.latency / spec.dt - 1e-9))
+        chunks = self.chunks
         return ControlLoop(
             robot, chain, ActionDecoder(self.env.controller, stroke=FINGER_STROKE, dt=self.env.dt), self.runner,
-            self.observer, ChunkBuffer(spec, lead=lead), clock=clock, history=self.planner.history, lead=lead,
+            self.observer, chunks.buffer, clock=clock, history=self.planner.history, lead=chunks.lead,
             shadow=self.options.dry_run, early=self.wiring.plan_ahead_s, grace=self.wiring.grace_s,
+            delays=chunks.delays,
         )  # fmt: skip
 
     def warm_up(self, state: State) -> None:
@@ -86,7 +86,10 @@ class Brain:
             self.observer.take(self.names, [0.0] * len(self.names))
         frame = self.observer(state)
         self.planner.reset(0)
-        self.planner.plan({k: v[:, None].expand(-1, self.planner.history, *v.shape[1:]) for k, v in frame.items()}, 0)
+        obs = {k: v[:, None].expand(-1, self.planner.history, *v.shape[1:]) for k, v in frame.items()}
+        chunk = self.planner.plan(obs, 0)
+        if self.chunks.delays is not None:
+            self.planner.plan(obs, 0, Ahead(chunk[-1:], 0))
         self.observer.features = None
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ def run_episodes(deployment: Deployment) -> Iterator[Episode]:
     d = deployment
     options = {
         "task": d.task, "which": d.which, "settings": d.settings, "latency": d.latency, "dry_run": d.dry_run,
-        "lockstep": d.lockstep, "risk": None if d.risk is None else str(d.risk),
+        "lockstep": d.lockstep, "chunking": d.chunking, "risk": None if d.risk is None else str(d.risk),
     }  # fmt: skip
     wiring = load_wiring(d.wiring)
     os.environ.update({k: v for k, v in private_environment().items() if k.startswith("ROS_")})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -82,6 +83,15 @@ class LikelihoodPolicy(Policy):
         return [p for p in self.parameters() if p.requires_grad]
 
 
+class DenoisingStep(NamedTuple):
+    """One step of a denoising chain, normalised units; it begins at latents x = signal · chunk + spread · noise."""
+
+    signal: float
+    spread: float
+    clean: Callable[[Tensor], Tensor]  # x [B H Da] → the chunk [B H Da] that the network expects; never clamped
+    onward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # x, chunk → mean and deviation of the next latent
+
+
 class DenoisingPolicy(Policy):
     """A policy that turns noise into a chunk step by step: DDPM, DDIM, flow matching.
 
@@ -103,6 +113,14 @@ class DenoisingPolicy(Policy):
     @abstractmethod
     def sample(self, cond: Tensor, *, noise: Tensor | None = None) -> Tensor:
         """Run the whole chain: [B H Da] in normalised units; latents are never clamped or truncated."""
+
+    @abstractmethod
+    def unroll(self, cond: Tensor) -> Iterator[DenoisingStep]:
+        """The steps that `sample` takes, the noisiest first, for samplers that steer the chain in between.
+
+        Args:
+            cond: [B C].
+        """
 
     @abstractmethod
     def tuned_parameters(self) -> list[nn.Parameter]:

@@ -16,7 +16,7 @@ from robopolicy.networks.denoiser import Denoiser
 from robopolicy.networks.encoder import ObservationEncoder
 from robopolicy.networks.lora import adapt, plain_state
 from robopolicy.normalize import ACTION, Normalizer
-from robopolicy.policies.base import DenoisingPolicy
+from robopolicy.policies.base import DenoisingPolicy, DenoisingStep
 from robopolicy.policies.chain import Chain, ChainNoise, check_stochastic, gaussian_log_prob
 from robopolicy.schema import Count, Natural
 from robopolicy.spec import PolicySpec
@@ -117,6 +117,18 @@ class ChunkDenoiser(DenoisingPolicy):
     def mean_std(self, x: Tensor, prediction: Tensor, index: int | Tensor) -> tuple[Tensor, Tensor]:
         """Mean [B H Da] and standard deviation (broadcasts) of the latent after sampling step `index`, one or [B]."""
 
+    @abstractmethod
+    def level(self, index: int) -> tuple[float, float]:
+        """Signal and spread of the latents x = signal · chunk + spread · noise that sampling step `index` begins at."""
+
+    @abstractmethod
+    def clean(self, x: Tensor, prediction: Tensor, index: int | Tensor) -> Tensor:
+        """The chunk [B H Da] that `prediction` [B H Da] at x [B H Da] expects; not clamped."""
+
+    @abstractmethod
+    def toward(self, x: Tensor, clean: Tensor, index: int | Tensor) -> tuple[Tensor, Tensor]:
+        """`mean_std` of the prediction that expects the chunk `clean` [B H Da]."""
+
     def stages(self, cond: Tensor) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
         """Every step of the chain: its index, and prediction [B H Da] as a function of x [B H Da].
 
@@ -131,6 +143,14 @@ class ChunkDenoiser(DenoisingPolicy):
                 )
                 for i, time in zip(steps, from_time, strict=True):
                     yield i, partial(network.denoise, embedding=from_cond + time)
+
+    def unroll(self, cond: Tensor) -> Iterator[DenoisingStep]:
+        """See DenoisingPolicy."""
+        for i, predict in self.stages(cond):
+            yield DenoisingStep(*self.level(i), partial(self._expect, predict, i), partial(self.toward, index=i))
+
+    def _expect(self, predict: Callable[[Tensor], Tensor], index: int, x: Tensor) -> Tensor:
+        return self.clean(x, predict(x), index)
 
     def sample(self, cond: Tensor, *, noise: Tensor | None = None) -> Tensor:
         """[B H Da] normalised, from cond [B C] and noise [B *noise_shape]."""

@@ -73,6 +73,8 @@ class DiffusionPolicy(ChunkDenoiser):
         alpha_bar = scheduler.alphas_cumprod
         self.register_buffer("alpha_bar", alpha_bar)  # [K] ᾱ, from the least noisy step to the noisiest
         self.register_buffer("times", scheduler.timesteps / denoising_steps, persistent=False)  # [S] in [0, 1)
+        now = alpha_bar[scheduler.timesteps]
+        self.register_buffer("levels", torch.stack([now, 1.0 - now]).sqrt(), persistent=False)  # [2 S]
         table = step_table(alpha_bar, scheduler.timesteps, prediction=prediction, eta=eta)
         self.register_buffer("steps", table[:, :, None, None], persistent=False)  # [5 S 1 1]
         self.register_load_state_dict_pre_hook(_check_schedule)
@@ -97,9 +99,21 @@ class DiffusionPolicy(ChunkDenoiser):
             x: [B H Da] latent. prediction: [B H Da] of the network at `x`.
             index: sampling step, 0 the noisiest … S−1, one for all or [B].
         """
-        from_x, from_prediction, c0, c1, std = self.steps[:, index]
-        x0 = torch.addcmul(from_x * x, from_prediction, prediction).clamp(-self.clip, self.clip)
-        return torch.addcmul(c0 * x0, c1, x), std
+        return self.toward(x, self.clean(x, prediction, index), index)
+
+    def level(self, index: int) -> tuple[float, float]:
+        """√ᾱ and √(1−ᾱ)."""
+        return float(self.levels[0, index]), float(self.levels[1, index])
+
+    def clean(self, x: Tensor, prediction: Tensor, index: int | Tensor) -> Tensor:
+        """x̂₀ [B H Da], before its clamp."""
+        from_x, from_prediction = self.steps[:2, index]
+        return torch.addcmul(from_x * x, from_prediction, prediction)
+
+    def toward(self, x: Tensor, clean: Tensor, index: int | Tensor) -> tuple[Tensor, Tensor]:
+        """Mean [B H Da] and standard deviation of the next latent for x̂₀ [B H Da], which is clamped here."""
+        c0, c1, std = self.steps[2:, index]
+        return torch.addcmul(c0 * clean.clamp(-self.clip, self.clip), c1, x), std
 
 
 def step_table(alpha_bar: Tensor, timesteps: Tensor, *, prediction: Prediction, eta: float) -> Tensor:

@@ -71,6 +71,22 @@ class FlowPolicy(ChunkDenoiser):
         from_x, from_velocity, std = self.steps[:, index]
         return torch.addcmul(from_x * x, from_velocity, prediction), std
 
+    def level(self, index: int) -> tuple[float, float]:
+        """t and 1 − t."""
+        t = float(self.times[index])
+        return t, 1.0 - t
+
+    def clean(self, x: Tensor, prediction: Tensor, index: int | Tensor) -> Tensor:
+        """Where the straight line from x [B H Da] along the velocity `prediction` [B H Da] ends."""
+        return torch.addcmul(x, self._rest(index), prediction)
+
+    def toward(self, x: Tensor, clean: Tensor, index: int | Tensor) -> tuple[Tensor, Tensor]:
+        """`mean_std` of the velocity that leads from x [B H Da] to `clean` [B H Da]."""
+        return self.mean_std(x, (clean - x) / self._rest(index), index)
+
+    def _rest(self, index: int | Tensor) -> Tensor:
+        return (1.0 - self.times[index])[..., None, None]
+
 
 def step_table(times: Tensor, noise_level: float) -> Tensor:
     """Coefficients [3 S] of each step: mean = a·x + b·velocity, deviation σ·√dt.

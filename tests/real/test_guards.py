@@ -153,7 +153,7 @@ GUARDS = [
     Guard("risk of no number", RiskCritic, "pace", "if not risk <= self.high:", "if risk > self.high:",
           partial(test_risk.test_what_is_no_number_is_as_slow_as_can_be, test_risk.NOT_A_NUMBER)),
     # -- inputs
-    Guard("chunk's shape", ChunkBuffer, "add", "chunk.shape != (spec.n_action_steps, spec.action.dim)", "False",
+    Guard("chunk's shape", ChunkBuffer, "add", "chunk.shape != (self.length, spec.action.dim)", "False",
           test_inputs.test_a_chunk_of_another_shape_is_refused, (*FAILS, IndexError)),
     Guard("chunk's numbers", ChunkBuffer, "add", "if not np.isfinite(chunk).all():", "if False:",
           test_arm.test_delays_the_policy_was_not_trained_for_are_refused),

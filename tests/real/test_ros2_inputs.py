@@ -201,7 +201,7 @@ class Slow:
     def reset(self, seed):
         self.seeds.append(seed)
 
-    def plan(self, obs, step):
+    def plan(self, obs, step, ahead=None):
         assert self.go.wait(60.0)
         if self.fail:
             raise ValueError("no idea")
