@@ -13,7 +13,8 @@ import torch
 
 from real.hand import Drive
 from real.joints import ActionDecoder
-from real.loop import ControlLoop, InlineRunner, Operator
+from real.loop import ControlLoop, Operator
+from real.planning import InlineRunner
 from real.realtime import Chunking, check_chunking, chunking_of
 from real.recording import PolicyJournal, Put, RecordedChain, Recorder, describe
 from real.remote import RemotePlanner, connect

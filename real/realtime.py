@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from real.joints import Ahead, ChunkBuffer, Delays, check_latency
-from real.loop import Array, Planner, Plans
+from real.planning import Array, Planner, Plans
 from real.remote import RemotePlanner
 from robopolicy.errors import ConfigError, SpecError
 from robopolicy.execute import depth

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from real.joints import Ahead
-from real.loop import PlanningError
+from real.planning import PlanningError
 from real.server import Token, is_loopback
 from real.wire import PROTOCOL, Message, WireError, receive, send
 from robopolicy.errors import ConfigError
@@ -39,7 +39,7 @@ def connect(
 
 
 class RemotePlanner:
-    """What `real.loop.Planner` is, with the policy elsewhere. Blocks for `timeout` at most: run it in its own thread.
+    """What `real.planning.Planner` is, with the policy elsewhere. Blocks for `timeout` at most: run it in a thread.
 
     Args:
         address: "host:port".

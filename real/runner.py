@@ -8,7 +8,7 @@ from typing import NamedTuple
 from numpy.typing import NDArray
 
 from real.joints import Ahead
-from real.loop import Array, PlanningError, Plans
+from real.planning import Array, PlanningError, Plans
 from robopolicy.types import Obs
 
 
@@ -21,7 +21,7 @@ class _Job(NamedTuple):
 
 
 class ThreadRunner:
-    """A `real.loop.Runner`: one plan at a time, in a daemon thread.
+    """A `real.planning.Runner`: one plan at a time, in a daemon thread.
 
     What was asked for in an episode that is over is dropped. `close` does not wait for a policy that hangs.
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from real.loop import Planner
+from real.planning import Planner
 from real.wire import PROTOCOL, Message, WireError, receive, send
 from robopolicy.checkpoint import load_policy
 from robopolicy.errors import CheckpointError, ConfigError

@@ -11,7 +11,7 @@ import torch
 import sim
 from real.deploy import SimulatedCell
 from real.joints import ChunkBuffer, Delays
-from real.loop import Planner
+from real.planning import Planner
 from real.realtime import RealtimePlanner, check_chunking
 from real.remote import RemotePlanner
 from real.runner import ThreadRunner

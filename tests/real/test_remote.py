@@ -23,7 +23,7 @@ import torch
 
 import sim
 from real.deploy import SimulatedCell
-from real.loop import Planner, PlanningError
+from real.planning import Planner, PlanningError
 from real.remote import RemotePlanner
 from real.server import PolicyServer, Token, is_loopback
 from real.wire import PROTOCOL, WireError, receive, send

@@ -15,7 +15,7 @@ import yaml
 
 import sim
 from real.joints import check_latency
-from real.loop import PlanningError
+from real.planning import PlanningError
 from real.ros2.observation import Observer, check_robot
 from real.ros2.wiring import FOLDER, WiringError, load_wiring, parse, wiring_names
 from real.runner import ThreadRunner
