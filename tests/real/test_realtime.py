@@ -42,7 +42,7 @@ class Notes:
     def __init__(self) -> None:
         self.actions, self.chunks = [], []
 
-    def step(self, now, step, obs, before, action, limited) -> None:
+    def step(self, now, step, obs, before, action, limited, driver="policy", proposed=None) -> None:
         self.actions.append(None if action is None else action.copy())
 
     def chunk(self, now, chunk, observed, refused) -> None:

@@ -85,7 +85,7 @@ def shared(tmp_path_factory):
     planned = []
     runner = cell.loop.runner
     plan = runner.planner.plan
-    runner.planner.plan = lambda obs, step: planned.append((cell.loop.driver, step)) or plan(obs, step)
+    runner.planner.plan = lambda obs, step, ahead=None: planned.append((cell.loop.driver, step)) or plan(obs, step)
     episode = cell.run(3)
     return folder, episode, read(folder / "r" / "episode_000000.mcap"), planned
 
