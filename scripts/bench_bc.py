@@ -1,6 +1,6 @@
 """Imitation: our DiffusionPolicy against LeRobot's, side by side in one run; rows of evidence as JSON, one a line.
 
-    python scripts/bench_bc.py [--quick | --record]
+    python scripts/bench_bc.py [--only training | --only inference] [--quick | --record]
 
 Both have the same dataset on disk, U-Net (equal parameter counts, or the script stops), chunk, batch size, DDPM steps
 and torch threads, on the CPU, each with its own optimiser settings. The sides alternate, round by round.
@@ -199,6 +199,7 @@ def compare(setting: str, sides: Any, rounds: int, notes: str, *, samples: int =
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="of each comparison; ten times as many of inference")
+    parser.add_argument("--only", choices=("training", "inference"), help="training includes the update alone")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--quick", action="store_true", help="batch 64 and a few rounds, to see that it works")
     group.add_argument("--record", action="store_true", help="write the rows to docs/results/bc_speed.json too")
@@ -209,8 +210,8 @@ def main() -> None:
         data = record_dataset(root, episodes)
         for batch_size in (64,) if args.quick else (256, 64):
             sides = Ours(data, batch_size), LeRobot(root, batch_size)
-            rows += compare_training(*sides, rounds, steps)
-        for size in (1, 32):
+            rows += compare_training(*sides, rounds, steps) if args.only != "inference" else []
+        for size in (1, 32) if args.only != "training" else ():
             rows += compare_inference(*sides, data, size, 10 * rounds)
     if args.record:
         print(*write(rows), file=sys.stderr)
