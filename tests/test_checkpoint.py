@@ -397,9 +397,9 @@ def test_all_damaged_is_an_error_not_a_fresh_start(tmp_path: Path) -> None:
 def test_state_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     Checkpointer(tmp_path).save(1, policy=gaussian(), state={})
     folder = tmp_path / "checkpoints" / "step_0000000001"
-    edit_json(folder / "checkpoint.json", format=2, robopolicy="9.9")
+    edit_json(folder / "checkpoint.json", format=99, robopolicy="9.9")
     rehash(folder)
-    with pytest.raises(CheckpointError, match=r"format 2 \(robopolicy 9\.9\)"):
+    with pytest.raises(CheckpointError, match=r"format 99 \(robopolicy 9\.9\)"):
         Checkpointer(tmp_path).latest()
 
 
