@@ -117,13 +117,17 @@ class SimulatedCell:
     def ticked(self) -> None:
         """A tick is over."""
 
-    def _run(self, seed: int) -> Episode:
-        env = self.env
-        env.reset(torch.tensor([seed], dtype=torch.int64))
-        self.arm.place(env.physics.qpos[0], env.task_state())
-        self.held, changed, ticks, reasons = 0, 0, 0, Counter[str]()
+    def begin(self, seed: int) -> None:
+        """Put the arm into the scene of `seed`, and start the loop there."""
+        self.env.reset(torch.tensor([seed], dtype=torch.int64))
+        self.arm.place(self.env.physics.qpos[0], self.env.task_state())
+        self.held = 0
         self.loop.counts.clear()
         self.loop.start(seed=seed)
+
+    def _run(self, seed: int) -> Episode:
+        env, changed, ticks, reasons = self.env, 0, 0, Counter[str]()
+        self.begin(seed)
         while self.goes_on():
             decision = self.loop.tick()
             self.arm.advance()
@@ -167,7 +171,8 @@ class Deployment:
 
 
 def in_process(d: Deployment) -> Iterator[Episode]:
-    """The simulated arm under the control loop, in this process: on simulated time, or with an operator in real time"""
+    """The simulated arm under the control loop, in this process: on simulated time, or with an operator in
+    real time."""
     options: dict[str, Any] = dict(
         settings=d.settings, latency=d.latency, trouble=Trouble(drop=d.lost), shadow=d.dry_run, risk=d.risk,
         chunking=d.chunking, facts={"policy_id": d.policy_id, "chunking": d.chunking},

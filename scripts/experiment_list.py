@@ -78,7 +78,6 @@ PEG_HARD = (  # usual noise, of millimetres, tips the peg in the fingers: next t
     "algo.exploration_std=0.05",
     "algo.warmup_std=0.1",
 )
-SUITE_CONFIG = ("algo=residual_long",)
 EXPERIMENTS = {
     "pick_residual_fast": Experiment(
         (
@@ -112,11 +111,10 @@ EXPERIMENTS = {
         )
     ),
     "native_suite_residual": Experiment(
-        tuple(Setting(base, {"refined": SUITE_CONFIG}, prefix=f"{base.task}/") for base in SUITE), extra=("mean",)
+        tuple(Setting(base, {"refined": ("algo=residual_long",)}, prefix=f"{base.task}/") for base in SUITE),
+        extra=("mean",),
     ),
-    "pick_dppo": Experiment(
-        (Setting(PICK, {"refined": ("algo=dppo", "loop.total_steps=350000")}),), seeds=(0, 1, 2, 3, 4)
-    ),
+    "pick_dppo": Experiment((Setting(PICK, {"refined": ("algo=dppo",)}),), seeds=(0, 1, 2, 3, 4)),
     "peg_dppo": Experiment((Setting(PEG, {"refined": ("algo=dppo", "loop.total_steps=3000000")}),)),
     "native_suite_dppo": Experiment(
         tuple(

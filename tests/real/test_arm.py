@@ -60,9 +60,7 @@ def test_the_arm_aborts_as_the_makers_would(name, step):
 
 def test_an_arm_that_hears_nothing_plays_the_certified_stop():
     it = cell([0.02, 0.0, 0.0, 0.0, 0.0])
-    it.env.reset(torch.tensor([1]))
-    it.arm.place(it.env.physics.qpos[0], it.env.task_state())
-    it.loop.start(seed=1)
+    it.begin(1)
     for _ in range(60):
         it.loop.tick()
         it.arm.advance()
@@ -92,9 +90,7 @@ def test_a_policy_drives_the_arm_and_the_arm_never_aborts(latency, lost):
 @pytest.mark.parametrize("trouble", [Trouble(frozen=True), Trouble(nan=True)])
 def test_a_sick_state_stops_the_arm(trouble):
     it = cell([0.02, 0.0, 0.0, 0.0, 0.0])
-    it.env.reset(torch.tensor([1]))
-    it.arm.place(it.env.physics.qpos[0], it.env.task_state())
-    it.loop.start(seed=1)
+    it.begin(1)
     modes = []
     for tick in range(260):
         if tick == 60:

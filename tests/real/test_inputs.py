@@ -6,7 +6,6 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
 
 import sim
 from real.deploy import SimulatedCell
@@ -31,9 +30,7 @@ def test_a_policy_that_hangs_is_held_and_its_old_chunk_refused():
     """For 10 s: the limits tick on as ever, hold begins when the chunk ends, and what comes late is not executed."""
     env = sim.make("reach", 1, joint_noise=0.0, horizon=2000)
     it = SimulatedCell(env, Drive(env, [0.01, 0.0, 0.0, 0.0, 0.0]), settings=WIDE)
-    it.env.reset(torch.tensor([1]))
-    it.arm.place(it.env.physics.qpos[0], it.env.task_state())
-    it.loop.start(seed=1)
+    it.begin(1)
     poll, hung = it.loop.runner.poll, [False]
     it.loop.runner.poll = lambda now: None if hung[0] else poll(now)
     seen, since = [], 0.0

@@ -142,9 +142,7 @@ def test_a_planner_that_hangs_never_blocks_a_tick():
     plan = chunks.plan
     chunks.plan = lambda obs, step, ahead=None: plan(obs, step, ahead) if go.wait(60.0) else None
     it.loop.runner = runner = ThreadRunner(chunks, latency=STEP, wait=60.0)
-    it.env.reset(torch.tensor([1]))
-    it.arm.place(it.env.physics.qpos[0], it.env.task_state())
-    it.loop.start(seed=1)
+    it.begin(1)
     modes = []
     for tick in range(700):
         if tick == 100:

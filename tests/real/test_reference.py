@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from real.reference import shape, spline
 from real.safety import load_profile
@@ -47,9 +46,7 @@ def test_calm_motion_passes_the_limits_untouched(dt):
 
 def test_the_arm_is_where_it_is_told_to_be_and_the_decoder_knows():
     it = cell([0.02, 0.0, 0.0, 0.0, -1.0])
-    it.env.reset(torch.tensor([3]))
-    it.arm.place(it.env.physics.qpos[0], it.env.task_state())
-    it.loop.start(seed=3)
+    it.begin(3)
     gaps = []
     for _ in range(100):
         it.loop.tick()

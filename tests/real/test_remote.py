@@ -239,9 +239,7 @@ def test_the_arm_holds_while_the_server_is_dead_and_goes_on_with_another():
     process.start()
     server.socket.close()  # the child has its own
     it = SimulatedCell(env, RemotePlanner(f"127.0.0.1:{server.port}", policy.spec), settings=WIDE)
-    it.env.reset(torch.tensor([1]))
-    it.arm.place(it.env.physics.qpos[0], it.env.task_state())
-    it.loop.start(seed=1)
+    it.begin(1)
     seen = []
     try:
         for tick in range(700):
