@@ -131,8 +131,8 @@ def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, ob
         with suppress(ProcessLookupError):  # a killed one is gone already
             os.kill(pid, signal.SIGKILL)
     return {
-        "kind": kind, "trial": number, "speed": speeds[-1], "stop_s": round(stop_s, 4), "gaps": gaps, "aborted": aborted,
-        "violations": sum(bad.values()), "bad": {k: v for k, v in bad.items() if v},
+        "kind": kind, "trial": number, "speed": speeds[-1], "stop_s": round(stop_s, 4), "gaps": gaps,
+        "aborted": aborted, "violations": sum(bad.values()), "bad": {k: v for k, v in bad.items() if v},
         "fine": not aborted and not gaps and sum(bad.values()) == 0
         and stop_s <= profile.longest_stop + (wiring.lead_ticks + 12) * dt,
     }  # fmt: skip
