@@ -64,9 +64,9 @@ class TimedArm(ArmNode):
     def _on_trajectory(self, message: JointTrajectory) -> None:
         now = time.monotonic_ns()
         super()._on_trajectory(message)
-        if not message.points:
-            return
         at = self.wiring.lead_ticks + MATCH + 1  # the newest command among the points
+        if len(message.points) <= at:  # the greeting, or the farewell: no answer to a state
+            return
         first = round(messages.to_ns(message.header.stamp) / self.dt_ns)
         answers = first + at - self.wiring.lead_ticks
         if answers in self.sent:
