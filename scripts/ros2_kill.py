@@ -112,7 +112,7 @@ def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, ob
                 speeds.append(permitted(operator.newest(2), profile, dt))
                 return speeds[-1] > FULL
 
-            operator.wait(fast, 60.0, "full speed")
+            restarts = until_fast(operator, name, fast)
             os.kill(pid, SIGNALS[kind])
             killed = operator.last
             still = lambda: len(q := operator.newest(120)) == 120 and bool((q == q[-1]).all())  # noqa: E731
@@ -132,10 +132,24 @@ def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, ob
             os.kill(pid, signal.SIGKILL)
     return {
         "kind": kind, "trial": number, "speed": speeds[-1], "stop_s": round(stop_s, 4), "gaps": gaps,
+        "restarts": restarts,
         "aborted": aborted, "violations": sum(bad.values()), "bad": {k: v for k, v in bad.items() if v},
         "fine": not aborted and not gaps and sum(bad.values()) == 0
         and stop_s <= profile.longest_stop + (wiring.lead_ticks + 12) * dt,
     }  # fmt: skip
+
+
+def until_fast(operator: Operator, name: str, fast: Callable[[], bool]) -> int:
+    """Wait for full speed; how often the node had to be reset before, after a FAULT that the busy machine caused."""
+    for restarts in range(5):
+        try:
+            operator.wait(fast, 15.0, "full speed")
+            return restarts
+        except SafetyError:
+            if operator.status[name]["mode"] != "FAULT":
+                raise
+            operator.reset_fault()
+    raise SafetyError(f"{name}: no full speed after 5 faults; it reports {operator.status[name]}")
 
 
 def permitted(q: np.ndarray, profile: Profile, dt: float) -> float:
@@ -165,7 +179,8 @@ def main() -> None:
             note = f"a joint, or the tool, at {100 * slow:.0f}% or more of its permitted speed when the node was ended"
             for metric, value in (("standstill_rate", fine / len(done)), ("slowest_stop_s", slowest),
                                   ("violations", sum(int(str(d["violations"])) for d in done)),
-                                  ("aborts", sum(bool(d["aborted"]) for d in done))):  # fmt: skip
+                                  ("aborts", sum(bool(d["aborted"]) for d in done)),
+                                  ("faults_before", sum(int(str(d["restarts"])) for d in done))):  # fmt: skip
                 rows.append(
                     measured(id="node_killed", setting=kind, metric=metric, interval=float(value), episodes=len(done),
                              notes=note)
