@@ -135,7 +135,7 @@ def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, ob
         "restarts": restarts,
         "aborted": aborted, "violations": sum(bad.values()), "bad": {k: v for k, v in bad.items() if v},
         "fine": not aborted and not gaps and sum(bad.values()) == 0
-        and stop_s <= profile.longest_stop + (wiring.lead_ticks + 12) * dt,
+        and 0.0 < stop_s <= profile.longest_stop + (wiring.lead_ticks + 12) * dt,
     }  # fmt: skip
 
 
