@@ -43,7 +43,7 @@ class UNet1d(Denoiser):
         )
         factor = 2 ** (len(dims) - 1)
         self.padding = math.ceil(horizon / factor) * factor - horizon
-        self.film_sizes = [2 * b for _, b in shapes]
+        self.film_sizes = [size for _, b in shapes for size in (b, b)]  # scale, shift of every block
         self.blocks = nn.ModuleList(ResidualBlock(a, b, kernel, groups) for a, b in shapes)
         self.down = nn.ModuleList(Conv(d, d, 3, stride=2) for d in dims[:-1])
         self.up = nn.ModuleList(Upsample(d) for d in reversed(dims[:-1]))
@@ -57,7 +57,7 @@ class UNet1d(Denoiser):
             x = torch.cat([x, x[:, -1:].expand(-1, self.padding, -1)], dim=1)
         x = x.transpose(1, 2).unsqueeze(2)  # [B Da 1 H], channels last
         film = embedding[:, :, None, None].split(self.film_sizes, dim=1)
-        stage = zip(self.blocks, film, strict=True)
+        stage = zip(self.blocks, film[::2], film[1::2], strict=True)
         skips = []
         for level in range(len(self.down) + 1):
             if level:
@@ -71,9 +71,9 @@ class UNet1d(Denoiser):
         return x.squeeze(2).transpose(1, 2)[:, :horizon]
 
 
-def _two_blocks(x: Tensor, stage: Iterator[tuple[nn.Module, Tensor]]) -> Tensor:
-    for block, film in itertools.islice(stage, 2):
-        x = block(x, film)
+def _two_blocks(x: Tensor, stage: Iterator[tuple[nn.Module, Tensor, Tensor]]) -> Tensor:
+    for block, scale, shift in itertools.islice(stage, 2):
+        x = block.forward(x, scale, shift)
     return x
 
 
@@ -112,7 +112,7 @@ class ConvBlock(nn.Sequential):
         super().__init__(Conv(in_dim, out_dim, kernel), nn.GroupNorm(groups, out_dim), Mish())
 
     def forward(self, x: Tensor) -> Tensor:
-        for part in self:  # nn.Module.__call__, 72 times over, would be 7% of a batch of one
+        for part in self:  # nn.Module.__call__, some hundred times, would be several percent of a batch of one
             x = part.forward(x)
         return x
 
@@ -126,7 +126,6 @@ class ResidualBlock(nn.Module):
         self.second = ConvBlock(out_dim, out_dim, kernel, groups)
         self.skip = Conv(in_dim, out_dim, 1) if in_dim != out_dim else nn.Identity()
 
-    def forward(self, x: Tensor, film: Tensor) -> Tensor:
-        """[B out 1 H] from x [B in 1 H] and film [B 2·out 1 1]."""
-        scale, shift = film.chunk(2, dim=1)
-        return self.second(torch.addcmul(shift, self.first(x), scale)) + self.skip(x)
+    def forward(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        """[B out 1 H] from x [B in 1 H], scale and shift [B out 1 1]."""
+        return self.second.forward(torch.addcmul(shift, self.first.forward(x), scale)) + self.skip.forward(x)

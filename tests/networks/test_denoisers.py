@@ -117,16 +117,16 @@ def test_upsampling_equals_conv_transpose1d():
 
 def test_residual_block_equals_its_definition():
     block = ResidualBlock(6, 8, 5, 4)
-    x, film = torch.randn(2, 6, 1, 7), torch.randn(2, 16, 1, 1)
+    x, film = torch.randn(2, 6, 1, 7), torch.randn(2, 2, 8, 1, 1)
 
     def conv_block(part: nn.Sequential, z: Tensor) -> Tensor:
         z = F.conv1d(z, part[0].weight[:, 0].transpose(1, 2), part[0].bias, padding=2)
         return F.mish(F.group_norm(z, 4, part[1].weight, part[1].bias))
 
-    flat, scale, shift = x.squeeze(2), film[:, :8, 0], film[:, 8:, 0]
+    flat, (scale, shift) = x.squeeze(2), film.squeeze(-1)
     skip = F.conv1d(flat, block.skip.weight[:, 0].transpose(1, 2), block.skip.bias)
     want = conv_block(block.second, conv_block(block.first, flat) * scale + shift) + skip
-    torch.testing.assert_close(block(x, film).squeeze(2), want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(block(x, *film).squeeze(2), want, rtol=1e-4, atol=1e-5)
 
 
 def test_unet_has_the_parameters_of_lerobots():
