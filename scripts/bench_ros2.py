@@ -38,7 +38,7 @@ from real.ros2.operator import Operator, private_environment
 from real.ros2.timeline import MATCH
 from real.ros2.wiring import load_wiring
 from robopolicy.evaluate.evidence import Evidence, measured, write
-from scripts.ros2_kill import fork, nodes
+from scripts.ros2_kill import fork, nodes, wait_through_faults
 from scripts.ros2_sweep import WIRING
 
 
@@ -104,14 +104,13 @@ def measure(ticks: int, stops: int) -> list[Evidence]:
             with Operator(arm.wiring) as operator:
                 operator.wait(lambda: all(operator.heard.values()), 120.0, "both nodes")
                 operator.transition("configure")
-                activate(operator)
+                activate(operator, patience=20.0)
                 time.sleep(1.0)
                 load, arm.measuring = psutil.getloadavg()[0], True
                 operator.wait(lambda: len(arm.sent) >= ticks, 60.0 + 0.1 * ticks, "the ticks")
                 arm.measuring = False
                 time.sleep(0.5)
-                for _ in range(stops):
-                    stop(operator, arm)
+                restarts = sum(stop(operator, arm) for _ in range(stops))
         finally:
             os.kill(pid, signal.SIGKILL)
             ended.set()
@@ -123,7 +122,9 @@ def measure(ticks: int, stops: int) -> list[Evidence]:
     values |= {"lost": float(len(arm.sent) - len(arm.answered)), "rate_hz": rate, "ticks": float(len(arm.sent))}
     if stops:
         brake = 1e-6 * np.array(arm.braking_ns)
-        note += f"; {len(brake)} emergency stops in full motion"
+        note += (
+            f"; {len(brake)} emergency stops in full motion, {restarts} late faults of the busy machine between them"
+        )
         values |= {
             "estop_p50_ms": np.median(brake),
             "estop_p99_ms": np.percentile(brake, 99),
@@ -136,10 +137,10 @@ def measure(ticks: int, stops: int) -> list[Evidence]:
     ]
 
 
-def stop(operator: Operator, arm: TimedArm) -> None:
-    """One emergency stop in full motion, and out of it again."""
+def stop(operator: Operator, arm: TimedArm) -> int:
+    """One emergency stop in full motion, and out of it again; faults that the busy machine caused before it."""
     begin, moving = time.monotonic(), lambda: float(np.abs(arm.arm.data.qvel[:7]).max()) > 0.3
-    operator.wait(moving, 30.0, "motion")
+    restarts = wait_through_faults(operator, moving, "motion")
     arm.braked.clear()
     arm.stopped_at = time.monotonic_ns()
     operator.emergency_stop()
@@ -150,7 +151,7 @@ def stop(operator: Operator, arm: TimedArm) -> None:
     for _ in range(50):
         time.sleep(0.1)
         if not (why := operator.reset_fault()):
-            return
+            return restarts
     raise SystemExit(f"the node does not go on after an emergency stop: {why}")
 
 

@@ -103,7 +103,7 @@ def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, ob
             operator.reset_arm(number)
             operator.points.clear()
             operator.last = -1
-            activate(operator)
+            activate(operator, patience=20.0)
             time.sleep(0.3 + 0.013 * (number % 50))
 
             speeds = [0.0]  # looked at once: by the next look another point may be there
@@ -112,7 +112,7 @@ def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, ob
                 speeds.append(permitted(operator.newest(2), profile, dt))
                 return speeds[-1] > FULL
 
-            restarts = until_fast(operator, name, fast)
+            restarts = wait_through_faults(operator, fast, "full speed")
             os.kill(pid, SIGNALS[kind])
             killed = operator.last
             still = lambda: len(q := operator.newest(120)) == 120 and bool((q == q[-1]).all())  # noqa: E731
@@ -139,17 +139,17 @@ def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, ob
     }  # fmt: skip
 
 
-def until_fast(operator: Operator, name: str, fast: Callable[[], bool]) -> int:
-    """Wait for full speed; how often the node had to be reset before, after a FAULT that the busy machine caused."""
+def wait_through_faults(operator: Operator, condition: Callable[[], bool], what: str) -> int:
+    """Wait for `condition`; how often the node had to be reset before, after a FAULT that the busy machine caused."""
     for restarts in range(5):
         try:
-            operator.wait(fast, 15.0, "full speed")
+            operator.wait(condition, 15.0, what)
             return restarts
         except SafetyError:
-            if operator.status[name]["mode"] != "FAULT":
+            if operator.status[operator.node_name]["mode"] != "FAULT":
                 raise
             operator.reset_fault()
-    raise SafetyError(f"{name}: no full speed after 5 faults; it reports {operator.status[name]}")
+    raise SafetyError(f"no {what} after 5 faults; the node reports {operator.status[operator.node_name]}")
 
 
 def permitted(q: np.ndarray, profile: Profile, dt: float) -> float:

@@ -79,17 +79,18 @@ def _episode(operator: Operator, seed: int, horizon: int) -> Episode:
     )  # fmt: skip
 
 
-def activate(operator: Operator, *, tries: int = 5) -> None:
-    """Activate; what has only just begun may need a moment until all that is needed has come.
+def activate(operator: Operator, *, patience: float = 5.0) -> None:
+    """Activate; what has only just begun may need up to `patience` s until all that is needed has come.
 
     Raises:
         SafetyError: refused to the last; with the node's reason.
     """
-    for left in reversed(range(tries)):
+    until = time.monotonic() + patience
+    while True:
         try:
             return operator.transition("activate")
         except SafetyError:
-            if not left:
+            if time.monotonic() > until:
                 raise
             time.sleep(0.5)
 
