@@ -64,11 +64,14 @@ class SweepBrain:
     names: tuple[str, ...] = ()
 
     def __init__(self, wiring: Wiring) -> None:
-        self.wiring = wiring
+        self.wiring, self.cameras = wiring, dict[str, tuple[int, ...]]()
         self.loop = Sweep
 
     def take(self, names: object, values: object) -> None:
         """Features are not looked at."""
+
+    def take_image(self, key: str, picture: object) -> None:
+        """Nor are pictures."""
 
     def chain(self) -> SafetyChain:
         dogs = self.wiring.watchdogs

@@ -174,11 +174,14 @@ class SimEnv:
         """The observation to act on now, e.g. after `load_state_dict`."""
         return dict(self._last)
 
-    def sense(self, qpos: Array, qvel: Array) -> tuple[Obs, NDArray[np.bool_]]:
-        """Observation and success [N] with the physics in `qpos` [N nq], `qvel` [N nv] of another simulation."""
+    def sense(self, qpos: Array, qvel: Array, *, pictures: bool = True) -> tuple[Obs, NDArray[np.bool_]]:
+        """Observation and success [N] with the physics in `qpos` [N nq], `qvel` [N nv] of another simulation.
+
+        `pictures=False` leaves out those of its cameras, which take most of the time.
+        """
         self.physics.qpos[:], self.physics.qvel[:] = qpos, qvel
         self._measure()
-        return self._observe(None), self.task.success(self.at, self._scene())
+        return self._observe(None, pictures=pictures), self.task.success(self.at, self._scene())
 
     def task_state(self) -> Array:
         """[N E] what the task keeps beside physics, e.g. a target."""
@@ -306,7 +309,7 @@ class SimEnv:
     def _groups(self, scene: Scene) -> dict[str, Array]:
         return {**arm_features(scene), **self.task.observe(self.at, scene)}
 
-    def _observe(self, rows: NDArray[np.int64] | None, scene: Scene | None = None) -> Obs:
+    def _observe(self, rows: NDArray[np.int64] | None, scene: Scene | None = None, *, pictures: bool = True) -> Obs:
         """The observation of all envs, or of `rows` [M]; `scene` is theirs, where it is at hand."""
         index = np.arange(self.num_envs) if rows is None else rows
         state = np.empty((len(index), self.layout.size), dtype=np.float32)
@@ -316,11 +319,9 @@ class SimEnv:
             seed, t = self.episode_seed[torch.from_numpy(index)], torch.from_numpy(self._t[index])
             noise = keyed_normal(seed, t, (self.layout.size,), stream=_NOISE_STREAM)
             obs[STATE] += self.randomization.sensor_noise * noise
-        for name in self.cameras:
-            pictures = [
-                self._camera.picture(self.physics.state[i], self._extra[i], name, *self.image_size) for i in index
-            ]
-            obs[IMAGES + name] = torch.from_numpy(np.stack(pictures))
+        for name in self.cameras if pictures else ():
+            taken = [self._camera.picture(self.physics.state[i], self._extra[i], name, *self.image_size) for i in index]
+            obs[IMAGES + name] = torch.from_numpy(np.stack(taken))
         return obs
 
     def _spec(self, xml: str, control: str) -> EnvSpec:

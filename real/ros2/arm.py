@@ -27,12 +27,14 @@ from trajectory_msgs.msg import JointTrajectory
 from real.joint_order import JointOrder
 from real.robots import MujocoArm
 from real.ros2 import messages
+from real.ros2.images import image, message_type
 from real.ros2.observation import feature_names, feature_values, one_env
 from real.ros2.qos import profile_of
 from real.ros2.spin import run
 from real.ros2.timeline import Timeline
 from real.ros2.wiring import Wiring, load_wiring
 from real.safety import SafetyError, load_profile
+from robopolicy.types import IMAGES
 from sim.arm import ARM_DOF
 from sim.env import SimEnv
 
@@ -87,6 +89,11 @@ class ArmNode(Node):
         self.create_service(Trigger, "~/reset", self._on_reset)
         features = wiring.topics["features"]
         self.features_every = 1 if features is None else max(1, round(1 / (features.rate_hz * wiring.tick_s)))
+        self._cameras = {
+            key: (self.create_publisher(message_type(topic), topic.name, profile_of(topic)), topic,
+                  max(1, round(1 / (topic.rate_hz * wiring.tick_s))))
+            for name in env.cameras if (topic := wiring.cameras.get(key := IMAGES + name)) is not None
+        }  # fmt: skip
         self._names = (*wiring.joints, *wiring.gripper)
         self.reset(0)
 
@@ -164,8 +171,9 @@ class ArmNode(Node):
         ns, data = tick * self.dt_ns, self.arm.data
         self._judge(tick)
         if "features" in self._pub and tick % self.features_every == 0:
-            obs, _ = self.env.sense(data.qpos[None], data.qvel[None])
+            obs, _ = self.env.sense(data.qpos[None], data.qvel[None], pictures=False)
             self._pub["features"].publish(messages.joint_state(self.names, ns, feature_values(self.env, obs)))
+        self._film(tick)
         if "joint_commands" in self._pub:
             self._pub["joint_commands"].publish(messages.joint_state(self.wiring.joints, ns, q))
         size = ARM_DOF + len(self.wiring.gripper)
@@ -175,6 +183,13 @@ class ArmNode(Node):
         if tick % 25 == 0:
             self.report()
 
+    def _film(self, tick: int) -> None:
+        """Publish the pictures that are due."""
+        if due := {key: camera for key, camera in self._cameras.items() if tick % camera[2] == 0}:
+            obs, _ = self.env.sense(self.arm.data.qpos[None], self.arm.data.qvel[None])
+            for key, (publisher, topic, _) in due.items():
+                publisher.publish(image(obs[key][0].numpy(), tick * self.dt_ns, topic))
+
     def _judge(self, tick: int) -> None:
         """Success, at the policy's rate, counted from the first motion."""
         if self.moved < 0:
@@ -183,7 +198,7 @@ class ArmNode(Node):
         if step <= self.step:
             return
         self.step = step
-        _, success = self.env.sense(self.arm.data.qpos[None], self.arm.data.qvel[None])
+        _, success = self.env.sense(self.arm.data.qpos[None], self.arm.data.qvel[None], pictures=False)
         self.held = self.held + 1 if success[0] else 0
         if self.held >= self.env.task.hold and self.success < 0:
             self.success = step

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from real.joints import ActionDecoder, Ahead
 from real.loop import ControlLoop
 from real.realtime import Chunking, chunking_of
@@ -18,6 +21,8 @@ from real.safety import SafetyChain, load_profile
 from real.safety.risk import RiskCritic
 from robopolicy.checkpoint import load_policy
 from robopolicy.policies.base import Policy
+from robopolicy.spec import check_fits
+from robopolicy.types import BASE_ACTION
 from sim.arm import FINGER_STROKE
 
 
@@ -47,14 +52,18 @@ class Brain:
 
     def __init__(self, options: Options, wiring: Wiring) -> None:
         assert options.checkpoint is not None
-        self.options, self.wiring, self.env = options, wiring, one_env(options.task)
-        self.policy = load_policy(options.checkpoint, env=self.env.spec, which=options.which)
+        # Pictures come from the robot's cameras: no renderer is needed here.
+        self.options, self.wiring, self.env = options, wiring, one_env({**options.task, "cameras": ()})
+        self.policy = load_policy(options.checkpoint, which=options.which)
+        self.cameras: dict[str, tuple[int, ...]] = {}
         level: Policy | None = self.policy
         while level is not None:  # what a residual corrects sees and acts too
             check_robot(level.spec, wiring)
+            check_fits(level.spec, self.env.spec, ignore=(BASE_ACTION, *wiring.cameras))
+            self.cameras |= {k: f.shape for k, f in level.spec.observation.items() if k in wiring.cameras}
             level = level.base
         self.chunks = chunking_of(options.chunking, self.policy, options.latency)
-        self.observer = Observer(self.env)
+        self.observer = Observer(self.env, tuple(self.cameras))
         self.names = self.observer.names
         self.planner = self.chunks.planner
         self.runner = ThreadRunner(self.planner, latency=options.latency, wait=60.0 if options.lockstep else 0.0)
@@ -62,6 +71,10 @@ class Brain:
     def take(self, names: Sequence[str], values: Sequence[float], /) -> None:
         """Features beside the arm's state, by name."""
         self.observer.take(names, values)
+
+    def take_image(self, key: str, picture: NDArray[np.uint8], /) -> None:
+        """A camera's picture [3 H W]."""
+        self.observer.take_image(key, picture)
 
     def chain(self) -> SafetyChain:
         """The limits that `options` asks for."""
@@ -82,15 +95,17 @@ class Brain:
 
     def warm_up(self, state: State) -> None:
         """Plan once, so that the first plan that counts is not slow."""
-        if self.observer.features is None:
+        if self.names:
             self.observer.take(self.names, [0.0] * len(self.names))
+        for key, shape in self.cameras.items():
+            self.observer.take_image(key, np.zeros(shape, np.uint8))
         frame = self.observer(state)
         self.planner.reset(0)
         obs = {k: v[:, None].expand(-1, self.planner.history, *v.shape[1:]) for k, v in frame.items()}
         chunk = self.planner.plan(obs, 0)
         if self.chunks.delays is not None:
             self.planner.plan(obs, 0, Ahead(chunk[-1:], 0))
-        self.observer.features = None
+        self.observer.forget()
 
     def close(self) -> None:
         self.runner.close()

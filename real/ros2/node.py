@@ -12,50 +12,37 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
-from numpy.typing import NDArray
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
 from rclpy.signals import SignalHandlerOptions
-from sensor_msgs.msg import JointState
-from std_msgs.msg import Bool, Float64
 from std_srvs.srv import Trigger
-from trajectory_msgs.msg import JointTrajectory
 
-from real.joint_order import JointOrder
 from real.robots import Robot, State
 from real.ros2 import messages
-from real.ros2.qos import mismatches, on_publisher, on_subscription, profile_of
+from real.ros2.qos import profile_of
 from real.ros2.session import Loop, Session
 from real.ros2.spin import run
+from real.ros2.topics import Inputs, Topics
 from real.ros2.wiring import Wiring, load_wiring
 from real.safety import Mode, SafetyChain, Settings
 from robopolicy.errors import RobopolicyError
 
-Array = NDArray[np.float64]
-
 NAME = "policy_node"
 LIVE = tuple(f.name for f in fields(Settings) if f.type in ("float", "float | None"))  # settings that are parameters
-_TYPES = {
-    "joint_states": JointState, "joint_commands": JointState, "features": JointState, "enable": Bool,
-    "trajectory": JointTrajectory, "gripper": Float64,
-}  # fmt: skip
 
 
-class Driving(Protocol):
+class Driving(Inputs, Protocol):
     """What decides where to go: `real.ros2.brain.Brain`."""
 
-    names: tuple[str, ...]
-
-    def take(self, names: Sequence[str], values: Sequence[float], /) -> None: ...
     def chain(self) -> SafetyChain: ...
     def loop(self, robot: Robot, chain: SafetyChain, clock: Callable[[], float]) -> Loop: ...
     def warm_up(self, state: State) -> None: ...
@@ -76,10 +63,10 @@ class PolicyNode(LifecycleNode):
         self.wiring, self.make_brain, self.lockstep = wiring, make_brain, lockstep
         self.session: Session | None = None
         self.brain: Driving | None = None
-        self.refused: dict[str, str] = {}  # what is wrong with what comes in, by source
-        self.why, self.reported, self._mode, self.handled = "", 0.0, "", 0
+        self.topics: Topics | None = None
+        self.unfit = ""  # a quality of service that does not fit
+        self.why, self.reported, self._mode = "", 0.0, ""
         self.tick_ms: list[float] = []
-        self._entities: list[tuple[Callable[..., Any], Any]] = []
         self.declare_parameter("seed", 0)
         self._report = self.create_publisher(
             DiagnosticArray, wiring.topic("diagnostics").name, profile_of(wiring.topic("diagnostics"))
@@ -134,33 +121,28 @@ class PolicyNode(LifecycleNode):
         self._disconnect()
         self.brain = self.make_brain()
         chain = self.brain.chain()
-        needs = set(self.brain.names)
-        self.states = messages.StateReader(self.wiring, chain.profile)
-        self._commands = JointOrder(self.wiring.joints)
         for name in LIVE:
             if not self.has_parameter(f"safety.{name}"):
                 value = getattr(chain.profile.settings, name)
                 self.declare_parameter(f"safety.{name}", float("inf") if value is None else float(value))
-        self.session = Session(
-            chain, self.brain.loop, self.wiring, send=self._send, grip=self._grip, follow=self.lockstep,
-            features=bool(needs),
+        self.topics = Topics(self, self.wiring, chain.profile, self.brain, self._refuse)
+        dogs = self.wiring.watchdogs
+        inputs = {"features": dogs["features"]} if self.brain.names else {}
+        self.topics.session = self.session = Session(
+            chain, self.brain.loop, self.wiring, send=self.topics.send, grip=self.topics.grip, follow=self.lockstep,
+            inputs={**inputs, **dict.fromkeys(self.brain.cameras, dogs["images"])},
         )  # fmt: skip
         home = np.array(chain.profile.data["home"])
         chain.governor.reset(home[None])  # compiles
         chain.governor.active[:] = False
         self.brain.warm_up(State(home, np.zeros_like(home), 0.08))
-        self._connect(needs)
 
     def _activate(self) -> None:
         session = self._need()
-        found = [m for role, publishes in self._roles() for m in mismatches(
-            self, role, self.wiring.topic(role), publishes=publishes)]  # fmt: skip
-        found += self.refused.values()
-        if self.brain is not None and self.brain.names and "features" not in self._seen:
-            found.append(f"features: nothing has come on {self.wiring.topic('features').name!r}")
-        found += session.refusals(time.monotonic())
+        assert self.topics is not None
+        found = [*filter(None, [self.unfit]), *self.topics.problems(), *session.refusals(time.monotonic())]
         if found:
-            raise RobopolicyError("; ".join(found))
+            raise RobopolicyError("; ".join(dict.fromkeys(found)))
         session.start(seed=int(self.get_parameter("seed").value), now=time.monotonic())
 
     def _need(self) -> Session:
@@ -168,97 +150,28 @@ class PolicyNode(LifecycleNode):
             raise RobopolicyError("not configured")
         return self.session
 
-    # -- topics -----------------------------------------------------------------------------------------------------
-    def _roles(self) -> list[tuple[str, bool]]:
-        """Roles that are connected, and whether this node publishes them."""
-        return list(self._connected)
-
-    def _connect(self, needs: set[str]) -> None:
-        callbacks = {"joint_states": self._on_state, "joint_commands": self._on_commanded,
-                     "features": self._on_features, "enable": self._on_enable}  # fmt: skip
-        self._seen: set[str] = set()
-        self._connected: list[tuple[str, bool]] = []
-        self._out: dict[str, Any] = {}
-        for role, kind in _TYPES.items():
-            topic = self.wiring.topics[role]
-            if topic is None or (role == "features" and not needs):
-                continue
-            publishes = role not in callbacks
-            if publishes:
-                self._out[role] = self.create_lifecycle_publisher(
-                    kind, topic.name, profile_of(topic), event_callbacks=on_publisher(role, self._refuse("qos"))
-                )
-                self._entities.append((self.destroy_publisher, self._out[role]))
-            else:
-                heard = self.create_subscription(
-                    kind, topic.name, callbacks[role], profile_of(topic),
-                    event_callbacks=on_subscription(role, self._refuse("qos")),
-                )  # fmt: skip
-                self._entities.append((self.destroy_subscription, heard))
-            self._connected.append((role, publishes))
-
     def _disconnect(self) -> None:
         if self.session is not None:
             self.session.stop()
-        for destroy, entity in self._entities:
-            destroy(entity)
+        if self.topics is not None:
+            self.topics.close()
         if self.brain is not None:
             self.brain.close()
-        self._entities, self.session, self.brain, self.refused = [], None, None, {}
+        self.topics, self.session, self.brain, self.unfit = None, None, None, ""
 
-    def _refuse(self, source: str) -> Callable[[str], None]:
-        def refuse(why: str) -> None:
-            self.refused[source] = why
-            if self.session is not None and self.session.active:
-                self.session.chain.fault(why)
+    def _refuse(self, why: str) -> None:
+        """A quality of service does not fit."""
+        self.unfit = why
+        if self.session is not None and self.session.active:
+            self.session.chain.fault(why)
 
-        return refuse
+    def _wrong(self) -> list[str]:
+        """What is wrong with what comes in, one sentence each."""
+        return [*filter(None, [self.unfit]), *(self.topics.refused.values() if self.topics is not None else ())]
 
-    def _send(self, first: int, points: Array) -> None:
-        dt = self.wiring.dt_ns
-        self._out["trajectory"].publish(messages.trajectory(self.wiring.joints, first * dt, points, dt))
-
-    def _grip(self, opening: float) -> None:
-        if "gripper" in self._out:
-            self._out["gripper"].publish(Float64(data=float(opening)))
-
-    def _on_state(self, message: JointState) -> None:
-        self.handled += 1
-        session = self._need()
-        try:
-            state = self.states.read(message)
-        except RobopolicyError as error:
-            self.refused["joint_states"] = str(error)
-            session.counts["state_refused"] += 1
-            return
-        self.refused.pop("joint_states", None)
-        session.on_state(state, messages.to_ns(message.header.stamp) * 1e-9, time.monotonic())
-
-    def _on_commanded(self, message: JointState) -> None:
-        self.handled += 1
-        try:
-            q = self._commands.arrange(list(message.name), message.position)
-        except RobopolicyError as error:
-            self.refused["joint_commands"] = str(error)
-            return
-        self.refused.pop("joint_commands", None)
-        self._need().on_commanded(round(messages.to_ns(message.header.stamp) / self.wiring.dt_ns), q)
-
-    def _on_features(self, message: JointState) -> None:
-        self.handled += 1
-        assert self.brain is not None
-        try:
-            self.brain.take(list(message.name), message.position)
-        except RobopolicyError as error:
-            self.refused["features"] = str(error)
-            return
-        self.refused.pop("features", None)
-        self._seen.add("features")
-        self._need().on_features()
-
-    def _on_enable(self, message: Bool) -> None:
-        self.handled += 1
-        self._need().on_enable(bool(message.data), time.monotonic())
+    @property
+    def handled(self) -> int:
+        return 0 if self.topics is None else self.topics.handled
 
     # -- operator ---------------------------------------------------------------------------------------------------
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
@@ -305,7 +218,7 @@ class PolicyNode(LifecycleNode):
         """Publish how it stands."""
         self.reported, session = time.monotonic(), self.session
         values: dict[str, object] = {"state": "active" if session is not None and session.active else "inactive"}
-        level, text = DiagnosticStatus.OK[0], self.why or "; ".join(self.refused.values())
+        level, text = DiagnosticStatus.OK[0], self.why or "; ".join(self._wrong())
         if session is not None:
             self._mode = session.mode.name if session.active else ""
             values |= {

@@ -13,7 +13,7 @@ from real.joint_order import JointOrder
 from real.robots import State
 from real.ros2.wiring import Wiring
 from robopolicy.build import build
-from robopolicy.errors import ConfigError, SpecError
+from robopolicy.errors import ConfigError, SpecError, closest
 from robopolicy.spec import PolicySpec
 from robopolicy.types import BASE_ACTION, STATE, TASK, Obs
 from sim.arm import ARM_DOF
@@ -47,14 +47,21 @@ class Observer:
 
     Args:
         env: of the task; its controller is the one that decodes actions, since what is commanded is seen too.
+        cameras: features whose pictures the policy sees.
     """
 
-    def __init__(self, env: SimEnv) -> None:
+    def __init__(self, env: SimEnv, cameras: tuple[str, ...] = ()) -> None:
         self.env, self.names = env, feature_names(env)
         self._order = JointOrder(self.names)
         self._index = torch.tensor([env.layout.names.index(n) for n in self.names], dtype=torch.int64)
         self._qpos, self._qvel = env.physics.qpos.copy(), np.zeros_like(env.physics.qvel)
+        self.cameras = cameras
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing has come yet."""
         self.features: torch.Tensor | None = None
+        self.pictures: dict[str, torch.Tensor] = {}
 
     def take(self, names: Sequence[str], values: Sequence[float]) -> None:
         """Named features.
@@ -67,20 +74,26 @@ class Observer:
             raise SpecError(f"features: {self.names[int(np.argmax(~np.isfinite(found)))]!r} is not finite")
         self.features = torch.from_numpy(found).float()
 
+    def take_image(self, key: str, picture: NDArray[np.uint8]) -> None:
+        """A camera's newest picture [3 H W]."""
+        self.pictures[key] = torch.from_numpy(picture)
+
     def __call__(self, state: State) -> Obs:
         """Single frames [1 …].
 
         Raises:
-            SpecError: no features have come.
+            SpecError: features or pictures have not come.
         """
         if self.features is None and self.names:
             raise SpecError(f"features: nothing has come; the policy needs {list(self.names)}")
+        if missing := [key for key in self.cameras if key not in self.pictures]:
+            raise SpecError(f"{missing[0]}: no picture has come; the policy needs {list(self.cameras)}")
         self._qpos[0, :ARM_DOF], self._qvel[0, :ARM_DOF] = state.q, state.qd
         self._qpos[0, ARM_DOF : ARM_DOF + 2] = state.opening / 2
         obs, _ = self.env.sense(self._qpos, self._qvel)
         if self.features is not None:
             obs[STATE][0, self._index] = self.features
-        return obs
+        return {**obs, **{key: self.pictures[key][None] for key in self.cameras}}
 
 
 def check_robot(spec: PolicySpec, wiring: Wiring) -> None:
@@ -93,8 +106,8 @@ def check_robot(spec: PolicySpec, wiring: Wiring) -> None:
     for key, mine in (("base", spec.action.frame), ("tcp", spec.action.tcp)):
         if mine not in (wiring.frames[key], "joint"):
             found.append(f"frames.{key}: the policy acts in {mine!r}, the robot's wiring says {wiring.frames[key]!r}")
-    if others := [k for k in spec.observation if k not in (STATE, TASK, BASE_ACTION)]:
-        found.append(f"the policy needs {others}; over ROS 2 there are no camera topics yet, only {STATE!r}")
+    for key in (k for k in spec.observation if k not in (STATE, TASK, BASE_ACTION, *wiring.cameras)):
+        found.append(f"{key}: the policy sees it, the wiring's `cameras` lack it. {closest(key, wiring.cameras)}")
     if spec.dt < 2 * wiring.tick_s:
         found.append(f"dt: the policy acts every {spec.dt} s, the robot every {wiring.tick_s} s")
     if wiring.topics["features"] is None and STATE in spec.observation:

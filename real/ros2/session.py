@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from real.ros2.ledger import JUMPS, ArmClock, Ledger
 from real.ros2.timeline import MATCH
 from real.ros2.wiring import Wiring
 from real.safety import Decision, Mode, SafetyChain, SafetyError
-from real.safety.ladder import Watchdog
+from real.safety.ladder import Patience, Watchdog
 
 Array = NDArray[np.float64]
 
@@ -53,12 +53,12 @@ class Session:
         send: called with the first tick and points [K n] rad of a trajectory; K = 0: nothing more will come.
         grip: called with an opening [m] when it changes.
         follow: the arm waits for every command (simulated time).
-        features: the policy needs features beside the arm's state.
+        inputs: what the policy needs beside the arm's state, and the patience with each.
     """
 
     def __init__(
         self, chain: SafetyChain, make_loop: MakeLoop, wiring: Wiring, *, send: Callable[[int, Array], None],
-        grip: Callable[[float], None], follow: bool = False, features: bool = False,
+        grip: Callable[[float], None], follow: bool = False, inputs: Mapping[str, Patience] | None = None,
     ) -> None:  # fmt: skip
         self.joints, self.chain, self.wiring = chain.profile.joints, chain, wiring
         self.send, self.grip = send, grip
@@ -72,8 +72,8 @@ class Session:
         self.counts, self.reasons, self.ticks, self.changed = Counter[str](), Counter[str](), 0, 0
         self.decision: Decision | None = None
         self.enabled = -math.inf  # s of our steady clock, of the last enable
-        if features:
-            chain.watchdogs.append(Watchdog("features", wiring.watchdogs["features"]))
+        self.watching = {name: Watchdog(name, patience) for name, patience in (inputs or {}).items()}
+        chain.watchdogs += self.watching.values()
         self.loop = make_loop(self, chain, lambda: self.time)
         self.ledger = Ledger(chain.governor, 0)
 
@@ -115,11 +115,9 @@ class Session:
         if found == "foreign":
             self.chain.fault("foreign_command")
 
-    def on_features(self) -> None:
-        """Features have come."""
-        for dog in self.chain.watchdogs:
-            if dog.name == "features":
-                dog.feed(self.time)
+    def on_input(self, name: str) -> None:
+        """What the policy needs beside the arm's state has come."""
+        self.watching[name].feed(self.time)
 
     def on_enable(self, enabled: bool, now: float) -> None:
         """The operator's sign of life; False is an emergency stop at once."""

@@ -17,7 +17,10 @@ MOST = 200  # messages in a row
 class Pumped(Protocol):
     """A node that has something to do between messages."""
 
-    handled: int  # messages so far
+    @property
+    def handled(self) -> int:
+        """Messages so far."""
+        ...
 
     def pump(self) -> float:
         """Do what is due; s until there is something to do again."""

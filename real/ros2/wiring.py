@@ -13,6 +13,7 @@ import configs
 from real.safety import SafetyError, load_profile
 from real.safety.ladder import Patience
 from robopolicy.errors import closest
+from robopolicy.types import IMAGES
 
 FOLDER = Path(configs.__file__).parent / "robots"
 INPUTS = ("joint_states", "joint_commands", "features", "enable")
@@ -35,6 +36,19 @@ class Topic:
 
 
 @dataclass(frozen=True)
+class CameraTopic(Topic):
+    """A camera's topic.
+
+    Args:
+        type: `image` (sensor_msgs/Image, rgb8 or bgr8) or `compressed` (sensor_msgs/CompressedImage, JPEG or PNG).
+        frame_id: of its messages, by which two cameras that were swapped are told apart; "": any.
+    """
+
+    type: Literal["image", "compressed"] = "image"
+    frame_id: str = ""
+
+
+@dataclass(frozen=True)
 class Wiring:
     """One robot's wiring, checked.
 
@@ -46,7 +60,8 @@ class Wiring:
         gripper: joints that sum up to the opening [m], with their factors.
         frames: `base` and `tcp`, as the policy's spec calls them.
         topics: by role; None where the robot has none.
-        watchdogs: patience with `state`, `features` and `enable`.
+        cameras: by feature ("observation.images.<name>"); a policy subscribes to those that it sees.
+        watchdogs: patience with `state`, `features`, `images` and `enable`.
         plan_ahead_s, grace_s: s before a control step at which a plan is asked for, and by which it may be late.
     """
 
@@ -57,6 +72,7 @@ class Wiring:
     gripper: dict[str, float]
     frames: dict[str, str]
     topics: dict[str, Topic | None]
+    cameras: dict[str, CameraTopic]
     watchdogs: dict[str, Patience]
     plan_ahead_s: float
     grace_s: float
@@ -116,8 +132,11 @@ def parse(data: Any, where: str = "wiring") -> Wiring:
     _same_keys(frames, ["base", "tcp"], f"{where}: frames")
     topics = _mapping(data, "topics", where)
     _same_keys(topics, TOPICS, f"{where}: topics")
+    cameras = {str(k): _camera(v, f"{where}: cameras.{k}") for k, v in _mapping(data, "cameras", where).items()}
+    if wrong := [k for k in cameras if not k.startswith(IMAGES)]:
+        raise WiringError(f"{where}: cameras: expected features called {IMAGES + '<name>'!r}, found {wrong[0]!r}")
     dogs = _mapping(data, "watchdogs", where)
-    _same_keys(dogs, ("state", "features", "enable"), f"{where}: watchdogs")
+    _same_keys(dogs, ("state", "features", "images", "enable"), f"{where}: watchdogs")
     tick, lead = _number(data["tick_s"], f"{where}: tick_s"), data["lead_ticks"]
     if not 0.001 <= tick <= 0.02:
         raise WiringError(f"{where}: tick_s: expected 0.001 to 0.02 s, found {tick}")
@@ -128,7 +147,7 @@ def parse(data: Any, where: str = "wiring") -> Wiring:
         raise WiringError(f"{where}: plan_ahead_s and grace_s: expected 0 to 0.1 s, found {later}")
     return Wiring(
         limits=str(data["limits"]), tick_s=tick, lead_ticks=lead, joints=names, gripper=gripper, frames=frames,
-        topics={role: _topic(value, role, where) for role, value in topics.items()},
+        topics={role: _topic(value, role, where) for role, value in topics.items()}, cameras=cameras,
         watchdogs={k: _patience(v, f"{where}: watchdogs.{k}") for k, v in dogs.items()}, **later,
     )  # fmt: skip
 
@@ -155,15 +174,25 @@ def _number(value: Any, where: str) -> float:
 
 
 def _topic(value: Any, role: str, where: str) -> Topic | None:
-    where = f"{where}: topics.{role}"
     if value is None and role in OPTIONAL:
         return None
+    return _quality(Topic, value, f"{where}: topics.{role}")
+
+
+def _camera(value: Any, where: str) -> CameraTopic:
+    topic = _quality(CameraTopic, value, where)
+    if topic.type not in ("image", "compressed"):
+        raise WiringError(f"{where}: type: expected image or compressed, found {topic.type!r}")
+    return topic
+
+
+def _quality[T: Topic](kind: type[T], value: Any, where: str) -> T:
     if not isinstance(value, dict) or not value.get("name"):
         raise WiringError(f"{where}: expected a mapping with `name` and `rate_hz`, found {value!r}")
-    known = [f.name for f in fields(Topic)]
+    known = [f.name for f in fields(kind)]
     if unknown := [k for k in value if k not in known]:
         raise WiringError(f"{where}: unknown key {unknown[0]!r}. {closest(str(unknown[0]), known)}")
-    topic = Topic(**{"rate_hz": 0.0, **value})
+    topic = kind(**{"rate_hz": 0.0, **value})
     if topic.reliability not in ("reliable", "best_effort"):
         raise WiringError(f"{where}: reliability: expected reliable or best_effort, found {topic.reliability!r}")
     if not isinstance(topic.depth, int) or topic.depth < 1:

@@ -10,7 +10,8 @@ from pathlib import Path
 from real.ros2.operator import Operator, arm_command, processes
 from real.ros2.wiring import load_wiring
 
-TASK = {"_target_": "sim.make", "task": "reach", "horizon": 12, "joint_noise": 0.0}
+TASK = {"_target_": "sim.make", "task": "reach", "horizon": 12, "joint_noise": 0.0, "cameras": ("front",),
+        "image_size": (24, 32)}  # fmt: skip
 WIRING = "mujoco_panda"
 
 
@@ -43,7 +44,16 @@ def main() -> None:
     torch.set_num_threads(1)
     wiring = load_wiring(sys.argv[1])
     env = brain.one_env(TASK)
-    brain.load_policy = lambda *_, **__: Drive(env, [0.01, 0.01, -0.005, 0.0, -1.0])
+
+    class Seeing(Drive):
+        """Stands still where it is shown no picture."""
+
+        def act(self, obs, **how):
+            picture = obs["observation.images.front"]
+            assert picture.shape[-3:] == (3, 24, 32), picture.shape
+            return super().act(obs, **how) * bool((picture > 0).any())
+
+    brain.load_policy = lambda *_, **__: Seeing(env, [0.01, 0.01, -0.005, 0.0, -1.0])
     options = brain.Options(Path("none"), TASK, settings={"tcp_speed": 0.5}, lockstep=True)
     rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
     run(PolicyNode(wiring, lambda: brain.Brain(options, wiring), lockstep=True))

@@ -66,6 +66,9 @@ def changed(**changes):
         ({"topics__enable__reliability": "sometimes"}, "expected reliable or best_effort"),
         ({"topics__enable__depth": 0}, "depth: expected a whole number"),
         ({"topics__camera": {"name": "x"}}, "unknown key 'camera'"),
+        ({"cameras__wrist": {"name": "x", "rate_hz": 5}}, r"expected features called 'observation.images.<name>'"),
+        ({"cameras__observation.images.wrist__type": "jpeg"}, "type: expected image or compressed, found 'jpeg'"),
+        ({"cameras__observation.images.wrist__rate_hz": 0}, r"images.wrist: rate_hz: expected a number > 0"),
         ({"watchdogs__state": {"halt": 1.0}}, "unknown key 'halt'"),
         ({"watchdogs__state": {"hold": -1.0}}, "expected seconds > 0"),
     ],
@@ -145,8 +148,8 @@ def test_a_spec_that_does_not_match_the_robot():
     for bad, what in (
         (replace(spec, action=replace(spec.action, tcp="flange")), "frames.tcp: the policy acts in 'flange'"),
         (replace(spec, dt=0.004), "dt: the policy acts every 0.004"),
-        (replace(spec, observation={**spec.observation, "observation.images.wrist": Feature((3, 96, 96), "uint8")}),
-         "no camera topics"),
+        (replace(spec, observation={**spec.observation, "observation.images.wirst": Feature((3, 96, 96), "uint8")}),
+         r"observation.images.wirst: .* the wiring's `cameras` lack it.*observation.images.wrist"),
     ):  # fmt: skip
         with pytest.raises(SpecError, match=what):
             check_robot(bad, WIRING)

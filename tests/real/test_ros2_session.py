@@ -49,12 +49,12 @@ class Sweep:
 class Wire:
     """An arm's driver and a session with a line between them that delays, loses and stalls."""
 
-    def __init__(self, *, make_loop=Sweep, lost=0.0, delay=0, seed=0, echo=True, settings=FAST) -> None:
+    def __init__(self, *, make_loop=Sweep, lost=0.0, delay=0, seed=0, echo=True, settings=FAST, inputs=None) -> None:
         self.rng, self.lost, self.delay, self.echo = np.random.default_rng(seed), lost, delay, echo
         self.profile = load_profile("panda", **settings)
         dogs = WIRING.watchdogs
         self.chain = SafetyChain(self.profile, dt=DT, state=dogs["state"], enable=dogs["enable"])
-        self.session = Session(self.chain, make_loop, WIRING, send=self._send, grip=lambda opening: None)
+        self.session = Session(self.chain, make_loop, WIRING, send=self._send, grip=lambda opening: None, inputs=inputs)
         self.arm = MujocoArm(make_task("reach"), self.profile, dt=DT)
         self.now, self.tick = 50.0, 1_000_000
         q = np.zeros(self.arm.model.nq)
@@ -257,3 +257,20 @@ def test_the_arm_s_clock():
     assert clock.tick(5.1) == 250_025, "time goes on without states"
     clock.reset()
     assert clock.take(4600.0, 5.02) == ""
+
+
+def test_a_camera_that_stops_holds_the_arm():
+    """Pictures that no longer come: HOLD after the wiring's patience, though states and the operator are there."""
+    patience = WIRING.watchdogs["images"]
+    wire = Wire(inputs={"observation.images.front": patience})
+    wire.begin()
+    for _ in range(100):
+        wire.session.on_input("observation.images.front")
+        wire.step()
+    assert wire.session.mode is Mode.RUN and wire.speed > 0.05
+    wire.run(round((patience.hold + 0.5) / DT))
+    assert wire.session.mode is Mode.HOLD and wire.speed < 1e-3
+    assert any("observation.images.front" in reason for reason in wire.session.reasons)
+    wire.run(round(patience.fault / DT))
+    assert wire.session.mode is Mode.FAULT
+    wire.check()

@@ -1,0 +1,149 @@
+"""The policy node's topics: messages in, checked, to a `Session` and to what plans; commands out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from rclpy.lifecycle import LifecycleNode
+from sensor_msgs.msg import CompressedImage, Image, JointState
+from std_msgs.msg import Bool, Float64
+from trajectory_msgs.msg import JointTrajectory
+
+from real.joint_order import JointOrder
+from real.ros2 import messages
+from real.ros2.images import ImageReader, message_type
+from real.ros2.qos import mismatches, on_publisher, on_subscription, profile_of
+from real.ros2.session import Session
+from real.ros2.wiring import Topic, Wiring
+from real.safety.profile import Profile
+from robopolicy.errors import RobopolicyError
+
+Array = NDArray[np.float64]
+
+
+class Inputs(Protocol):
+    """What decides on commands, as far as its inputs go."""
+
+    names: tuple[str, ...]  # features that it needs beside the arm's state
+    cameras: dict[str, tuple[int, ...]]  # shapes (3, H, W) of the pictures that it needs, by feature
+
+    def take(self, names: Sequence[str], values: Sequence[float], /) -> None: ...
+    def take_image(self, key: str, picture: NDArray[np.uint8], /) -> None: ...
+
+
+class Topics:
+    """Subscriptions and publishers of a node that is configured.
+
+    Args:
+        node: which has them.
+        wiring: what they are called.
+        profile: of the arm.
+        inputs: is given features and pictures.
+        refuse: called with a sentence when a quality of service does not fit.
+
+    Set `session` before any message is handled.
+    """
+
+    session: Session
+
+    def __init__(
+        self, node: LifecycleNode, wiring: Wiring, profile: Profile, inputs: Inputs, refuse: Callable[[str], None]
+    ) -> None:
+        self.node, self.wiring, self.inputs = node, wiring, inputs
+        self.refused: dict[str, str] = {}  # what is wrong with what comes in, by source
+        self.handled = 0
+        self._seen: set[str] = set()
+        self._connected: list[tuple[str, Topic, bool]] = []  # role, topic, published by us
+        self._entities: list[tuple[Callable[..., Any], Any]] = []
+        self._out: dict[str, Any] = {}
+        self._states, self._commands = messages.StateReader(wiring, profile), JointOrder(wiring.joints)
+        for role, kind, handle in (
+            ("joint_states", JointState, self._on_state), ("joint_commands", JointState, self._on_commanded),
+            ("enable", Bool, self._on_enable),
+        ):  # fmt: skip
+            self._hear(role, kind, wiring.topics[role], handle, refuse)
+        if inputs.names:
+            self._hear("features", JointState, wiring.topic("features"), self._on_features, refuse)
+        for key, shape in inputs.cameras.items():
+            camera = wiring.cameras[key]
+            handle = partial(self._on_image, key, ImageReader(key, shape, camera))
+            self._hear(key, message_type(camera), camera, handle, refuse)
+        for role, kind in (("trajectory", JointTrajectory), ("gripper", Float64)):
+            if (topic := wiring.topics[role]) is not None:
+                events = on_publisher(role, refuse)
+                made = node.create_lifecycle_publisher(kind, topic.name, profile_of(topic), event_callbacks=events)
+                self._entities.append((node.destroy_publisher, made))
+                self._connected.append((role, topic, True))
+                self._out[role] = made
+
+    def _hear(
+        self, role: str, kind: type, topic: Topic | None, handle: Callable[[Any], None], refuse: Callable[[str], None]
+    ) -> None:
+        """Subscribe; what `handle` refuses is remembered until a message of that role is accepted."""
+        if topic is None:
+            return
+
+        def take(message: Any) -> None:
+            self.handled += 1
+            try:
+                handle(message)
+            except RobopolicyError as error:
+                self.refused[role] = str(error)
+                self.session.counts[f"{role}_refused"] += 1
+                return
+            self.refused.pop(role, None)
+            self._seen.add(role)
+
+        events = on_subscription(role, refuse)
+        heard = self.node.create_subscription(kind, topic.name, take, profile_of(topic), event_callbacks=events)
+        self._entities.append((self.node.destroy_subscription, heard))
+        self._connected.append((role, topic, False))
+
+    def problems(self) -> list[str]:
+        """Why the arm may not be started, one sentence each: quality of service, refused messages, silence."""
+        found = [m for role, topic, ours in self._connected for m in mismatches(self.node, role, topic, publishes=ours)]
+        found += self.refused.values()
+        for role, topic, ours in self._connected:
+            if role in ("features", *self.inputs.cameras) and not ours and not {role} & (self._seen | {*self.refused}):
+                found.append(f"{role}: nothing has come on {topic.name!r}")
+        return found
+
+    def send(self, first: int, points: Array) -> None:
+        """A trajectory from tick `first` on."""
+        dt = self.wiring.dt_ns
+        self._out["trajectory"].publish(messages.trajectory(self.wiring.joints, first * dt, points, dt))
+
+    def grip(self, opening: float) -> None:
+        """Opening [m], where the robot has a gripper."""
+        if "gripper" in self._out:
+            self._out["gripper"].publish(Float64(data=float(opening)))
+
+    def close(self) -> None:
+        for destroy, entity in self._entities:
+            destroy(entity)
+        self._entities, self._connected = [], []
+
+    # -- messages ---------------------------------------------------------------------------------------------------
+    def _on_state(self, message: JointState) -> None:
+        state = self._states.read(message)
+        self.session.on_state(state, messages.to_ns(message.header.stamp) * 1e-9, time.monotonic())
+
+    def _on_commanded(self, message: JointState) -> None:
+        q = self._commands.arrange(list(message.name), message.position)
+        self.session.on_commanded(round(messages.to_ns(message.header.stamp) / self.wiring.dt_ns), q)
+
+    def _on_features(self, message: JointState) -> None:
+        self.inputs.take(list(message.name), message.position)
+        self.session.on_input("features")
+
+    def _on_image(self, key: str, reader: ImageReader, message: Image | CompressedImage) -> None:
+        self.inputs.take_image(key, reader.read(message))
+        self.session.on_input(key)
+
+    def _on_enable(self, message: Bool) -> None:
+        self.session.on_enable(bool(message.data), time.monotonic())

@@ -1,0 +1,107 @@
+"""Pictures over ROS 2: what comes through, and what is refused with the reason named. No DDS."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image as Picture
+
+pytest.importorskip("rclpy")
+
+from sensor_msgs.msg import CompressedImage
+
+import sim
+from real.robots import State
+from real.ros2.images import ImageReader, image
+from real.ros2.observation import Observer
+from real.ros2.wiring import CameraTopic
+from real.safety import SafetyError
+from robopolicy.errors import SpecError
+from tests.real.test_ros2_inputs import HOME
+
+KEY = "observation.images.front"
+RAW = CameraTopic("camera/front", 25.0, frame_id="front")
+COMPRESSED = replace(RAW, type="compressed")
+PICTURE = np.random.default_rng(0).integers(0, 256, (3, 24, 32), dtype=np.uint8)
+
+
+def reader(topic=RAW, shape=(3, 24, 32)) -> ImageReader:
+    return ImageReader(KEY, shape, topic)
+
+
+@pytest.mark.parametrize("topic", [RAW, COMPRESSED])
+def test_a_picture_survives_the_way(topic):
+    message = image(PICTURE, 5, topic)
+    assert message.header.frame_id == "front" and message.header.stamp.nanosec == 5
+    assert np.array_equal(reader(topic).read(message), PICTURE)
+
+
+def test_bgr_and_padded_rows_are_understood():
+    message = image(PICTURE, 0, RAW)
+    rows = np.zeros((24, 100), np.uint8)
+    rows[:, :96] = PICTURE.transpose(1, 2, 0)[:, :, ::-1].reshape(24, 96)
+    message.encoding, message.step, message.data = "bgr8", 100, rows.tobytes()
+    assert np.array_equal(reader().read(message), PICTURE)
+
+
+def test_a_larger_picture_is_averaged_down():
+    large = PICTURE.repeat(2, axis=1).repeat(2, axis=2)
+    large[:, ::2] = np.minimum(large[:, ::2], 200)  # two halves that differ
+    small = reader().read(image(large, 0, RAW)).astype(int)
+    mean = large.reshape(3, 24, 2, 32, 2).mean((2, 4))
+    assert np.abs(small - mean).max() <= 1
+
+
+def jpeg(data: bytes) -> CompressedImage:
+    message = CompressedImage(format="jpeg", data=data)
+    message.header.frame_id = "front"
+    return message
+
+
+def grey() -> bytes:
+    out = io.BytesIO()
+    Picture.fromarray(PICTURE[0]).save(out, "PNG")
+    return out.getvalue()
+
+
+def changed(**fields):
+    message = image(PICTURE, 0, RAW)
+    for name, value in fields.items():
+        setattr(message, name, value)
+    return message
+
+
+@pytest.mark.parametrize(
+    ("message", "topic", "what"),
+    [
+        (lambda: image(PICTURE, 0, replace(RAW, frame_id="wrist")), RAW, "frame 'wrist', expected 'front'.*swapped"),
+        (lambda: changed(encoding="mono8"), RAW, r"encoding 'mono8', expected one of \['rgb8', 'bgr8'\]"),
+        (lambda: changed(height=25), RAW, "2304 bytes for 25 rows of 96"),
+        (lambda: changed(step=95), RAW, "bytes for 24 rows of 95"),
+        (lambda: changed(width=2**31), RAW, "2147483648 × 24 pixels"),
+        (lambda: image(PICTURE[:, ::2, ::2], 0, RAW), RAW, "16 × 12 pixels are fewer than the 32 × 24"),
+        (lambda: image(np.tile(PICTURE, (1, 2, 1)), 0, RAW), RAW, "32 × 48 pixels are of another shape.*crop"),
+        (lambda: jpeg(b"no picture"), COMPRESSED, "no whole JPEG or PNG"),
+        (lambda: jpeg(bytes(image(PICTURE, 0, COMPRESSED).data)[:800]), COMPRESSED, "no whole JPEG or PNG"),
+        (lambda: jpeg(grey()), COMPRESSED, "pixels of mode 'L', expected RGB"),
+    ],
+)
+def test_a_picture_that_is_wrong_is_refused(message, topic, what):
+    with pytest.raises(SafetyError, match=f"(?s)observation.images.front.*{what}"):
+        reader(topic).read(message())
+
+
+def test_the_policy_is_shown_the_newest_picture():
+    env = sim.make("reach", 1)
+    observer, state = Observer(env, (KEY,)), State(HOME, np.zeros(7), 0.08)
+    observer.take(observer.names, np.zeros(len(observer.names)))
+    with pytest.raises(SpecError, match="no picture has come"):
+        observer(state)
+    observer.take_image(KEY, PICTURE)
+    assert np.array_equal(observer(state)[KEY][0].numpy(), PICTURE)
+    observer.forget()
+    with pytest.raises(SpecError, match="nothing has come"):
+        observer(state)
