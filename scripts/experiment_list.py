@@ -101,7 +101,12 @@ EXPERIMENTS = {
         (Setting(PICK, {"refined": ("algo=residual_sample_efficient",)}),), seeds=(0, 1, 2, 3, 4)
     ),
     "strong_base_residual": Experiment(
-        (Setting(Base("push", 65, 0.4), {"refined": ("algo=residual_careful", "loop.eval_every=5000", *WATCH)}),),
+        (
+            Setting(
+                Base("peg_easy", 80, 0.65),
+                {"refined": ("algo=residual_long", "loop.total_steps=60000", "loop.eval_every=5000", *WATCH)},
+            ),
+        ),
         extra=("worse",),
     ),
     "peg_residual": Experiment(
