@@ -134,8 +134,8 @@ def frames_of(recording: Recording) -> Frames:
     numbers = [(s["n"], s["step"]) for s in steps]
     if recording.lost or numbers != [(k, k) for k in range(len(steps))]:
         raise UnusableError("control steps are missing: the recorder or the loop was late")
-    if len(steps) < 2:
-        raise UnusableError("it ended within its first control step")
+    if len(steps) < 3:  # one frame would be no video
+        raise UnusableError("it ended within its first two control steps")
     low, high = np.array(action.low), np.array(action.high)
     executed, asked, marks, drivers = [], [], [], []
     for k, (now, after) in enumerate(zip(steps, steps[1:], strict=False)):

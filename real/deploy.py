@@ -16,7 +16,7 @@ from real.joints import ActionDecoder
 from real.loop import ControlLoop, Operator
 from real.planning import InlineRunner
 from real.realtime import Chunking, check_chunking, chunking_of
-from real.recording import PolicyJournal, Put, RecordedChain, Recorder, describe
+from real.recording import PolicyJournal, Put, RecordedChain, Recorder, header_of
 from real.remote import RemotePlanner, connect
 from real.robots import MujocoArm, State, Trouble
 from real.safety import Mode, SafetyChain, load_profile
@@ -106,9 +106,9 @@ class SimulatedCell:
 
     def header(self, seed: int) -> dict[str, Any]:
         """What a recording of the episode `seed` begins with."""
-        spec, policy = self.env.spec, self.loop.buffer.spec
-        header = describe(self.chain, observation=spec.observation, policy=policy, task=spec.id, seed=seed)
-        return {**header, "task_digest": spec.digest, "shadow": self.loop.shadow, **self.facts}
+        return header_of(
+            self.chain, self.env.spec, self.loop.buffer.spec, seed=seed, shadow=self.loop.shadow, **self.facts
+        )
 
     def goes_on(self) -> bool:
         """Whether the episode needs another tick."""
@@ -189,8 +189,6 @@ def in_process(d: Deployment) -> Iterator[Episode]:
 
 def over_ros2(d: Deployment) -> Iterator[Episode]:
     """The simulated arm and the policy node as two processes that talk over ROS 2."""
-    if d.record is not None:
-        raise ConfigError("record: deployments over ROS 2 cannot be recorded yet; robot=mujoco can")
     if d.operator is not None:
         raise ConfigError("operator: nobody can take over from the policy over ROS 2 yet; robot=mujoco can")
     if isinstance(d.policy, RemotePlanner):

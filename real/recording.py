@@ -37,9 +37,10 @@ from numpy.typing import ArrayLike, NDArray
 from real.joints import Commanded
 from real.safety import Decision, SafetyChain, SafetyError
 from real.safety.chain import Measured
+from real.safety.governor import Past
 from robopolicy.errors import DataError
 from robopolicy.evaluate.provenance import version
-from robopolicy.spec import PolicySpec
+from robopolicy.spec import EnvSpec, PolicySpec
 from robopolicy.types import Feature, Obs
 
 Array = NDArray[np.float64]
@@ -149,7 +150,7 @@ class RecordedChain(SafetyChain):
     def activate(self, measured: Measured, now: float) -> None:
         super().activate(measured, now)
         self._events = []
-        state = {k: np.asarray(v).tolist() for k, v in self.governor.state_dict().items()}
+        state = self._governor()
         tank = self.tank and {k: v if k == "energy" else _list(v) for k, v in self.tank.state_dict().items()}
         about = {"settings": asdict(self.profile.settings), "digest": self.profile.digest}
         self.put("activate", now, {**_measured(measured), **about, "governor": state, "tank": tank})
@@ -160,9 +161,16 @@ class RecordedChain(SafetyChain):
             self._events.append(["heard", _list(played)])
         return reached
 
-    def enable(self, now: float) -> None:
-        super().enable(now)
-        self._events.append(["enable", now])
+    def resume(self, past: Past, ticks: int) -> None:
+        super().resume(past, ticks)
+        self._events.append(["resume", self._governor()])
+
+    def _governor(self) -> dict[str, Any]:
+        return {k: np.asarray(v).tolist() for k, v in self.governor.state_dict().items()}
+
+    def feed(self, name: str, now: float) -> None:
+        super().feed(name, now)
+        self._events.append(["feed", [name, now]])
 
     def fault(self, reason: str) -> None:
         super().fault(reason)
@@ -227,6 +235,13 @@ def describe(
         "policy": asdict(policy),
         **facts,
     }
+
+
+def header_of(chain: SafetyChain, env: EnvSpec, policy: PolicySpec, *, seed: int, **facts: Any) -> dict[str, Any]:
+    """The header of an episode of the task `env`; see `describe`."""
+    return describe(
+        chain, observation=env.observation, policy=policy, task=env.id, task_digest=env.digest, seed=seed, **facts
+    )
 
 
 def decided(decision: Decision) -> dict[str, Any]:

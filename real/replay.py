@@ -169,6 +169,7 @@ def rebuild(header: dict[str, Any], clock: _Clock | None = None) -> SafetyChain:
         chain = SafetyChain(
             profile, dt=header["dt"], state=patience["state"], enable=patience.get("enable"), clock=clock,
             budget=header["budget_s"], risk=_critic(header["risk"], data),
+            inputs={k: v for k, v in patience.items() if k not in ("state", "enable")},
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"recording: its header does not describe a safety chain ({error!r})") from error
@@ -209,9 +210,13 @@ def _activate(chain: SafetyChain, content: dict[str, Any]) -> None:
     measured = _measured(content)
     assert measured is not None
     chain.activate(measured, content["now"])
-    chain.governor.load_state_dict({k: np.array(v) for k, v in content["governor"].items()})
+    _stand(chain, content["governor"])
     if chain.tank is not None:
         chain.tank.load_state_dict(content["tank"])
+
+
+def _stand(chain: SafetyChain, governor: dict[str, Any]) -> None:
+    chain.governor.load_state_dict({k: np.array(v) for k, v in governor.items()})
 
 
 def _happen(chain: SafetyChain, name: str, value: Any) -> None:
@@ -219,7 +224,11 @@ def _happen(chain: SafetyChain, name: str, value: Any) -> None:
         played = _array(value)
         assert played is not None
         chain.heard(played)
-    elif name == "enable":
+    elif name == "resume":
+        _stand(chain, value)
+    elif name == "feed":
+        chain.feed(*value)
+    elif name == "enable":  # of recordings before 2026-11-22
         chain.enable(value)
     elif name == "fault":
         chain.fault(value)

@@ -104,7 +104,7 @@ EXPERIMENTS = {
         (
             Setting(
                 Base("peg_easy", 80, 0.65),
-                {"refined": ("algo=residual_long", "loop.total_steps=60000", "loop.eval_every=5000", *WATCH)},
+                {"refined": ("algo=residual_careful", "loop.eval_every=5000", *WATCH)},
             ),
         ),
         extra=("worse",),

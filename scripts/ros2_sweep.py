@@ -80,6 +80,12 @@ class SweepBrain:
     def warm_up(self, state: State) -> None:
         """Nothing to load."""
 
+    def begin(self, chain: SafetyChain, seed: int) -> None:
+        """Nothing is recorded."""
+
+    def end(self, success: bool | None, **outcome: object) -> None:
+        """Nothing was recorded."""
+
     def close(self) -> None:
         """Nothing to end."""
 

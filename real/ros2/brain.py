@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from real.joints import ActionDecoder, Ahead
 from real.loop import ControlLoop
 from real.realtime import Chunking, chunking_of
+from real.recording import PolicyJournal, RecordedChain, Recorder, header_of
 from real.robots import Robot, State
 from real.ros2.observation import Observer, check_robot, one_env
 from real.ros2.wiring import Wiring
@@ -22,7 +23,7 @@ from real.safety.risk import RiskCritic
 from robopolicy.checkpoint import load_policy
 from robopolicy.policies.base import Policy
 from robopolicy.spec import check_fits
-from robopolicy.types import BASE_ACTION
+from robopolicy.types import BASE_ACTION, Feature
 from sim.arm import FINGER_STROKE
 
 
@@ -39,6 +40,8 @@ class Options:
     dry_run: bool = False
     lockstep: bool = False
     risk: Path | None = None
+    record: Path | None = None
+    policy_id: str = ""
 
 
 class Brain:
@@ -64,8 +67,11 @@ class Brain:
             level = level.base
         self.chunks = chunking_of(options.chunking, self.policy, options.latency)
         self.observer = Observer(self.env, tuple(self.cameras))
+        pictures = {key: Feature(shape, dtype="uint8") for key, shape in self.cameras.items()}
+        self.spec = replace(self.env.spec, observation={**self.env.spec.observation, **pictures})
         self.names = self.observer.names
         self.planner = self.chunks.planner
+        self.recorder = None if options.record is None else Recorder(options.record)
         self.runner = ThreadRunner(self.planner, latency=options.latency, wait=60.0 if options.lockstep else 0.0)
 
     def take(self, names: Sequence[str], values: Sequence[float], /) -> None:
@@ -81,7 +87,14 @@ class Brain:
         profile, dt = load_profile(self.wiring.limits, **self.options.settings), self.wiring.tick_s
         risk = None if self.options.risk is None else RiskCritic.load(self.options.risk, profile, dt)
         dogs = self.wiring.watchdogs
-        return SafetyChain(profile, dt=dt, state=dogs["state"], enable=dogs["enable"], risk=risk)
+        inputs = {"features": dogs["features"]} if self.names else {}
+        how: Any = dict(
+            dt=dt, state=dogs["state"], enable=dogs["enable"], risk=risk,
+            inputs={**inputs, **dict.fromkeys(self.cameras, dogs["images"])},
+        )  # fmt: skip
+        if self.recorder is None:
+            return SafetyChain(profile, **how)
+        return RecordedChain(profile, put=self.recorder.put, **how)
 
     def loop(self, robot: Robot, chain: SafetyChain, clock: Callable[[], float]) -> ControlLoop:
         """The control loop, on the session's clock [s]."""
@@ -90,8 +103,23 @@ class Brain:
             robot, chain, ActionDecoder(self.env.controller, stroke=FINGER_STROKE, dt=self.env.dt), self.runner,
             self.observer, chunks.buffer, clock=clock, history=self.planner.history, lead=chunks.lead,
             shadow=self.options.dry_run, early=self.wiring.plan_ahead_s, grace=self.wiring.grace_s,
-            delays=chunks.delays,
+            delays=chunks.delays, journal=None if self.recorder is None else PolicyJournal(self.recorder.put),
         )  # fmt: skip
+
+    def begin(self, chain: SafetyChain, seed: int) -> None:
+        """An episode is about to begin; what is recorded of another one ends."""
+        self.end(None)
+        if self.recorder is not None:
+            o = self.options
+            self.recorder.begin(header_of(
+                chain, self.spec, self.chunks.buffer.spec, seed=seed, shadow=o.dry_run, policy_id=o.policy_id,
+                chunking=o.chunking,
+            ))  # fmt: skip
+
+    def end(self, success: bool | None, **outcome: object) -> None:
+        """The episode is over; None: nobody said how it went."""
+        if self.recorder is not None:
+            self.recorder.end(success=success, **outcome)
 
     def warm_up(self, state: State) -> None:
         """Plan once, so that the first plan that counts is not slow."""
@@ -108,4 +136,5 @@ class Brain:
         self.observer.forget()
 
     def close(self) -> None:
+        self.end(None)
         self.runner.close()

@@ -25,6 +25,7 @@ def run_episodes(deployment: Deployment) -> Iterator[Episode]:
     options = {
         "task": d.task, "which": d.which, "settings": d.settings, "latency": d.latency, "dry_run": d.dry_run,
         "lockstep": d.lockstep, "chunking": d.chunking, "risk": None if d.risk is None else str(d.risk),
+        "record": None if d.record is None else str(d.record), "policy_id": d.policy_id,
     }  # fmt: skip
     wiring = load_wiring(d.wiring)
     os.environ.update({k: v for k, v in private_environment().items() if k.startswith("ROS_")})
@@ -69,6 +70,7 @@ def _episode(operator: Operator, seed: int, horizon: int) -> Episode:
         last = now
         if success or over or theirs["aborted"] or mine.get("mode") == "FAULT" or quiet > 20 * LONGEST:
             break
+    operator.set(node.NAME, success=success)
     operator.transition("deactivate")
     mine = operator.status[node.NAME]
     ticks, steps = max(1, int(mine["ticks"])), max(1, int(mine["step"]))

@@ -8,7 +8,8 @@ from collections import OrderedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from real.safety.governor import Governor, Past
+from real.safety import SafetyChain
+from real.safety.governor import Past
 
 Array = NDArray[np.float64]
 
@@ -20,25 +21,25 @@ class Ledger:
     """Commands by tick, so that one that never reached the arm is noticed and commanding goes on from its stop.
 
     Args:
-        governor: of one arm.
+        chain: of one arm.
         tick: the first one that will be commanded; the arm rests until then.
     """
 
-    def __init__(self, governor: Governor, tick: int) -> None:
-        self.governor, self.last = governor, tick - 1
-        self.entries: OrderedDict[int, Past] = OrderedDict({self.last: governor.past()})
-        self._rest = governor.c[0, -1].copy()
+    def __init__(self, chain: SafetyChain, tick: int) -> None:
+        self.chain, self.last = chain, tick - 1
+        self.entries: OrderedDict[int, Past] = OrderedDict({self.last: chain.governor.past()})
+        self._rest = chain.governor.c[0, -1].copy()
 
     def note(self) -> None:
         """The governor has decided on another tick."""
         self.last += 1
-        self.entries[self.last] = self.governor.past()
+        self.entries[self.last] = self.chain.governor.past()
         while len(self.entries) > KEPT:
             self.entries.popitem(last=False)
 
     def miss(self) -> None:
         """A tick passed without a command: the arm has played its stop."""
-        self.governor.resume(self.governor.past(), 1)
+        self.chain.resume(self.chain.governor.past(), 1)
         self.note()
 
     def command(self, tick: int) -> Array:
@@ -57,7 +58,7 @@ class Ledger:
             past = self.entries[before]
             if np.array_equal(past.ahead(tick - before), played):
                 last, self.last = self.last, before
-                self.governor.resume(past, 0)
+                self.chain.resume(past, 0)
                 while self.last < last:
                     self.miss()
                 return "lost"

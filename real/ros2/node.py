@@ -3,8 +3,9 @@
     python -m real.ros2.node --checkpoint runs/pick_residual [--wiring mujoco_panda] [--options '<JSON>'] [--ros-args …]
 
 Publishes nothing but diagnostics unless it is active. It refuses to configure or to activate with a named reason, in
-its log and its diagnostics. Parameters: `seed` of the episode; `safety.<setting>`, which may be tightened at any time
-and loosened only while inactive.
+its log and its diagnostics. Parameters: `seed` of the episode; `success`, to be set before it is deactivated, is what
+a recording says of the episode; `safety.<setting>`, which may be tightened at any time and loosened only while
+inactive.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class Driving(Inputs, Protocol):
     def chain(self) -> SafetyChain: ...
     def loop(self, robot: Robot, chain: SafetyChain, clock: Callable[[], float]) -> Loop: ...
     def warm_up(self, state: State) -> None: ...
+    def begin(self, chain: SafetyChain, seed: int) -> None: ...
+    def end(self, success: bool | None, **outcome: object) -> None: ...
     def close(self) -> None: ...
 
 
@@ -64,10 +67,12 @@ class PolicyNode(LifecycleNode):
         self.session: Session | None = None
         self.brain: Driving | None = None
         self.topics: Topics | None = None
+        self.success: bool | None = None  # what somebody said of the episode under way
         self.unfit = ""  # a quality of service that does not fit
         self.why, self.reported, self._mode = "", 0.0, ""
         self.tick_ms: list[float] = []
         self.declare_parameter("seed", 0)
+        self.declare_parameter("success", False)
         self._report = self.create_publisher(
             DiagnosticArray, wiring.topic("diagnostics").name, profile_of(wiring.topic("diagnostics"))
         )
@@ -88,8 +93,7 @@ class PolicyNode(LifecycleNode):
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Say no more: the arm plays the certified stop."""
-        if self.session is not None:
-            self.session.stop()
+        self._stop()
         self.report()
         return super().on_deactivate(state)
 
@@ -126,12 +130,9 @@ class PolicyNode(LifecycleNode):
                 value = getattr(chain.profile.settings, name)
                 self.declare_parameter(f"safety.{name}", float("inf") if value is None else float(value))
         self.topics = Topics(self, self.wiring, chain.profile, self.brain, self._refuse)
-        dogs = self.wiring.watchdogs
-        inputs = {"features": dogs["features"]} if self.brain.names else {}
         self.topics.session = self.session = Session(
-            chain, self.brain.loop, self.wiring, send=self.topics.send, grip=self.topics.grip, follow=self.lockstep,
-            inputs={**inputs, **dict.fromkeys(self.brain.cameras, dogs["images"])},
-        )  # fmt: skip
+            chain, self.brain.loop, self.wiring, send=self.topics.send, grip=self.topics.grip, follow=self.lockstep
+        )
         home = np.array(chain.profile.data["home"])
         chain.governor.reset(home[None])  # compiles
         chain.governor.active[:] = False
@@ -139,20 +140,28 @@ class PolicyNode(LifecycleNode):
 
     def _activate(self) -> None:
         session = self._need()
-        assert self.topics is not None
+        assert self.topics is not None and self.brain is not None
         found = [*filter(None, [self.unfit]), *self.topics.problems(), *session.refusals(time.monotonic())]
         if found:
             raise RobopolicyError("; ".join(dict.fromkeys(found)))
-        session.start(seed=int(self.get_parameter("seed").value), now=time.monotonic())
+        seed, self.success = int(self.get_parameter("seed").value), None
+        self.brain.begin(session.chain, seed)
+        session.start(seed=seed, now=time.monotonic())
 
     def _need(self) -> Session:
         if self.session is None:
             raise RobopolicyError("not configured")
         return self.session
 
-    def _disconnect(self) -> None:
-        if self.session is not None:
+    def _stop(self) -> None:
+        """End the episode, if there is one; an arm that moves plays the certified stop."""
+        if self.session is not None and self.session.active and self.brain is not None:
+            mode = self.session.mode.name
             self.session.stop()
+            self.brain.end(self.success, mode=mode)
+
+    def _disconnect(self) -> None:
+        self._stop()
         if self.topics is not None:
             self.topics.close()
         if self.brain is not None:
@@ -188,6 +197,8 @@ class PolicyNode(LifecycleNode):
         return response
 
     def _on_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
+        for said in (p.value for p in parameters if p.name == "success"):
+            self.success = bool(said)
         wanted = {p.name.removeprefix("safety."): p.value for p in parameters if p.name.startswith("safety.")}
         if not wanted or self.session is None:
             return SetParametersResult(successful=True)
@@ -250,8 +261,9 @@ def main() -> None:
     parser.add_argument("--options", type=json.loads, default={}, help="JSON: of real.ros2.brain.Options")
     args, rest = parser.parse_known_args()
     options = dict(args.options)
-    if "risk" in options and options["risk"] is not None:
-        options["risk"] = Path(options["risk"])
+    for name in ("risk", "record"):
+        if options.get(name) is not None:
+            options[name] = Path(options[name])
     if "task" not in options:
         from robopolicy.verbs import Place, task_of
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -21,7 +21,6 @@ from real.ros2.ledger import JUMPS, ArmClock, Ledger
 from real.ros2.timeline import MATCH
 from real.ros2.wiring import Wiring
 from real.safety import Decision, Mode, SafetyChain, SafetyError
-from real.safety.ladder import Patience, Watchdog
 
 Array = NDArray[np.float64]
 
@@ -53,12 +52,11 @@ class Session:
         send: called with the first tick and points [K n] rad of a trajectory; K = 0: nothing more will come.
         grip: called with an opening [m] when it changes.
         follow: the arm waits for every command (simulated time).
-        inputs: what the policy needs beside the arm's state, and the patience with each.
     """
 
     def __init__(
         self, chain: SafetyChain, make_loop: MakeLoop, wiring: Wiring, *, send: Callable[[int, Array], None],
-        grip: Callable[[float], None], follow: bool = False, inputs: Mapping[str, Patience] | None = None,
+        grip: Callable[[float], None], follow: bool = False,
     ) -> None:  # fmt: skip
         self.joints, self.chain, self.wiring = chain.profile.joints, chain, wiring
         self.send, self.grip = send, grip
@@ -72,10 +70,8 @@ class Session:
         self.counts, self.reasons, self.ticks, self.changed = Counter[str](), Counter[str](), 0, 0
         self.decision: Decision | None = None
         self.enabled = -math.inf  # s of our steady clock, of the last enable
-        self.watching = {name: Watchdog(name, patience) for name, patience in (inputs or {}).items()}
-        chain.watchdogs += self.watching.values()
         self.loop = make_loop(self, chain, lambda: self.time)
-        self.ledger = Ledger(chain.governor, 0)
+        self.ledger = Ledger(chain, 0)
 
     # -- real.robots.Robot ------------------------------------------------------------------------------------------
     def read(self) -> State | None:
@@ -117,7 +113,7 @@ class Session:
 
     def on_input(self, name: str) -> None:
         """What the policy needs beside the arm's state has come."""
-        self.watching[name].feed(self.time)
+        self.chain.feed(name, self.time)
 
     def on_enable(self, enabled: bool, now: float) -> None:
         """The operator's sign of life; False is an emergency stop at once."""
@@ -183,7 +179,7 @@ class Session:
         finally:
             self.newest = measured
         self.chain.enable(self.time)
-        self.ledger = Ledger(self.chain.governor, tick)
+        self.ledger = Ledger(self.chain, tick)
         self.active = True
 
     def stop(self) -> None:
@@ -205,7 +201,7 @@ class Session:
         goal = arm + self.wiring.lead_ticks
         if goal - self.ledger.last > 2 * self.wiring.lead_ticks and bool(self.chain.governor.at_rest[0]):
             gone = goal - 1 - self.ledger.last
-            self.ledger = Ledger(self.chain.governor, goal)  # it rested all the while
+            self.ledger = Ledger(self.chain, goal)  # it rested all the while
             self.counts["missed"] += gone
             if not self.ticks:  # nothing has begun yet
                 self.loop.begin += gone * self.wiring.tick_s

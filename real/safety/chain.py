@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from real.safety.errors import SafetyError
-from real.safety.governor import Governor
+from real.safety.governor import Governor, Past
 from real.safety.ladder import Mode, Patience, Watchdog
 from real.safety.limits import Limit, joint_limits
 from real.safety.profile import Profile
@@ -50,7 +50,8 @@ class SafetyChain:
     Args:
         profile: limits.
         dt: s between ticks.
-        state: patience with the arm's state; `enable`: with the operator's periodic enable (None: not used).
+        state: patience with the arm's state; `enable`: with the operator's periodic enable (None: not used);
+            `inputs`: with what else the policy needs, by name.
         clock, budget: s that a tick's computation may take by `clock`; a later one is braked.
         limits, projection: instead of the usual; for tests.
         risk: a learned critic, which may only slow down.
@@ -60,6 +61,7 @@ class SafetyChain:
         self, profile: Profile, *, dt: float = 0.004, state: Patience | None = None, enable: Patience | None = None,
         clock: Callable[[], float] | None = None, budget: float = 0.003, limits: Sequence[Limit] | None = None,
         projection: Projection = project, risk: RiskCritic | None = None,
+        inputs: Mapping[str, Patience] | None = None,
     ) -> None:  # fmt: skip
         self.governor = Governor(profile, dt=dt, projection=projection, limits=limits, clock=clock, budget=budget)
         self.risk = risk
@@ -69,6 +71,7 @@ class SafetyChain:
         self.watchdogs = [Watchdog("state", state or Patience(hold=0.05, fault=0.2))]
         if enable is not None:
             self.watchdogs.append(Watchdog("enable", enable))
+        self.watchdogs += [Watchdog(name, patience) for name, patience in (inputs or {}).items()]
         self.mode, self.counts, self.transitions = Mode.HOLD, Counter[str](), 0
         self.active, self._since, self._now, self._fault = False, 0.0, 0.0, ""
         self.error = ""  # text of the latest exception inside, which was braked for: a bug to report
@@ -96,13 +99,21 @@ class SafetyChain:
 
     def enable(self, now: float) -> None:
         """A sign of life of the operator's enable; without it for long enough, FAULT."""
+        self.feed("enable", now)
+
+    def feed(self, name: str, now: float) -> None:
+        """`name` of the inputs has come."""
         for dog in self.watchdogs:
-            if dog.name == "enable":
+            if dog.name == name:
                 dog.feed(now)
 
     def heard(self, played: Array) -> bool:
         """Take note of the control point [n] that the arm plays; False where the last command was lost."""
         return self.governor.heard(played)
+
+    def resume(self, past: Past, ticks: int) -> None:
+        """Go on from `past` as the arm does that has heard nothing for `ticks` ticks since: by its stored stop."""
+        self.governor.resume(past, ticks)
 
     def fault(self, reason: str) -> None:
         """Stop and stay stopped until `activate`."""

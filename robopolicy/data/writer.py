@@ -134,8 +134,8 @@ class DatasetWriter:
             marks: each of the writer's marks [T ...].
 
         Raises:
-            DataError: missing or unknown keys, wrong shapes, non-finite numbers, an unknown task, a disk almost full;
-                nothing is written.
+            DataError: missing or unknown keys, wrong shapes, non-finite numbers, an unknown task, a disk almost full,
+                one frame where there are cameras; nothing is written.
         """
         if self._broken is not None:
             raise DataError(f"{self.path}: cannot go on recording after {self._broken!r}")
@@ -143,6 +143,8 @@ class DatasetWriter:
             raise DataError(f"task: no instruction {task!r}. {closest(task, self.meta.tasks)}")
         columns = self._columns(obs, action, reward, success, marks or {})
         length = len(columns["action"])
+        if self._videos and length < 2:  # LeRobot keeps no statistics of it, and finds itself unable to finish later
+            raise DataError(f"{self.path}: an episode of one frame makes no video of {self._videos}. Leave it out.")
         columns["next.done"] = np.zeros((length, 1), dtype=bool)
         columns["next.done"][-1] = True
         columns["next.truncated"] = columns["next.done"] & (not terminated)

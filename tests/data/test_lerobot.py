@@ -108,6 +108,11 @@ def test_video_round_trip(tmp_path: Path) -> None:
                 obs=obs, action=np.zeros((length, 2)), reward=zeros, success=zeros > 0, terminated=False, task="look",
                 seed=e,
             )  # fmt: skip
+            with pytest.raises(DataError, match="an episode of one frame makes no video"):  # and nothing is lost
+                writer.add_episode(
+                    obs={k: v[:1] for k, v in obs.items()}, action=np.zeros((1, 2)), reward=zeros[:1],
+                    success=zeros[:1] > 0, terminated=False, task="look", seed=9,
+                )  # fmt: skip
     loaded = load_episodes(path)
     pictures = loaded.obs["observation.images.front"]
     assert (pictures.shape, pictures.dtype) == ((sum(lengths), 3, *size), torch.uint8)

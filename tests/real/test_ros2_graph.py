@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("rclpy")
 
+from real.dataset import convert
+from real.replay import read, replay
 from real.ros2 import arm, node
 from real.ros2.cell import activate
 from real.ros2.operator import Operator
@@ -42,7 +44,7 @@ def patient(tmp_path):
 def test_a_life_over_dds(tmp_path):
     """Refused before it is configured and without an enable; drives; tightens, never loosens; dies; the arm stands."""
     path = patient(tmp_path)
-    with graph(path, lost=0.05) as (operator, running):
+    with graph(path, lost=0.05, record=tmp_path / "recorded") as (operator, running):
         with pytest.raises(SafetyError):
             operator.transition("activate")
         operator.enabling = False
@@ -70,12 +72,33 @@ def test_a_life_over_dds(tmp_path):
         operator.enabling = True
         operator.wait(lambda: operator.reset_fault() == "", 60.0, "the reset")
 
+        operator.wait(lambda: operator.status[node.NAME]["mode"] == "RUN", 60.0, "the mode")
+        operator.wait(lambda: float(motion(operator)["speed"]) > 0.01, 200.0, "motion")
+        operator.set(node.NAME, success=True)
+        operator.transition("deactivate")
+        check_recordings(tmp_path / "recorded")
+        operator.wait(lambda: float(motion(operator)["speed"]) < 0.001, 100.0, "standstill")
+        activate(operator)
+
         step = int(operator.status[node.NAME]["ticks"])
         operator.wait(lambda: float(motion(operator)["speed"]) > 0.01 or step < 0, 200.0, "motion")
         os.killpg(running[1].pid, signal.SIGKILL)
         operator.wait(lambda: float(motion(operator)["speed"]) < 0.01, 100.0, "standstill")
         assert motion(operator)["aborted"] == ""
         assert json.loads(operator.status[node.NAME]["counts"]).get("foreign", 0) == 0
+
+
+def check_recordings(folder) -> None:
+    """Two episodes, the first ended by a reset; every decision comes out again, and a dataset can be made of them."""
+    before, after = replay(recording=folder)
+    assert before.ticks > 100 and after.ticks > 10
+    found = read(before.path)
+    assert found.header["task"] == "reach" and "observation.images.front" in found.header["observation"]
+    assert {"features", "observation.images.front"} <= found.header["watchdogs"].keys()
+    assert bytes.fromhex(found.of("step")[0]["obs"]["observation.images.front"])
+    assert found.footer["success"] is None and read(after.path).footer["success"] is True
+    made = convert(recording=folder, out=folder / "dataset")
+    assert made.frames > 6 and made.interventions > 0, made
 
 
 def test_a_quality_of_service_that_does_not_fit_is_named(tmp_path):

@@ -53,8 +53,8 @@ class Wire:
         self.rng, self.lost, self.delay, self.echo = np.random.default_rng(seed), lost, delay, echo
         self.profile = load_profile("panda", **settings)
         dogs = WIRING.watchdogs
-        self.chain = SafetyChain(self.profile, dt=DT, state=dogs["state"], enable=dogs["enable"])
-        self.session = Session(self.chain, make_loop, WIRING, send=self._send, grip=lambda opening: None, inputs=inputs)
+        self.chain = SafetyChain(self.profile, dt=DT, state=dogs["state"], enable=dogs["enable"], inputs=inputs)
+        self.session = Session(self.chain, make_loop, WIRING, send=self._send, grip=lambda opening: None)
         self.arm = MujocoArm(make_task("reach"), self.profile, dt=DT)
         self.now, self.tick = 50.0, 1_000_000
         q = np.zeros(self.arm.model.nq)
