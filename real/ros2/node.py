@@ -83,7 +83,10 @@ class PolicyNode(LifecycleNode):
     def on_configure(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Load the policy, check that it fits the robot, connect."""
         del state
-        return self._attempt("configure", self._configure)
+        done = self._attempt("configure", self._configure)
+        if done is not TransitionCallbackReturn.SUCCESS:
+            self._disconnect()  # nothing half done
+        return done
 
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Begin an episode where the arm stands."""
@@ -158,7 +161,11 @@ class PolicyNode(LifecycleNode):
         if self.session is not None and self.session.active and self.brain is not None:
             mode = self.session.mode.name
             self.session.stop()
-            self.brain.end(self.success, mode=mode)
+            try:
+                self.brain.end(self.success, mode=mode)
+            except RobopolicyError as error:  # e.g. a full disk; the arm stops all the same
+                self.why = str(error)
+                self.get_logger().error(self.why)
 
     def _disconnect(self) -> None:
         self._stop()
