@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,24 +15,30 @@ from real.loop import ControlLoop
 from real.realtime import Chunking, chunking_of
 from real.recording import PolicyJournal, RecordedChain, Recorder, header_of
 from real.robots import Robot, State
-from real.ros2.observation import Observer, check_robot, one_env
+from real.ros2.observation import Observer, check_features, check_robot, one_env
+from real.ros2.plain import NamedJoints, PlainObserver, plain_spec
 from real.ros2.wiring import Wiring
 from real.runner import ThreadRunner
 from real.safety import SafetyChain, load_profile
 from real.safety.risk import RiskCritic
 from robopolicy.checkpoint import load_policy
 from robopolicy.policies.base import Policy
-from robopolicy.spec import check_fits
-from robopolicy.types import BASE_ACTION, Feature
+from robopolicy.spec import PolicySpec, check_fits
+from robopolicy.types import BASE_ACTION
 from sim.arm import FINGER_STROKE
+from sim.control import Controller
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a policy node runs. `settings`: of real.safety.Settings; `latency`: s that plans are held back."""
+    """How a policy node runs. `settings`: of real.safety.Settings; `latency`: s that plans are held back.
+
+    `task`: of the native suite, whose observations and actions the policy has; None: the policy was trained on data of
+    the robot itself (real.ros2.plain).
+    """
 
     checkpoint: Path | None
-    task: dict[str, Any]
+    task: dict[str, Any] | None
     which: Literal["latest", "best"] = "latest"
     settings: dict[str, float] = field(default_factory=dict)
     latency: float = 0.0
@@ -55,21 +61,29 @@ class Brain:
 
     def __init__(self, options: Options, wiring: Wiring) -> None:
         assert options.checkpoint is not None
-        # Pictures come from the robot's cameras: no renderer is needed here.
-        self.options, self.wiring, self.env = options, wiring, one_env({**options.task, "cameras": ()})
+        self.options, self.wiring = options, wiring
         self.policy = load_policy(options.checkpoint, which=options.which)
-        self.cameras: dict[str, tuple[int, ...]] = {}
-        level: Policy | None = self.policy
+        levels, level = list[PolicySpec](), cast("Policy | None", self.policy)
         while level is not None:  # what a residual corrects sees and acts too
             check_robot(level.spec, wiring)
-            check_fits(level.spec, self.env.spec, ignore=(BASE_ACTION, *wiring.cameras))
-            self.cameras |= {k: f.shape for k, f in level.spec.observation.items() if k in wiring.cameras}
+            levels.append(level.spec)
             level = level.base
+        images = {k: f for spec in levels for k, f in spec.observation.items() if k in wiring.cameras}
+        self.cameras = {k: f.shape for k, f in images.items()}
         self.chunks = chunking_of(options.chunking, self.policy, options.latency)
-        self.observer = Observer(self.env, tuple(self.cameras))
-        pictures = {key: Feature(shape, dtype="uint8") for key, shape in self.cameras.items()}
-        self.spec = replace(self.env.spec, observation={**self.env.spec.observation, **pictures})
+        self.observer: Observer | PlainObserver
+        if options.task is None:
+            self.observer = PlainObserver(levels[-1], wiring, tuple(images))
+            self.controller = cast(Controller, NamedJoints(self.policy.spec.action, wiring, dt=self.policy.spec.dt))
+            self.spec = plain_spec(levels[-1], wiring)
+        else:  # pictures come from the robot's cameras: no renderer is needed here
+            env = one_env({**options.task, "cameras": ()})
+            for spec in levels:
+                check_fits(spec, env.spec, ignore=(BASE_ACTION, *wiring.cameras))
+            self.observer, self.controller = Observer(env, tuple(images)), env.controller
+            self.spec = replace(env.spec, observation={**env.spec.observation, **images})
         self.names = self.observer.names
+        check_features(self.names, wiring)
         self.planner = self.chunks.planner
         self.recorder = None if options.record is None else Recorder(options.record)
         self.runner = ThreadRunner(self.planner, latency=options.latency, wait=60.0 if options.lockstep else 0.0)
@@ -100,7 +114,7 @@ class Brain:
         """The control loop, on the session's clock [s]."""
         chunks = self.chunks
         return ControlLoop(
-            robot, chain, ActionDecoder(self.env.controller, stroke=FINGER_STROKE, dt=self.env.dt), self.runner,
+            robot, chain, ActionDecoder(self.controller, stroke=FINGER_STROKE, dt=self.spec.dt), self.runner,
             self.observer, chunks.buffer, clock=clock, history=self.planner.history, lead=chunks.lead,
             shadow=self.options.dry_run, early=self.wiring.plan_ahead_s, grace=self.wiring.grace_s,
             delays=chunks.delays, journal=None if self.recorder is None else PolicyJournal(self.recorder.put),

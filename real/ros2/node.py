@@ -272,9 +272,11 @@ def main() -> None:
         if options.get(name) is not None:
             options[name] = Path(options[name])
     if "task" not in options:
-        from robopolicy.verbs import Place, task_of
+        from robopolicy.runs import read_config
+        from robopolicy.verbs import Place
 
-        options["task"] = task_of(None, Place.of(args.checkpoint, options.get("which", "latest"), Path()))
+        run_dir = Place.of(args.checkpoint, options.get("which", "latest"), Path()).run
+        options["task"] = None if run_dir is None else (read_config(run_dir) or {}).get("task")
     chosen, wiring = Options(checkpoint=args.checkpoint, **options), load_wiring(args.wiring)
     rclpy.init(args=rest, signal_handler_options=SignalHandlerOptions.NO)
     import torch

@@ -42,29 +42,24 @@ def feature_values(env: SimEnv, obs: Obs) -> NDArray[np.float64]:
     return obs[STATE][0].double().numpy()[index]
 
 
-class Observer:
-    """Observations as in the simulator, by its own code: the arm's part from joints, the rest from named values.
+class Arrivals:
+    """What came last of all that a policy sees beside the arm: named values and pictures.
 
     Args:
-        env: of the task; its controller is the one that decodes actions, since what is commanded is seen too.
-        cameras: features whose pictures the policy sees.
+        names: of the values. cameras: features whose pictures the policy sees.
     """
 
-    def __init__(self, env: SimEnv, cameras: tuple[str, ...] = ()) -> None:
-        self.env, self.names = env, feature_names(env)
-        self._order = JointOrder(self.names)
-        self._index = torch.tensor([env.layout.names.index(n) for n in self.names], dtype=torch.int64)
-        self._qpos, self._qvel = env.physics.qpos.copy(), np.zeros_like(env.physics.qvel)
-        self.cameras = cameras
+    def __init__(self, names: tuple[str, ...], cameras: tuple[str, ...]) -> None:
+        self.names, self.cameras, self._order = names, cameras, JointOrder(names)
         self.forget()
 
     def forget(self) -> None:
         """Nothing has come yet."""
-        self.features: torch.Tensor | None = None
-        self.pictures: dict[str, torch.Tensor] = {}
+        self.features: NDArray[np.float64] | None = None  # in the order of `names`
+        self.pictures: Obs = {}  # [1 3 H W]
 
     def take(self, names: Sequence[str], values: Sequence[float]) -> None:
-        """Named features.
+        """Named values.
 
         Raises:
             SafetyError: one is missing, doubled, foreign or not finite.
@@ -72,28 +67,43 @@ class Observer:
         found = self._order.arrange(names, values)
         if not np.isfinite(found).all():
             raise SpecError(f"features: {self.names[int(np.argmax(~np.isfinite(found)))]!r} is not finite")
-        self.features = torch.from_numpy(found).float()
+        self.features = found
 
     def take_image(self, key: str, picture: NDArray[np.uint8]) -> None:
         """A camera's newest picture [3 H W]."""
-        self.pictures[key] = torch.from_numpy(picture)
+        self.pictures[key] = torch.from_numpy(picture)[None]
 
-    def __call__(self, state: State) -> Obs:
-        """Single frames [1 …].
-
-        Raises:
-            SpecError: features or pictures have not come.
-        """
+    def check(self) -> None:
+        """Raise SpecError where something has not come."""
         if self.features is None and self.names:
             raise SpecError(f"features: nothing has come; the policy needs {list(self.names)}")
         if missing := [key for key in self.cameras if key not in self.pictures]:
             raise SpecError(f"{missing[0]}: no picture has come; the policy needs {list(self.cameras)}")
+
+
+class Observer(Arrivals):
+    """Observations as in the simulator, by its own code: the arm's part from joints, the rest as it came.
+
+    Args:
+        env: of the task; its controller is the one that decodes actions, since what is commanded is seen too.
+        cameras: features whose pictures the policy sees.
+    """
+
+    def __init__(self, env: SimEnv, cameras: tuple[str, ...] = ()) -> None:
+        super().__init__(feature_names(env), cameras)
+        self.env = env
+        self._index = torch.tensor([env.layout.names.index(n) for n in self.names], dtype=torch.int64)
+        self._qpos, self._qvel = env.physics.qpos.copy(), np.zeros_like(env.physics.qvel)
+
+    def __call__(self, state: State) -> Obs:
+        """Single frames [1 …]; raises SpecError where something has not come."""
+        self.check()
         self._qpos[0, :ARM_DOF], self._qvel[0, :ARM_DOF] = state.q, state.qd
         self._qpos[0, ARM_DOF : ARM_DOF + 2] = state.opening / 2
         obs, _ = self.env.sense(self._qpos, self._qvel)
         if self.features is not None:
-            obs[STATE][0, self._index] = self.features
-        return {**obs, **{key: self.pictures[key][None] for key in self.cameras}}
+            obs[STATE][0, self._index] = torch.from_numpy(self.features).float()
+        return {**obs, **self.pictures}
 
 
 def check_robot(spec: PolicySpec, wiring: Wiring) -> None:
@@ -110,10 +120,11 @@ def check_robot(spec: PolicySpec, wiring: Wiring) -> None:
         found.append(f"{key}: the policy sees it, the wiring's `cameras` lack it. {closest(key, wiring.cameras)}")
     if spec.dt < 2 * wiring.tick_s:
         found.append(f"dt: the policy acts every {spec.dt} s, the robot every {wiring.tick_s} s")
-    if wiring.topics["features"] is None and STATE in spec.observation:
-        names = spec.observation[STATE].names or ()
-        beside = [n for n in names if not any(n == g or n.startswith(f"{g}_") for g in ARM)]
-        if beside:
-            found.append(f"features: the policy sees {beside[:5]} beside the arm, and topics.features is null")
     if found:
         raise SpecError("policy and robot do not fit:\n  - " + "\n  - ".join(found))
+
+
+def check_features(names: Sequence[str], wiring: Wiring) -> None:
+    """Raise SpecError where a policy needs named values and the robot has no topic for them."""
+    if names and wiring.topics["features"] is None:
+        raise SpecError(f"features: the policy sees {list(names[:5])} beside the arm, and topics.features is null")

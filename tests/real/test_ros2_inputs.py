@@ -16,7 +16,7 @@ import yaml
 import sim
 from real.joints import check_latency
 from real.planning import PlanningError
-from real.ros2.observation import Observer, check_robot
+from real.ros2.observation import Observer, check_features, check_robot
 from real.ros2.wiring import FOLDER, WiringError, load_wiring, parse, wiring_names
 from real.runner import ThreadRunner
 from real.safety import SafetyError, load_profile
@@ -154,8 +154,10 @@ def test_a_spec_that_does_not_match_the_robot():
         with pytest.raises(SpecError, match=what):
             check_robot(bad, WIRING)
     bare = replace(WIRING, topics={**WIRING.topics, "features": None})
-    with pytest.raises(SpecError, match=r"topics\.features is null"):
-        check_robot(spec, bare)
+    check_robot(spec, bare)
+    check_features((), bare)
+    with pytest.raises(SpecError, match=r"sees \['target_x'.*topics\.features is null"):
+        check_features(Observer(env()).names, bare)
 
 
 def test_a_latency_that_cannot_be_bridged_is_refused():

@@ -1,0 +1,113 @@
+"""A policy of a robot's own data over ROS 2: joints by name, no task of ours. No DDS."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from real.robots import State
+from real.ros2 import brain as brain_module
+from real.ros2.brain import Brain, Options
+from real.ros2.plain import NamedJoints, PlainObserver
+from real.safety import Mode
+from robopolicy.errors import SpecError
+from robopolicy.policies.base import Policy
+from robopolicy.spec import PolicySpec
+from robopolicy.types import STATE, ActionSpec, Feature
+from tests.real.test_ros2_inputs import HOME, WIRING
+from tests.real.test_ros2_session import DT, Wire
+
+JOINTS = [f"panda_joint{i}" for i in (3, 1, 2, 4, 5, 6, 7)]  # another order than the arm's
+IMAGE = "observation.images.wrist"
+ACTION = ActionSpec(
+    names=("gripper", *(f"{j}.pos" for j in JOINTS)), units=("m", *("rad",) * 7), low=(0.0, *(-3.0,) * 7),
+    high=(0.08, *(4.0,) * 7), frame="joint", tcp="tcp", rotation="joint", reference="absolute", gripper=0,
+    gripper_meaning="opening",
+)  # fmt: skip
+ELEMENTS = (*(f"{j}.pos" for j in JOINTS), "ball_x", "panda_joint2.vel", "gripper.pos")
+SPEC = PolicySpec(
+    {STATE: Feature((10,), names=ELEMENTS), IMAGE: Feature((3, 8, 8), "uint8")}, ACTION, 0.05, 1, 8, 4, ("go",)
+)  # fmt: skip
+
+
+class Follow(Policy):
+    """Sends the first joint of the arm to `ball_x`, while the picture is bright."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spec = SPEC
+
+    def act(self, obs, *, noise=None, deterministic=False):
+        seen = obs[STATE][:, -1]
+        action = torch.cat([torch.full((1, 1), 0.03), seen[:, :7]], dim=1)
+        if obs[IMAGE].float().mean() > 100:
+            action[:, 2] = seen[:, 7]  # panda_joint1
+        return action[:, None].expand(1, SPEC.horizon, -1).clone()
+
+
+def test_what_it_sees_is_found_by_name():
+    observer = PlainObserver(SPEC, WIRING, (IMAGE,))
+    assert observer.names == ("ball_x",)
+    state = State(HOME, np.arange(7.0), 0.05)
+    with pytest.raises(SpecError, match="features: nothing has come"):
+        observer(state)
+    observer.take(["ball_x"], [0.25])
+    with pytest.raises(SpecError, match="no picture has come"):
+        observer(state)
+    observer.take_image(IMAGE, np.full((3, 8, 8), 7, np.uint8))
+    obs = observer(state)
+    want = [*HOME[[2, 0, 1, 3, 4, 5, 6]], 0.25, 1.0, 0.05]
+    assert obs[STATE].shape == (1, 10) and np.allclose(obs[STATE][0], want) and int(obs[IMAGE].max()) == 7
+    nameless = replace(SPEC, observation={STATE: Feature((10,))})
+    with pytest.raises(SpecError, match="its elements have no names"):
+        PlainObserver(nameless, WIRING)
+
+
+def test_actions_reach_the_joints_that_they_name():
+    controller = NamedJoints(ACTION, WIRING, dt=0.05)
+    action = np.array([[0.02, 3.0, 1.0, 2.0, 4.0, 5.0, 6.0, 7.0]])
+    ctrl = controller.command(action, np.zeros((1, 3)), np.zeros(1))
+    assert np.allclose(ctrl[0], [1, 2, 3, 4, 5, 6, 7, 0.01, 0.01])  # each finger half of the opening
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"reference": "commanded"}, "absolute joint targets are understood; these are commanded"),
+        ({"names": ("gripper", "panda_joint9.pos", *ACTION.names[2:])}, r"'panda_joint9.pos' is no joint of 'panda'"),
+        ({"names": ("gripper", ACTION.names[2], *ACTION.names[2:])}, "expected each of .* once"),
+        ({"units": ("m", "deg", *("rad",) * 6)}, "action.panda_joint3.pos: expected rad, found 'deg'"),
+        ({"units": ("%", *("rad",) * 7)}, "action.gripper: expected an opening in m"),
+    ],
+)
+def test_actions_that_are_not_understood_are_refused(change, what):
+    with pytest.raises(SpecError, match=what):
+        NamedJoints(replace(ACTION, **change), WIRING, dt=0.05)
+
+
+def test_it_drives_the_arm_behind_the_limits(monkeypatch, tmp_path):
+    """To where it is told, within every limit, and no further once it is shown darkness."""
+    monkeypatch.setattr(brain_module, "load_policy", lambda *_, **__: Follow())
+    options = Options(tmp_path, None, settings={"tcp_speed": 0.5}, lockstep=True)
+    brain = Brain(options, WIRING)
+    assert brain.names == ("ball_x",) and brain.cameras == {IMAGE: (3, 8, 8)} and brain.spec.id == "panda"
+    assert {dog.name for dog in brain.chain().watchdogs} == {"state", "enable", "features", IMAGE}
+    wire = Wire(make_loop=brain.loop, settings={"tcp_speed": 0.5})
+    brain.warm_up(State(HOME, np.zeros(7), 0.08))
+    bright, dark = np.full((3, 8, 8), 200, np.uint8), np.zeros((3, 8, 8), np.uint8)
+    brain.take(["ball_x"], [0.4])
+    brain.take_image(IMAGE, bright)
+    wire.begin()
+    wire.run(round(3.0 / DT))
+    assert wire.session.mode is Mode.RUN and wire.played[-1][0] == pytest.approx(0.4, abs=0.01)
+    assert wire.session.opening == pytest.approx(0.03)
+    brain.take_image(IMAGE, dark)
+    wire.run(50)
+    brain.take(["ball_x"], [-0.4])
+    wire.run(round(1.0 / DT))
+    assert wire.played[-1][0] == pytest.approx(0.4, abs=0.01)
+    wire.check()
+    brain.close()
