@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import errno
 import logging
+import os
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments[0], arguments[1:])
     except KeyboardInterrupt:
-        command = shlex.join(["robopolicy", *arguments])
+        command = shlex.join([_program(), *arguments])
         _say(f"Interrupted. {_WHAT_NOW.get(arguments[0], _ANEW)}:\n  {command}")
         return 130
     except RobopolicyError as error:
@@ -93,6 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _say(f"error: {error}")
         return 2 if type(error).__name__ == "UsageError" else 1
+    except BrokenPipeError:  # whoever read our output has seen enough, e.g. `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # as a shell says it
     except OSError as error:
         if debug:
             raise
@@ -180,6 +185,15 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--config-dir", action="append", default=[], type=Path)
     parser.add_argument("--allow", action="append", default=[])
     return parser
+
+
+def _program() -> str:
+    """What to type to call this program again: its path, where the shell would not find it by name."""
+    called = Path(sys.argv[0])
+    if called.name != "robopolicy" or shutil.which("robopolicy") is not None:
+        return "robopolicy"
+    inside = called.absolute().is_relative_to(Path.cwd())
+    return str(called.absolute().relative_to(Path.cwd())) if inside else str(called)
 
 
 def _say(text: str) -> None:

@@ -6,7 +6,8 @@ makes each of these when it is first asked for, so a new loop or algorithm needs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -196,7 +197,10 @@ class Parts:
         if abs(spec.dt - episodes.dt) > 1e-6:
             problems.append(f"dt: the base acts every {spec.dt} s, the dataset has a frame every {episodes.dt} s")
         if problems:
-            raise SpecError(f"base and dataset={s.dataset} do not fit:\n  - " + "\n  - ".join(problems))
+            raise SpecError(
+                f"base={s.base} and dataset={s.dataset} do not fit:\n  - " + "\n  - ".join(problems)
+                + "\nIs one of them of another task?"
+            )  # fmt: skip
         return episodes
 
     @property
@@ -220,7 +224,8 @@ class Parts:
         if self.resumed:  # a fine-tuned policy has no base any more: it goes on from itself
             path = self.resumed / "policy"
             path = path / "base" if (path / "base").is_dir() else path
-        return load_policy(path, device=self.device, env=self.env_spec)
+        with self._blamed("base", given):
+            return load_policy(path, device=self.device, env=self.env_spec)
 
     @cached_property
     def spec(self) -> PolicySpec:
@@ -238,6 +243,16 @@ class Parts:
         to, h, ta = self.settings.steps
         return PolicySpec(observation, action, source.dt, to, h, ta, source.tasks)
 
+    @contextmanager
+    def _blamed(self, key: str, given: Path | None) -> Iterator[None]:
+        """Say where what does not fit the env came from."""
+        try:
+            yield
+        except SpecError as error:
+            if given is None or self.env_spec is None:
+                raise
+            raise SpecError(f"{key}={given}: {error}\nIs it of another task than task={self.env_spec.id}?") from None
+
     @cached_property
     def normalizer(self) -> Normalizer:
         spec = self.spec
@@ -252,7 +267,8 @@ class Parts:
         if self.resumed:
             self._check_unchanged(self.resumed, policy.spec)
         if self.env_spec is not None:
-            check_fits(policy.spec, self.env_spec, ignore=[BASE_ACTION] if policy.base is not None else [])
+            with self._blamed("dataset", self.settings.dataset):
+                check_fits(policy.spec, self.env_spec, ignore=[BASE_ACTION] if policy.base is not None else [])
         if self.resumed:  # the normaliser too is the one that the run began with
             weights = read_tensors(self.resumed / "policy" / "model.safetensors")
             self._check_same_data(self.resumed, policy.state_dict(), weights)

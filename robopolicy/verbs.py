@@ -127,6 +127,8 @@ def compare(
             (first, rows_a), (second, rows_b), env, place_b.out / "videos" / _joined("pairs", mark), names=called,
             count=videos, deterministic=deterministic,
         ))  # fmt: skip
+    if place_b.run is not None:
+        print(f"rows and comparison are in {place_b.out}; to look at them: robopolicy report run_dir={place_b.run}")
     return result
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +115,22 @@ def test_every_verb_says_what_repeating_it_does(
     assert ("goes on from there" in said) == (verb in ("train", "quickstart")), "the only ones that resume"
     assert said.startswith("Interrupted. ") and said.endswith(f":\n  robopolicy {verb} 'a=b c'\n")
     assert verb in _WHAT_NOW
+
+
+def test_a_program_that_is_not_on_the_path_is_named_by_its_own(monkeypatch, tmp_path):
+    from robopolicy.cli import _program
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [str(tmp_path / ".venv/bin/robopolicy"), "train"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert _program() == ".venv/bin/robopolicy"
+    monkeypatch.setattr("sys.argv", ["/somewhere/bin/robopolicy"])
+    assert _program() == "/somewhere/bin/robopolicy"
+    monkeypatch.setattr("sys.argv", ["pytest"])
+    assert _program() == "robopolicy"
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    command = f"{sys.executable} -m robopolicy train --help | head -n 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert done.stderr == "" and done.returncode in (0, 141), done

@@ -71,7 +71,10 @@ def check_episodes(
 def check_needed(needed: Mapping[str, Feature], offered: Mapping[str, Feature]) -> list[Defect]:
     """Features that are missing (the closest names are offered) or have another shape, dtype or element names."""
     problems = check_features(dict(needed), dict(offered), needs="the policy", offers="the dataset")
-    fix = "Record with this feature, rename it (load_episodes(rename=…)), or train a policy without it"
+    fix = (
+        "Is it the dataset of another task? Else record with this feature, rename it (load_episodes(rename=…)), or "
+        "train a policy without it"
+    )
     return [Defect("features", problem.rstrip("."), fix) for problem in problems]
 
 

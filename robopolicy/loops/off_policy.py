@@ -137,8 +137,9 @@ def off_policy(
 
             if ready():
                 if not learning:
-                    for _ in range(critic_only_updates):
+                    for i in range(critic_only_updates):
                         algo.update(batch(), learned_steps=None)
+                        progress.update(steps, critic_only=i + 1)
                 owed += updates_per_step * taken
                 while owed >= 1.0:
                     metrics = {**metrics, **algo.update(batch(), learned_steps=steps - warmup_steps)}

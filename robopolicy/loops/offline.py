@@ -127,7 +127,7 @@ def offline(
             if step % log_every == 0:
                 means, sums = {name: total / log_every for name, total in sums.items()}, {}
                 tracker.log({f"train/{name}": value for name, value in means.items()}, step)
-                progress.update(step, **means)
+            progress.update(step, **means)
             if evaluate is not None and evaluate_every and step % evaluate_every == 0:
                 result = evaluate(algo.policy, step)
                 tracker.log({f"eval/{name}": value for name, value in result.items()}, step)
