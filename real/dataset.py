@@ -24,6 +24,7 @@ from robopolicy.data.writer import DatasetWriter
 from robopolicy.errors import DataError
 from robopolicy.spec import PolicySpec
 from robopolicy.types import TASK, ActionSpec, Feature
+from sim.arm import FINGER_STROKE
 
 Array = NDArray[np.float64]
 DRIVERS = ("policy", "human", "rewind")
@@ -136,12 +137,16 @@ def frames_of(recording: Recording) -> Frames:
         raise UnusableError("control steps are missing: the recorder or the loop was late")
     if len(steps) < 3:  # one frame would be no video
         raise UnusableError("it ended within its first two control steps")
-    low, high = np.array(action.low), np.array(action.high)
+    low, high, joints = np.array(action.low), np.array(action.high), header["profile"]["data"]["joints"]
     executed, asked, marks, drivers = [], [], [], []
     for k, (now, after) in enumerate(zip(steps, steps[1:], strict=False)):
         wanted = None if now["action"] is None else np.clip(now["action"], low, high)
         other = wanted is None or now["limited"] or held[k]
-        executed.append(np.clip(_effect(now["commanded"], after["commanded"], action), low, high) if other else wanted)
+        if other or wanted is None:
+            effect = _effect(now["commanded"], after["commanded"], action, joints)
+        else:
+            effect = wanted
+        executed.append(np.clip(effect, low, high))
         driver = now.get("driver", "policy")
         proposed = wanted if driver == "policy" else now.get("proposed")
         asked.append(executed[-1] if proposed is None else np.clip(proposed, low, high))
@@ -164,17 +169,28 @@ def value_of(value: Any, feature: Feature) -> NDArray[Any]:
 
 
 # -- inside ---------------------------------------------------------------------------------------------------------
-def _effect(before: dict[str, Any], after: dict[str, Any], action: ActionSpec) -> Array:
-    """[Da] the action that leads from one commanded state to the next."""
+def _effect(before: dict[str, Any], after: dict[str, Any], action: ActionSpec, joints: list[str]) -> Array:
+    """[Da] the action that leads from one commanded state to the next, of an arm with these `joints`."""
     if (action.reference, action.rotation) == ("commanded", "yaw"):
         way = np.array(after["pos"]) - np.array(before["pos"])
         return np.array([*way, after["yaw"] - before["yaw"], after["grip"]])
     if (action.reference, action.rotation) == ("absolute", "joint"):
-        return np.array([*after["q"], after["grip"]])
+        return np.array([_target(k, after, action, joints) for k in range(action.dim)])
     raise DataError(
         f"convert: knows actions that are increments of the commanded pose, or absolute joint targets; these are "
         f"{action.reference} with rotation {action.rotation!r}"
     )
+
+
+def _target(k: int, after: dict[str, Any], action: ActionSpec, joints: list[str]) -> float:
+    """Channel `k` of absolute joint targets that mean what is commanded."""
+    name, grip = action.names[k].removesuffix(".pos"), float(after["grip"])
+    if k == action.gripper:
+        return (grip + 1) * FINGER_STROKE if action.units[k] == "m" else grip
+    known = {**{f"q{i + 1}": i for i in range(len(joints))}, **{joint: i for i, joint in enumerate(joints)}}
+    if name not in known:
+        raise DataError(f"convert: the action {action.names[k]!r} is no joint of the limits' arm, which has {joints}")
+    return float(after["q"][known[name]])
 
 
 def _action(header: dict[str, Any]) -> ActionSpec:

@@ -158,28 +158,33 @@ class RecordedChain(SafetyChain):
     def heard(self, played: Array) -> bool:
         reached = super().heard(played)
         if not reached:  # else nothing changed
-            self._events.append(["heard", _list(played)])
+            self._happened("heard", _list(played))
         return reached
 
     def resume(self, past: Past, ticks: int) -> None:
         super().resume(past, ticks)
-        self._events.append(["resume", self._governor()])
+        self._happened("resume", self._governor())
+
+    def _happened(self, name: str, what: Any) -> None:
+        """Remember until the next tick; while inactive there is none, and `activate` says where it stands."""
+        if self.active:
+            self._events.append([name, what])
 
     def _governor(self) -> dict[str, Any]:
         return {k: np.asarray(v).tolist() for k, v in self.governor.state_dict().items()}
 
     def feed(self, name: str, now: float) -> None:
         super().feed(name, now)
-        self._events.append(["feed", [name, now]])
+        self._happened("feed", [name, now])
 
     def fault(self, reason: str) -> None:
         super().fault(reason)
         if not self._inside:
-            self._events.append(["fault", reason])
+            self._happened("fault", reason)
 
     def tighten(self, **settings: Any) -> None:
         super().tighten(**settings)
-        self._events.append(["tighten", asdict(self.profile.settings)])
+        self._happened("tighten", asdict(self.profile.settings))
 
     def filter(self, target: Array | None, measured: Measured | None, now: float, *, reason: str = "") -> Decision:
         told = {"target": _list(target), **_measured(measured), "reason": reason, "events": self._events}

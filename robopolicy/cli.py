@@ -6,6 +6,7 @@ import argparse
 import errno
 import logging
 import os
+import select
 import shlex
 import shutil
 import sys
@@ -73,6 +74,20 @@ The same command on the same run_dir resumes. A first run: robopolicy quickstart
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `robopolicy` command."""
+    try:
+        done = _main(argv)
+        sys.stdout.flush()
+        return done
+    except BrokenPipeError:
+        watch = select.poll()
+        watch.register(sys.stdout.fileno(), 0)
+        if not any(event & select.POLLERR for _, event in watch.poll(0)):
+            raise  # another pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has seen enough, e.g. `head`
+        return 141  # as a shell says it
+
+
+def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         width = max(map(len, _VERBS))
@@ -95,11 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _say(f"error: {error}")
         return 2 if type(error).__name__ == "UsageError" else 1
-    except BrokenPipeError:  # whoever read our output has seen enough, e.g. `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141  # as a shell says it
     except OSError as error:
-        if debug:
+        if debug or isinstance(error, BrokenPipeError):
             raise
         full = " Free some space, then repeat the command." if error.errno == errno.ENOSPC else ""
         _say(f"error: {error}.{full}")

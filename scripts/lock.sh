@@ -5,7 +5,7 @@
 #   ./scripts/lock.sh --upgrade              move to the newest versions within requirements/constraints.txt
 #   ./scripts/lock.sh --upgrade-package av   … of one package
 #
-# Sets are nested, so that one environment serves all of them: core ⊂ ros ⊂ dev ⊂ bench. The largest is resolved first and
+# Sets are nested, so that one environment serves all of them: core ⊂ ros ⊂ suites ⊂ dev ⊂ bench. The largest is resolved first and
 # constrains the others. Hashes of every platform's files are kept; versions are resolved for x86-64 Linux.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -22,10 +22,11 @@ compile() { # compile OUTPUT ARGS...
 }
 
 compile uv.txt requirements/uv.in "$@"
-compile bench.txt pyproject.toml --extra ros --extra dev --extra bench \
+compile bench.txt pyproject.toml --extra ros --extra suites --extra dev --extra bench \
     -c requirements/constraints.txt -c requirements/uv.txt "$@"
 # The rest follows the largest set: nothing is left to upgrade.
-compile dev.txt pyproject.toml --extra ros --extra dev -c requirements/bench.txt
+compile dev.txt pyproject.toml --extra ros --extra suites --extra dev -c requirements/bench.txt
+compile suites.txt pyproject.toml --extra ros --extra suites -c requirements/bench.txt
 compile ros.txt pyproject.toml --extra ros -c requirements/bench.txt
 compile core.txt pyproject.toml -c requirements/bench.txt
 compile build.txt requirements/build.in -c requirements/bench.txt

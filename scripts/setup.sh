@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Make .venv ready to use, installing whatever is missing. Quick when nothing is.
 #
-#   ./scripts/setup.sh [--force] [core|ros|dev|bench]
+#   ./scripts/setup.sh [--force] [core|ros|suites|dev|bench]
 #
 #   core   what robopolicy needs (default)
 #   ros    core + the ROS 2 node
-#   dev    ros + tests, linters, build tools
+#   suites ros + task suites that others wrote (Meta-World)
+#   dev    suites + tests, linters, build tools
 #   bench  dev + the stacks it is measured against side by side (ManiSkill with Vulkan on the CPU, LeRobot's extras)
 #   --force: put .venv right even if it looks up to date
 #
@@ -17,7 +18,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-SETS="core ros dev bench" # nested: each contains those before it
+SETS="core ros suites dev bench" # nested: each contains those before it
 UV_MINIMUM=0.9.0
 MESA_MINIMUM=24.3 # the first whose lavapipe runs ManiSkill
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from robopolicy.errors import ConfigError, closest
 from sim.env import SimEnv
@@ -52,6 +52,13 @@ def _forwards_to(given: Mapping[str, Any]) -> tuple[Callable[..., Any], ...]:
 make.forwards_to = _forwards_to  # type: ignore[attr-defined]
 
 
-def make_expert(env: SimEnv, *, imperfection: float = 0.0) -> Expert:
+@runtime_checkable
+class Shown(Protocol):
+    """An env whose task comes with a scripted expert."""
+
+    def make_expert(self, *, imperfection: float = 0.0) -> Any: ...
+
+
+def make_expert(env: Shown, *, imperfection: float = 0.0) -> Any:
     """The scripted expert of `env`'s task."""
     return env.make_expert(imperfection=imperfection)

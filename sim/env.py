@@ -42,6 +42,7 @@ class SimEnv:
         control: "delta_pose" or "joint_position" (sim/control.py).
         reward: "sparse" or "dense".
         cameras: names of cameras in the scene whose pictures join the observation ("front", "side", "wrist").
+        pictures: False leaves them out of it, though the spec has them: they come from elsewhere.
         image_size: (height, width) of these pictures.
         render_quality: "fast" (no shadows, no multisampling) or "full"; recorded in the digest.
         randomization: domain randomisation, off by default.
@@ -60,6 +61,7 @@ class SimEnv:
         cameras: tuple[str, ...] = (),
         image_size: tuple[int, int] = (96, 96),
         render_quality: Quality = "fast",
+        pictures: bool = True,
         randomization: Randomization | None = None,
         joint_filter: JointFilter | None = None,
         threads: int | None = None,
@@ -70,6 +72,7 @@ class SimEnv:
             raise ConfigError(f"task.horizon must be at least 1 control step, found {task.horizon}")
         if reward not in ("sparse", "dense"):
             raise ConfigError(f"reward must be 'sparse' or 'dense', found {reward!r}")
+        self.pictures = pictures
         self.task, self.num_envs, self.device, self.reward = task, num_envs, torch.device("cpu"), reward
         self.randomization = randomization or Randomization()
         self.cameras, self.image_size, self.render_quality = tuple(cameras), tuple(image_size), render_quality
@@ -319,7 +322,7 @@ class SimEnv:
             seed, t = self.episode_seed[torch.from_numpy(index)], torch.from_numpy(self._t[index])
             noise = keyed_normal(seed, t, (self.layout.size,), stream=_NOISE_STREAM)
             obs[STATE] += self.randomization.sensor_noise * noise
-        for name in self.cameras if pictures else ():
+        for name in self.cameras if pictures and self.pictures else ():
             taken = [self._camera.picture(self.physics.state[i], self._extra[i], name, *self.image_size) for i in index]
             obs[IMAGES + name] = torch.from_numpy(np.stack(taken))
         return obs

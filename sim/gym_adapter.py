@@ -31,6 +31,8 @@ from robopolicy.errors import CheckpointError, ConfigError
 from robopolicy.types import IMAGES, STATE, TASK, ActionSpec, EnvSpec, Feature, Obs, Step, check_action
 from sim.episodes import EpisodeQueue
 
+_HOW_MANY = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")  # how a task is run, not what it is
+
 
 def adapt(env: VectorEnv, **kw: Any) -> GymVecEnv:
     """`GymVecEnv(env, **kw)`."""
@@ -234,7 +236,9 @@ class GymVecEnv:
         if not steps:
             raise ConfigError(f"{name}: its spec states no max_episode_steps; pass horizon=")
         dt = dt or 1 / float(env.metadata.get("render_fps") or 20)
-        kwargs = json.dumps(env.spec.kwargs if env.spec is not None else {}, sort_keys=True, default=str)
+        given = env.spec.kwargs if env.spec is not None else {}
+        task = {k: v for k, v in given.items() if k not in _HOW_MANY}
+        kwargs = json.dumps([task, int(steps)], sort_keys=True, default=str)
         identity = json.dumps([name, kwargs, repr(space), repr(env.single_action_space), gymnasium.__version__])
         return EnvSpec(
             id=name,

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("robopolicy", "sim", "world_models", "real", "configs")
 FOLDERS = {*PACKAGES, "tests", "scripts", "docs", "requirements", ".ci"}
 FILES = {"pyproject.toml", "README.md", "LICENSE", ".python-version", ".gitignore", ".gitattributes", "CITATION.cff"}
-LOCKS = ("core", "ros", "dev", "bench")  # nested
+LOCKS = ("core", "ros", "suites", "dev", "bench")  # nested
 
 
 @cache

@@ -163,7 +163,7 @@ def test_without_rights_it_says_what_to_install(checkout: Checkout) -> None:
 def test_wrong_arguments(checkout: Checkout, args: tuple[str, ...]) -> None:
     done = checkout.setup(*args)
     assert done.returncode == 1
-    assert "[core|ros|dev|bench]" in done.stderr
+    assert "[core|ros|suites|dev|bench]" in done.stderr
     assert checkout.calls() == []
 
 

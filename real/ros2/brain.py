@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -59,7 +59,7 @@ class Brain:
 
     names: tuple[str, ...] = ()  # features that must come beside the arm's state
 
-    def __init__(self, options: Options, wiring: Wiring) -> None:
+    def __init__(self, options: Options, wiring: Wiring, recorder: Recorder | None = None) -> None:
         assert options.checkpoint is not None
         self.options, self.wiring = options, wiring
         self.policy = load_policy(options.checkpoint, which=options.which)
@@ -77,15 +77,14 @@ class Brain:
             self.controller = cast(Controller, NamedJoints(self.policy.spec.action, wiring, dt=self.policy.spec.dt))
             self.spec = plain_spec(levels[-1], wiring)
         else:  # pictures come from the robot's cameras: no renderer is needed here
-            env = one_env({**options.task, "cameras": ()})
+            env = one_env({**options.task, "pictures": False})
             for spec in levels:
-                check_fits(spec, env.spec, ignore=(BASE_ACTION, *wiring.cameras))
-            self.observer, self.controller = Observer(env, tuple(images)), env.controller
-            self.spec = replace(env.spec, observation={**env.spec.observation, **images})
+                check_fits(spec, env.spec, ignore=(BASE_ACTION,))
+            self.observer, self.controller, self.spec = Observer(env, tuple(images)), env.controller, env.spec
         self.names = self.observer.names
         check_features(self.names, wiring)
         self.planner = self.chunks.planner
-        self.recorder = None if options.record is None else Recorder(options.record)
+        self.recorder = recorder
         self.runner = ThreadRunner(self.planner, latency=options.latency, wait=60.0 if options.lockstep else 0.0)
 
     def take(self, names: Sequence[str], values: Sequence[float], /) -> None:
@@ -152,3 +151,16 @@ class Brain:
     def close(self) -> None:
         self.end(None)
         self.runner.close()
+
+
+def brains(options: Options, wiring: Wiring) -> Callable[[], Brain]:
+    """Makes a brain at every call; all of them record into the one folder."""
+    recorder: Recorder | None = None
+
+    def make() -> Brain:
+        nonlocal recorder
+        if recorder is None and options.record is not None:
+            recorder = Recorder(options.record)
+        return Brain(options, wiring, recorder)
+
+    return make

@@ -7,7 +7,6 @@ import io
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image as Picture
-from PIL import UnidentifiedImageError
 from sensor_msgs.msg import CompressedImage, Image
 
 from real.ros2.messages import to_time
@@ -73,10 +72,13 @@ class ImageReader:
         try:
             with Picture.open(io.BytesIO(bytes(message.data)), formats=("JPEG", "PNG")) as picture:
                 self._check_size(picture.height, picture.width)
+                picture.draft("RGB", (self.width, self.height))  # a JPEG is decoded no larger than need be
                 if picture.mode not in ("RGB", "RGBA"):
                     raise self._error(f"pixels of mode {picture.mode!r}, expected RGB")
                 return np.asarray(picture.convert("RGB"))
-        except (UnidentifiedImageError, Picture.DecompressionBombError, OSError, SyntaxError) as error:
+        except SafetyError:
+            raise
+        except Exception as error:  # decoders raise whatever comes to their mind
             raise self._error(f"no whole JPEG or PNG ({error})") from error
 
     def _check_size(self, height: int, width: int) -> None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import rclpy
@@ -67,6 +67,7 @@ class PolicyNode(LifecycleNode):
         self.session: Session | None = None
         self.brain: Driving | None = None
         self.topics: Topics | None = None
+        self.active = False
         self.success: bool | None = None  # what somebody said of the episode under way
         self.unfit = ""  # a quality of service that does not fit
         self.why, self.reported, self._mode = "", 0.0, ""
@@ -92,6 +93,7 @@ class PolicyNode(LifecycleNode):
         """Begin an episode where the arm stands."""
         if self._attempt("activate", self._activate) is not TransitionCallbackReturn.SUCCESS:
             return TransitionCallbackReturn.FAILURE
+        self.active = True
         return super().on_activate(state)
 
     def on_deactivate(self, state: LifecycleState) -> TransitionCallbackReturn:
@@ -132,6 +134,7 @@ class PolicyNode(LifecycleNode):
             if not self.has_parameter(f"safety.{name}"):
                 value = getattr(chain.profile.settings, name)
                 self.declare_parameter(f"safety.{name}", float("inf") if value is None else float(value))
+        chain.tighten(**_settings({name: self.get_parameter(f"safety.{name}").value for name in LIVE}))
         self.topics = Topics(self, self.wiring, chain.profile, self.brain, self._refuse)
         self.topics.session = self.session = Session(
             chain, self.brain.loop, self.wiring, send=self.topics.send, grip=self.topics.grip, follow=self.lockstep
@@ -147,9 +150,15 @@ class PolicyNode(LifecycleNode):
         found = [*filter(None, [self.unfit]), *self.topics.problems(), *session.refusals(time.monotonic())]
         if found:
             raise RobopolicyError("; ".join(dict.fromkeys(found)))
-        seed, self.success = int(self.get_parameter("seed").value), None
+        seed, said, self.success = int(self.get_parameter("seed").value), self.success, None
+        self.brain.end(said, mode=session.mode.name)  # of what was recorded before a reset
         self.brain.begin(session.chain, seed)
-        session.start(seed=seed, now=time.monotonic())
+        try:
+            session.start(seed=seed, now=time.monotonic())
+        except Exception:  # nothing half begun
+            session.stop()
+            self.brain.end(None)
+            raise
 
     def _need(self) -> Session:
         if self.session is None:
@@ -158,6 +167,7 @@ class PolicyNode(LifecycleNode):
 
     def _stop(self) -> None:
         """End the episode, if there is one; an arm that moves plays the certified stop."""
+        self.active = False
         if self.session is not None and self.session.active and self.brain is not None:
             mode = self.session.mode.name
             self.session.stop()
@@ -189,13 +199,16 @@ class PolicyNode(LifecycleNode):
     def handled(self) -> int:
         return 0 if self.topics is None else self.topics.handled
 
+    def destroy_node(self) -> None:
+        self._disconnect()
+        super().destroy_node()
+
     # -- operator ---------------------------------------------------------------------------------------------------
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         """After a fault: begin anew where the arm stands, if nothing speaks against it."""
         del request
         try:
-            session = self._need()
-            if not session.active:
+            if not self.active:
                 raise RobopolicyError("reset: not active; activate instead")
             self._activate()
             response.success, response.message = True, "running"
@@ -211,9 +224,8 @@ class PolicyNode(LifecycleNode):
             return SetParametersResult(successful=True)
         if unknown := [name for name in wanted if name not in LIVE]:
             return SetParametersResult(successful=False, reason=f"no such safety setting: {unknown[0]!r}")
-        values = {k: None if k == "energy" and v == float("inf") else v for k, v in wanted.items()}
         try:
-            self.session.chain.tighten(**values)
+            self.session.chain.tighten(**_settings(wanted))
         except (RobopolicyError, TypeError) as error:
             return SetParametersResult(successful=False, reason=str(error))
         return SetParametersResult(successful=True)
@@ -259,8 +271,13 @@ class PolicyNode(LifecycleNode):
         self._report.publish(messages.diagnostics(time.time_ns(), found))
 
 
+def _settings(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Values of parameters as those of `Settings`; a parameter cannot be None."""
+    return {k: None if k == "energy" and v == float("inf") else v for k, v in parameters.items()}
+
+
 def main() -> None:
-    from real.ros2.brain import Brain, Options
+    from real.ros2.brain import Options, brains
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True)
@@ -282,7 +299,7 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    run(PolicyNode(wiring, lambda: Brain(chosen, wiring), lockstep=chosen.lockstep))
+    run(PolicyNode(wiring, brains(chosen, wiring), lockstep=chosen.lockstep))
 
 
 if __name__ == "__main__":

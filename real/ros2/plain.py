@@ -38,10 +38,12 @@ class PlainObserver(Arrivals):
         spec: the policy's. cameras: features whose pictures it sees.
 
     Raises:
-        SpecError: the state's elements have no names.
+        SpecError: the state's elements have no names, or the policy does more than one task.
     """
 
     def __init__(self, spec: PolicySpec, wiring: Wiring, cameras: tuple[str, ...] = ()) -> None:
+        if TASK in spec.observation:
+            raise SpecError(f"the policy does one of several tasks, {list(spec.tasks)}, and nothing here says which")
         elements = spec.observation[STATE].names if STATE in spec.observation else ()
         if elements is None:
             raise SpecError(
@@ -64,8 +66,6 @@ class PlainObserver(Arrivals):
             if self.features is not None:
                 values[self._from < 0] = self.features
             obs[STATE] = torch.from_numpy(values).float()[None]
-        if TASK in self.observed:
-            obs[TASK] = torch.zeros(1, dtype=torch.int64)
         return obs
 
 

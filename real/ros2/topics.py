@@ -20,6 +20,7 @@ from real.ros2.images import ImageReader, message_type
 from real.ros2.qos import mismatches, on_publisher, on_subscription, profile_of
 from real.ros2.session import Session
 from real.ros2.wiring import Topic, Wiring
+from real.safety import SafetyError
 from real.safety.profile import Profile
 from robopolicy.errors import RobopolicyError
 
@@ -57,7 +58,8 @@ class Topics:
         self.node, self.wiring, self.inputs = node, wiring, inputs
         self.refused: dict[str, str] = {}  # what is wrong with what comes in, by source
         self.handled = 0
-        self._seen: set[str] = set()
+        self._heard: dict[str, float] = {}  # s of our steady clock of the newest accepted message, by role
+        self._stamps: dict[str, int] = {}  # ns, of the newest picture by camera
         self._connected: list[tuple[str, Topic, bool]] = []  # role, topic, published by us
         self._entities: list[tuple[Callable[..., Any], Any]] = []
         self._out: dict[str, Any] = {}
@@ -92,12 +94,13 @@ class Topics:
             self.handled += 1
             try:
                 handle(message)
-            except RobopolicyError as error:
-                self.refused[role] = str(error)
+            except Exception as error:  # whatever came: a message must not end the node
+                known = isinstance(error, RobopolicyError)
+                self.refused[role] = str(error) if known else f"{role}: {type(error).__name__}: {error}"
                 self.session.counts[f"{role}_refused"] += 1
                 return
             self.refused.pop(role, None)
-            self._seen.add(role)
+            self._heard[role] = time.monotonic()
 
         events = on_subscription(role, refuse)
         heard = self.node.create_subscription(kind, topic.name, take, profile_of(topic), event_callbacks=events)
@@ -108,9 +111,15 @@ class Topics:
         """Why the arm may not be started, one sentence each: quality of service, refused messages, silence."""
         found = [m for role, topic, ours in self._connected for m in mismatches(self.node, role, topic, publishes=ours)]
         found += self.refused.values()
-        for role, topic, ours in self._connected:
-            if role in ("features", *self.inputs.cameras) and not ours and not {role} & (self._seen | {*self.refused}):
+        now, dogs = time.monotonic(), self.wiring.watchdogs
+        patience = {"features": dogs["features"], **dict.fromkeys(self.inputs.cameras, dogs["images"])}
+        for role, topic, _ in self._connected:
+            if role not in patience or role in self.refused:
+                continue
+            if role not in self._heard:
                 found.append(f"{role}: nothing has come on {topic.name!r}")
+            elif (age := now - self._heard[role]) > min(patience[role].hold, patience[role].fault):
+                found.append(f"{role}: the newest on {topic.name!r} is {age:.2f} s old")
         return found
 
     def send(self, first: int, points: Array) -> None:
@@ -142,6 +151,12 @@ class Topics:
         self.session.on_input("features")
 
     def _on_image(self, key: str, reader: ImageReader, message: Image | CompressedImage) -> None:
+        stamp = messages.to_ns(message.header.stamp)
+        if stamp == self._stamps.get(key):
+            raise SafetyError(
+                f"{key}: the same picture came twice, of {stamp * 1e-9:.3f} s; does the camera hang?"
+            )
+        self._stamps[key] = stamp
         self.inputs.take_image(key, reader.read(message))
         self.session.on_input(key)
 

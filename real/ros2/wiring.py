@@ -125,6 +125,8 @@ def parse(data: Any, where: str = "wiring") -> Wiring:
     names = tuple(str(v) for v in joints.values())
     if len(set(names)) < len(names):
         raise WiringError(f"{where}: joints: one name on the wire stands for two joints: {list(names)}")
+    if moved := [n for i, n in enumerate(names) if n in profile.joints and profile.joints.index(n) != i]:
+        raise WiringError(f"{where}: joints: {moved[0]!r} stands for another joint than the limits call so")
     gripper = {str(k): _number(v, f"{where}: gripper.{k}") for k, v in _mapping(data, "gripper", where).items()}
     if shared := set(gripper) & set(names):
         raise WiringError(f"{where}: gripper: {sorted(shared)} are joints of the arm")
@@ -135,6 +137,8 @@ def parse(data: Any, where: str = "wiring") -> Wiring:
     cameras = {str(k): _camera(v, f"{where}: cameras.{k}") for k, v in _mapping(data, "cameras", where).items()}
     if wrong := [k for k in cameras if not k.startswith(IMAGES)]:
         raise WiringError(f"{where}: cameras: expected features called {IMAGES + '<name>'!r}, found {wrong[0]!r}")
+    if len({camera.name for camera in cameras.values()}) < len(cameras):
+        raise WiringError(f"{where}: cameras: two of them have one topic: {[c.name for c in cameras.values()]}")
     dogs = _mapping(data, "watchdogs", where)
     _same_keys(dogs, ("state", "features", "images", "enable"), f"{where}: watchdogs")
     tick, lead = _number(data["tick_s"], f"{where}: tick_s"), data["lead_ticks"]

@@ -59,7 +59,7 @@ def main() -> None:
     options = brain.Options(Path("none"), TASK, settings={"tcp_speed": 0.5}, lockstep=True,
                             record=Path(sys.argv[2]) if sys.argv[2] else None)  # fmt: skip
     rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-    run(PolicyNode(wiring, lambda: brain.Brain(options, wiring), lockstep=True))
+    run(PolicyNode(wiring, brain.brains(options, wiring), lockstep=True))
 
 
 if __name__ == "__main__":

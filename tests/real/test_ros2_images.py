@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -15,12 +16,14 @@ from sensor_msgs.msg import CompressedImage
 
 import sim
 from real.robots import State
+from real.ros2 import topics as topics_module
 from real.ros2.images import ImageReader, image
 from real.ros2.observation import Observer
+from real.ros2.topics import Topics
 from real.ros2.wiring import CameraTopic
-from real.safety import SafetyError
+from real.safety import SafetyError, load_profile
 from robopolicy.errors import SpecError
-from tests.real.test_ros2_inputs import HOME
+from tests.real.test_ros2_inputs import HOME, WIRING
 
 KEY = "observation.images.front"
 RAW = CameraTopic("camera/front", 25.0, frame_id="front")
@@ -61,6 +64,12 @@ def jpeg(data: bytes) -> CompressedImage:
     return message
 
 
+def damaged() -> bytes:
+    data = bytearray(image(PICTURE, 0, COMPRESSED).data)
+    data[11] = 2  # the first chunk says that it is shorter than it is
+    return bytes(data)
+
+
 def grey() -> bytes:
     out = io.BytesIO()
     Picture.fromarray(PICTURE[0]).save(out, "PNG")
@@ -86,6 +95,7 @@ def changed(**fields):
         (lambda: image(np.tile(PICTURE, (1, 2, 1)), 0, RAW), RAW, "32 × 48 pixels are of another shape.*crop"),
         (lambda: jpeg(b"no picture"), COMPRESSED, "no whole JPEG or PNG"),
         (lambda: jpeg(bytes(image(PICTURE, 0, COMPRESSED).data)[:800]), COMPRESSED, "no whole JPEG or PNG"),
+        (lambda: jpeg(damaged()), COMPRESSED, "no whole JPEG or PNG"),
         (lambda: jpeg(grey()), COMPRESSED, "pixels of mode 'L', expected RGB"),
     ],
 )
@@ -105,3 +115,69 @@ def test_the_policy_is_shown_the_newest_picture():
     observer.forget()
     with pytest.raises(SpecError, match="nothing has come"):
         observer(state)
+
+
+class FakeNode:
+    """As much of a node as `Topics` needs."""
+
+    def __init__(self) -> None:
+        self.heard = {}
+
+    def create_subscription(self, kind, name, callback, qos, *, event_callbacks):
+        self.heard[name] = callback
+
+    def create_lifecycle_publisher(self, *_, **__):
+        pass
+
+    def destroy_subscription(self, entity):
+        pass
+
+    destroy_publisher = destroy_subscription
+
+    def resolve_topic_name(self, name):
+        return name
+
+    def get_publishers_info_by_topic(self, name):
+        return []
+
+    get_subscriptions_info_by_topic = get_publishers_info_by_topic
+
+
+class FakeSession:
+    def __init__(self) -> None:
+        self.counts, self.inputs = Counter(), []
+
+    def on_input(self, name):
+        self.inputs.append(name)
+
+
+class Camera:
+    def __init__(self) -> None:
+        self.names, self.cameras = (), {KEY: (3, 24, 32)}
+
+    def take_image(self, key, picture):
+        self.seen = picture
+
+
+def test_no_episode_begins_on_an_old_picture(monkeypatch):
+    """Missing, stale, repeated or unreadable pictures speak against a start, and end no node."""
+    now = [100.0]
+    monkeypatch.setattr(topics_module.time, "monotonic", lambda: now[0])
+    node, camera, session = FakeNode(), Camera(), FakeSession()
+    topics = Topics(node, WIRING, load_profile("panda"), camera, lambda why: None)
+    topics.session = session
+    wired = WIRING.cameras[KEY]
+    take = node.heard[wired.name]
+    assert topics.problems() == [f"{KEY}: nothing has come on {wired.name!r}"]
+    take(image(PICTURE, 1, wired))
+    assert topics.problems() == [] and session.inputs == [KEY] and np.array_equal(camera.seen, PICTURE)
+    now[0] += 0.3
+    assert topics.problems() == [f"{KEY}: the newest on {wired.name!r} is 0.30 s old"]
+    take(image(PICTURE, 1, wired))
+    assert "the same picture came twice" in topics.problems()[0] and session.inputs == [KEY]
+    take(image(PICTURE, 2, wired))
+    assert topics.problems() == []
+    monkeypatch.setattr(ImageReader, "read", lambda *_: 1 / 0)
+    take(image(PICTURE, 3, wired))
+    assert topics.problems() == [f"{KEY}: ZeroDivisionError: division by zero"]
+    assert session.counts[f"{KEY}_refused"] == 2

@@ -66,6 +66,11 @@ def changed(**changes):
         ({"topics__enable__reliability": "sometimes"}, "expected reliable or best_effort"),
         ({"topics__enable__depth": 0}, "depth: expected a whole number"),
         ({"topics__camera": {"name": "x"}}, "unknown key 'camera'"),
+        (
+            {"joints__panda_joint1": "panda_joint2", "joints__panda_joint2": "panda_joint1"},
+            "'panda_joint2' stands for another joint than the limits call so",
+        ),
+        ({"cameras__observation.images.wrist__name": "camera/front/image_raw"}, "two of them have one topic"),
         ({"cameras__wrist": {"name": "x", "rate_hz": 5}}, r"expected features called 'observation.images.<name>'"),
         ({"cameras__observation.images.wrist__type": "jpeg"}, "type: expected image or compressed, found 'jpeg'"),
         ({"cameras__observation.images.wrist__rate_hz": 0}, r"images.wrist: rate_hz: expected a number > 0"),

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 import torch
 
+from real.dataset import _effect
 from real.robots import State
 from real.ros2 import brain as brain_module
 from real.ros2.brain import Brain, Options
 from real.ros2.plain import NamedJoints, PlainObserver
-from real.safety import Mode
-from robopolicy.errors import SpecError
+from real.safety import Mode, load_profile
+from robopolicy.errors import DataError, SpecError
 from robopolicy.policies.base import Policy
 from robopolicy.spec import PolicySpec
-from robopolicy.types import STATE, ActionSpec, Feature
+from robopolicy.types import STATE, TASK, ActionSpec, Feature
 from tests.real.test_ros2_inputs import HOME, WIRING
 from tests.real.test_ros2_session import DT, Wire
 
@@ -64,6 +65,19 @@ def test_what_it_sees_is_found_by_name():
     nameless = replace(SPEC, observation={STATE: Feature((10,))})
     with pytest.raises(SpecError, match="its elements have no names"):
         PlainObserver(nameless, WIRING)
+    several = replace(SPEC, observation={**SPEC.observation, TASK: Feature((), "int64")}, tasks=("open", "close"))
+    with pytest.raises(SpecError, match=r"one of several tasks, \['open', 'close'\]"):
+        PlainObserver(several, WIRING)
+
+
+def test_what_was_commanded_becomes_its_own_kind_of_action():
+    """For datasets: channels in the policy's order, the gripper in its unit."""
+    after = {"q": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], "grip": -0.5}
+    joints = list(load_profile("panda").joints)
+    assert np.allclose(_effect({}, after, ACTION, joints), [0.02, 3.0, 1.0, 2.0, 4.0, 5.0, 6.0, 7.0])
+    foreign = replace(ACTION, names=("gripper", "elbow.pos", *ACTION.names[2:]))
+    with pytest.raises(DataError, match=r"'elbow.pos' is no joint of the limits' arm"):
+        _effect({}, after, foreign, joints)
 
 
 def test_actions_reach_the_joints_that_they_name():
