@@ -153,9 +153,7 @@ class Topics:
     def _on_image(self, key: str, reader: ImageReader, message: Image | CompressedImage) -> None:
         stamp = messages.to_ns(message.header.stamp)
         if stamp == self._stamps.get(key):
-            raise SafetyError(
-                f"{key}: the same picture came twice, of {stamp * 1e-9:.3f} s; does the camera hang?"
-            )
+            raise SafetyError(f"{key}: the same picture came twice, of {stamp * 1e-9:.3f} s; does the camera hang?")
         self._stamps[key] = stamp
         self.inputs.take_image(key, reader.read(message))
         self.session.on_input(key)

@@ -220,6 +220,7 @@ def test_a_keyboard_that_is_gone_stops_the_arm(first):
 
 
 def test_ctrl_c_brakes_first_and_keeps_the_recording(tmp_path):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell begin with it ignored
     cell, commands = with_policy(Script(), seconds=3.0, recorder=Recorder(tmp_path / "r"))
     cell.look = lambda: signal.raise_signal(signal.SIGINT) if cell.loop.step == 6 else None
     with first_interrupt(cell.interrupt):
