@@ -31,7 +31,7 @@ from robopolicy.errors import CheckpointError, ConfigError
 from robopolicy.types import IMAGES, STATE, TASK, ActionSpec, EnvSpec, Feature, Obs, Step, check_action
 from sim.episodes import EpisodeQueue
 
-_HOW_MANY = ("num_envs", "vectorization_mode", "vector_kwargs", "wrappers")  # how a task is run, not what it is
+_HOW_MANY = ("num_envs", "vectorization_mode", "vector_kwargs")  # how a task is run, not what it is
 
 
 def adapt(env: VectorEnv, **kw: Any) -> GymVecEnv:

@@ -67,7 +67,7 @@ class PolicyNode(LifecycleNode):
         self.session: Session | None = None
         self.brain: Driving | None = None
         self.topics: Topics | None = None
-        self.active = False
+        self.active = False  # as the life cycle has it, whatever became of the episode
         self.success: bool | None = None  # what somebody said of the episode under way
         self.unfit = ""  # a quality of service that does not fit
         self.why, self.reported, self._mode = "", 0.0, ""

@@ -62,7 +62,7 @@ class Arrivals:
         """Named values.
 
         Raises:
-            SafetyError: one is missing, doubled, foreign or not finite.
+            SafetyError: one is missing, doubled or foreign. SpecError: one is not finite.
         """
         found = self._order.arrange(names, values)
         if not np.isfinite(found).all():

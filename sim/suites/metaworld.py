@@ -8,7 +8,6 @@ of the benchmark's 500 steps (its scripted experts mostly need fewer), at 80 ste
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -135,10 +134,9 @@ def make(name: str, num_envs: int, seed: int = 0, *, horizon: int = 200, process
     ident = f"metaworld/{name}"
     if ident not in gymnasium.registry:
         gymnasium.register(ident, entry_point=MetaWorldEnv, kwargs={"name": name})
-    mode: Mapping[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED}
     envs = gymnasium.make_vec(
-        ident, num_envs, vectorization_mode="async" if processes else "sync", vector_kwargs=dict(mode),
-        max_episode_steps=horizon,
+        ident, num_envs, vectorization_mode="async" if processes else "sync", max_episode_steps=horizon,
+        vector_kwargs={"autoreset_mode": AutoresetMode.DISABLED},
     )  # fmt: skip
     return MetaWorldVecEnv(name, envs, seed=seed, instructions=name.removesuffix("-v3").replace("-", " "),
                            horizon=horizon, action=ACTION)  # fmt: skip

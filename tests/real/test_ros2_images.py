@@ -18,6 +18,7 @@ import sim
 from real.robots import State
 from real.ros2 import topics as topics_module
 from real.ros2.images import ImageReader, image
+from real.ros2.ledger import ArmClock
 from real.ros2.observation import Observer
 from real.ros2.topics import Topics
 from real.ros2.wiring import CameraTopic
@@ -145,7 +146,7 @@ class FakeNode:
 
 class FakeSession:
     def __init__(self) -> None:
-        self.counts, self.inputs = Counter(), []
+        self.counts, self.inputs, self.clock = Counter(), [], ArmClock(0.004)
 
     def on_input(self, name):
         self.inputs.append(name)
@@ -173,6 +174,9 @@ def test_no_episode_begins_on_an_old_picture(monkeypatch):
     assert topics.problems() == [] and session.inputs == [KEY] and np.array_equal(camera.seen, PICTURE)
     now[0] += 0.3
     assert topics.problems() == [f"{KEY}: the newest on {wired.name!r} is 0.30 s old"]
+    session.clock.follow = True  # simulated time: the wall clock says nothing
+    assert topics.problems() == []
+    session.clock.follow = False
     take(image(PICTURE, 1, wired))
     assert "the same picture came twice" in topics.problems()[0] and session.inputs == [KEY]
     take(image(PICTURE, 2, wired))
