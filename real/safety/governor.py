@@ -18,7 +18,8 @@ from real.safety import motion
 from real.safety.body import Body
 from real.safety.errors import SafetyError
 from real.safety.few import every, some, within
-from real.safety.limits import EPSILON, Limit, broken, joint_limits
+from real.safety.joint_space import EPSILON, joint_limits
+from real.safety.limits import Limit, broken
 from real.safety.path import Path
 from real.safety.profile import Profile
 from real.safety.projection import Projection, project
@@ -112,7 +113,7 @@ class Governor:
             rest = q.copy()
             fine = self._post_check(rest)
             _settle(fine, rest, rest, rest, fine)
-            put(rest[:, None], rows, rest[:, None])
+            put(rest[:, None], rows, rest[:, None], rows)
         self.c[rows], self.last[rows], self.active[rows] = history, q, True
         self._stop[rows], self._at[rows] = q[:, None], 0
         self._before = self.past()
@@ -235,7 +236,8 @@ class Governor:
         self.c = np.concatenate([self.c[:, 1:], command[:, None]], axis=1)
         self._at = np.minimum(self._at + 1, self._stop.shape[1] - 1)
         if some(going):
-            self._stop = put(self._stop, np.flatnonzero(going), stop[going])
+            rows = np.flatnonzero(going)
+            self._stop = put(self._stop, rows, stop, rows)
             self._at[going] = 0
 
 

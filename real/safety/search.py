@@ -23,6 +23,7 @@ from real.safety.propose import propose
 
 Array = NDArray[np.float64]
 Bool = NDArray[np.bool_]
+Ints = NDArray[np.int64]
 
 
 class Found(NamedTuple):
@@ -87,7 +88,7 @@ class Search:
             k = int(failed[0].argmax()) if len(c) == 1 else 0
             fine = none(broken((*self.limits[k:], *self.limits[:k]), path), free[rows])
             going[rows] = fine
-            stop = put(stop, rows[fine], path.stop[fine])
+            stop = put(stop, rows[fine], path.stop, np.flatnonzero(fine))
         return Found(command, stop, going, failed & free[:, None], free & ~inside, given_up)
 
     def warm_up(self, c: Array) -> None:
@@ -112,20 +113,20 @@ class Search:
         return self.projection(wish, low, high, g, h)
 
 
-def put(stops: Array, rows: NDArray[np.int64], new: Array) -> Array:
-    """`stops` [N S n] with `new` [M S' n] in `rows` [M]; the shorter are lengthened by their last sample."""
+def put(stops: Array, rows: Ints, new: Array, picks: Ints) -> Array:
+    """`stops` [N S n] with `new` [M' S' n] of `picks` [M] in `rows` [M]; the shorter end in repeats of their last."""
     out = np.empty((stops.shape[0], max(stops.shape[1], new.shape[1]), stops.shape[2]))
-    _put(stops, rows, new, out)
+    _put(stops, rows, new, picks, out)
     return out
 
 
 @njit(cache=True, nogil=True)
-def _put(stops: Array, rows: NDArray[np.int64], new: Array, out: Array) -> None:
+def _put(stops: Array, rows: Ints, new: Array, picks: Ints, out: Array) -> None:
     if len(rows) < len(stops):
         for arm in range(len(stops)):
             _lengthen(stops[arm], out[arm])
     for k in range(len(rows)):
-        _lengthen(new[k], out[rows[k]])
+        _lengthen(new[picks[k]], out[rows[k]])
 
 
 @njit(cache=True, nogil=True)
@@ -146,6 +147,6 @@ def none(failed: Bool, free: Bool) -> Bool:
 
 
 @njit(cache=True, nogil=True)
-def left(free: Bool, going: Bool) -> NDArray[np.int64]:
+def left(free: Bool, going: Bool) -> Ints:
     """[M] arms that are `free` [N] and not `going` [N]."""
     return np.flatnonzero(free & ~going)
