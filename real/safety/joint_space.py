@@ -130,39 +130,6 @@ def _ends(q: Array, low: Array, high: Array, weight: Array, ahead: Array, g: Arr
 
 @dataclass(frozen=True, eq=False)
 class _Difference:
-    """|n-th difference / dtⁿ| ≤ limit [n], of every control point from the newest command on."""
-
-    limit: Array
-    order: int
-    name: str
-
-    def margin(self, path: Path) -> Array:
-        out = np.empty(len(path.c))
-        _difference(path.c, path.differences[self.order - 1], path.ticks, self.order, path.dt, self.limit, out)
-        return out
-
-    def rows(self, here: Here) -> Rows | None:
-        return None
-
-
-@njit(cache=True, nogil=True)
-def _difference(c: Array, difference: Array, ticks: Ints, order: int, dt: float, limit: Array, out: Array) -> None:
-    for arm in range(c.shape[0]):
-        end, largest = HISTORY + 1 + ticks[arm], 0.0
-        for k in range(HISTORY - order, end):
-            for i in range(c.shape[2]):
-                largest = max(largest, abs(c[arm, k, i]))
-        rounding = 8 * EPSILON * largest / dt**order
-        out[arm] = np.inf
-        for k in range(HISTORY, end):
-            for i in range(c.shape[2]):
-                room = limit[i] * (1 + SLACK) + rounding - abs(difference[arm, k, i])
-                if not room >= out[arm] and out[arm] == out[arm]:
-                    out[arm] = room
-
-
-@dataclass(frozen=True, eq=False)
-class _Difference:
     """|n-th difference / dtⁿ| ≤ limit, of every control point from the newest command on."""
 
     space: JointSpace
