@@ -114,6 +114,7 @@ class Governor:
             fine = self._post_check(rest)
             _settle(fine, rest, rest, rest, fine)
             put(rest[:, None], rows, rest[:, None], rows)
+            _advance(history, rest[:, None], rows, rest, fine, history.copy(), rows.copy())
         self.c[rows], self.last[rows], self.active[rows] = history, q, True
         self._stop[rows], self._at[rows] = q[:, None], 0
         self._before = self.past()
@@ -233,12 +234,22 @@ class Governor:
 
     def _accept(self, command: Array, stop: Array, going: Bool) -> None:
         self._before = self.past()
-        self.c = np.concatenate([self.c[:, 1:], command[:, None]], axis=1)
-        self._at = np.minimum(self._at + 1, self._stop.shape[1] - 1)
+        self.c, self._at = np.empty_like(self.c), np.empty_like(self._at)
+        _advance(*self._before, command, going, self.c, self._at)
         if some(going):
             rows = np.flatnonzero(going)
             self._stop = put(self._stop, rows, stop, rows)
-            self._at[going] = 0
+
+
+@njit(cache=True, nogil=True)
+def _advance(
+    c: Array, stop: Array, at: NDArray[np.int64], command: Array, going: Bool, new_c: Array, new_at: NDArray[np.int64]
+) -> None:
+    """History and next samples of the stops once `command` is published; those of arms that are `going` are new."""
+    for arm in range(len(going)):
+        new_c[arm, :-1] = c[arm, 1:]
+        new_c[arm, -1] = command[arm]
+        new_at[arm] = 0 if going[arm] else min(at[arm] + 1, stop.shape[1] - 1)
 
 
 @njit(cache=True, nogil=True)

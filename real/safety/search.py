@@ -74,7 +74,8 @@ class Search:
             rows = left(free, going)
             if not len(rows):
                 break
-            given_up[rows] = True
+            those = rows if len(rows) < len(c) else slice(None)  # all, without copies
+            given_up[those] = True
             if blend == 0.0 and self.projection is not None:
                 if solved:
                     continue  # it was just tried
@@ -82,12 +83,12 @@ class Search:
                     if (v := self._project(c[row], wish[row], low[row], high[row])) is not None:
                         command[row] = c[row, -1] + self.dt * v
             else:
-                command[rows] += 0.5 * (braking[rows] - command[rows])
-            path = Path.of(c[rows], command[rows], self.body, self.dt)
+                command[those] += 0.5 * (braking[those] - command[those])
+            path = Path.of(c[those], command[those], self.body, self.dt)
             # What an only arm's first candidate breaks decides most often about the next ones: begin with that.
             k = int(failed[0].argmax()) if len(c) == 1 else 0
-            fine = none(broken((*self.limits[k:], *self.limits[:k]), path), free[rows])
-            going[rows] = fine
+            fine = none(broken((*self.limits[k:], *self.limits[:k]), path), free[those])
+            going[those] = fine
             stop = put(stop, rows[fine], path.stop, np.flatnonzero(fine))
         return Found(command, stop, going, failed & free[:, None], free & ~inside, given_up)
 
