@@ -165,7 +165,7 @@ def apart(
         out[arm] = np.inf
         for p in range(pairs.shape[1]):
             known[p] = nearest(points[first[arm]], pairs[0, p], pairs[1, p], ends)[0] - least[p]
-        closest = known.argmin()  # goes first: it leaves out most
+        closest = int(known.argmin())  # goes first: it leaves out most
         for step in range(pairs.shape[1]):
             p = (closest + step) % pairs.shape[1]
             i, j = pairs[0, p], pairs[1, p]
