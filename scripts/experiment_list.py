@@ -58,6 +58,7 @@ SUITE = (
 PICK_FLOW = Base("pick", 60, 1.0, ("loop.steps=3000", "policy=flow"), "flow")
 PICK_GAUSSIAN = Base("pick", 60, 1.0, ("loop.steps=3000", "policy=gaussian"), "gaussian")
 CURVE = ("loop.eval_every=50000", *WATCH)
+SOLVED = "loop.stop_success=1"
 ABLATION = {  # one change each of algo=dppo
     "as_is": (),
     "floor_0.05": ("algo.noise.floor=0.05",),
@@ -72,7 +73,7 @@ ABLATION = {  # one change each of algo=dppo
     "critic_warmup_5": ("algo.critic_warmup=5",),
 }
 PEG_HARD = (  # usual noise, of millimetres, tips the peg in the fingers: next to no episode with it succeeds
-    "loop.total_steps=135000",
+    "loop.total_steps=125000",
     "loop.warmup_steps=10000",
     "algo.penalty_steps=40000",
     "algo.exploration_std=0.05",
@@ -119,11 +120,11 @@ EXPERIMENTS = {
         tuple(Setting(base, {"refined": ("algo=residual_long",)}, prefix=f"{base.task}/") for base in SUITE),
         extra=("mean",),
     ),
-    "pick_dppo": Experiment((Setting(PICK, {"refined": ("algo=dppo",)}),), seeds=(0, 1, 2, 3, 4)),
-    "peg_dppo": Experiment((Setting(PEG, {"refined": ("algo=dppo", "loop.total_steps=3000000")}),)),
+    "pick_dppo": Experiment((Setting(PICK, {"refined": ("algo=dppo", SOLVED)}),), seeds=(0, 1, 2, 3, 4)),
+    "peg_dppo": Experiment((Setting(PEG, {"refined": ("algo=dppo", "loop.total_steps=3000000", SOLVED)}),)),
     "native_suite_dppo": Experiment(
         tuple(
-            Setting(base, {"refined": ("algo=dppo", "loop.total_steps=1000000")}, prefix=f"{base.task}/")
+            Setting(base, {"refined": ("algo=dppo", "loop.total_steps=1000000", SOLVED)}, prefix=f"{base.task}/")
             for base in SUITE
         ),
         extra=("mean",),
