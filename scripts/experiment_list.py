@@ -135,7 +135,12 @@ EXPERIMENTS = {
             Setting(
                 PICK_FLOW,
                 {
-                    f"k{k}": ("algo=dppo", f"policy.sampling={{sampling_steps: {k}}}", f"policy.tuned_steps={k}")
+                    f"k{k}": (
+                        "algo=dppo",
+                        f"policy.sampling={{sampling_steps: {k}}}",
+                        f"policy.tuned_steps={k}",
+                        SOLVED,
+                    )
                     for k in (4, 1)
                 },
             ),
