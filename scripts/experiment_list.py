@@ -37,7 +37,7 @@ class Setting:
 class Experiment:
     settings: tuple[Setting, ...]
     seeds: tuple[int, ...] = (0, 1, 2)
-    extra: tuple[str, ...] = field(default=())  # what else is derived: "dip", "worse", "mean"
+    extra: tuple[str, ...] = field(default=())  # what else is derived: "curve", "dip", "worse", "mean"
 
 
 PICK = Base("pick", 60, 1.0)
@@ -129,7 +129,9 @@ EXPERIMENTS = {
         ),
         extra=("mean",),
     ),
-    "pusht_dppo": Experiment((Setting(PUSHT, {"refined": ("algo=dppo", "loop.total_steps=3000000", *CURVE)}),)),
+    "pusht_dppo": Experiment(
+        (Setting(PUSHT, {"refined": ("algo=dppo", "loop.total_steps=3000000", *CURVE)}),), extra=("curve",)
+    ),
     "pick_flow_ppo": Experiment(
         (
             Setting(
@@ -159,6 +161,7 @@ EXPERIMENTS = {
                 },
             ),
             Setting(PICK_GAUSSIAN, {"ppo": ("algo=ppo", *CURVE)}, prefix="gaussian/"),
-        )
+        ),
+        extra=("curve",),
     ),
 }
