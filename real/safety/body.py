@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from real.safety.kinematics import place, reach
+from real.safety.kinematics import Pose, pose, reach
 from real.safety.profile import Capsule, Profile
 
 Array = NDArray[np.float64]
@@ -37,9 +37,9 @@ class Body:
         self.starts, self.ends = slice(0, size), slice(size, 2 * size)
         self.spheres, self.tcp = slice(2 * size, 2 * size + len(spheres)), len(links) - 1
 
-    def at(self, frames: Array) -> Array:
-        """[M R 3] m: all points at link frames [M L 4 3]."""
-        return place(frames, self.links, self.local)
+    def at(self, q: Array) -> Pose:
+        """Frames, all points and the tool's Jacobian at joint angles `q` [M n] rad."""
+        return pose(self.profile.chain, q, self.links, self.local)
 
     @cached_property
     def scene(self) -> NDArray[np.int64]:

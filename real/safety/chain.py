@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from real.safety.errors import SafetyError
+from real.safety.few import apart, clip, within
 from real.safety.governor import Governor, Past
 from real.safety.ladder import Mode, Patience, Watchdog
 from real.safety.limits import Limit, joint_limits
@@ -177,7 +179,7 @@ class SafetyChain:
             self.governor.c[:, -1] if target is None else np.asarray(target, dtype=np.float64)[None], hold=hold,
             pace=pace,
         )  # fmt: skip
-        why = [n for n, bad in zip(self.governor.reasons, verdict.reasons[0], strict=True) if bad]
+        why = list(compress(self.governor.reasons, verdict.reasons[0].tolist()))
         if "input" in why:  # unreadable numbers: hold until they are gone
             level, self._since = max(level, Mode.HOLD), now
         self.mode = level if not hold[0] else max(level, Mode.HOLD)
@@ -205,9 +207,9 @@ class SafetyChain:
             self.governor.use(profile, self._given)
 
     def _read(self, measured: Measured) -> Array:
-        q = np.asarray(measured.q, dtype=np.float64)
-        n = len(self.profile.joints)
-        if q.shape != (n,) or not (np.abs(q) < 1e6).all():
+        q = np.array(measured.q, dtype=np.float64)
+        n = self.governor.c.shape[2]
+        if q.shape != (n,) or not within(q, 1e6):
             raise SafetyError(f"state: expected {n} finite joint angles, found {q!r}")
         return q
 
@@ -220,18 +222,19 @@ class SafetyChain:
             return None
         self.watchdogs[0].feed(now)
         s = self.profile.settings
-        if np.abs(self.governor.c[0, -1] - q).max() > s.tracking_error:
+        if apart(self.governor.c[0, -1], q) > s.tracking_error:
             self.fault("tracking_error")
         if self.tank is not None:
-            torque = np.zeros(0) if measured.torque is None else np.asarray(measured.torque, dtype=np.float64)
-            if torque.shape != q.shape or not np.isfinite(torque).all():
+            torque = np.zeros(0) if measured.torque is None else np.array(measured.torque, dtype=np.float64)
+            if torque.shape != q.shape or not within(torque, np.inf):
                 reasons.append("torque_unreadable")  # without it nobody knows what is in the tank
                 return None
             self.tank.update(q, torque)
         if target is None or np.shape(target) != q.shape:
             return target
-        clipped = np.clip(target, q - s.reference_clip, q + s.reference_clip)
-        if np.array_equal(clipped, target) or not np.isfinite(clipped).all():
+        target = np.array(target, dtype=np.float64)
+        clipped = np.empty_like(q)
+        if not clip(target, q, s.reference_clip, clipped) or not within(clipped, np.inf):
             return target
         reasons.append("reference_clip")
         return clipped

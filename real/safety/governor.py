@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from real.safety import motion
 from real.safety.body import Body
 from real.safety.errors import SafetyError
+from real.safety.few import every, some, within
 from real.safety.limits import EPSILON, Limit, broken, joint_limits
 from real.safety.path import Path
 from real.safety.profile import Profile
@@ -76,6 +77,7 @@ class Governor:
         self.last: Array = np.zeros((num_arms, n))  # the last finite target
         self._stop: Array = np.zeros((num_arms, 1, n))
         self._at: NDArray[np.int64] = np.zeros(num_arms, dtype=np.int64)  # next sample of the stop
+        self._rows = np.arange(num_arms)
         self.active: Bool = np.zeros(num_arms, dtype=bool)
         self.use(profile, limits)
 
@@ -107,7 +109,10 @@ class Governor:
             )
         if not self.active.any():
             self.search.warm_up(history)
-            self._post_check(self.c[:, -1])
+            rest = q.copy()
+            fine = self._post_check(rest)
+            _settle(fine, rest, rest, rest, fine)
+            put(rest[:, None], rows, rest[:, None])
         self.c[rows], self.last[rows], self.active[rows] = history, q, True
         self._stop[rows], self._at[rows] = q[:, None], 0
         self._before = self.past()
@@ -122,37 +127,36 @@ class Governor:
         Raises:
             SafetyError: `reset` was never called.
         """
-        if not self.active.all():
+        if not every(self.active):
             raise SafetyError("filter: reset(q) must come first; the arm's position is not known")
         reasons = np.zeros((self.num_arms, len(self.reasons)), dtype=bool)
         braking, error, start = self._braking(), "", self.clock()
         going: Bool
-        command, stop, going = braking, self._stop, np.zeros(self.num_arms, dtype=bool)
+        wanted = command = braking
+        stop, going = self._stop, np.zeros(self.num_arms, dtype=bool)
         free: Bool
         try:
             wanted = self._readable(target, reasons)
             free = ~reasons[:, self._index[INPUT]] & (True if hold is None else ~hold)
-            if free.any():
+            if some(free):
                 found = self.search.choose(self.c, wanted, self.last, free, braking, pace)
-                command, stop, going, self.last = found.command, found.stop, found.going, wanted.copy()
-                reasons[:, : len(self.limits)] |= found.failed
-                reasons[:, self._index[RATE]] |= found.rate
-                reasons[:, self._index[PROJECTED]] |= found.projected
+                command, stop, going, self.last = found.command, found.stop, found.going, wanted
+                reasons[:, : len(self.limits)] = found.failed
+                reasons[:, self._index[RATE]] = found.rate
+                reasons[:, self._index[PROJECTED]] = found.projected
         except Exception as problem:  # whatever it is, the arm brakes
             error = f"{type(problem).__name__}: {problem}"
             going = np.zeros(self.num_arms, dtype=bool)
             reasons[:, self._index[ERROR]] = True
-        if going.any() and self.clock() - start > self.budget:
+        if some(going) and self.clock() - start > self.budget:
             reasons[:, self._index[LATE]], going = True, np.zeros(self.num_arms, dtype=bool)
         refused = going & ~self._post_check(command)
-        reasons[refused, self._index[POST]] = True
+        reasons[:, self._index[POST]] = refused
         going = going & ~refused
-        command = np.where(going[:, None], command, braking)
+        stopping, changed = ~going, np.empty_like(going)
+        _settle(going, command, braking, wanted, changed)
         self._accept(command, stop, going)
-        with np.errstate(invalid="ignore"):
-            same = not error and np.shape(target) == command.shape  # else there is nothing to compare with
-            changed = ~going | (command != np.asarray(target)).any(axis=1) if same else np.ones_like(going)
-        return Verdict(command, ~going, changed, reasons, error)
+        return Verdict(command, stopping, changed, reasons, error)
 
     def heard(self, played: Array) -> bool:
         """Take note of the control point [n] that the only arm plays; False where the last command was lost.
@@ -206,18 +210,19 @@ class Governor:
 
     # -- inside -----------------------------------------------------------------------------------------------------
     def _readable(self, target: Array, reasons: Bool) -> Array:
-        """`target` where it can be read, else the last one."""
-        target = np.asarray(target, dtype=np.float64)
+        """A copy of `target` where it can be read, else of the last one."""
+        target = np.array(target, dtype=np.float64, order="C")
         if target.shape != self.last.shape:
             reasons[:, self._index[INPUT]] = True
-            return self.last
-        bad: Bool = ~np.asarray((np.abs(target) < 1e6).all(axis=1))  # NaN compares false
-        reasons[bad, self._index[INPUT]] = True
-        return np.where(bad[:, None], self.last, target) if bad.any() else target
+            return self.last.copy()
+        if not within(target.ravel(), 1e6):
+            bad = ~np.asarray((np.abs(target) < 1e6).all(axis=1))  # NaN compares false
+            reasons[bad, self._index[INPUT]], target[bad] = True, self.last[bad]
+        return target
 
     def _braking(self) -> Array:
         """[N n] the next sample of the stored stop."""
-        return self._stop[np.arange(self.num_arms), self._at]
+        return self._stop[self._rows, self._at]
 
     def _post_check(self, command: Array) -> Bool:
         """[N] the command alone, by other arithmetic than the certificate's, just before it is published."""
@@ -229,9 +234,21 @@ class Governor:
         self._before = self.past()
         self.c = np.concatenate([self.c[:, 1:], command[:, None]], axis=1)
         self._at = np.minimum(self._at + 1, self._stop.shape[1] - 1)
-        if going.any():
+        if some(going):
             self._stop = put(self._stop, np.flatnonzero(going), stop[going])
             self._at[going] = 0
+
+
+@njit(cache=True, nogil=True)
+def _settle(going: Bool, command: Array, braking: Array, wanted: Array, changed: Bool) -> None:
+    """Where not `going`, the stop is the `command`. It is `changed` there, and where it is not what was wanted."""
+    for arm in range(len(going)):
+        changed[arm] = not going[arm]
+        for i in range(command.shape[1]):
+            if not going[arm]:
+                command[arm, i] = braking[arm, i]
+            elif command[arm, i] != wanted[arm, i]:
+                changed[arm] = True
 
 
 @njit(cache=True, nogil=True)

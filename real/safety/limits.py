@@ -47,7 +47,7 @@ class Limit(Protocol):
 
 
 def broken(limits: Sequence[Limit], path: Path) -> Bool:
-    """[N L]: which limits are not certain to be kept on `path`."""
+    """[N L]: which limits are not certain to be kept on `path`. One reason an arm is enough."""
     failed = np.zeros((len(path.c), len(limits)), dtype=bool)
     for i, limit in enumerate(limits):
         margin = limit.margin(path)
@@ -69,11 +69,23 @@ class Finite:
     name: str = "finite"
 
     def margin(self, path: Path) -> Array:
-        size = path.c.shape[2]
-        return _room(path.c, np.full(size, -1e6), np.full(size, 1e6))
+        out = np.empty(len(path.c))
+        _size(path.c, 1e6, out)
+        return out
 
     def rows(self, here: Here) -> Rows | None:
         return None
+
+
+@njit(cache=True, nogil=True)
+def _size(c: Array, most: float, out: Array) -> None:
+    for arm in range(c.shape[0]):
+        out[arm] = np.inf
+        for k in range(c.shape[1]):
+            for i in range(c.shape[2]):
+                room = most - abs(c[arm, k, i])
+                if not room >= out[arm] and out[arm] == out[arm]:  # what is no number stays
+                    out[arm] = room
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,29 +97,42 @@ class JointPosition:
     name: str = "joint_position"
 
     def margin(self, path: Path) -> Array:
-        return _room(path.c[:, HISTORY:], self.low, self.high)
+        out = np.empty(len(path.c))
+        _room(path.c, self.low, self.high, out)
+        return out
 
     def rows(self, here: Here) -> Rows | None:
-        weight, ahead = here.dt + here.stop_time, 0.5 * here.stop_time * here.v
-        h = np.concatenate([here.q - self.low - ahead, self.high - here.q + ahead])
-        near = np.flatnonzero(h < 0.5 * (self.high - self.low).max())
-        g = np.zeros((len(near), len(weight)))
-        joint = near % len(weight)
-        g[np.arange(len(near)), joint] = np.where(near < len(weight), -weight[joint], weight[joint])
-        return Rows(g, h[near]) if len(near) else None
+        g, h = here.room(2 * len(self.low))
+        count = _ends(here.q, self.low, self.high, here.weight, here.ahead, g, h)
+        return Rows(g[:count], h[:count]) if count else None
 
 
 @njit(cache=True, nogil=True)
-def _room(c: Array, low: Array, high: Array) -> Array:
-    """[N] least distance of control points `c` [N K n] from the ends of their range."""
-    out = np.full(c.shape[0], np.inf)
+def _room(c: Array, low: Array, high: Array, out: Array) -> None:
+    """[N] least distance of control points `c` [N K n], from the newest command on, from the ends of their range."""
     for arm in range(c.shape[0]):
-        for k in range(c.shape[1]):
+        out[arm] = np.inf
+        for k in range(HISTORY, c.shape[1]):
             for i in range(c.shape[2]):
                 room = min(c[arm, k, i] - low[i], high[i] - c[arm, k, i])
-                if not room >= out[arm] and out[arm] == out[arm]:  # what is no number stays
+                if not room >= out[arm] and out[arm] == out[arm]:
                     out[arm] = room
-    return out
+
+
+@njit(cache=True, nogil=True)
+def _ends(q: Array, low: Array, high: Array, weight: Array, ahead: Array, g: Array, h: Array) -> int:
+    """Rows for joints that are in the outer quarters of the widest range, and how many these are."""
+    near, count = 0.0, 0
+    for i in range(len(q)):
+        near = max(near, 0.5 * (high[i] - low[i]))
+    for sign in (-1.0, 1.0):
+        for i in range(len(q)):
+            room = (q[i] - low[i] if sign < 0 else high[i] - q[i]) + sign * ahead[i]
+            if room < near:
+                g[count] = 0.0
+                g[count, i], h[count] = sign * weight[i], room
+                count += 1
+    return count
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +145,7 @@ class _Difference:
 
     def margin(self, path: Path) -> Array:
         out = np.empty(len(path.c))
-        _difference(path.c, path.ticks, self.order, path.dt, self.limit, out)
+        _difference(path.c, path.differences[self.order - 1], path.ticks, self.order, path.dt, self.limit, out)
         return out
 
     def rows(self, here: Here) -> Rows | None:
@@ -128,7 +153,7 @@ class _Difference:
 
 
 @njit(cache=True, nogil=True)
-def _difference(c: Array, ticks: Ints, order: int, dt: float, limit: Array, out: Array) -> None:
+def _difference(c: Array, difference: Array, ticks: Ints, order: int, dt: float, limit: Array, out: Array) -> None:
     for arm in range(c.shape[0]):
         end, largest = HISTORY + 1 + ticks[arm], 0.0
         for k in range(HISTORY - order, end):
@@ -138,17 +163,8 @@ def _difference(c: Array, ticks: Ints, order: int, dt: float, limit: Array, out:
         out[arm] = np.inf
         for k in range(HISTORY, end):
             for i in range(c.shape[2]):
-                v = (c[arm, k, i] - c[arm, k - 1, i]) / dt
-                if order > 1:
-                    v1 = (c[arm, k - 1, i] - c[arm, k - 2, i]) / dt
-                    a = (v - v1) / dt
-                    if order > 2:
-                        a1 = (v1 - (c[arm, k - 2, i] - c[arm, k - 3, i]) / dt) / dt
-                        v = (a - a1) / dt
-                    else:
-                        v = a
-                room = limit[i] * (1 + SLACK) + rounding - abs(v)
-                if not room >= out[arm] and out[arm] == out[arm]:  # what is no number stays
+                room = limit[i] * (1 + SLACK) + rounding - abs(difference[arm, k, i])
+                if not room >= out[arm] and out[arm] == out[arm]:
                     out[arm] = room
 
 
@@ -169,21 +185,41 @@ class EdgeVelocity:
 
     WINDOW = 3
 
-    def bounds(self, q: Array) -> tuple[Array, Array]:
-        """Lowest and highest velocity [… n] rad/s at `q` [… n] rad."""
-        up = np.sqrt(np.maximum(2 * self.deceleration * (self.high - q), 0.0)) - self.offset
-        down = np.sqrt(np.maximum(2 * self.deceleration * (q - self.low), 0.0)) - self.offset
-        return -np.maximum(down, 0.0), np.maximum(up, 0.0)
-
     def margin(self, path: Path) -> Array:
         out = np.empty(len(path.c))
         _edge(path.c, path.ticks, path.dt, self.offset, self.deceleration, self.low, self.high, self.WINDOW, out)
         return out
 
     def rows(self, here: Here) -> Rows | None:
-        low, high = self.bounds(here.q + here.stop_time * here.v / 2)
-        eye = np.eye(len(here.q))
-        return Rows(np.concatenate([eye, -eye]), np.concatenate([high, -low]))
+        g, h = here.room(2 * len(self.low))
+        _edge_rows(here.q, here.v, here.stop_time, self.offset, self.deceleration, self.low, self.high, g, h)
+        return Rows(g, h)
+
+
+@njit(cache=True, nogil=True)
+def _bound(room: float, deceleration: float, offset: float) -> float:
+    """Highest speed, rad/s, at `room` rad from the end of a joint."""
+    return max(math.sqrt(max(2 * deceleration * room, 0.0)) - offset, 0.0)
+
+
+@njit(cache=True, nogil=True)
+def _edge_rows(
+    q: Array,
+    v: Array,
+    stop_time: Array,
+    offset: Array,
+    deceleration: Array,
+    low: Array,
+    high: Array,
+    g: Array,
+    h: Array,
+) -> None:
+    n = len(q)
+    g[:] = 0.0
+    for i in range(n):
+        there = q[i] + stop_time[i] * v[i] / 2
+        g[i, i], h[i] = 1.0, _bound(high[i] - there, deceleration[i], offset[i])
+        g[n + i, i], h[n + i] = -1.0, _bound(there - low[i], deceleration[i], offset[i])
 
 
 @njit(cache=True, nogil=True)
@@ -207,9 +243,9 @@ def _edge(
                 highest = lowest = c[arm, k, i]
                 for near in range(k - window, min(k + window, end)):
                     highest, lowest = max(highest, c[arm, near, i]), min(lowest, c[arm, near, i])
-                up = math.sqrt(max(2 * deceleration[i] * (high[i] - highest), 0.0)) - offset[i]
-                down = math.sqrt(max(2 * deceleration[i] * (lowest - low[i]), 0.0)) - offset[i]
-                room = min(max(up, 0.0) - v, v + max(down, 0.0)) + SLACK * max(abs(v), 1.0)
+                up = _bound(high[i] - highest, deceleration[i], offset[i])
+                down = _bound(lowest - low[i], deceleration[i], offset[i])
+                room = min(up - v, v + down) + SLACK * max(abs(v), 1.0)
                 if not room >= out[arm] and out[arm] == out[arm]:
                     out[arm] = room
 

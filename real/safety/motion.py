@@ -57,8 +57,8 @@ def with_stop(
     """
     ticks = np.empty(len(command), dtype=np.int64)
     phases = np.empty((*command.shape, 6))
-    _plan(history, command, acc, jerk, dt, longest, stride, phases, ticks)
-    c = np.empty((len(command), HISTORY + 1 + int(ticks.max()), command.shape[1]))
+    most = _plan(history, command, acc, jerk, dt, longest, stride, phases, ticks)
+    c = np.empty((len(command), HISTORY + 1 + most, command.shape[1]))
     _fill(history, command, jerk, dt, phases, ticks, c)
     return c, ticks
 
@@ -74,13 +74,14 @@ def _plan(
     stride: int,
     phases: Array,
     ticks: Ints,
-) -> None:
-    """Per joint: direction, then in that direction velocity, acceleration, peak deceleration, end of the first phase
-    and of all.
+) -> int:
+    """The most ticks of any arm's stop. Into `phases` per joint: direction, then in that direction velocity,
+    acceleration, peak deceleration, end of the first phase and of all.
 
     In the direction in which the arm would still move after its acceleration had been taken to zero, the stop ramps
     down to −peak, holds, and ramps up to zero; peak² = jerk·v + a²/2 where no hold is needed.
     """
+    most = 0
     for arm in range(command.shape[0]):
         time = 0.0
         for i in range(command.shape[1]):
@@ -101,6 +102,8 @@ def _plan(
             time = longest
         size = math.ceil(time / dt) + 3
         ticks[arm] = size + (-(size + 1)) % stride
+        most = max(most, ticks[arm])
+    return most
 
 
 @njit(cache=True, nogil=True)

@@ -11,7 +11,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from real.safety.body import Body
-from real.safety.kinematics import jacobian
+from real.safety.kinematics import Pose
 from real.safety.motion import HISTORY, with_stop
 
 Array = NDArray[np.float64]
@@ -33,6 +33,7 @@ class Samples(NamedTuple):
     speed: Array  # [M n] rad/s
     accel: Array  # [M n] rad/s²
     jerk: Array  # [M n] rad/s³
+    travel: Array  # [M n] rad: how far each joint moves, at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,62 +68,64 @@ class Path:
         """[N ticks n] control points after the command."""
         return self.c[:, HISTORY + 1 :]
 
-    @property
-    def stride(self) -> int:
-        return self.stride_at(self.dt)
-
     @cached_property
-    def samples(self) -> Samples:
-        first = _first(self.ticks, self.stride)
-        found = Samples(first, *np.empty((5, int(first[-1]), self.c.shape[2])))
-        _sample(self.c, self.dt, self.stride, *found)
+    def differences(self) -> Array:
+        """[3 N K n] rad/s, rad/s², rad/s³ between a control point and those before it, to the end of each arm's stop.
+
+        Of the i-th kind from the i-th control point on, the first being the 0th; those before are undefined.
+        """
+        found = np.empty((3, *self.c.shape))
+        _differences(self.c, self.ticks, self.dt, *found)
         return found
 
     @cached_property
-    def travel(self) -> Array:
-        """[M n] rad: bound on how far each joint moves from a sampled knot to the next."""
-        return self.samples.speed * (self.stride * self.dt)
+    def samples(self) -> Samples:
+        stride, first = self.stride_at(self.dt), np.empty(len(self.c) + 1, dtype=np.int64)
+        found = Samples(first, *np.empty((6, _first(self.ticks, stride, first), self.c.shape[2])))
+        _sample(self.c, self.differences, self.dt, stride, *found)
+        return found
 
     @cached_property
-    def frames(self) -> Array:
-        """[M L 4 3] of the links at sampled knots."""
-        return self.body.profile.chain.forward(self.samples.q)
-
-    @cached_property
-    def points(self) -> Array:
-        """[M R 3] m: the body's points at sampled knots."""
-        return self.body.at(self.frames)
-
-    @cached_property
-    def tcp_jacobian(self) -> Array:
-        """[M n 6] at sampled knots."""
-        tcp = np.ascontiguousarray(self.points[:, self.body.tcp])
-        return jacobian(self.frames, tcp, np.full(len(tcp), self.c.shape[2]))
-
-    def between(self, distance: Array, reach: Array) -> Array:
-        """Least value that any of R distances can take on the whole path, [N] m.
-
-        Args:
-            distance: [M R] m at sampled knots.
-            reach: [R n] m: how much it changes per radian of each joint, at most.
-        """
-        least = np.empty(len(self.c))
-        _between(distance, self.travel, reach, self.samples.first, least)
-        return least
+    def pose(self) -> Pose:
+        """The arms at sampled knots."""
+        return self.body.at(self.samples.q)
 
 
 @njit(cache=True, nogil=True)
-def _first(ticks: Ints, stride: int) -> Ints:
-    first = np.zeros(len(ticks) + 1, dtype=np.int64)
+def _differences(c: Array, ticks: Ints, dt: float, v: Array, a: Array, j: Array) -> None:
+    for arm in range(c.shape[0]):
+        for k in range(1, HISTORY + 1 + ticks[arm]):
+            for i in range(c.shape[2]):
+                v[arm, k, i] = (c[arm, k, i] - c[arm, k - 1, i]) / dt
+                if k > 1:
+                    a[arm, k, i] = (v[arm, k, i] - v[arm, k - 1, i]) / dt
+                if k > 2:
+                    j[arm, k, i] = (a[arm, k, i] - a[arm, k - 1, i]) / dt
+
+
+@njit(cache=True, nogil=True)
+def _first(ticks: Ints, stride: int, first: Ints) -> int:
+    first[0] = 0
     for arm in range(len(ticks)):
         first[arm + 1] = first[arm] + (ticks[arm] + 1) // stride + 1
-    return first
+    return first[len(ticks)]
 
 
 @njit(cache=True, nogil=True)
 def _sample(
-    c: Array, dt: float, stride: int, first: Ints, q: Array, qd: Array, speed: Array, accel: Array, jerk: Array
+    c: Array,
+    differences: Array,
+    dt: float,
+    stride: int,
+    first: Ints,
+    q: Array,
+    qd: Array,
+    speed: Array,
+    accel: Array,
+    jerk: Array,
+    travel: Array,
 ) -> None:
+    v, a, j = differences[0], differences[1], differences[2]
     for arm in range(c.shape[0]):
         for m in range(first[arm], first[arm + 1]):
             k = HISTORY - 2 + stride * (m - first[arm])
@@ -132,16 +135,13 @@ def _sample(
                 qd[m, i] = (after - before) / (2 * dt)
                 fastest = strongest = hardest = 0.0
                 if m + 1 < first[arm + 1]:  # all differences that shape the spline up to the next sampled knot
-                    v = (here - before) / dt
-                    fastest, a = abs(v), 0.0
-                    for step in range(stride + 1):
-                        v_next = (c[arm, k + step + 1, i] - c[arm, k + step, i]) / dt
-                        a_next = (v_next - v) / dt
-                        fastest, strongest = _most(fastest, v_next), _most(strongest, a_next)
-                        if step:
-                            hardest = _most(hardest, (a_next - a) / dt)
-                        v, a = v_next, a_next
+                    fastest = abs(v[arm, k, i])
+                    for step in range(k + 1, k + stride + 2):
+                        fastest, strongest = _most(fastest, v[arm, step, i]), _most(strongest, a[arm, step, i])
+                        if step > k + 1:
+                            hardest = _most(hardest, j[arm, step, i])
                 speed[m, i], accel[m, i], jerk[m, i] = fastest, strongest, hardest
+                travel[m, i] = fastest * (stride * dt)
 
 
 @njit(cache=True, nogil=True)
@@ -152,42 +152,82 @@ def _most(value: float, other: float) -> float:
 
 
 @njit(cache=True, nogil=True)
-def _between(distance: Array, travel: Array, reach: Array, first: Ints, least: Array) -> None:
+def between(distance: Array, travel: Array, reach: Array, first: Ints, least: Array) -> None:
+    """`least` [N] m: lowest value that any of R distances can take on the whole path.
+
+    Args:
+        distance: [M R] m at sampled knots.
+        travel: [M n] rad, of `Samples`.
+        reach: [R n] m: how much it changes per radian of each joint, at most.
+        first: [N + 1] of `Samples`.
+    """
+    farthest = np.zeros(reach.shape[1])
+    for r in range(reach.shape[0]):
+        for i in range(reach.shape[1]):
+            farthest[i] = max(farthest[i], reach[r, i])
     for arm in range(least.shape[0]):
         least[arm] = np.inf
         for m in range(first[arm], first[arm + 1] - 1):
+            most = along(travel[m], farthest)
             for r in range(reach.shape[0]):
-                change = 0.0
-                for i in range(reach.shape[1]):
-                    change += travel[m, i] * reach[r, i]
-                value = 0.5 * (distance[m, r] + distance[m + 1, r] - change)
+                both = distance[m, r] + distance[m + 1, r]
+                if 0.5 * (both - most) > least[arm]:  # so is the value: rounding is monotone
+                    continue
+                value = 0.5 * (both - along(travel[m], reach[r]))
                 if not value >= least[arm] and least[arm] == least[arm]:  # what is no number stays
                     least[arm] = value
 
 
-@dataclass(frozen=True, eq=False)
-class Here:
+@njit(cache=True, nogil=True)
+def along(travel: Array, reach: Array) -> float:
+    """m: how much a distance changes by `travel` [n] rad, at most `reach` [n] m per radian."""
+    change = 0.0
+    for i in range(len(travel)):
+        change += travel[i] * reach[i]
+    return change
+
+
+class Here(NamedTuple):
     """One arm now, where a limit linearises itself."""
 
     q: Array  # [n] rad, newest command
     v: Array  # [n] rad/s
     stop_time: Array  # [n] s, roughly that each joint needs to stop
+    weight: Array  # [n] s, by which the next velocity moves the stop's end
+    ahead: Array  # [n] rad, from q to the stop's end at the present velocity
     dt: float
     frames: Array  # [L 4 3] at q
     points: Array  # [R 3] m at q
+    jacobian: Array  # [n 6] of the tool's point at q
 
     @classmethod
     def of(cls, history: Array, body: Body, dt: float) -> Here:
         """From `history` [HISTORY n]."""
-        profile, q, v = body.profile, history[-1], (history[-1] - history[-2]) / dt
-        frames = profile.chain.forward(q[None])
-        lag = profile.acceleration / profile.jerk
-        return cls(q, v, np.abs(v) / profile.acceleration + lag, dt, frames[0], body.at(frames)[0])
+        found, pose = np.empty((4, history.shape[1])), body.at(history[-1:])
+        _here(history, body.profile.acceleration, body.profile.jerk, dt, found)
+        return cls(history[-1], *found, dt, pose.frames[0], pose.points[0], pose.jacobian[0])
 
-    def brake(self, gradient: Array, room: Array) -> tuple[Array, Array]:
-        """Rows G [m n], h [m] with G·v ≤ h for the next velocity v, that keep `room` [m] positive at the stop's end.
+    def room(self, rows: int) -> tuple[Array, Array]:
+        """Uninitialised G [rows n] and h [rows], for limits to fill."""
+        return np.empty((rows, len(self.q))), np.empty(rows)
 
-        `gradient` [m n]: of the room by joint angles. The stop's end is linear in v to first order.
-        """
-        weight = self.dt + self.stop_time
-        return -gradient * weight, room - gradient @ (0.5 * self.stop_time * self.v)
+
+@njit(cache=True, nogil=True)
+def _here(history: Array, acceleration: Array, jerk: Array, dt: float, out: Array) -> None:
+    last = history.shape[0] - 1
+    for i in range(history.shape[1]):
+        v = (history[last, i] - history[last - 1, i]) / dt
+        stop_time = abs(v) / acceleration[i] + acceleration[i] / jerk[i]
+        out[0, i], out[1, i], out[2, i], out[3, i] = v, stop_time, dt + stop_time, 0.5 * stop_time * v
+
+
+@njit(cache=True, nogil=True)
+def brake(gradient: Array, room: float, weight: Array, ahead: Array) -> float:
+    """h of the row G·v ≤ h for the next velocity v that keeps `room` [m] positive at the stop's end.
+
+    `gradient` [n] of the room by joint angles, m/rad, becomes G. The stop's end is linear in v to first order.
+    """
+    h = room - along(ahead, gradient)
+    for i in range(len(gradient)):
+        gradient[i] *= -weight[i]
+    return h

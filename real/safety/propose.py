@@ -25,6 +25,7 @@ class Proposal(NamedTuple):
     high: Array
     wish: Array
     inside: Bool  # [N] the target can be reached in this tick: `wish` leads there
+    command: Array  # [N n] rad, where it leads: the target itself, bit for bit, where that is inside
 
 
 def propose(c: Array, target: Array, before: Array, profile: Profile, dt: float, pace: float = 1.0) -> Proposal:
@@ -38,8 +39,8 @@ def propose(c: Array, target: Array, before: Array, profile: Profile, dt: float,
     Args:
         pace: fraction of the joints' velocity limits.
     """
-    low, high, wish = np.empty((3, *target.shape))
-    found = Proposal(low, high, wish, np.empty(len(target), dtype=np.bool_))
+    low, high, wish, command = np.empty((4, *target.shape))
+    found = Proposal(low, high, wish, np.empty(len(target), dtype=np.bool_), command)
     p = profile
     _propose(c, target, before, p.low, p.high, p.velocity, p.acceleration, p.jerk, dt, pace, *found)
     return found
@@ -64,6 +65,7 @@ def _propose(
     high: Array,
     wish: Array,
     inside: Bool,
+    command: Array,
 ) -> None:
     last = c.shape[1] - 1
     for arm in range(c.shape[0]):
@@ -77,7 +79,7 @@ def _propose(
             down = -min(acc, _gentle(v + _speed_for(q - lowest[i], acc, j, dt, top), j, dt))
             first, second = v + dt * min(max(down, least), most), v + dt * min(max(up, least), most)
             low[arm, i], high[arm, i] = min(first, second), max(first, second)
-            wish[arm, i] = (target[arm, i] - q) / dt
+            command[arm, i], wish[arm, i] = target[arm, i], (target[arm, i] - q) / dt
             if not (low[arm, i] <= wish[arm, i] <= high[arm, i]):
                 inside[arm] = False
         if not inside[arm]:
@@ -91,6 +93,7 @@ def _propose(
                 change = min(max(wanted, -top), top) - v
                 strength = min(_gentle(abs(change), j, dt), min(acc, abs(change) / dt))
                 wish[arm, i] = min(max(v + dt * math.copysign(strength, change), low[arm, i]), high[arm, i])
+                command[arm, i] = q + dt * wish[arm, i]
 
 
 @njit(cache=True, nogil=True)

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from real.safety.body import Body
-from real.safety.kinematics import gradients
+from real.safety.few import apart, some
 from real.safety.limits import Limit, broken
 from real.safety.path import Here, Path
 from real.safety.profile import Profile
 from real.safety.projection import TOLERANCE, Projection
 from real.safety.propose import propose
-from real.safety.tool import jacobian_derivative
 
 Array = NDArray[np.float64]
 Bool = NDArray[np.bool_]
@@ -57,21 +57,20 @@ class Search:
             braking: [N n] the stored stops' next samples.
             pace: fraction of the joints' velocity limits.
         """
-        low, high, wish, inside = propose(c, wanted, before, self.profile, self.dt, pace)
-        command: Array = np.where(inside[:, None], wanted, c[:, -1] + self.dt * wish)
+        low, high, wish, inside, command = propose(c, wanted, before, self.profile, self.dt, pace)
         given_up = np.zeros(len(c), dtype=bool)
         solved = False
         # A limit is close by: ask the inequalities first, spare a certificate.
         if len(c) == 1 and self.near and self.projection is not None:
             v, solved = self._project(c[0], wish[0], low[0], high[0]), True
-            if v is not None and np.abs(v - wish[0]).max() > TOLERANCE:
+            if v is not None and apart(v, wish[0]) > TOLERANCE:
                 command, given_up[:] = c[:, -1] + self.dt * v, True
         path = Path.of(c, command, self.body, self.dt)
-        failed = broken(self.limits, path)
-        self.near = bool(failed.any()) or bool(given_up.any())
-        going, stop = free & ~failed.any(axis=1), path.stop
+        failed, stop = broken(self.limits, path), path.stop
+        going = none(failed, free)
+        self.near = some(given_up) or some(failed.ravel())
         for blend in (0.0, 0.5):  # the projection; half-way from there to the stop
-            rows = np.flatnonzero(free & ~going)
+            rows = left(free, going)
             if not len(rows):
                 break
             given_up[rows] = True
@@ -84,7 +83,9 @@ class Search:
             else:
                 command[rows] += 0.5 * (braking[rows] - command[rows])
             path = Path.of(c[rows], command[rows], self.body, self.dt)
-            fine = ~broken(self.limits, path).any(axis=1)
+            # What an only arm's first candidate breaks decides most often about the next ones: begin with that.
+            k = int(failed[0].argmax()) if len(c) == 1 else 0
+            fine = none(broken((*self.limits[k:], *self.limits[:k]), path), free[rows])
             going[rows] = fine
             stop = put(stop, rows[fine], path.stop[fine])
         return Found(command, stop, going, failed & free[:, None], free & ~inside, given_up)
@@ -96,9 +97,9 @@ class Search:
             self.near = near
             self.choose(c, target, c[:, -1].copy(), free, c[:, -1].copy(), 1.0)
         self.near = False
-        here = Here.of(c[0], self.body, self.dt)
-        gradients(here.frames, here.points[:1], self.body.links[:1], np.zeros((1, 3)))
-        jacobian_derivative(np.zeros((6, c.shape[2])))
+        if self.projection is not None:
+            self._project(c[0], *np.zeros((3, c.shape[2])))
+            self.projection(*np.zeros((3, c.shape[2])), np.zeros((1, c.shape[2])), np.zeros(1))
 
     def _project(self, history: Array, wish: Array, low: Array, high: Array) -> Array | None:
         """[n] rad/s nearest to `wish` [n] that meets the limits' inequalities for one arm."""
@@ -112,15 +113,38 @@ class Search:
 
 def put(stops: Array, rows: NDArray[np.int64], new: Array) -> Array:
     """`stops` [N S n] with `new` [M S' n] in `rows` [M]; the shorter are lengthened by their last sample."""
-    size = max(stops.shape[1], new.shape[1])
-    stops, new = _lengthen(stops, size), _lengthen(new, size)
-    if len(rows) == len(stops):
-        return new
-    stops = stops.copy()
-    stops[rows] = new
-    return stops
+    out = np.empty((stops.shape[0], max(stops.shape[1], new.shape[1]), stops.shape[2]))
+    _put(stops, rows, new, out)
+    return out
 
 
-def _lengthen(stop: Array, size: int) -> Array:
-    more = size - stop.shape[1]
-    return stop if more <= 0 else np.concatenate([stop, np.repeat(stop[:, -1:], more, axis=1)], axis=1)
+@njit(cache=True, nogil=True)
+def _put(stops: Array, rows: NDArray[np.int64], new: Array, out: Array) -> None:
+    if len(rows) < len(stops):
+        for arm in range(len(stops)):
+            _lengthen(stops[arm], out[arm])
+    for k in range(len(rows)):
+        _lengthen(new[k], out[rows[k]])
+
+
+@njit(cache=True, nogil=True)
+def _lengthen(stop: Array, out: Array) -> None:
+    for k in range(len(out)):
+        for i in range(out.shape[1]):
+            out[k, i] = stop[min(k, len(stop) - 1), i]
+
+
+@njit(cache=True, nogil=True)
+def none(failed: Bool, free: Bool) -> Bool:
+    """[N]: of arms that are `free` [N], those with no flag of `failed` [N L] set."""
+    out = free.copy()
+    for arm in range(failed.shape[0]):
+        for i in range(failed.shape[1]):
+            out[arm] &= not failed[arm, i]
+    return out
+
+
+@njit(cache=True, nogil=True)
+def left(free: Bool, going: Bool) -> NDArray[np.int64]:
+    """[M] arms that are `free` [N] and not `going` [N]."""
+    return np.flatnonzero(free & ~going)

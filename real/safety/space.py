@@ -5,7 +5,8 @@ from __future__ import annotations
 from real.safety.body import Body
 from real.safety.clearance import KeepOut, Planes, SelfCollision
 from real.safety.limits import Limit
-from real.safety.tool import Singularity, TcpSpeed, Workspace
+from real.safety.singularity import Singularity
+from real.safety.tool import TcpSpeed, Workspace
 
 
 def space_limits(body: Body) -> tuple[Limit, ...]:

@@ -9,11 +9,13 @@ gone. Contact may begin anywhere on it, so that the bound holds in free space to
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numba import njit
 
 from real.safety.limits import Rows
 from real.safety.motion import HISTORY
@@ -60,19 +62,50 @@ class EnergyTank:
 
     def margin(self, path: Path) -> Array:
         """[N] J left at the worst point on the way, whatever it touches."""
-        move = path.c[:, HISTORY:] - (path.c[:, HISTORY - 1 : HISTORY] if self._q is None else self._q)
-        given = 0.5 * self.stiffness * np.square(move).sum(axis=2)
-        if self._torque is not None:
-            given = given - move @ self._torque
-        return self.energy - given.max(axis=1)
+        start = path.c[0, HISTORY - 1] if self._q is None else self._q
+        out, torque = np.empty(len(path.c)), np.zeros(len(start)) if self._torque is None else self._torque
+        _left(path.c, start, torque, self.energy, self.stiffness, out)
+        return out
 
     def rows(self, here: Here) -> Rows | None:
         """Along the present motion: so fast that torque and a contact from now on cost no more than there is."""
-        size = float(np.linalg.norm(here.v))
-        if self._torque is None or size < 1e-6:
-            return None
-        way, time = here.v / size, float(here.dt + 0.5 * here.stop_time.max())
-        push = max(0.0, float(-self._torque @ way))  # N·m, against the motion
-        # ½·k·x² + push·x ≤ energy for the way x = speed·time
-        reach = (np.sqrt(push**2 + 2 * self.stiffness * max(self.energy, 0.0)) - push) / max(self.stiffness, 1e-9)
-        return Rows(way[None], np.array([0.8 * reach / time]))
+        g, h = here.room(1)
+        torque = np.zeros(len(here.v)) if self._torque is None else self._torque
+        fast = _pace(here.v, here.stop_time, here.dt, torque, self.energy, self.stiffness, g, h)
+        return Rows(g, h) if fast and self._torque is not None else None
+
+
+@njit(cache=True, nogil=True)
+def _left(c: Array, start: Array, torque: Array, energy: float, stiffness: float, out: Array) -> None:
+    for arm in range(len(out)):
+        out[arm] = np.inf
+        for k in range(HISTORY, c.shape[1]):
+            square = work = 0.0
+            for i in range(len(start)):
+                move = c[arm, k, i] - start[i]
+                square += move * move
+                work += move * torque[i]
+            left = energy - (0.5 * stiffness * square - work)
+            if not left >= out[arm] and out[arm] == out[arm]:  # what is no number stays
+                out[arm] = left
+
+
+@njit(cache=True, nogil=True)
+def _pace(
+    v: Array, stop_time: Array, dt: float, torque: Array, energy: float, stiffness: float, g: Array, h: Array
+) -> bool:
+    square = push = longest = 0.0
+    for i in range(len(v)):
+        square += v[i] * v[i]
+        push -= torque[i] * v[i]
+        longest = max(longest, stop_time[i])
+    size = math.sqrt(square)
+    if size < 1e-6:
+        return False
+    push = max(0.0, push / size)  # N·m, against the motion
+    # ½·k·x² + push·x ≤ energy for the way x = speed·time
+    reach = (math.sqrt(push**2 + 2 * stiffness * max(energy, 0.0)) - push) / max(stiffness, 1e-9)
+    for i in range(len(v)):
+        g[0, i] = v[i] / size
+    h[0] = 0.8 * reach / (dt + 0.5 * longest)
+    return True

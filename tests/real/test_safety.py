@@ -214,7 +214,8 @@ def test_the_post_check_stands_alone(monkeypatch):
     yes = type("Yes", (), {"name": "yes", "margin": lambda self, path: np.array([0.0]), "rows": lambda *_: None})()
     governor = ready(profile, limits=[yes])
     governor.reset(home(profile)[None])
-    far = Proposal(np.full((1, 7), -1e3), np.full((1, 7), 1e3), np.full((1, 7), 0.5 / DT), np.array([True]))
+    far = home(profile)[None] + 0.5
+    far = Proposal(np.full((1, 7), -1e3), np.full((1, 7), 1e3), np.full((1, 7), 0.5 / DT), np.array([True]), far)
     monkeypatch.setattr("real.safety.search.propose", lambda *_: far)
     verdict = governor.filter(home(profile)[None] + 0.5)
     assert verdict.stopping[0] and verdict.reasons[0, governor.reasons.index("post_check")]
