@@ -40,18 +40,18 @@ def env(cameras: dict[str, int] | None = None, **changes: Any) -> EnvSpec:
 
 
 def save(
-    kind: str, folder: Path, *, cameras: dict[str, int] | None = None, action: ActionSpec = ACTION, seed: int = 0,
-    **changes: Any,
+    kind: str, folder: Path, *, cameras: dict[str, int] | None = None, action: ActionSpec = ACTION, dim: int = DIM,
+    scale: float = 1.0, seed: int = 0, **changes: Any,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """Write a policy directory as `lerobot-train` does; LeRobot's policy and processors."""
     from lerobot.configs import FeatureType, PolicyFeature
     from lerobot.policies.factory import get_policy_class, make_policy_config, make_pre_post_processors
 
-    inputs = {STATE: PolicyFeature(FeatureType.STATE, (DIM,))}
+    inputs = {STATE: PolicyFeature(FeatureType.STATE, (dim,))}
     for name, size in (cameras or {}).items():
         inputs[f"observation.images.{name}"] = PolicyFeature(FeatureType.VISUAL, (3, size, size))
     if not cameras:
-        inputs[ENV_STATE] = PolicyFeature(FeatureType.ENV, (DIM,))
+        inputs[ENV_STATE] = PolicyFeature(FeatureType.ENV, (dim,))
     outputs = {"action": PolicyFeature(FeatureType.ACTION, (action.dim,))}
     torch.manual_seed(seed)
     config = make_policy_config(
@@ -61,7 +61,7 @@ def save(
     policy = get_policy_class(kind)(config).eval()
     if kind == "vqbet":
         policy.vqbet.action_head.vqvae_model.discretized.fill_(True)
-    pre, post = make_pre_post_processors(config, dataset_stats=statistics({**inputs, **outputs}))
+    pre, post = make_pre_post_processors(config, dataset_stats=statistics({**inputs, **outputs}, scale))
     folder.mkdir(parents=True, exist_ok=True)
     policy.save_pretrained(folder)
     pre.save_pretrained(folder, config_filename="policy_preprocessor.json")
@@ -69,15 +69,16 @@ def save(
     return policy, pre, post
 
 
-def statistics(features: dict[str, Any]) -> dict[str, dict[str, Tensor]]:
+def statistics(features: dict[str, Any], scale: float = 1.0) -> dict[str, dict[str, Tensor]]:
     """Of data far from zero mean and unit deviation, so that a scale that is left out shows."""
     generator = torch.Generator().manual_seed(7)
     found = {}
     for key, feature in features.items():
         shape = (3, 1, 1) if "images" in key else tuple(feature.shape)
         mean = 5.0 + torch.rand(shape, generator=generator)
-        found[key] = {"mean": mean, "std": 0.3 + torch.rand(shape, generator=generator), "min": mean - 2.0,
-                      "max": mean + 3.0, "q01": mean - 1.5, "q99": mean + 2.5}  # fmt: skip
+        numbers = {"mean": mean, "std": 0.3 + torch.rand(shape, generator=generator), "min": mean - 2.0,
+                   "max": mean + 3.0, "q01": mean - 1.5, "q99": mean + 2.5}  # fmt: skip
+        found[key] = {name: scale * value for name, value in numbers.items()}
     return found
 
 

@@ -20,7 +20,9 @@ def find_lerobot(path: Path) -> Path | None:
         CheckpointError: the hub has it not, or cannot be reached.
     """
     if str(path).startswith(HUB):
-        return _download(str(path).removeprefix(HUB))
+        return download(str(path).removeprefix(HUB))
+    if (path / "policy" / "policy.json").is_file():
+        return None  # ours, perhaps exported for LeRobot
     for inner in (".", "pretrained_model", "checkpoints/last/pretrained_model"):
         file = path / inner / CONFIG
         if file.is_file() and not (file.parent / "policy.json").is_file() and "type" in read_json(file):
@@ -44,7 +46,11 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _download(ident: str) -> Path:
+def download(ident: str) -> Path:
+    """A copy of <owner>/<name>[@<revision>] of the hub, weights and JSON alone.
+
+    Raises: see `find_lerobot`.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
