@@ -127,6 +127,21 @@ def find_policy(path: Path | str, *, which: Literal["latest", "best"] = "latest"
     return path
 
 
+def read_spec(path: Path | str, *, which: Literal["latest", "best"] = "latest") -> PolicySpec:
+    """The spec of a policy of ours; its weights are not read.
+
+    Raises:
+        CheckpointError: as `find_policy`, or the policy is LeRobot's, whose directories have none.
+    """
+    folder = find_policy(path, which=which)
+    if not is_ours(folder):
+        raise CheckpointError(
+            f"{path}: is a policy of LeRobot, which holds no spec.json. Save it as ours first: "
+            "save_policy(load_policy(path, env=env.spec), new_path); docs/lerobot.md shows how."
+        )
+    return PolicySpec.from_json((folder / "spec.json").read_text(encoding="utf-8"))
+
+
 def is_ours(folder: Path) -> bool:
     """A policy directory that `save_policy` wrote, not LeRobot."""
     return (folder / "policy.json").is_file()

@@ -23,6 +23,7 @@ from robopolicy.lerobot.export import export
 from robopolicy.normalize import Normalizer
 from robopolicy.types import STATE
 from robopolicy.wrappers import wrap_for
+from tests.fakes import PointEnv, PointPolicy
 from tests.lerobot_toys import save
 
 ROOT = Path(__file__).parents[1]
@@ -170,6 +171,32 @@ def test_our_env_as_lerobot_sees_it() -> None:
         env.call("set_state")
     with pytest.raises(ConfigError, match=r"task=reahc: no such task. Did you mean 'reach'\?"):
         RobopolicyEnv(task="reahc")
+
+
+def test_an_env_whose_episode_is_over_earns_nothing() -> None:
+    """LeRobot's own evaluation of envs that end at different steps: each success counts once."""
+    from lerobot.processor import PolicyProcessorPipeline
+    from lerobot.processor.converters import policy_action_to_transition, transition_to_policy_action
+    from lerobot.scripts.lerobot_eval import eval_policy
+
+    from robopolicy.lerobot.plugin.configuration_robopolicy import RobopolicyConfig
+    from robopolicy.lerobot.plugin.env import LeRobotVectorEnv
+    from robopolicy.lerobot.plugin.modeling_robopolicy import RobopolicyPolicy
+
+    policy = RobopolicyPolicy(RobopolicyConfig(device="cpu"), PointPolicy(gain=4.0, chunk=1))
+    same, ident = PolicyProcessorPipeline(steps=[]), {
+        "to_transition": policy_action_to_transition, "to_output": transition_to_policy_action,
+    }  # fmt: skip
+    info = eval_policy(
+        LeRobotVectorEnv(PointEnv(3)), policy, same, same, same, PolicyProcessorPipeline(steps=[], **ident), 6,
+        start_seed=40,
+    )  # fmt: skip
+    rows = evaluate(policy.policy, PointEnv(3), torch.arange(40, 46))
+    assert len(set(rows.frame["length"][:3])) > 1, "they end at different steps"
+    episodes = info["per_episode"]
+    assert [e["sum_reward"] for e in episodes] == rows.frame["return"].tolist()
+    assert [e["success"] for e in episodes] == rows.frame["success_once"].tolist()
+    assert [e["seed"] for e in episodes] == list(range(40, 46))
 
 
 def test_only_our_own_policies_are_exported(refined: Path, tmp_path: Path) -> None:

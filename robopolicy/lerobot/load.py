@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from robopolicy.errors import CheckpointError, SpecError
 from robopolicy.lerobot.find import CONFIG, WEIGHTS
@@ -40,9 +41,9 @@ def load_lerobot(folder: Path, *, device: torch.device | str = "cpu", env: EnvSp
         for file in folder.iterdir():
             refuse_pickle(file)
         raise CheckpointError(f"{folder}: {WEIGHTS} is missing")
-    read_tensors(folder / WEIGHTS)  # whole, and no pickle
+    tensors = read_tensors(folder / WEIGHTS)  # whole, and no pickle
     node = {"config": config, "preprocessor": documents[0], "postprocessor": documents[1], "inputs": inputs}
-    policy = LeRobotPolicy(spec, **node, network=_network(folder, settings))
+    policy = LeRobotPolicy(spec, **node, network=_network(folder, settings, tensors))
     bad = [k for k, v in policy.state_dict().items() if v.is_floating_point() and not bool(torch.isfinite(v).all())]
     if bad:
         raise CheckpointError(f"{folder}: weight {bad[0]!r} holds NaN or infinity: its training diverged")
@@ -120,16 +121,39 @@ def _features(
     return features, inputs, clashes
 
 
-def _network(folder: Path, settings: Any) -> Any:
+def _network(folder: Path, settings: Any, tensors: dict[str, Tensor]) -> Any:
     from lerobot.policies.factory import get_policy_class
 
+    said = StringIO()
     try:
-        with redirect_stdout(StringIO()):  # it tells where it reads from
-            return get_policy_class(settings.type).from_pretrained(str(folder), config=settings, strict=True)
+        with redirect_stdout(said):  # where it reads from; and what went wrong, which π0 says there alone
+            network = get_policy_class(settings.type).from_pretrained(str(folder), config=settings, strict=True)
     except (RuntimeError, KeyError, ValueError) as error:
         raise CheckpointError(f"{folder}: weights do not fit the policy that {CONFIG} describes: {error}") from error
     except (ImportError, OSError) as error:
         raise CheckpointError(f"{folder}: LeRobot cannot build its {settings.type!r} policy: {error}") from error
+    if found := _not_loaded(network.state_dict(), tensors):
+        said_last = said.getvalue().strip().splitlines()[-1:]
+        raise CheckpointError(
+            f"{folder}: weights do not fit the policy that {CONFIG} describes:\n  - " + "\n  - ".join(found[:6])
+            + "".join(f"\nLeRobot said: {line}" for line in said_last)
+        )  # fmt: skip
+    return network
+
+
+def _not_loaded(own: dict[str, Tensor], tensors: dict[str, Tensor]) -> list[str]:
+    """Weights that are not those of the file, one sentence each. Some policies of LeRobot return themselves untrained
+    where loading fails."""
+    names = {k: k if k in own else f"model.{k}" for k in tensors}  # π0's files may leave the prefix out
+    found = [f"{k!r} is not a weight of this policy" for k, name in names.items() if name not in own]
+    there = {k: own[name] for k, name in names.items() if name in own}
+    found += [
+        f"{k!r} was not loaded" for k, value in there.items()
+        if value.shape != tensors[k].shape or not torch.equal(value, tensors[k].to(value))
+    ]  # fmt: skip
+    shared = {v.data_ptr() for v in there.values()}  # files hold tensors that share memory once
+    missing = [k for k, v in own.items() if k not in names.values() and v.data_ptr() not in shared]
+    return found + [f"{k!r} is missing" for k in missing]
 
 
 def _processor(folder: Path, name: str) -> Document:

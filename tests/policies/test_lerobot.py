@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +18,18 @@ from torch import Tensor
 from robopolicy.build import build_policy
 from robopolicy.checkpoint import find_policy, load_policy, save_policy
 from robopolicy.data.writer import DatasetWriter
-from robopolicy.errors import CheckpointError, SpecError
+from robopolicy.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.execute import ChunkExecutor
 from robopolicy.lerobot.notes import annotate_policy
 from robopolicy.normalize import Normalizer
+from robopolicy.policy_files import read_spec
 from robopolicy.types import STATE, Obs
+from robopolicy.verbs import Place
 from tests.data import conftest as recorded
 from tests.lerobot_toys import DIM, ENV, env, observations, save
 from tests.toy import ACTION
 
+pytestmark = pytest.mark.xdist_group("lerobot")  # its import takes seconds: once is enough
 CAMERAS = {"front": 32}
 CASES: dict[str, dict[str, Any]] = {
     "act": {"kind": "act"},
@@ -169,6 +176,8 @@ def test_checkpoints_and_runs_of_lerobot_train_are_found(saved: dict[str, Any], 
         assert find_policy(path).resolve() == (run / "checkpoints" / "000100" / "pretrained_model").resolve()
     with pytest.raises(CheckpointError, match="LeRobot marks no best checkpoint"):
         find_policy(run, which="best")
+    with pytest.raises(CheckpointError, match=r"is a policy of LeRobot, which holds no spec.json"):
+        read_spec(run)
 
 
 # --- what does not fit ------------------------------------------------------------------------------------------------
@@ -249,6 +258,36 @@ def test_configs_that_cannot_be_used(folder: Path, changes: dict[str, Any], mess
         load_policy(folder, env=env(CAMERAS))
 
 
+def test_policies_that_come_back_untrained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """π0's `from_pretrained` prints what went wrong and returns random weights."""
+    from lerobot.policies.act.modeling_act import ACTPolicy
+
+    def untrained(path: str, *, config: Any, strict: bool) -> ACTPolicy:
+        print("Warning: Could not load state dict: something")
+        return ACTPolicy(config)
+
+    monkeypatch.setattr(ACTPolicy, "from_pretrained", untrained)
+    with pytest.raises(CheckpointError, match=r"was not loaded(.|\n)*LeRobot said: Warning: Could not load"):
+        load_policy(folder, env=env(CAMERAS))
+
+
+def test_types_of_other_packages(tmp_path: Path) -> None:
+    """One that nobody here knows, whose actions are drawn from torch's global generator."""
+    import tests.lerobot_third_party  # noqa: F401  (registers it)
+
+    save("toy_of_others", tmp_path)
+    policy = load_policy(tmp_path, env=ENV)
+    obs, z = observations(1, 3), noise(policy, 3)
+    assert z is not None
+    chunk = policy.act(obs, noise=z)
+    assert chunk.shape == (3, 5, 2) and policy.spec.n_action_steps == 5
+    torch.randn(3)
+    for i in range(3):
+        alone = policy.act({k: v[i : i + 1] for k, v in obs.items()}, noise=z[i : i + 1])
+        assert torch.equal(alone[0], chunk[i])
+    assert not torch.allclose(policy.act(obs, noise=z.flip(0)), chunk)
+
+
 def test_meaning_of_actions(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The env's, with a warning, unless the directory says it; then it is held to it."""
     with pytest.raises(CheckpointError, match="LeRobot does not say what a policy's actions mean"):
@@ -293,3 +332,84 @@ def test_the_training_data_says_what_actions_mean(folder: Path, tmp_path: Path) 
     assert "trained at 0.1 s" in str(error.value)
     shutil.rmtree(root)
     assert load_policy(folder, env=env(CAMERAS)).spec.action == ACTION
+
+
+# --- the hub, and the verbs -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hub(saved: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """A hub on this machine that has `me/policy`, revisions "main" and "v1"; the paths that it was asked for."""
+    import huggingface_hub.constants
+
+    folder, sha, asked = saved["act"][0], "0123456789abcdef0123456789abcdef01234567", []
+    files = {p.name: p.read_bytes() for p in folder.iterdir()} | {"pytorch_model.bin": b"PK"}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            parts = self.path.partition("?")[0].strip("/").split("/")
+            if parts[:2] == ["api", "models"] and parts[2:4] == ["me", "policy"] and parts[-1] in ("main", "v1", sha):
+                listed = [{"rfilename": name, "size": len(data)} for name, data in files.items()]
+                tree = [{"type": "file", "path": n, "size": len(d), "oid": "0" * 40} for n, d in files.items()]
+                body = tree if "tree" in parts else {"id": "me/policy", "sha": sha, "siblings": listed}
+                return self.answer(json.dumps(body).encode())
+            if parts[:3] == ["me", "policy", "resolve"] and (data := files.get(parts[-1])) is not None:
+                return self.answer(data)
+            return self.answer(b"{}", 404)
+
+        do_HEAD = do_GET
+
+        def answer(self, body: bytes, status: int = 200) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
+            self.send_header("X-Repo-Commit", sha)
+            if status == 404:
+                self.send_header("X-Error-Code", "RepoNotFound")
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    here = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", here)
+    address = here + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    yield asked
+    server.shutdown()
+    server.server_close()
+
+
+def test_from_the_hub(hub: list[str], saved: dict[str, Any]) -> None:
+    policy, obs = load_policy("hub:me/policy@v1", env=ENV), observations(1, 2)
+    assert torch.equal(policy.act(obs), load_policy(saved["act"][0], env=ENV).act(obs))
+    assert any("v1" in path for path in hub)
+    assert not any("pytorch_model.bin" in path for path in hub), "pickles are not even fetched"
+    with pytest.raises(CheckpointError, match="hub:me/other: could not be fetched"):
+        load_policy("hub:me/other", env=ENV)
+
+
+def test_results_have_a_place(saved: dict[str, Any], hub: list[str], tmp_path: Path) -> None:
+    """In the run of lerobot-train, or where `out` says; an edited policy is another one."""
+    run = tmp_path / "myrun"
+    for step in ("000100", "000200"):
+        shutil.copytree(saved["act"][0], run / "checkpoints" / step / "pretrained_model")
+    (run / "checkpoints" / "last").symlink_to("000200")
+    newest, older = (Place.of(path, "latest", None) for path in (run, run / "checkpoints" / "000100"))
+    assert (newest.out, newest.name, newest.checkpoint) == (run / "robopolicy", "myrun", "")
+    assert older.checkpoint == "000100"
+    before = older.ident
+    assert newest.ident.startswith("myrun/000200@") and before.startswith("myrun/000100@")
+    assert newest.ident.split("@")[1] == before.split("@")[1]
+    edit(run / "checkpoints" / "000100" / "pretrained_model" / "config.json", n_action_steps=2)
+    assert Place.of(run / "checkpoints" / "000100", "latest", None).ident != before
+    with pytest.raises(ConfigError, match="is not inside a run of lerobot-train; say with out="):
+        Place.of(saved["act"][0], "latest", None)
+    assert Place.of(Path("hub:me/policy"), "latest", tmp_path).name == "policy"

@@ -85,7 +85,11 @@ def _entries(spec: EnvSpec) -> dict[str, tuple[str, FeatureType, tuple[int, ...]
 
 
 class LeRobotVectorEnv(VectorEnv):
-    """A VecEnv as `lerobot-eval` and `lerobot-train` drive one: seeds are episode seeds, pictures are [N h w 3]."""
+    """A VecEnv as `lerobot-eval` and `lerobot-train` drive one: seeds are episode seeds, pictures are [N h w 3].
+
+    LeRobot steps every env until the last one of the batch has ended, and its sums reach one step too far: after its
+    episode an env earns nothing until `reset`.
+    """
 
     def __init__(self, env: VecEnv) -> None:
         self.env, self.num_envs = env, env.num_envs
@@ -100,6 +104,7 @@ class LeRobotVectorEnv(VectorEnv):
         )
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._obs: Obs = {}
+        self._over = np.zeros(self.num_envs, dtype=bool)
 
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
@@ -107,6 +112,7 @@ class LeRobotVectorEnv(VectorEnv):
         """`seed`: one for each env; an int is that of the first, the others follow it."""
         if isinstance(seed, int):
             seed = range(seed, seed + self.num_envs)
+        self._over[:] = False
         self._obs = self.env.reset(None if seed is None else torch.tensor(list(seed), dtype=torch.int64))
         return self._emit(self._obs), {}
 
@@ -115,11 +121,12 @@ class LeRobotVectorEnv(VectorEnv):
     ) -> tuple[dict[str, Any], NDArray[Any], NDArray[Any], NDArray[Any], dict[str, Any]]:
         step = self.env.step(torch.as_tensor(np.asarray(actions, dtype=np.float32)))
         self._obs = step.obs
-        ended, success = step.ended.numpy(), step.success.numpy()
+        ended, success = step.ended.numpy(), step.success.numpy() & ~self._over
         info: dict[str, Any] = {"is_success": success}
         if ended.any():
             info |= {"final_info": {"is_success": success & ended}, "_final_info": ended}
-        reward = step.reward.double().numpy()
+        reward = np.where(self._over, 0.0, step.reward.double().numpy())
+        self._over |= ended
         return self._emit(step.obs), reward, step.terminated.numpy(), step.truncated.numpy(), info
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Sequence[Any]:
