@@ -183,7 +183,7 @@ def test_an_env_whose_episode_is_over_earns_nothing() -> None:
     from robopolicy.lerobot.plugin.env import LeRobotVectorEnv
     from robopolicy.lerobot.plugin.modeling_robopolicy import RobopolicyPolicy
 
-    policy = RobopolicyPolicy(RobopolicyConfig(device="cpu"), PointPolicy(gain=4.0, chunk=1))
+    policy = RobopolicyPolicy(RobopolicyConfig(device="cpu"), PointPolicy(gain=2.0, chunk=1))
     same, ident = PolicyProcessorPipeline(steps=[]), {
         "to_transition": policy_action_to_transition, "to_output": transition_to_policy_action,
     }  # fmt: skip

@@ -19,7 +19,7 @@ from robopolicy.policies.lerobot import Document, LeRobotPolicy, decode, prepare
 from robopolicy.policies.lerobot_kinds import kind_of
 from robopolicy.spec import PolicySpec, check_features, check_fits
 from robopolicy.storage import read_json, read_tensors, refuse_pickle
-from robopolicy.types import ENV_STATE, STATE, TASK, EnvSpec, Feature
+from robopolicy.types import ENV_STATE, IMAGES, STATE, TASK, EnvSpec, Feature
 
 PROCESSORS = ("policy_preprocessor.json", "policy_postprocessor.json")
 _log = logging.getLogger(__name__)
@@ -106,6 +106,8 @@ def _features(
     inputs: dict[str, str] = {}
     clashes = []
     for key, feature in settings.input_features.items():
+        if key.startswith(f"{IMAGES}empty_camera_"):  # a place that a VLA keeps free, and fills by itself
+            continue
         enters, shape = entrance.get(key, key), tuple(feature.shape)
         ours = known.rename.get(enters, known.rename.get(key, enters))
         if ours == ENV_STATE and ours not in (env.observation if env else known.observation):
