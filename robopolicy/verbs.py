@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,11 +17,12 @@ from robopolicy.evaluate.provenance import version
 from robopolicy.evaluate.report import write_report
 from robopolicy.evaluate.rows import Rows
 from robopolicy.evaluate.run_dir import label
+from robopolicy.lerobot.find import HUB, training_run
 from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import Policy
+from robopolicy.policy_files import is_ours, policy_digest
 from robopolicy.runs import CONFIG, read_config
 from robopolicy.schema import Count, Device, Fraction, Natural, Node, Positive
-from robopolicy.storage import MANIFEST
 from robopolicy.tracking import Tracker
 from robopolicy.types import VecEnv
 
@@ -147,12 +147,16 @@ def report(
 class Place:
     """Where a policy lies and where what is found out about it goes."""
 
+    lerobot_run: Path | None = None
+
     def __init__(self, policy: Path, run: Path | None, out: Path, name: str, *, checkpoint: str = "") -> None:
         self.policy, self.run, self.out, self.name, self.checkpoint = policy, run, out, name, checkpoint
 
     @classmethod
     def of(cls, path: Path, which: Literal["latest", "best"], out: Path | None) -> Place:
         policy = find_policy(path, which=which)
+        if not is_ours(policy):
+            return cls._of_lerobot(path, policy, out)
         run = next((p for p in policy.resolve().parents if (p / CONFIG).is_file()), None)
         if out is None and run is None:
             raise ConfigError(f"{path}: is not inside a run directory; say with out=<folder> where results shall go")
@@ -160,11 +164,27 @@ class Place:
         checkpoint = which if which == "best" else _checkpoint(policy.resolve(), run)
         return cls(policy, run, out or run or policy, name, checkpoint=checkpoint)
 
+    @classmethod
+    def _of_lerobot(cls, path: Path, policy: Path, out: Path | None) -> Place:
+        """A policy of LeRobot's: results go to <run>/robopolicy where `lerobot-train` wrote it."""
+        found = training_run(policy)
+        if out is None and found is None:
+            raise ConfigError(f"{path}: is not inside a run of lerobot-train; say with out=<folder> where results go")
+        if found is None:
+            called = str(path).partition("@")[0].rsplit("/", 1)[-1] if str(path).startswith(HUB) else policy.name
+            return cls(policy, None, out or policy, called)
+        run, step = found
+        newest = (run / "checkpoints" / "last").resolve().name
+        place = cls(policy, None, out or run / "robopolicy", run.name, checkpoint="" if step == newest else step)
+        place.lerobot_run = run
+        return place
+
     @property
     def ident(self) -> str:
         """Names the weights: run, checkpoint, and the beginning of a checksum over all of its files."""
-        digest = hashlib.sha256((self.policy / MANIFEST).read_bytes()).hexdigest()[:12]
-        step = self.policy.parent.name if self.policy.name == "policy" else self.policy.name
+        digest = policy_digest(self.policy)[:12]
+        inner = ("policy", "pretrained_model")
+        step = self.policy.resolve().parent.name if self.policy.name in inner else self.policy.name
         return f"{self.name}/{step}@{digest}"
 
 
@@ -247,7 +267,7 @@ def _env(task: dict[str, Any], num_envs: int, episodes: int) -> VecEnv:
 def _names(a: Place, b: Place) -> tuple[str, str]:
     config = (read_config(b.run) if b.run is not None else None) or {}
     base = config.get("base")
-    if base and a.run is not None and Path(base).resolve() == a.run:
+    if base and Path(base).resolve() in (a.run, a.lerobot_run):
         return "base", b.name
     return (a.name, b.name) if a.name != b.name else (f"{a.name} (a)", f"{b.name} (b)")
 

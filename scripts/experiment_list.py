@@ -18,6 +18,7 @@ class Base:
     imperfection: float
     overrides: tuple[str, ...] = ("loop.steps=3000",)
     kind: str = ""  # tells bases of the same demonstrations apart
+    lerobot: tuple[str, ...] = ()  # options of the stock `lerobot-train`, which then takes the place of BC
 
     @property
     def name(self) -> str:
@@ -57,6 +58,26 @@ SUITE = (
 )
 PICK_FLOW = Base("pick", 60, 1.0, ("loop.steps=3000", "policy=flow"), "flow")
 PICK_GAUSSIAN = Base("pick", 60, 1.0, ("loop.steps=3000", "policy=gaussian"), "gaussian")
+PICK_ACT = Base(
+    "pick",
+    60,
+    1.0,
+    (),
+    "act",
+    lerobot=(
+        "--policy.type=act",
+        "--policy.chunk_size=8",
+        "--policy.n_action_steps=4",
+        "--policy.dim_model=128",
+        "--policy.n_heads=4",
+        "--policy.dim_feedforward=256",
+        "--policy.n_encoder_layers=2",
+        "--policy.n_vae_encoder_layers=2",
+        "--policy.optimizer_lr=3e-4",
+        "--batch_size=32",
+        "--steps=5000",
+    ),
+)
 CURVE = ("loop.eval_every=50000", *WATCH)
 SOLVED = "loop.stop_success=1"
 ABLATION = {  # one change each of algo=dppo
@@ -120,6 +141,7 @@ EXPERIMENTS = {
         tuple(Setting(base, {"refined": ("algo=residual_long",)}, prefix=f"{base.task}/") for base in SUITE),
         extra=("mean",),
     ),
+    "lerobot_base_residual": Experiment((Setting(PICK_ACT, {"refined": ("algo=residual_fast",)}),)),
     "pick_dppo": Experiment((Setting(PICK, {"refined": ("algo=dppo", SOLVED)}),), seeds=(0, 1, 2, 3, 4)),
     "peg_dppo": Experiment((Setting(PEG, {"refined": ("algo=dppo", "loop.total_steps=3000000", SOLVED)}),)),
     "native_suite_dppo": Experiment(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from robopolicy.data.meta import recorded
 from robopolicy.errors import RobopolicyError
 from robopolicy.evaluate.evidence import read, write
-from robopolicy.evaluate.provenance import commit
+from robopolicy.evaluate.provenance import commit, write_provenance
 from robopolicy.evaluate.rows import Rows
 from scripts.experiment_list import EXPERIMENTS, Base, Setting
 from scripts.experiment_record import Found, record, save_rows
@@ -67,16 +68,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def robopolicy(*arguments: str, threads: int, log: Path) -> None:
-    """Run a command of ours; its output goes to `log`, which is shown if it fails."""
+    """Run a command of ours."""
+    call("robopolicy", *arguments, threads=threads, log=log)
+
+
+def call(module: str, *arguments: str, threads: int, log: Path) -> None:
+    """Run a module as a program; its output goes to `log`, which is shown if it fails."""
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "WANDB_MODE": "disabled"}
     with log.open("a") as file:
         done = subprocess.run(
-            [sys.executable, "-m", "robopolicy", *arguments], cwd=ROOT, env=environment, stdout=file, stderr=file
+            [sys.executable, "-m", module, *arguments], cwd=ROOT, env=environment, stdout=file, stderr=file
         )
     if done.returncode:
         print("\n".join(log.read_text().splitlines()[-15:]), file=sys.stderr)
-        raise subprocess.CalledProcessError(done.returncode, ["robopolicy", *arguments])
+        raise subprocess.CalledProcessError(done.returncode, [module, *arguments])
 
 
 def train_base(out: Path, base: Base, seed: int, threads: int) -> None:
@@ -86,10 +92,31 @@ def train_base(out: Path, base: Base, seed: int, threads: int) -> None:
     if recorded(data) != "whole":
         robopolicy("demos", f"task={base.task}", f"out={data}", f"episodes={base.demos}", f"seed={seed}",
                    f"imperfection={base.imperfection}", "overwrite=true", threads=threads, log=log)  # fmt: skip
-    robopolicy("train", "algo=bc", f"task={base.task}", f"dataset={data}", f"run_dir={run}", f"seed={seed}",
-               f"threads={threads}", "tracker=local", *base.overrides, threads=threads, log=log)  # fmt: skip
-    evaluate(run, threads, log)
+    if base.lerobot:
+        train_lerobot(base, folder, seed, threads, log)
+    else:
+        robopolicy("train", "algo=bc", f"task={base.task}", f"dataset={data}", f"run_dir={run}", f"seed={seed}",
+                   f"threads={threads}", "tracker=local", *base.overrides, threads=threads, log=log)  # fmt: skip
+    evaluate(policy_of(base, folder), threads, log, f"task={base.task}", f"out={run}")
     print(f"{folder.name}: {Rows.load(run / 'episodes.csv').summary()}", flush=True)
+
+
+def policy_of(base: Base, folder: Path) -> Path:
+    """The run directory of a base: ours, or one of lerobot-train."""
+    return folder / ("lerobot" if base.lerobot else "bc")
+
+
+def train_lerobot(base: Base, folder: Path, seed: int, threads: int, log: Path) -> None:
+    """The stock `lerobot-train` on the demonstrations, in <folder>/lerobot; begun anew where it was interrupted."""
+    run = policy_of(base, folder)
+    if (run / "checkpoints" / "last").exists():
+        return
+    shutil.rmtree(run, ignore_errors=True)
+    arguments = [f"--dataset.repo_id=local/{base.name}", f"--dataset.root={folder / 'data'}", f"--output_dir={run}",
+                 f"--seed={seed}", "--policy.device=cpu", "--policy.push_to_hub=false", "--num_workers=1",
+                 "--env_eval_freq=0", *base.lerobot]  # fmt: skip
+    call("lerobot.scripts.lerobot_train", *arguments, threads=threads, log=log)
+    write_provenance(folder / "bc", ["lerobot-train", *arguments])
 
 
 def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int) -> Found:
@@ -98,7 +125,7 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
     base = out.resolve() / "bases" / f"{setting.base.name}-{seed}"
     run = out.resolve() / id / f"{setting.prefix.replace('/', '-')}{name}-{seed}"
     over, log = list(setting.refine[name]), run / "log.txt"
-    over += [] if any("residual_scratch" in o for o in over) else [f"base={base / 'bc'}"]
+    over += [] if any("residual_scratch" in o for o in over) else [f"base={policy_of(setting.base, base)}"]
     over += [] if any(o.startswith("threads=") for o in over) else [f"threads={threads}"]
     robopolicy("train", f"task={setting.base.task}", f"dataset={base / 'data'}", f"run_dir={run}", f"seed={seed}",
                "tracker=local", *over, threads=threads, log=log)  # fmt: skip
@@ -116,9 +143,9 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
     return found
 
 
-def evaluate(run: Path, threads: int, log: Path) -> None:
-    robopolicy("eval", f"checkpoint={run}", f"episodes={EPISODES}", "videos=0", f"threads={threads}", threads=threads,
-               log=log)  # fmt: skip
+def evaluate(run: Path, threads: int, log: Path, *more: str) -> None:
+    robopolicy("eval", f"checkpoint={run}", f"episodes={EPISODES}", "videos=0", f"threads={threads}", *more,
+               threads=threads, log=log)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
+import pytest
 
 from robopolicy.evaluate.evidence import ALL, Evidence, write
 from robopolicy.evaluate.results_page import generate
+from scripts import experiments
 from scripts.experiment_list import EXPERIMENTS, Base, Experiment, Setting
 from scripts.experiment_record import Found, record, save_rows
 from tests.evaluate.points import make_rows
@@ -82,3 +86,36 @@ def test_every_experiment_says_what_it_runs():
     for experiment in EXPERIMENTS.values():
         labels = [f"{s.prefix}{name}" for s in experiment.settings for name in s.refine]
         assert len(set(labels)) == len(labels) > 0
+
+
+def test_a_base_of_lerobot_is_trained_by_its_own_command(tmp_path, monkeypatch):
+    commands = []
+
+    def call(module, *arguments, threads, log):
+        commands.append((module, arguments))
+        if module.startswith("lerobot"):
+            (tmp_path / "bases" / "reach-5x0.5-act-3" / "lerobot" / "checkpoints" / "last").mkdir(parents=True)
+            return
+        out = next((a.removeprefix("out=") for a in arguments if a.startswith("out=")), None)
+        if arguments[0] == "eval" and out:
+            make_rows([True, False]).save(Path(out) / "episodes.csv")
+
+    monkeypatch.setattr(experiments, "call", call)
+    base = Base("reach", 5, 0.5, (), "act", lerobot=("--policy.type=act", "--steps=7"))
+    experiments.train_base(tmp_path, base, 3, 1)
+    folder = tmp_path / "bases" / "reach-5x0.5-act-3"
+    assert [(module, *arguments[:1]) for module, arguments in commands] == [
+        ("robopolicy", "demos"),
+        ("lerobot.scripts.lerobot_train", "--dataset.repo_id=local/reach-5x0.5-act"),
+        ("robopolicy", "eval"),
+    ]
+    options = commands[1][1]
+    assert {f"--dataset.root={folder / 'data'}", "--seed=3", "--policy.type=act", "--steps=7"} <= set(options)
+    assert f"checkpoint={folder / 'lerobot'}" in commands[2][1]
+    assert json.loads((folder / "bc" / "provenance.json").read_text())["command"].startswith("lerobot-train")
+    experiments.train_base(tmp_path, base, 3, 1)
+    assert [module for module, _ in commands].count("lerobot.scripts.lerobot_train") == 1, "done once"
+    with pytest.raises(FileNotFoundError):  # no training behind it
+        experiments.refine(tmp_path, "x", Setting(base, {"refined": ("algo=residual_fast",)}), "refined", 3, 1)
+    trained = next(arguments for _, arguments in commands if arguments[0] == "train")
+    assert f"base={folder / 'lerobot'}" in trained and f"dataset={folder / 'data'}" in trained
