@@ -88,9 +88,12 @@ class Checkpointer:
         path = self.folder / (f"step_{step:010d}" + (f"_{max(repeats) + 1}" if repeats else ""))
         keeps = f"The previous checkpoint ({previous[0].name}) is intact." if previous else ""
         with new_directory(path, keeps=keeps) as folder:
-            name = "policy" if isinstance(policy, Policy) else policy.folder
-            (folder / name).mkdir()
-            write_policy(policy, folder / name) if isinstance(policy, Policy) else policy.write(folder / name)
+            inner = folder / ("policy" if isinstance(policy, Policy) else policy.folder)
+            inner.mkdir()
+            if isinstance(policy, Policy):
+                write_policy(policy, inner)
+            else:
+                policy.write(inner)
             write_state({"training": state, "rng": _rng_state()}, folder)
             (folder / "checkpoint.json").write_text(
                 json.dumps(

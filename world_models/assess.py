@@ -11,6 +11,7 @@ from robopolicy.types import STATE
 from world_models.data import Sequences
 from world_models.success import choose_threshold, verdict
 from world_models.validate import (
+    Rollout,
     copy_last,
     doubts,
     dream,
@@ -51,7 +52,7 @@ def assess(
     std = torch.where(state.std(0) > 0, state.std(0), 1.0)
     wrap = getattr(getattr(world.dynamics, "coordinates", None), "wrap", lambda x: x)
     with torch.no_grad():
-        rollouts = {
+        rollouts: dict[str, Rollout] = {
             "model": dream(world, likeliest=False),
             "likeliest": dream(world, likeliest=True),
             "copy_last": copy_last,

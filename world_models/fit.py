@@ -92,9 +92,11 @@ def fit(
         _check_same_data(state["algo"]["average"], average)
         step, sums, means = state["step"], dict(state["sums"]), dict(state["means"])
         algo.load_state_dict(state["algo"])
+        average.report = state["report"] if step >= steps else {}
 
     def snapshot() -> dict[str, Any]:
-        return {"step": step, "algo": algo.state_dict(), "sums": sums, "means": means}
+        progress_made = {"step": step, "sums": sums, "means": means}
+        return {**progress_made, "algo": algo.state_dict(), "report": average.report}
 
     with tracker.progress(steps, "world model") as progress:
         progress.update(step)
@@ -109,13 +111,13 @@ def fit(
             progress.update(step, **means)
             if (save_every and step % save_every == 0 and step < steps) or checkpointer.requested:
                 checkpointer.save(step, policy=average, state=snapshot())
-    held = (parts[name].episodes for name in ("train", "calibration", "validation"))
-    average.cpu().report = assess(average.cpu(), *held, believed=believed)
+    if not average.report:  # else the run was at its end before
+        held = (parts[name].episodes for name in ("train", "calibration", "validation"))
+        average.report = assess(average.cpu(), *held, believed=believed)
+        tracker.log({f"report/{k}": v for k, v in _numbers(average).items()}, step)
+        checkpointer.save(step, policy=average, state=snapshot())
     print(summary(average.report))
-    result = _numbers(average)
-    tracker.log({f"report/{k}": v for k, v in result.items()}, step)
-    checkpointer.save(step, policy=average, state=snapshot())
-    return {**result, "steps": step, "wall_s": time.perf_counter() - began}
+    return {**_numbers(average), "steps": step, "wall_s": time.perf_counter() - began}
 
 
 def _load(path: Path, name: str, incomplete: bool) -> Episodes:

@@ -36,7 +36,6 @@ class World(nn.Module):
 
     bound: Tensor
     folder = FOLDER
-    base = None
 
     def __init__(
         self, spec: EnvSpec, dynamics: Dynamics, success: SuccessClassifier, *, nodes: dict[str, Any] | None = None

@@ -53,6 +53,14 @@ def test_what_rests_is_predicted_rather_than_its_distance() -> None:
     assert not the_cube and rel != its_hand
 
 
+def test_a_clock_advances() -> None:
+    """All its steps are alike: their deviation is nothing, their size is not."""
+    episodes = walk([10] * 3)
+    clock = torch.arange(10.0).repeat(3)[:, None]
+    found = coordinates(with_state(episodes, torch.cat([episodes.obs[STATE], clock], 1), ("x", "y", "t")))
+    assert found.predicted.tolist() == [1, 1, 1] and found.delta_std[2] == 1.0
+
+
 def test_few_frames_explain_nothing() -> None:
     assert not coordinates(relative([4, 4])).is_derived.any()
 
