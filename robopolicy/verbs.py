@@ -61,6 +61,7 @@ def evaluate(
     *,
     checkpoint: Path,
     task: Node | None = None,
+    world: Node | None = None,
     which: Literal["latest", "best"] = "latest",
     episodes: Count = 500,
     split: Split = "test",
@@ -72,15 +73,19 @@ def evaluate(
     device: Device = "cpu",
     threads: Count | None = None,
 ) -> Rows:
-    """Run a checkpoint on `episodes` episodes of a split; rows and films go to `out`, called as `label` says."""
+    """Run a checkpoint on `episodes` episodes of a split; rows and films go to `out`, called as `label` says.
+
+    In a `world` the seeds choose imagined episodes; these rows are called "imagined" where they have no name.
+    """
     _threads(threads)
     place = Place.of(checkpoint, which, out)
-    called = label(name or "", checkpoint=place.checkpoint, deterministic=deterministic, split=split)
-    env = _env(task_of(task, place), num_envs, episodes)
+    default = "" if world is None else "imagined"
+    called = label(name or default, checkpoint=place.checkpoint, deterministic=deterministic, split=split)
+    env = _env(world or task_of(task, place), num_envs, episodes)
     policy = load_policy(checkpoint, device=device, env=env.spec, which=which)
     rows = _rows(policy, env, place, called, episodes, split, deterministic)
     print(f"{place.name} on {env.spec.id}, {split} seeds: {rows.summary()}")
-    if videos:
+    if videos and world is None:
         film(policy, env, rows, place.out / "videos" / (called or split), videos, deterministic)
     return rows
 
