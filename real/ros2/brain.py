@@ -23,8 +23,10 @@ from real.safety import SafetyChain, load_profile
 from real.safety.risk import RiskCritic
 from robopolicy.checkpoint import load_policy
 from robopolicy.policies.base import Policy
+from robopolicy.runs import read_config
 from robopolicy.spec import PolicySpec, check_fits
 from robopolicy.types import BASE_ACTION
+from robopolicy.verbs import Place
 from sim.arm import FINGER_STROKE
 from sim.control import Controller
 
@@ -151,6 +153,16 @@ class Brain:
     def close(self) -> None:
         self.end(None)
         self.runner.close()
+
+
+def options_of(checkpoint: Path, given: dict[str, Any]) -> Options:
+    """Options from JSON values; where no task is given, it is the one that the run of `checkpoint` was trained on."""
+    paths = ("risk", "record")
+    options: dict[str, Any] = {k: Path(v) if k in paths and v is not None else v for k, v in given.items()}
+    if "task" not in options:
+        run_dir = Place.of(checkpoint, options.get("which", "latest"), Path()).run
+        options["task"] = None if run_dir is None else (read_config(run_dir) or {}).get("task")
+    return Options(checkpoint=checkpoint, **options)
 
 
 def brains(options: Options, wiring: Wiring) -> Callable[[], Brain]:

@@ -65,7 +65,7 @@ class Wire:
         self.way: list[tuple[int, int, np.ndarray]] = []  # tick of arrival, first, points
         self.played, self.refused, self.sent = [], Counter(), 0
 
-    def _send(self, first, points) -> None:
+    def _send(self, first, points, new=0) -> None:
         self.sent += 1
         if len(points) and self.rng.random() >= self.lost:
             self.way.append((self.tick + self.delay, first, points))
