@@ -143,6 +143,12 @@ def wrap_for(policy: Policy, env: VecEnv) -> VecEnv:
         chain.append(chain[-1].base)
     for member in chain:
         check_fits(member.spec, env.spec, ignore=[BASE_ACTION] if member.base is not None else [])
+        if TASK in member.spec.observation and member.spec.tasks != env.spec.tasks:
+            raise SpecError(
+                f"{env.spec.id}: its instructions are not those that the policy was trained on, or in another order: "
+                f"{', '.join(sorted(set(env.spec.tasks) ^ set(member.spec.tasks))[:6]) or 'the same ones'}. A policy "
+                "that reads instructions (policy=vla) takes others where it is loaded for the env."
+            )
         blind = member.base is not None and TASK in member.base.spec.observation and TASK not in member.spec.observation
         if blind and len(env.spec.tasks) > 1:
             raise SpecError(

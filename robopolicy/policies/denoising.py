@@ -27,6 +27,7 @@ class Common(TypedDict, total=False):
     """Keywords of every ChunkDenoiser.
 
     network: makes the Denoiser from `horizon`, `action_dim` and `cond_dim`.
+    encoder: makes the whole observation encoder from the spec; ObservationEncoder when None.
     state_encoder, image_encoder, image_shift: see ObservationEncoder.
     noise_samples: noised chunks per observation in a training batch. Where encoding is the cost (images), more of
         them are nearly free (Mini-Diffuser, Hu et al. 2025).
@@ -35,6 +36,7 @@ class Common(TypedDict, total=False):
     """
 
     network: Required[Callable[..., Denoiser]]
+    encoder: Callable[[PolicySpec], nn.Module] | None
     state_encoder: Callable[[int], nn.Module] | None
     image_encoder: Callable[[tuple[int, ...]], nn.Module] | None
     image_shift: Natural
@@ -65,8 +67,8 @@ class ChunkDenoiser(DenoisingPolicy):
                 f"tuned_steps (K') must lie between 0 and the {count} steps of the sampling chain, "
                 f"found {self.tuned_steps}"
             )
-        network = common.pop("network")
-        self.encoder = ObservationEncoder(spec, **common)
+        network, encoder = common.pop("network"), common.pop("encoder", None)
+        self.encoder = ObservationEncoder(spec, **common) if encoder is None else encoder(spec)
         self.cond_dim = self.encoder.out_dim
         self.network = network(horizon=spec.horizon, action_dim=spec.action.dim, cond_dim=self.cond_dim)
         self.chain_noise_shape = (count + 1, spec.horizon, spec.action.dim)
@@ -104,7 +106,7 @@ class ChunkDenoiser(DenoisingPolicy):
         keep = ~batch["action_is_pad"]  # [B H]
         cond = self.encoder(self.normalizer.observation(batch), augment=True)
         if self.noise_samples > 1:
-            action, keep, cond = (x.repeat_interleave(self.noise_samples, dim=0) for x in (action, keep, cond))
+            action, keep = (x.repeat_interleave(self.noise_samples, dim=0) for x in (action, keep))
         x, t, target = self.corrupt(action)
         error = (self.network(x, t, cond) - target).square().mean(-1)  # [B H]
         return (error * keep).sum() / keep.sum(), {}
