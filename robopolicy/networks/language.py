@@ -29,12 +29,14 @@ class WordTower(nn.Module):
         SpecError: no instruction, one without words, or one of more than `max_words` words.
     """
 
+    ids: Tensor  # [T L G] pieces of every word of every instruction
+
     def __init__(self, tasks: Sequence[str], *, width: int, max_words: int = 12, buckets: int = 4096) -> None:
         super().__init__()
         self.max_words, self.buckets = max_words, buckets
         self.pieces = nn.Embedding(buckets + 1, width, padding_idx=buckets)
         self.position = nn.Parameter(0.02 * torch.randn(max_words, width))
-        self.register_buffer("ids", torch.empty(0, dtype=torch.int64), persistent=False)  # [T L G]
+        self.register_buffer("ids", torch.empty(0, dtype=torch.int64), persistent=False)
         self.instruct(tasks)
 
     def instruct(self, tasks: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ computed once, whatever is denoised on it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,8 @@ class Prefix(nn.Module):
         SpecError: observation keys of other types, names that the state lacks, instructions that cannot be read.
     """
 
+    columns: Tensor  # of `observation.state` that are read
+
     def __init__(
         self,
         spec: PolicySpec,
@@ -58,7 +61,8 @@ class Prefix(nn.Module):
             raise SpecError(f"observation keys must be float32, {IMAGES}<camera> or {TASK}; found {strange}")
         self.width, self.image_shift, self.chosen = width, image_shift, TASK in keys
         self.text = WordTower(spec.tasks, width=width, max_words=max_words, buckets=buckets)
-        self.vision = nn.ModuleList(vision(tuple(keys[k].shape), width=width) for k in self.cameras)
+        towers: list[Any] = [vision(tuple(keys[k].shape), width=width) for k in self.cameras]
+        self.vision = nn.ModuleList(towers)
         self.frame = nn.Parameter(0.02 * torch.randn(len(self.cameras), history, 1, width))
         columns = _columns(spec, proprioception) if STATE in keys else []
         self.register_buffer("columns", torch.tensor(columns, dtype=torch.int64), persistent=False)
@@ -66,7 +70,7 @@ class Prefix(nn.Module):
         self.state = nn.Sequential(nn.Linear(history * size, width), nn.SiLU(), nn.Linear(width, width))
         self.blocks = nn.ModuleList(MaskedBlock(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
-        pictures = history * sum(tower.count for tower in self.vision)
+        pictures = history * sum(tower.count for tower in towers)
         self.tokens = pictures + max_words + (1 if size else 0)  # P; the state's is the last
         self.has_state = bool(size)
         self.out_dim = self.tokens * (width + 1)
