@@ -33,6 +33,8 @@ class Prefix(nn.Module):
         width: size of a token. depth: blocks. heads: of attention.
         max_words, buckets: see WordTower.
         image_shift: pixels of random shift in training (0: none).
+        freeze_vision: the vision towers do not learn. Their tokens may then be given in place of pictures; there is no
+            shift.
 
     Raises:
         SpecError: observation keys of other types, names that the state lacks, instructions that cannot be read.
@@ -52,6 +54,7 @@ class Prefix(nn.Module):
         max_words: Count = 12,
         buckets: Count = 4096,
         image_shift: Natural = 4,
+        freeze_vision: bool = False,
     ) -> None:
         super().__init__()
         keys, history = spec.observation, spec.n_obs_steps
@@ -59,10 +62,11 @@ class Prefix(nn.Module):
         self.floats = tuple(k for k, f in keys.items() if f.dtype == "float32" and k not in self.cameras)
         if strange := sorted(set(keys) - {*self.cameras, *self.floats, TASK}):
             raise SpecError(f"observation keys must be float32, {IMAGES}<camera> or {TASK}; found {strange}")
-        self.width, self.image_shift, self.chosen = width, image_shift, TASK in keys
+        self.width, self.chosen, self.frozen = width, TASK in keys, freeze_vision
+        self.image_shift = 0 if freeze_vision else image_shift
         self.text = WordTower(spec.tasks, width=width, max_words=max_words, buckets=buckets)
         towers: list[Any] = [vision(tuple(keys[k].shape), width=width) for k in self.cameras]
-        self.vision = nn.ModuleList(towers)
+        self.vision = nn.ModuleList(towers).requires_grad_(not freeze_vision)
         self.frame = nn.Parameter(0.02 * torch.randn(len(self.cameras), history, 1, width))
         columns = _columns(spec, proprioception) if STATE in keys else []
         self.register_buffer("columns", torch.tensor(columns, dtype=torch.int64), persistent=False)
@@ -97,11 +101,11 @@ class Prefix(nn.Module):
         return torch.cat([tokens.flatten(1), mask.to(tokens.dtype)], dim=1)
 
     def _look(self, k: int, image: Tensor, augment: bool) -> Tensor:
-        """Tokens [B To·n width] of camera k's pictures [B To 3 h w]."""
+        """Tokens [B To·n width] of camera k's pictures [B To 3 h w], or of its tower's tokens [B To n width]."""
         if augment and self.image_shift:
             image = random_shift(image, self.image_shift)
-        tokens = self.vision[k](image.flatten(0, 1))  # [B·To n width]
-        return (tokens.unflatten(0, image.shape[:2]) + self.frame[k]).flatten(1, 2)
+        tokens = self.vision[k](image.flatten(0, 1)).unflatten(0, image.shape[:2]) if image.ndim == 5 else image
+        return (tokens + self.frame[k]).flatten(1, 2)
 
 
 class MaskedBlock(nn.Module):

@@ -58,6 +58,11 @@ class Policy(nn.Module):
                 "Only policies that read instructions (policy=vla) can follow new ones."
             )
 
+    def remember(self, obs: Obs) -> Obs:
+        """What `loss` reads in place of the observations [F ...] of a dataset, computed once: what frozen parts of
+        the policy make of them. As they are, where it has none."""
+        return obs
+
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
         """Imitation loss of a batch {key: [B To ...], "action": [B H Da], "action_is_pad": [B H] bool}."""
         raise NotImplementedError(f"{type(self).__name__} is not trained by imitation")

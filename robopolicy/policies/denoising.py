@@ -104,12 +104,16 @@ class ChunkDenoiser(DenoisingPolicy):
             raise RobopolicyError("a policy with a fine-tuned copy is not trained by imitation; train its base")
         action = self.normalizer.normalize(ACTION, batch[ACTION])  # [B H Da]
         keep = ~batch["action_is_pad"]  # [B H]
-        cond = self.encoder(self.normalizer.observation(batch), augment=True)
+        cond = self.encode_batch(batch)
         if self.noise_samples > 1:
             action, keep = (x.repeat_interleave(self.noise_samples, dim=0) for x in (action, keep))
         x, t, target = self.corrupt(action)
         error = (self.network(x, t, cond) - target).square().mean(-1)  # [B H]
         return (error * keep).sum() / keep.sum(), {}
+
+    def encode_batch(self, batch: dict[str, Any]) -> Tensor:
+        """cond [B C] of a training batch, pictures augmented."""
+        return self.encoder(self.normalizer.observation(batch), augment=True)
 
     @abstractmethod
     def corrupt(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -215,6 +219,10 @@ class ChunkDenoiser(DenoisingPolicy):
         return noise
 
 
-def stratified(batch: int, device: torch.device) -> Tensor:
-    """[B] numbers in [0, 1), one in each of B equal intervals: uniform one by one, but of less variance together."""
-    return ((torch.arange(batch, device=device) + torch.rand((), device=device)) / batch).clamp_(max=1.0 - 1e-6)
+def stratified(batch: int, device: torch.device, *, each: int = 1) -> Tensor:
+    """[B] numbers in [0, 1), one in each of B equal intervals: uniform one by one, but of less variance together.
+
+    Of every `each` rows after one another, the chunks of one observation, they lie all over the interval.
+    """
+    t = ((torch.arange(batch, device=device) + torch.rand((), device=device)) / batch).clamp_(max=1.0 - 1e-6)
+    return t.view(each, -1).T.flatten()

@@ -8,6 +8,7 @@ prefix is computed once (Mini-Diffuser, Hu et al. 2025).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,14 +17,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from robopolicy.build import build_policy
+from robopolicy.data.episodes import Episodes
 from robopolicy.errors import SpecError
 from robopolicy.networks.expert import ActionExpert
 from robopolicy.networks.prefix import Prefix
 from robopolicy.normalize import Normalizer
+from robopolicy.policies.base import Policy
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.schema import Count, Natural, NonNegative
 from robopolicy.spec import PolicySpec
-from robopolicy.types import IMAGES, TASK, Metrics, Obs
+from robopolicy.types import IMAGES, TASK, Obs
+
+_SEEN = "seen."  # prefix of the keys that hold tokens of pictures
 
 
 class VLAPolicy(FlowPolicy):
@@ -84,10 +90,24 @@ class VLAPolicy(FlowPolicy):
         check_observation(obs, self.spec)
         return super().encode(obs)
 
-    def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
-        """See ChunkDenoiser."""
-        check_observation(batch, self.spec)
-        return super().loss(batch)
+    @torch.no_grad()
+    def remember(self, obs: Obs) -> Obs:
+        """Frozen vision towers see every picture of a dataset once: their tokens [F n width], in half precision."""
+        if not self.encoder.frozen:
+            return obs
+        found = {k: v for k, v in obs.items() if k not in self.encoder.cameras}
+        for key, tower in zip(self.encoder.cameras, self.encoder.vision, strict=True):
+            parts = (tower(self.normalizer.normalize(key, part)).half() for part in obs[key].split(256))
+            found[_SEEN + key] = torch.cat(list(parts))
+        return found
+
+    def encode_batch(self, batch: dict[str, Any]) -> Tensor:
+        """See ChunkDenoiser; the batch may hold what `remember` made."""
+        seen = {k: batch[_SEEN + k].float() for k in self.encoder.cameras if _SEEN + k in batch}
+        rest = {k: f for k, f in self.spec.observation.items() if k not in seen}
+        check_observation(batch, replace(self.spec, observation=rest))
+        found = {k: batch[k] if k == TASK else self.normalizer.normalize(k, batch[k]) for k in rest}
+        return self.encoder({**found, **seen}, augment=True)
 
     def prediction(self, cond: Tensor, x: Tensor, k: Tensor, *, frozen: bool = False) -> Tensor:
         """See ChunkDenoiser."""
@@ -96,6 +116,29 @@ class VLAPolicy(FlowPolicy):
         chosen = nn.functional.one_hot(k, self.tuned_steps).to(x.dtype)
         time = chosen @ network.embed_time(self.times[-self.tuned_steps :])
         return network.denoise(x, network.embed_cond(cond) + time)
+
+
+def adapted(base: Policy, episodes: Episodes, *, freeze_vision: bool = True) -> VLAPolicy:
+    """`base` to go on learning from other demonstrations, in their own words.
+
+    Args:
+        base: a VLAPolicy without a fine-tuned copy; its normaliser stays.
+        freeze_vision: keep its vision towers as they are, which makes training faster by what they cost.
+
+    Raises:
+        SpecError: the base is another policy, or cannot read the dataset's instructions.
+    """
+    if not isinstance(base, VLAPolicy) or base.tuned_steps:
+        found = type(base).__name__ + (" with a fine-tuned copy" if isinstance(base, VLAPolicy) else "")
+        raise SpecError(f"base: policy=vla_adapted goes on from a policy=vla as imitation left it, found {found}")
+    node: dict[str, Any] = base.config  # type: ignore[assignment]
+    prefix = {"_target_": "robopolicy.networks.prefix.Prefix", "_partial_": True, **node.get("prefix", {})}
+    node = {**node, "prefix": {**prefix, "freeze_vision": freeze_vision}}
+    policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
+    assert isinstance(policy, VLAPolicy)
+    policy.load_state_dict(base.state_dict())
+    policy.instruct(episodes.tasks)
+    return policy
 
 
 def check_observation(obs: Obs, spec: PolicySpec) -> None:

@@ -13,12 +13,13 @@ from robopolicy.algos.bc import BC
 from robopolicy.build import build_policy
 from robopolicy.data.episodes import Episodes
 from robopolicy.errors import SpecError
+from robopolicy.loops.offline import Batches
 from robopolicy.networks.expert import ActionExpert, attend
 from robopolicy.networks.prefix import Prefix
 from robopolicy.networks.vision import ConvTokens, PatchTokens
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.tuned import tuned
-from robopolicy.policies.vla import VLAPolicy
+from robopolicy.policies.vla import VLAPolicy, adapted
 from robopolicy.policy_files import load_policy, save_policy
 from robopolicy.spec import PolicySpec
 from robopolicy.types import STATE, TASK, EnvSpec, Feature, Obs
@@ -274,6 +275,49 @@ def test_it_learns_to_do_what_it_is_told():
     x = algo.policy.act(obs, deterministic=True)[:, 0, 0]
     obeyed = (x.sign() == 2 * obs[TASK][:, 0] - 1).float().mean()
     assert obeyed > 0.97, f"obeyed {obeyed:.0%}"
+
+
+def frames(count: int = 6) -> Episodes:
+    obs = {k: v[:, 0] for k, v in look(count).items()}
+    zero = torch.zeros(count)
+    return Episodes(
+        obs=obs, action=0.02 * (2 * torch.rand(count, 2) - 1), reward=zero, terminated=zero.bool(), success=zero.bool(),
+        starts=torch.tensor([0, count]), seeds=torch.tensor([0]), observation=FEATURES, action_spec=ACTION, dt=0.05,
+        tasks=("march", "halt", "salute"),
+    )  # fmt: skip
+
+
+def test_a_frozen_tower_sees_every_picture_once_and_learning_is_the_same():
+    base, data = make(), frames()
+    policy = adapted(base, data)
+    assert policy.spec.tasks == data.tasks and policy.config["prefix"]["freeze_vision"]
+    looks = []
+    policy.encoder.vision[0].register_forward_hook(lambda _, inputs, __: looks.append(len(inputs[0])))
+    plain, kept = (
+        Batches(data, policy.spec, batch_size=4, seed=0, remember=remember)[0] for remember in (None, policy.remember)
+    )
+    assert looks == [6] and CAMERA not in kept
+    torch.manual_seed(0)
+    expected = policy.loss(plain)[0]
+    assert looks == [6, 4]
+    torch.manual_seed(0)
+    found = policy.loss(kept)[0]
+    assert looks == [6, 4], "the tower was asked again"
+    torch.testing.assert_close(found, expected, atol=2e-3, rtol=2e-3)  # half precision
+    found.backward()
+    assert all(p.grad is None for p in policy.encoder.vision.parameters())
+    assert policy.encoder.text.pieces.weight.grad is not None
+    free = adapted(base, data, freeze_vision=False)
+    assert free.remember(plain) is plain and all(p.requires_grad for p in free.parameters())
+
+
+def test_adapting_begins_as_the_base():
+    base, obs, noise = make(), look(3), torch.randn(3, 4, 2)
+    policy = adapted(base, frames()).eval()
+    policy.instruct(TASKS)
+    assert torch.equal(policy.act(obs, noise=noise), base.act(obs, noise=noise))
+    with pytest.raises(SpecError, match="found VLAPolicy with a fine-tuned copy"):
+        adapted(tuned(base, tuned_steps=1), frames())
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
