@@ -151,10 +151,12 @@ def bench(*, size: int, chunks: int, each: int, rounds: int, budget: float, fram
     there = torch.device(device)
     start, seen, held_out = policy(size, there), data(frames, size, 0, there), data(256, size, 1, there)
 
-    def sides(steps: int) -> tuple[Side, Side]:
-        return tuple(Side(start, seen, chunks=chunks, each=s, steps=steps) for s in (1, each))  # type: ignore[return-value]
+    def sides(rates: tuple[float, float]) -> tuple[Side, ...]:
+        """Each with a learning rate that falls to zero when its time is up, at these chunks/s."""
+        steps = [max(20, int(budget * rate / chunks)) for rate in rates]
+        return tuple(Side(start, seen, chunks=chunks, each=s, steps=k) for s, k in zip((1, each), steps, strict=True))
 
-    plain, two = sides(10_000)
+    plain, two = sides((1e6, 1e6))
     pairs = []
     for i in range(rounds + 1):  # the first round warms up
         times = []
@@ -173,8 +175,7 @@ def bench(*, size: int, chunks: int, each: int, rounds: int, budget: float, fram
     a, b = plain.bytes_per_chunk(), two.bytes_per_chunk()
     rows.append(measured(id="two_level_batching", setting="memory", metric="ratio", interval=a / b,
                          notes=f"plain {a / 2**20:.3f}, two-level {b / 2**20:.3f} MiB a chunk; {about}"))  # fmt: skip
-    steps = max(20, int(budget * slow / chunks))
-    plain, two = sides(steps)
+    plain, two = sides((slow, fast))
     first = learn(plain, held_out, budget=budget)
     target = min(loss for _, loss in first)
     needed = next(s for s, loss in first if loss <= target)
