@@ -197,6 +197,8 @@ def _load_policy(folder: Path, device: torch.device | str, env: EnvSpec | None) 
     if files.tensors is None:
         files.tensors = read_tensors(folder / "model.safetensors")
     load_weights(policy, files.tensors, skip=f"{_BASE}." if policy.base is not None else "", where=str(folder))
+    if env is not None:
+        policy.instruct(env.tasks)
     return policy.to(device)
 
 

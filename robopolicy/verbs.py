@@ -67,6 +67,7 @@ def evaluate(
     split: Split = "test",
     deterministic: bool = False,
     videos: Natural = 6,
+    variants: dict[str, dict[str, Any]] | None = None,
     out: Path | None = None,
     name: str | None = None,
     num_envs: Count = 100,
@@ -76,18 +77,30 @@ def evaluate(
     """Run a checkpoint on `episodes` episodes of a split; rows and films go to `out`, called as `label` says.
 
     In a `world` the seeds choose imagined episodes; these rows are called "imagined" where they have no name.
+
+    Args:
+        variants: name → parameters of the task that differ; each is evaluated on its own, on the same seeds.
+
+    Returns:
+        The rows; of several variants those of the first.
     """
     _threads(threads)
-    place = Place.of(checkpoint, which, out)
-    default = "" if world is None else "imagined"
-    called = label(name or default, checkpoint=place.checkpoint, deterministic=deterministic, split=split)
-    env = _env(world or task_of(task, place), num_envs, episodes)
-    policy = load_policy(checkpoint, device=device, env=env.spec, which=which)
-    rows = _rows(policy, env, place, called, episodes, split, deterministic)
-    print(f"{place.name} on {env.spec.id}, {split} seeds: {rows.summary()}")
-    if videos and world is None:
-        film(policy, env, rows, place.out / "videos" / (called or split), videos, deterministic)
-    return rows
+    place, every = Place.of(checkpoint, which, out), []
+    name = name or ("" if world is None else "imagined")
+    for variant, changes in (variants or {"": {}}).items():
+        called = label(
+            "-".join(filter(None, (name, variant))), checkpoint=place.checkpoint, deterministic=deterministic,
+            split=split,
+        )  # fmt: skip
+        env = _env({**(world or task_of(task, place)), **changes}, num_envs, episodes)
+        policy = load_policy(checkpoint, device=device, env=env.spec, which=which)
+        rows = _rows(policy, env, place, called, episodes, split, deterministic)
+        every.append(rows)
+        what = f"{env.spec.id}{f' ({variant})' if variant else ''}"
+        print(f"{place.name} on {what}, {split} seeds: {rows.summary()}{rows.task_table()}")
+        if videos and world is None:
+            film(policy, env, rows, place.out / "videos" / (called or split), videos, deterministic)
+    return every[0]
 
 
 def compare(
