@@ -38,7 +38,7 @@ class Setting:
 class Experiment:
     settings: tuple[Setting, ...]
     seeds: tuple[int, ...] = (0, 1, 2)
-    extra: tuple[str, ...] = field(default=())  # what else is derived: "dip", "worse", "mean"
+    extra: tuple[str, ...] = field(default=())  # what else is derived: "curve", "dip", "worse", "mean"
 
 
 PICK = Base("pick", 60, 1.0)
@@ -79,6 +79,7 @@ PICK_ACT = Base(
     ),
 )
 CURVE = ("loop.eval_every=50000", *WATCH)
+SOLVED = "loop.stop_success=1"
 ABLATION = {  # one change each of algo=dppo
     "as_is": (),
     "floor_0.05": ("algo.noise.floor=0.05",),
@@ -93,7 +94,7 @@ ABLATION = {  # one change each of algo=dppo
     "critic_warmup_5": ("algo.critic_warmup=5",),
 }
 PEG_HARD = (  # usual noise, of millimetres, tips the peg in the fingers: next to no episode with it succeeds
-    "loop.total_steps=135000",
+    "loop.total_steps=125000",
     "loop.warmup_steps=10000",
     "algo.penalty_steps=40000",
     "algo.exploration_std=0.05",
@@ -141,22 +142,29 @@ EXPERIMENTS = {
         extra=("mean",),
     ),
     "lerobot_base_residual": Experiment((Setting(PICK_ACT, {"refined": ("algo=residual_fast",)}),)),
-    "pick_dppo": Experiment((Setting(PICK, {"refined": ("algo=dppo",)}),), seeds=(0, 1, 2, 3, 4)),
-    "peg_dppo": Experiment((Setting(PEG, {"refined": ("algo=dppo", "loop.total_steps=3000000")}),)),
+    "pick_dppo": Experiment((Setting(PICK, {"refined": ("algo=dppo", SOLVED)}),), seeds=(0, 1, 2, 3, 4)),
+    "peg_dppo": Experiment((Setting(PEG, {"refined": ("algo=dppo", "loop.total_steps=3000000", SOLVED)}),)),
     "native_suite_dppo": Experiment(
         tuple(
-            Setting(base, {"refined": ("algo=dppo", "loop.total_steps=1000000")}, prefix=f"{base.task}/")
+            Setting(base, {"refined": ("algo=dppo", "loop.total_steps=1000000", SOLVED)}, prefix=f"{base.task}/")
             for base in SUITE
         ),
         extra=("mean",),
     ),
-    "pusht_dppo": Experiment((Setting(PUSHT, {"refined": ("algo=dppo", "loop.total_steps=3000000", *CURVE)}),)),
+    "pusht_dppo": Experiment(
+        (Setting(PUSHT, {"refined": ("algo=dppo", "loop.total_steps=3000000", *CURVE)}),), extra=("curve",)
+    ),
     "pick_flow_ppo": Experiment(
         (
             Setting(
                 PICK_FLOW,
                 {
-                    f"k{k}": ("algo=dppo", f"policy.sampling={{sampling_steps: {k}}}", f"policy.tuned_steps={k}")
+                    f"k{k}": (
+                        "algo=dppo",
+                        f"policy.sampling={{sampling_steps: {k}}}",
+                        f"policy.tuned_steps={k}",
+                        SOLVED,
+                    )
                     for k in (4, 1)
                 },
             ),
@@ -175,6 +183,7 @@ EXPERIMENTS = {
                 },
             ),
             Setting(PICK_GAUSSIAN, {"ppo": ("algo=ppo", *CURVE)}, prefix="gaussian/"),
-        )
+        ),
+        extra=("curve",),
     ),
 }

@@ -131,12 +131,13 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
                "tracker=local", *over, threads=threads, log=log)  # fmt: skip
     evaluate(run, threads, log)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    last = [line for line in lines if "train/seconds" in line][-1]
+    timed = [(int(line["step"]), float(line["train/seconds"])) for line in lines if "train/seconds" in line]
     evaluations = {int(f.stem): Rows.load(f) for f in sorted((run / "evaluations").glob("*.parquet"))}
     commits = [json.loads((at / "provenance.json").read_text())["commit"] for at in (base / "bc", run)]
+    seconds = {at: max((s for step, s in timed if step <= at), default=0.0) for at in evaluations}
     found = Found(
         base=Rows.load(base / "bc" / "episodes.csv"), rows=Rows.load(run / "episodes.csv"), evaluations=evaluations,
-        env_steps=int(last["step"]), wall_s=float(last["train/seconds"]), jobs=jobs, commits=(commits[0], commits[1]),
+        seconds=seconds, env_steps=timed[-1][0], wall_s=timed[-1][1], jobs=jobs, commits=(commits[0], commits[1]),
     )  # fmt: skip
     print(f"{id} {setting.prefix}{name} {seed}: {found.rows.summary()}, {found.wall_s:.0f} s", flush=True)
     return found

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from robopolicy.evaluate.evidence import ALL, Evidence
+from robopolicy.evaluate.evidence import ALL, Evidence, write
+from robopolicy.evaluate.results_page import generate
 from scripts import experiments
 from scripts.experiment_list import EXPERIMENTS, Base, Experiment, Setting
 from scripts.experiment_record import Found, record, save_rows
@@ -23,7 +25,7 @@ def found(successes: int, commit: str = "abc") -> Found:
     rows = (make_rows([i < n for i in range(20)]) for n in (8, successes))
     base, refined = rows
     refined.frame["version"] = f"0.1.0+g{commit}"
-    return Found(base, refined, {}, env_steps=100, wall_s=2.0, jobs=2, commits=(commit, commit))
+    return Found(base, refined, {}, {}, env_steps=100, wall_s=2.0, jobs=2, commits=(commit, commit))
 
 
 def pools(rows: list[Evidence]) -> dict[tuple[str, str], float]:
@@ -45,6 +47,29 @@ def test_a_row_names_the_commits_that_made_it_not_the_one_that_wrote_it():
     dirty.rows.frame["version"] = "0.1.0+gdef.dirty"
     row = record("suite", BOTH, JOBS[:1], [dirty], [])[1]
     assert row.commit == "abc def+dirty"
+
+
+def test_curves_are_drawn_over_steps_and_time_and_replaced_whole(tmp_path):
+    watched = Experiment((REACH,), seeds=(0, 1), extra=("curve",))
+
+    def run(*steps: int) -> Found:
+        evaluations = {step: make_rows([i < step // 10 for i in range(20)]) for step in steps}
+        return replace(found(20), evaluations=evaluations, seconds={step: 0.6 * step for step in steps})
+
+    rows = record("routes", watched, JOBS[:2], [run(0, 100), run(0, 100)], [])
+    rows = record("routes", watched, JOBS[1:2], [run(0, 200)], rows)
+    curve = {(r.setting, r.seeds): (r.value, r.env_steps, r.wall_s) for r in rows if r.metric == "curve_success_rate"}
+    assert curve == {
+        ("reach/refined/at_0", 0): (0.0, 0, 0.0),
+        ("reach/refined/at_100", 0): (0.5, 100, 60.0),
+        ("reach/refined/at_0", 1): (0.0, 0, 0.0),
+        ("reach/refined/at_200", 1): (1.0, 200, 120.0),
+    }
+    write(rows, root=tmp_path / "docs" / "results")
+    files = generate(tmp_path / "docs")
+    assert {p.name for p in files} == {"results.md", "routes.svg", "routes-steps.svg", "routes-minutes.svg"}
+    page = files[tmp_path / "docs" / "results.md"]
+    assert "routes-minutes.svg" in page and "at_100" not in page
 
 
 def test_episodes_of_other_runs_stay_in_the_file(tmp_path):
