@@ -57,6 +57,8 @@ def describe(
 
     Raises: see `load_lerobot`.
     """
+    if not settings.input_features or settings.action_feature is None:
+        raise CheckpointError(f"{folder}/{CONFIG}: has no input_features, or no 'action' among its output_features")
     known = knowledge(folder)
     features, inputs, clashes = _features(settings, preprocessor, known, env)
     dim = settings.action_feature.shape[0]
@@ -167,8 +169,11 @@ def _processor(folder: Path, name: str) -> Document:
             "0.4: python -m lerobot.processor.migrate_policy_normalization --pretrained-path <directory>"
         )
     document = read_json(folder / name)
+    steps = document.get("steps")
     state: dict[str, Any] = {}
-    for step in document.get("steps", ()):
+    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+        raise CheckpointError(f"{folder}/{name}: expected a list of steps, found {type(steps).__name__}")
+    for step in steps:
         if file := step.get("state_file"):
             if Path(file).name != file:
                 raise CheckpointError(f"{folder}/{name}: {file!r} lies outside the directory")

@@ -158,7 +158,7 @@ def pipeline(document: Document, *, action: bool) -> Any:
     )
 
     name = f"policy_{'post' if action else 'pre'}processor.json"
-    steps = [s for s in _steps(document, name) if s.get("registry_name") != "device_processor"]
+    steps = [s for s in document["steps"] if s.get("registry_name") != "device_processor"]
     state = {
         key: {k: torch.tensor(v, dtype=torch.float32) for k, v in tensors.items()}
         for key, tensors in document.get("state", {}).items()
@@ -174,13 +174,6 @@ def pipeline(document: Document, *, action: bool) -> Any:
         )
     except (ImportError, KeyError, TypeError, ValueError, OSError) as error:
         raise CheckpointError(f"{name}: LeRobot cannot build it ({error})") from error
-
-
-def _steps(document: Document, name: str) -> list[Document]:
-    steps = document.get("steps")
-    if not isinstance(steps, list) or not all(isinstance(s, dict) for s in steps):
-        raise CheckpointError(f"{name}: expected a list of steps, found {type(steps).__name__}")
-    return steps
 
 
 def _check_step(step: Document, state: dict[str, Any], name: str) -> None:

@@ -221,6 +221,12 @@ def test_statistics_that_are_missing(folder: Path) -> None:
         load_policy(folder, env=env(CAMERAS))
 
 
+def test_a_processor_without_steps(folder: Path) -> None:
+    edit(folder / "policy_preprocessor.json", steps="none")
+    with pytest.raises(CheckpointError, match="expected a list of steps, found str"):
+        load_policy(folder, env=env(CAMERAS))
+
+
 def test_pickles_are_refused(folder: Path) -> None:
     weights = folder / "model.safetensors"
     (folder / "pytorch_model.bin").write_bytes(b"PK")
@@ -249,6 +255,7 @@ def test_steps_may_not_call_code_from_elsewhere(folder: Path, tmp_path: Path) ->
         ({"dim_modle": 3}, "not a configuration of LeRobot's 'act' policy"),
         ({"temporal_ensemble_coeff": 0.01, "n_action_steps": 1}, "temporal_ensemble_coeff=0.01 blends the chunks"),
         ({"use_peft": True}, "holds an adapter"),
+        ({"output_features": {}}, "no 'action' among its output_features"),
         ({"dim_model": 64}, "weights do not fit the policy that config.json describes"),
     ],
 )
