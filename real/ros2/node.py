@@ -221,6 +221,8 @@ class PolicyNode(LifecycleNode):
         session, now = self.session, time.monotonic()
         if session is not None and session.pump(now):
             self._reports.tick_ms.append(1e3 * (time.monotonic() - now))
+            if self.topics is not None:
+                self.topics.tell_driver(session.loop.driver, now)
         if self._reports.due(session, now):
             self.report()
         return self.wiring.tick_s / 2

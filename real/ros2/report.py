@@ -42,7 +42,8 @@ class Reports:
             self._mode = session.mode.name if session.active else ""
             values |= {
                 "mode": self._mode, "step": session.loop.step if session.ticks else 0, "ticks": session.ticks,
-                "changed": session.changed, "limits": session.chain.profile.digest,
+                "driver": session.loop.driver, "halted": session.loop.halted, "changed": session.changed,
+                "limits": session.chain.profile.digest,
                 "reasons_now": "; ".join(session.decision.reasons) if session.decision else "",
                 "reasons": json.dumps(session.reasons), "error": session.chain.error,
                 "counts": json.dumps({**session.counts, **{f"loop_{k}": v for k, v in session.loop.counts.items()}}),

@@ -34,6 +34,8 @@ class Loop(Protocol):
     begin: float
     step: int
     counts: Counter[str]
+    driver: str  # who drives, see real.hand.Driver
+    halted: str  # why the arm is to stop and stay
 
     def start(self, *, seed: int = 0) -> None: ...
     def tick(self) -> Decision: ...

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rclpy.lifecycle import LifecycleNode
 from sensor_msgs.msg import CompressedImage, Image, JointState
-from std_msgs.msg import Bool, Float64
+from std_msgs.msg import Bool, Float64, String
 
 from real.joint_order import JointOrder
 from real.ros2 import messages
@@ -32,6 +32,8 @@ class Inputs(Protocol):
 
     names: tuple[str, ...]  # features that it needs beside the arm's state
     cameras: dict[str, tuple[int, ...]]  # shapes (3, H, W) of the pictures that it needs, by feature
+
+    press: Callable[[str], None] | None  # takes a human's keys, where one may take over
 
     def take(self, names: Sequence[str], values: Sequence[float], /) -> None: ...
     def take_image(self, key: str, picture: NDArray[np.uint8], /) -> None: ...
@@ -72,6 +74,8 @@ class Topics:
             self._hear(role, kind, wiring.topics[role], handle, refuse)
         if inputs.names:
             self._hear("features", JointState, wiring.topic("features"), self._on_features, refuse)
+        if inputs.press is not None:
+            self._hear("keys", String, wiring.topic("keys"), self._on_key, refuse)
         for key, shape in inputs.cameras.items():
             camera = wiring.cameras[key]
             handle = partial(self._on_image, key, ImageReader(key, shape, camera))
@@ -79,14 +83,15 @@ class Topics:
         self.output = output_of(node, wiring, refuse=refuse, fault=fault)
         if wiring.output.type != "action":  # which has a quality of service of its own
             self._connected.append(("trajectory", wiring.output, True))
-        self._gripper: Any = None
-        if (gripper := wiring.topics["gripper"]) is not None:
-            events = on_publisher("gripper", refuse)
-            self._gripper = node.create_lifecycle_publisher(
-                Float64, gripper.name, profile_of(gripper), event_callbacks=events
-            )
-            self._entities.append((node.destroy_publisher, self._gripper))
-            self._connected.append(("gripper", gripper, True))
+        self._told: tuple[bool, float] | None = None  # of a human who drives, at which s
+        self._out: dict[str, Any] = {}
+        for role, kind in (("gripper", Float64), ("intervention", Bool)):
+            if (topic := wiring.topics[role]) is not None:
+                events = on_publisher(role, refuse)
+                made = node.create_lifecycle_publisher(kind, topic.name, profile_of(topic), event_callbacks=events)
+                self._entities.append((node.destroy_publisher, made))
+                self._connected.append((role, topic, True))
+                self._out[role] = made
 
     def _hear(
         self, role: str, kind: type, topic: Topic | None, handle: Callable[[Any], None], refuse: Callable[[str], None]
@@ -131,8 +136,17 @@ class Topics:
 
     def grip(self, opening: float) -> None:
         """Opening [m], where the robot has a gripper."""
-        if self._gripper is not None:
-            self._gripper.publish(Float64(data=float(opening)))
+        if "gripper" in self._out:
+            self._out["gripper"].publish(Float64(data=float(opening)))
+
+    def tell_driver(self, driver: str, now: float) -> None:
+        """Say whether a human drives, at once where that changes, and again at the topic's rate."""
+        topic, human = self.wiring.topics["intervention"], driver != "policy"
+        if topic is not None and (
+            self._told is None or self._told[0] != human or now - self._told[1] > 1 / topic.rate_hz
+        ):
+            self._told = human, now
+            self._out["intervention"].publish(Bool(data=human))
 
     def close(self) -> None:
         self.output.close()
@@ -160,6 +174,10 @@ class Topics:
         self._stamps[key] = stamp
         self.inputs.take_image(key, reader.read(message))
         self.session.on_input(key)
+
+    def _on_key(self, message: String) -> None:
+        assert self.inputs.press is not None
+        self.inputs.press(message.data)
 
     def _on_enable(self, message: Bool) -> None:
         self.session.on_enable(bool(message.data), time.monotonic())

@@ -17,8 +17,8 @@ from robopolicy.types import IMAGES
 
 FOLDER = Path(configs.__file__).parent / "robots"
 INPUTS = ("joint_states", "joint_commands", "features", "enable")
-TOPICS = (*INPUTS, "trajectory", "gripper", "diagnostics")
-OPTIONAL = ("joint_commands", "features", "gripper")  # may be null
+TOPICS = (*INPUTS, "keys", "trajectory", "gripper", "intervention", "diagnostics")
+OPTIONAL = ("joint_commands", "features", "keys", "gripper", "intervention")  # may be null
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import JointState
-from std_msgs.msg import Bool, Float64MultiArray
+from std_msgs.msg import Bool, Float64MultiArray, String
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
@@ -31,6 +31,7 @@ from real.joint_order import JointOrder
 from real.recording import RecordedChain, Recorder, describe
 from real.replay import read, reproduce
 from real.ros2 import messages
+from real.ros2.keys import RemoteKeys
 from real.ros2.node import PolicyNode
 from real.ros2.qos import profile_of
 from real.ros2.spin import run
@@ -63,7 +64,8 @@ class Toy:
     names, cameras = (), {}
 
     def __init__(self, wiring, recorder=None) -> None:
-        self.wiring, self.recorder, self.told = wiring, recorder, []
+        self.wiring, self.recorder, self.told, self.pressed = wiring, recorder, [], []
+        self.press = self.pressed.append
 
     def chain(self):
         dogs, profile = self.wiring.watchdogs, load_profile("panda", **FAST)
@@ -272,6 +274,29 @@ def test_positions_over_dds_end_at_rest(ros):
         assert np.array_equal(stop[-1], stop[-2]) or np.abs(stop[-1] - stop[-2]).max() / DT < 0.05
     finally:
         rig.close()
+
+
+def test_keys_come_in_and_who_drives_goes_out(rig):
+    """Over DDS: a key reaches the brain, one that is none is refused by name, and bags can tell when a human drove."""
+    keys = rig.driver.create_publisher(String, "keys", profile_of(rig.wiring.topic("keys")))
+    heard = []
+    rig.driver.create_subscription(
+        Bool, "intervention", lambda m: heard.append(m.data), profile_of(rig.wiring.topic("intervention"))
+    )
+    operator = RemoteKeys()
+    rig.brain.press = lambda text: rig.brain.pressed.append(text) or operator.press(text)
+    rig.meet()
+    rig.until(lambda: keys.get_subscription_count() and rig.driver.count_publishers("intervention"), "each other")
+    assert rig.node.trigger_activate() == OK, rig.node.why
+    rig.until(lambda: rig.step(2) or heard, "that the policy drives")
+    assert set(heard) == {False}
+    keys.publish(String(data="t"))
+    rig.until(lambda: rig.brain.pressed == ["t"], "the key")
+    rig.node.session.loop.driver = "rewind"
+    rig.until(lambda: rig.step(2) or True in heard, "that a human drives")
+    keys.publish(String(data="fire"))
+    rig.until(lambda: "keys" in rig.node.topics.refused, "the refusal")
+    assert "'fire' is no key" in rig.node.topics.refused["keys"] and operator() == "t" and operator() is None
 
 
 # -- Ctrl-C ---------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ class Sweep:
     def __init__(self, robot, chain, clock, *, period=1.2) -> None:
         self.robot, self.chain, self.clock, self.period = robot, chain, clock, period
         self.begin, self.step, self.counts = 0.0, 0, Counter()
+        self.driver, self.halted = "policy", ""
 
     def start(self, *, seed=0) -> None:
         state = self.robot.read()
