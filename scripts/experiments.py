@@ -28,7 +28,6 @@ from scripts.experiment_list import EXPERIMENTS, Base, Setting
 from scripts.experiment_record import Found, record, save_rows
 
 ROOT = Path(__file__).resolve().parents[1]
-EPISODES = 500
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.no_record and (other := sorted(set(seeds) - set(experiment.seeds))):
         parser.error(f"--seeds {other}: {options.id} is recorded over {list(experiment.seeds)}. Add --no-record.")
     work = [(s, name, seed) for s in experiment.settings for name in s.refine for seed in seeds
-            if not options.only or {name, s.base.task} & set(options.only)]  # fmt: skip
+            if not options.only or {name, s.base.task, s.base.label} & set(options.only)]  # fmt: skip
     threads = max(1, (os.cpu_count() or 1) // options.jobs)
     try:
         with ThreadPoolExecutor(options.jobs) as pool:
@@ -84,11 +83,11 @@ def train_base(out: Path, base: Base, seed: int, threads: int) -> None:
     folder = out.resolve() / "bases" / f"{base.name}-{seed}"
     log, data, run = folder / "log.txt", folder / "data", folder / "bc"
     if recorded(data) != "whole":
-        robopolicy("demos", f"task={base.task}", f"out={data}", f"episodes={base.demos}", f"seed={seed}",
+        robopolicy("demos", *task_of(base), f"out={data}", f"episodes={base.demos}", f"seed={seed}", *envs_of(base),
                    f"imperfection={base.imperfection}", "overwrite=true", threads=threads, log=log)  # fmt: skip
-    robopolicy("train", "algo=bc", f"task={base.task}", f"dataset={data}", f"run_dir={run}", f"seed={seed}",
+    robopolicy("train", "algo=bc", *task_of(base), f"dataset={data}", f"run_dir={run}", f"seed={seed}",
                f"threads={threads}", "tracker=local", *base.overrides, threads=threads, log=log)  # fmt: skip
-    evaluate(run, threads, log)
+    evaluate(base, run, threads, log)
     print(f"{folder.name}: {Rows.load(run / 'episodes.csv').summary()}", flush=True)
 
 
@@ -100,9 +99,9 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
     over, log = list(setting.refine[name]), run / "log.txt"
     over += [] if any("residual_scratch" in o for o in over) else [f"base={base / 'bc'}"]
     over += [] if any(o.startswith("threads=") for o in over) else [f"threads={threads}"]
-    robopolicy("train", f"task={setting.base.task}", f"dataset={base / 'data'}", f"run_dir={run}", f"seed={seed}",
+    robopolicy("train", *task_of(setting.base), f"dataset={base / 'data'}", f"run_dir={run}", f"seed={seed}",
                "tracker=local", *over, threads=threads, log=log)  # fmt: skip
-    evaluate(run, threads, log)
+    evaluate(setting.base, run, threads, log)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     last = [line for line in lines if "train/seconds" in line][-1]
     evaluations = {int(f.stem): Rows.load(f) for f in sorted((run / "evaluations").glob("*.parquet"))}
@@ -115,8 +114,17 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
     return found
 
 
-def evaluate(run: Path, threads: int, log: Path) -> None:
-    robopolicy("eval", f"checkpoint={run}", f"episodes={EPISODES}", "videos=0", f"threads={threads}", threads=threads,
+def task_of(base: Base) -> tuple[str, ...]:
+    return (f"task={base.task}", *base.options)
+
+
+def envs_of(base: Base) -> tuple[str, ...]:
+    return () if base.num_envs is None else (f"num_envs={base.num_envs}",)
+
+
+def evaluate(base: Base, run: Path, threads: int, log: Path) -> None:
+    robopolicy("eval", f"checkpoint={run}", f"episodes={base.episodes}", "videos=0", *envs_of(base),
+               f"threads={threads}", threads=threads,
                log=log)  # fmt: skip
 
 
