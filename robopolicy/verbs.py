@@ -17,6 +17,7 @@ from robopolicy.evaluate.provenance import version
 from robopolicy.evaluate.report import write_report
 from robopolicy.evaluate.rows import Rows
 from robopolicy.evaluate.run_dir import label
+from robopolicy.evaluate.suite import Suite, SuiteResult
 from robopolicy.lerobot.find import HUB, training_run
 from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import Policy
@@ -62,8 +63,10 @@ def evaluate(
     checkpoint: Path,
     task: Node | None = None,
     world: Node | None = None,
+    suite: Suite | None = None,
+    only: tuple[str, ...] = (),
     which: Literal["latest", "best"] = "latest",
-    episodes: Count = 500,
+    episodes: Count | None = None,
     split: Split = "test",
     deterministic: bool = False,
     videos: Natural = 6,
@@ -71,12 +74,14 @@ def evaluate(
     out: Path | None = None,
     name: str | None = None,
     num_envs: Count = 100,
+    jobs: Count | None = None,
     device: Device = "cpu",
     threads: Count | None = None,
-) -> Rows:
+) -> Rows | SuiteResult:
     """Run a checkpoint on `episodes` episodes of a split; rows and films go to `out`, called as `label` says.
 
     In a `world` the seeds choose imagined episodes; these rows are called "imagined" where they have no name.
+    With a `suite` instead of a task: on all of its tasks, or those in `only` (suite_eval.py).
 
     Args:
         variants: name → parameters of the task that differ; each is evaluated on its own, on the same seeds.
@@ -84,6 +89,18 @@ def evaluate(
     Returns:
         The rows; of several variants those of the first.
     """
+    if suite is not None:
+        from robopolicy.suite_eval import evaluate_suite  # which needs Place
+
+        if task is not None or name is not None or world is not None or variants is not None:
+            raise ConfigError("suite: brings its own tasks and names; leave task, name, world and variants away")
+        return evaluate_suite(
+            suite, checkpoint, which=which, episodes=episodes, split=split, deterministic=deterministic, only=only,
+            out=out, num_envs=num_envs, jobs=jobs, device=device, threads=threads,
+        )  # fmt: skip
+    if only or jobs is not None:
+        raise ConfigError("only, jobs: are for suites; add suite=<name>, or leave them away")
+    episodes = episodes or 500
     _threads(threads)
     place, every = Place.of(checkpoint, which, out), []
     name = name or ("" if world is None else "imagined")

@@ -19,10 +19,19 @@ class Base:
     overrides: tuple[str, ...] = ("loop.steps=3000",)
     kind: str = ""  # tells bases of the same demonstrations apart
     lerobot: tuple[str, ...] = ()  # options of the stock `lerobot-train`, which then takes the place of BC
+    options: tuple[str, ...] = ()  # of the task, for every stage: "task.name=Can"
+    num_envs: int | None = None  # where demonstrations and evaluations cannot have the usual many
+    episodes: int = 500  # of every evaluation on test episodes
+
+    @property
+    def label(self) -> str:
+        """The task, with its name inside a suite: "metaworld-door-open-v3"."""
+        names = [o.partition("=")[2] for o in self.options if o.startswith("task.name=")]
+        return "-".join([self.task, *names])
 
     @property
     def name(self) -> str:
-        return f"{self.task}-{self.demos}x{self.imperfection:g}" + (f"-{self.kind}" if self.kind else "")
+        return f"{self.label}-{self.demos}x{self.imperfection:g}" + (f"-{self.kind}" if self.kind else "")
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,80 @@ PEG_HARD = (  # usual noise, of millimetres, tips the peg in the fingers: next t
     "algo.exploration_std=0.05",
     "algo.warmup_std=0.1",
 )
+SUITE_BC = ("loop.steps=3000",)
+MANISKILL_PICK = Base("maniskill", 50, 0.5, SUITE_BC, options=("task.name=PickCube-v1",), num_envs=16, episodes=200)
+ROBOSUITE_CAN = Base("robosuite", 50, 0.5, SUITE_BC, options=("task.name=Can",), num_envs=8, episodes=200)
+METAWORLD = tuple(  # pushing, pressing, opening, turning, pulling, grasping, inserting, throwing
+    Base("metaworld", 40, 0.5, SUITE_BC, options=(f"task.name={name}-v3",), num_envs=32, episodes=200)
+    for name in (
+        "push",
+        "button-press-topdown",
+        "drawer-open",
+        "door-open",
+        "faucet-open",
+        "lever-pull",
+        "pick-place",
+        "peg-insert-side",
+        "basketball",
+        "window-close",
+    )
+)
 EXPERIMENTS = {
+    "maniskill_pickcube_residual": Experiment(
+        (
+            Setting(
+                MANISKILL_PICK,
+                {
+                    "refined": (
+                        "algo=residual_long",
+                        "num_envs=4",
+                        "loop.total_steps=25000",
+                        "loop.warmup_steps=3000",
+                        "algo.penalty_steps=8000",
+                        "loop.updates_per_step=1",
+                    )
+                },
+            ),
+        )
+    ),
+    "metaworld_residual": Experiment(  # one config for all tasks
+        tuple(
+            Setting(
+                base,
+                {
+                    "refined": (
+                        "algo=residual_long",
+                        "num_envs=8",
+                        "loop.total_steps=50000",
+                        "loop.warmup_steps=5000",
+                        "algo.penalty_steps=15000",
+                        "loop.updates_per_step=0.5",
+                    )
+                },
+                prefix=f"{base.label}/",
+            )
+            for base in METAWORLD
+        ),
+        extra=("mean",),
+    ),
+    "robosuite_can_residual": Experiment(
+        (
+            Setting(
+                ROBOSUITE_CAN,
+                {
+                    "refined": (
+                        "algo=residual_long",
+                        "num_envs=4",
+                        "loop.total_steps=50000",
+                        "loop.warmup_steps=5000",
+                        "algo.penalty_steps=15000",
+                        "loop.updates_per_step=1",
+                    )
+                },
+            ),
+        ),
+        seeds=(0, 1),  # 55 steps a second
+    ),
     "pick_residual_fast": Experiment(
         (
             Setting(

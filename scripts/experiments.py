@@ -29,7 +29,6 @@ from scripts.experiment_list import EXPERIMENTS, Base, Setting
 from scripts.experiment_record import Found, record, save_rows
 
 ROOT = Path(__file__).resolve().parents[1]
-EPISODES = 500
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.no_record and (other := sorted(set(seeds) - set(experiment.seeds))):
         parser.error(f"--seeds {other}: {options.id} is recorded over {list(experiment.seeds)}. Add --no-record.")
     work = [(s, name, seed) for s in experiment.settings for name in s.refine for seed in seeds
-            if not options.only or {name, s.base.task} & set(options.only)]  # fmt: skip
+            if not options.only or {name, s.base.task, s.base.label} & set(options.only)]  # fmt: skip
     threads = max(1, (os.cpu_count() or 1) // options.jobs)
     try:
         with ThreadPoolExecutor(options.jobs) as pool:
@@ -90,14 +89,14 @@ def train_base(out: Path, base: Base, seed: int, threads: int) -> None:
     folder = out.resolve() / "bases" / f"{base.name}-{seed}"
     log, data, run = folder / "log.txt", folder / "data", folder / "bc"
     if recorded(data) != "whole":
-        robopolicy("demos", f"task={base.task}", f"out={data}", f"episodes={base.demos}", f"seed={seed}",
+        robopolicy("demos", *task_of(base), f"out={data}", f"episodes={base.demos}", f"seed={seed}", *envs_of(base),
                    f"imperfection={base.imperfection}", "overwrite=true", threads=threads, log=log)  # fmt: skip
     if base.lerobot:
         train_lerobot(base, folder, seed, threads, log)
     else:
-        robopolicy("train", "algo=bc", f"task={base.task}", f"dataset={data}", f"run_dir={run}", f"seed={seed}",
+        robopolicy("train", "algo=bc", *task_of(base), f"dataset={data}", f"run_dir={run}", f"seed={seed}",
                    f"threads={threads}", "tracker=local", *base.overrides, threads=threads, log=log)  # fmt: skip
-    evaluate(policy_of(base, folder), threads, log, f"task={base.task}", f"out={run}")
+    evaluate(base, policy_of(base, folder), threads, log, *task_of(base), f"out={run}")
     print(f"{folder.name}: {Rows.load(run / 'episodes.csv').summary()}", flush=True)
 
 
@@ -127,9 +126,9 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
     over, log = list(setting.refine[name]), run / "log.txt"
     over += [] if any("residual_scratch" in o for o in over) else [f"base={policy_of(setting.base, base)}"]
     over += [] if any(o.startswith("threads=") for o in over) else [f"threads={threads}"]
-    robopolicy("train", f"task={setting.base.task}", f"dataset={base / 'data'}", f"run_dir={run}", f"seed={seed}",
+    robopolicy("train", *task_of(setting.base), f"dataset={base / 'data'}", f"run_dir={run}", f"seed={seed}",
                "tracker=local", *over, threads=threads, log=log)  # fmt: skip
-    evaluate(run, threads, log)
+    evaluate(setting.base, run, threads, log)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     timed = [(int(line["step"]), float(line["train/seconds"])) for line in lines if "train/seconds" in line]
     evaluations = {int(f.stem): Rows.load(f) for f in sorted((run / "evaluations").glob("*.parquet"))}
@@ -143,9 +142,17 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
     return found
 
 
-def evaluate(run: Path, threads: int, log: Path, *more: str) -> None:
-    robopolicy("eval", f"checkpoint={run}", f"episodes={EPISODES}", "videos=0", f"threads={threads}", *more,
-               threads=threads, log=log)  # fmt: skip
+def task_of(base: Base) -> tuple[str, ...]:
+    return (f"task={base.task}", *base.options)
+
+
+def envs_of(base: Base) -> tuple[str, ...]:
+    return () if base.num_envs is None else (f"num_envs={base.num_envs}",)
+
+
+def evaluate(base: Base, policy: Path, threads: int, log: Path, *more: str) -> None:
+    robopolicy("eval", f"checkpoint={policy}", f"episodes={base.episodes}", "videos=0", *envs_of(base),
+               f"threads={threads}", *more, threads=threads, log=log)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
 #
 #   core   what robopolicy needs (default)
 #   ros    core + the ROS 2 node
-#   suites ros + task suites that others wrote (Meta-World)
+#   suites ros + task suites that others wrote (Meta-World, robosuite, LIBERO, gym-pusht, Fetch)
 #   dev    suites + tests, linters, build tools
 #   bench  dev + the stacks it is measured against side by side (ManiSkill with Vulkan on the CPU, LeRobot's extras)
 #   --force: put .venv right even if it looks up to date
