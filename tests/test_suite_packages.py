@@ -28,8 +28,8 @@ def test_a_missing_suite_names_the_command(there):
     with pytest.raises(ConfigError, match=r"mani-skill, which is not installed: \./scripts/setup\.sh bench, or"):
         with needs("maniskill"):
             raise AssertionError("imports must not be tried")
-    with pytest.raises(ConfigError, match=r"setup\.sh suites.*pip install 'robopolicy\[robosuite\]'"):
-        suite_packages.require("robosuite")
+    with pytest.raises(ConfigError, match=r"setup\.sh suites.*pip install 'robopolicy\[pusht\]'"):
+        suite_packages.require("pusht")
 
 
 def test_a_version_that_breaks_is_named_with_the_one_that_works(there):
