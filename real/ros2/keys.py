@@ -31,7 +31,8 @@ class RemoteKeys:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._waiting: deque[str] = deque(maxlen=256)
-        self._at, self._told, self._lost = np.zeros(4), -np.inf, False
+        self._at: Array = np.zeros(4)
+        self._told, self._lost = -np.inf, False
 
     def press(self, text: str) -> None:
         """Take what came.
@@ -41,6 +42,7 @@ class RemoteKeys:
         """
         word, *rest = text.split() or [""]
         if word == STICK:
+            at: Array
             try:
                 at = np.array([float(x) for x in rest])
             except ValueError:

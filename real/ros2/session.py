@@ -34,8 +34,12 @@ class Loop(Protocol):
     begin: float
     step: int
     counts: Counter[str]
-    driver: str  # who drives, see real.hand.Driver
     halted: str  # why the arm is to stop and stay
+
+    @property
+    def driver(self) -> str:
+        """Who drives, see real.hand.Driver."""
+        ...
 
     def start(self, *, seed: int = 0) -> None: ...
     def tick(self) -> Decision: ...
