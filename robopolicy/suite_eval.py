@@ -91,7 +91,7 @@ def evaluate_suite(
     folder.mkdir(parents=True, exist_ok=True)
     todo = [
         Job(task, node, places[task].policy, places[task].ident, which, seeds.tolist(), deterministic,
-            min(num_envs, len(seeds)), device, threads or 1, folder / _file(task, node))
+            min(num_envs, suite.num_envs, len(seeds)), device, threads or 1, folder / _file(task, node))
         for task, node in nodes.items()
     ]  # fmt: skip
     began = time.perf_counter()
@@ -153,8 +153,8 @@ def _run(waiting: list[Job], count: int, *, total: int) -> dict[str, str]:
             for i, job in enumerate(waiting):
                 try:
                     _evaluate(job)
-                except RobopolicyError as error:
-                    failed[job.task] = str(error)
+                except Exception as error:
+                    failed[job.task] = _why(error)
                 bar.update(total - len(waiting) + i + 1)
             return failed
         # Spawned: a forked child would inherit torch's threads.
@@ -169,14 +169,18 @@ def _run(waiting: list[Job], count: int, *, total: int) -> dict[str, str]:
                     task = running.pop(future)
                     try:
                         future.result()
-                    except RobopolicyError as error:
-                        failed[task] = str(error)
-                    except BrokenProcessPool:
-                        failed[task] = "its process died; is memory short? Fewer jobs= take less"
+                    except Exception as error:
+                        failed[task] = _why(error)
                 bar.update(total - len(running))
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     return failed
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, BrokenProcessPool):
+        return "its process died; is memory short? Fewer jobs= take less"
+    return str(error) if isinstance(error, RobopolicyError) else f"{type(error).__name__}: {error}"
 
 
 def _begin(packages: list[str], path: list[str]) -> None:

@@ -37,6 +37,7 @@ class Suite:
         seeds: "drawn": `episode_seeds(split, 0, episodes)`; "in_order": numbers 0, 1, … of the split, for suites whose
             initial states are a fixed list.
         criterion: the success rule: after some step, or after the last one.
+        num_envs: at most so many in a process, where each takes much memory.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Suite:
     episodes: Count = 50
     seeds: Literal["drawn", "in_order"] = "drawn"
     criterion: Literal["success_once", "success_at_end"] = "success_once"
+    num_envs: Count = 50
 
     def nodes(self, only: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
         """The config node of every task, or of those in `only`.

@@ -89,8 +89,9 @@ class Can(BinExpert):
         carry = tool.clone()
         carry[:, :2] += torch.where(across[:, None], torch.tensor(GOAL) - can[:, :2], 0.0)
         carry[:, 2] += torch.where(off > 0.05, OVER, 0.95) - can[:, 2]
-        over = (off < 0.05) & (can[:, 2] < 0.98)  # open here, and go up
-        away = tool + torch.tensor([0.0, 0.0, 0.1])
+        over = (off < 0.05) & (can[:, 2] < 0.98)  # open here, then go up: opening takes some steps
+        away = tool.clone()
+        away[:, 2] += torch.where(width(f) > 0.07, 0.1, 0.0)
         where = torch.where(held[:, None], carry, where)
         where = torch.where(over[:, None], away, where)
         gripper = torch.where(over, OPEN, torch.where(held, CLOSED, gripper))

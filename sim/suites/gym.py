@@ -35,13 +35,19 @@ TEXTS = {
 }
 
 
-class SuccessEnds(gymnasium.Wrapper):
-    """Success ends the episode and is the reward."""
+class Success(gymnasium.Wrapper):
+    """Tells success under one name; unless `own_reward`, it ends the episode and is the reward."""
+
+    def __init__(self, env: gymnasium.Env, own_reward: bool) -> None:
+        super().__init__(env)
+        self.own_reward = own_reward
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        obs, _, terminated, truncated, info = self.env.step(action)
+        obs, reward, terminated, truncated, info = self.env.step(action)
         success = bool(info.get("success", info.get("is_success", False)))
-        return obs, float(success), terminated or success, truncated, {"success": success}
+        if not self.own_reward:
+            reward, terminated = float(success), terminated or success
+        return obs, float(reward), bool(terminated), bool(truncated), {"success": success}
 
 
 class OneEnv:
@@ -53,7 +59,7 @@ class OneEnv:
     def __call__(self) -> gymnasium.Env:
         register(self.package)
         env = gymnasium.make(self.ident, disable_env_checker=True, **self.options)
-        return env if self.own_reward else SuccessEnds(env)
+        return Success(env, self.own_reward)
 
 
 def register(package: str) -> None:

@@ -20,9 +20,8 @@ import gymnasium
 import numpy as np
 
 from robopolicy.errors import ConfigError, closest
-from robopolicy.types import ActionSpec
 from sim.gym_adapter import GymVecEnv
-from sim.suites.robosuite import ACTION as _ROBOSUITE
+from sim.suites.robosuite import ACTION
 from sim.suites.seeds import global_random
 from sim.suites.versions import needs
 from sim.suites.workers import vector_env
@@ -52,7 +51,6 @@ HORIZONS = {
 SETTLE = 10  # steps
 CAMERAS = {"agentview": "image", "robot0_eye_in_hand": "wrist_image"}  # theirs: ours
 STILL = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
-ACTION: ActionSpec = _ROBOSUITE
 
 
 def task_names(suite: str) -> list[str]:
@@ -95,9 +93,10 @@ class LiberoEnv(gymnasium.Env):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         number = int(self.np_random.integers(len(self.states))) if seed is None else seed & ((1 << 40) - 1)
-        with global_random(number):
+        index = number % len(self.states)
+        with global_random(index):  # places what is no part of the state, such as a cabinet
             self.inner.reset()
-        obs = self.inner.set_init_state(self.states[number % len(self.states)])
+        obs = self.inner.set_init_state(self.states[index])
         for robot in self.inner.robots:  # the fingers' command outlives a reset
             robot.gripper.current_action = np.zeros(robot.gripper.dof)
         for _ in range(SETTLE):
@@ -163,5 +162,5 @@ def make(
         raise ConfigError(f"task.horizon and task.size: expected at least 1, found {horizon} and {size}")
     one = functools.partial(LiberoEnv, suite, task, tuple(cameras), size)
     facts = {"suite": suite, "task": task, "cameras": list(cameras), "size": size, "settle": SETTLE}
-    envs = vector_env(one, f"libero/{suite}/{names.index(task)}", num_envs, horizon=steps, processes=processes, **facts)
+    envs = vector_env(one, f"libero/{suite}-{names.index(task)}", num_envs, horizon=steps, processes=processes, **facts)
     return GymVecEnv(envs, seed=seed, instructions=language(task), horizon=steps, action=ACTION)

@@ -12,6 +12,7 @@ Experts for Lift and Can are ours; the nut has none.
 from __future__ import annotations
 
 import functools
+import logging
 from typing import Any
 
 import gymnasium
@@ -25,11 +26,12 @@ from sim.suites.seeds import global_random
 from sim.suites.versions import needs
 from sim.suites.workers import vector_env
 
-with needs("robosuite"):
-    from robosuite.utils.log_utils import ROBOSUITE_DEFAULT_LOGGER
-
-    ROBOSUITE_DEFAULT_LOGGER.setLevel("ERROR")  # or it warns of a private macro file at every import
-    import robosuite
+logging.disable(logging.WARNING)  # or it warns of a private macro file at every import
+try:
+    with needs("robosuite"):
+        import robosuite
+finally:
+    logging.disable(logging.NOTSET)
 
 # name: (the suite's name, object in its observations, what to do, steps)
 TASKS = {
