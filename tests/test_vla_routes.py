@@ -15,7 +15,7 @@ from robopolicy.types import IMAGES, STATE, TASK
 from sim.tasks.tabletop import Tabletop
 
 pytestmark = pytest.mark.slow
-TASK_ARGS = ["task=tabletop", "task.cameras=[front]", "task.image_size=[48,48]"]
+TASK_ARGS = ["task=tabletop", "task.cameras=[front]", "task.image_size=[64,64]"]
 SMALL = [
     "policy.prefix.width=32", "policy.prefix.depth=1", "policy.prefix.vision.dims=[8,16,16]", "policy.network.width=32",
     "policy.network.depth=1", "policy.prefix.proprioception=[tcp_x,tcp_y,tcp_z,yaw,gripper]", "policy.sampling_steps=3",
