@@ -56,9 +56,8 @@ def test_an_episode_does_not_know_its_neighbours(monkeypatch: pytest.MonkeyPatch
 def test_episodes_have_levels_of_noise_up_to_the_imperfection(monkeypatch: pytest.MonkeyPatch) -> None:
     env = PointEnv(2_000)
     shown = expert(env, monkeypatch, PointPolicy(), imperfection=0.5)
-    env.reset()
-    shown.reset(None, episode_seed=env.episode_seed)
-    noise = torch.stack([shown._noise(2) for _ in range(1)])[0] / 0.1  # half widths of the limits
+    shown.reset(None, episode_seed=episode_seeds("train", 1, 2_000))
+    noise = shown._noise(2) / 0.1  # half widths of the limits
     # A uniform level times a normal number: variance 0.5² / 3.
     assert float(noise.std()) == pytest.approx(0.5 / 3**0.5, rel=0.05)
     assert torch.equal(shown._noise(2) / 0.1, noise), "keyed by seed and step"
