@@ -13,13 +13,13 @@ Bool = NDArray[np.bool_]
 @njit(cache=True, nogil=True)
 def some(flags: Bool) -> bool:
     """Any of `flags` [N] is set."""
-    return flags.any()
+    return bool(flags.any())
 
 
 @njit(cache=True, nogil=True)
 def every(flags: Bool) -> bool:
     """All of `flags` [N] are set."""
-    return flags.all()
+    return bool(flags.all())
 
 
 @njit(cache=True, nogil=True)

@@ -1,4 +1,9 @@
-"""Distances between segments, planes and boxes, compiled. Layout [M R 3]: R points at each of M poses."""
+"""Distances of an arm from planes, boxes and itself, compiled. Layout [M R 3]: R points on links at each of M poses.
+
+`near_…` give what inequalities are made of, at one pose: distances that are below `near` m, less what is asked for, in
+`room`, how they change by joint angles in `gradient` [… n] m/rad, and how many there are.
+What calls each other is in one file: numba's cache does not notice changes to a callee in another.
+"""
 
 from __future__ import annotations
 
@@ -57,3 +62,149 @@ def outside(point: Array, low: Array, high: Array) -> float:
 def above(point: Array, normal: Array, offset: float) -> float:
     """m: height of `point` [3] over the plane of all x with `normal` [3] · x = `offset` [m]."""
     return normal[0] * point[0] + normal[1] * point[1] + normal[2] * point[2] - offset
+
+
+@njit(cache=True, nogil=True)
+def turn(frames: Array, point: Array, link: int, normal: Array, sign: float, out: Array) -> None:
+    """Add to `out` [n] `sign` times how `point` [3] m on `link` moves along `normal` [3] by joint, m/rad."""
+    for i in range(link):
+        origin, axis, along = frames[i + 1, 0], frames[i + 1, 3], 0.0
+        for k in range(3):
+            j, l = (k + 1) % 3, (k + 2) % 3
+            along += normal[k] * (axis[j] * (point[l] - origin[l]) - axis[l] * (point[j] - origin[j]))
+        out[i] += sign * along
+
+
+@njit(cache=True, nogil=True)
+def above_planes(points: Array, rows: Ints, normals: Array, offsets: Array, least: Array, room: Array) -> None:
+    """`room` [M planes·R] m over planes, less `least` [R], of `rows` [R] of `points`.
+
+    Planes have `normals` [planes 3] and `offsets` [planes] m.
+    """
+    for m in range(points.shape[0]):
+        for p in range(len(normals)):
+            for r in range(len(rows)):
+                room[m, p * len(rows) + r] = above(points[m, rows[r]], normals[p], offsets[p]) - least[r]
+
+
+@njit(cache=True, nogil=True)
+def near_planes(
+    frames: Array,
+    points: Array,
+    rows: Ints,
+    links: Ints,
+    normals: Array,
+    offsets: Array,
+    least: Array,
+    near: float,
+    gradient: Array,
+    room: Array,
+) -> int:
+    """At one pose: frames [L 4 3], points [R 3] on links [R]."""
+    count = 0
+    for p in range(len(normals)):
+        for r in range(len(rows)):
+            point = points[rows[r]]
+            distance = above(point, normals[p], offsets[p]) - least[r]
+            if distance < near:
+                gradient[count], room[count] = 0.0, distance
+                turn(frames, point, links[rows[r]], normals[p], 1.0, gradient[count])
+                count += 1
+    return count
+
+
+@njit(cache=True, nogil=True)
+def off_box(points: Array, start: int, low: Array, high: Array, least: Array, room: Array) -> None:
+    """`room` [M spheres] m off a box, less `least` [spheres], of the points from row `start` on."""
+    for m in range(points.shape[0]):
+        for r in range(len(least)):
+            room[m, r] = outside(points[m, start + r], low, high) - least[r]
+
+
+@njit(cache=True, nogil=True)
+def near_box(
+    frames: Array,
+    points: Array,
+    start: int,
+    links: Ints,
+    low: Array,
+    high: Array,
+    least: Array,
+    near: float,
+    gradient: Array,
+    room: Array,
+    count: int,
+) -> int:
+    """At one pose: frames [L 4 3], points [R 3] on links [R]. There are `count` already."""
+    way = np.empty(3)
+    for r in range(len(least)):
+        point = points[start + r]
+        distance = outside(point, low, high) - least[r]
+        if distance < near:
+            for k in range(3):
+                way[k] = point[k] - min(max(point[k], low[k]), high[k])
+            size = math.sqrt(way[0] ** 2 + way[1] ** 2 + way[2] ** 2)
+            if size > 1e-9:  # from within there is no telling which way
+                gradient[count], room[count] = 0.0, distance
+                turn(frames, point, links[start + r], way / size, 1.0, gradient[count])
+                count += 1
+    return count
+
+
+@njit(cache=True, nogil=True)
+def apart(
+    points: Array, pairs: Ints, ends: int, least: Array, travel: Array, reach: Array, first: Ints, out: Array
+) -> None:
+    """`out` [N] m: what `Path.between` gives of distances less `least` [P], to the bit.
+
+    Distances that cannot matter are left out: with at least d at one sampled knot and a change of at most x to the
+    next, the value there is at least d − x, and so is the next distance.
+    """
+    for arm in range(len(out)):
+        out[arm] = np.inf
+        for p in range(pairs.shape[1]):
+            i, j = pairs[0, p], pairs[1, p]
+            known, at = nearest(points[first[arm]], i, j, ends)[0] - least[p], first[arm]  # at the knot `at`
+            lowest = known  # at the knot m, at least
+            for m in range(first[arm], first[arm + 1] - 1):
+                change = 0.0
+                for joint in range(travel.shape[1]):
+                    change += travel[m, joint] * reach[p, joint]
+                lowest -= change
+                if lowest > out[arm] + 1e-3:  # m, far more than `nearest` errs where axes are almost parallel
+                    continue
+                before = known if at == m else nearest(points[m], i, j, ends)[0] - least[p]
+                known, at = nearest(points[m + 1], i, j, ends)[0] - least[p], m + 1
+                lowest = known
+                value = 0.5 * (before + known - change)
+                if not value >= out[arm] and out[arm] == out[arm]:  # what is no number stays
+                    out[arm] = value
+
+
+@njit(cache=True, nogil=True)
+def near_pairs(
+    frames: Array,
+    points: Array,
+    pairs: Ints,
+    ends: int,
+    links: Ints,
+    least: Array,
+    near: float,
+    gradient: Array,
+    room: Array,
+) -> int:
+    """At one pose: frames [L 4 3], points [R 3] on links [R], pairs [2 P] of segments."""
+    count, first, second = 0, np.empty(3), np.empty(3)
+    for p in range(pairs.shape[1]):
+        i, j = pairs[0, p], pairs[1, p]
+        distance, s, t = nearest(points, i, j, ends)
+        if distance - least[p] < near:
+            for k in range(3):
+                first[k] = points[i, k] + s * (points[i + ends, k] - points[i, k])
+                second[k] = points[j, k] + t * (points[j + ends, k] - points[j, k])
+            normal = (second - first) / max(distance, 1e-9)
+            gradient[count], room[count] = 0.0, distance - least[p]
+            turn(frames, second, links[j], normal, 1.0, gradient[count])
+            turn(frames, first, links[i], normal, -1.0, gradient[count])
+            count += 1
+    return count

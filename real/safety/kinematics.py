@@ -89,17 +89,6 @@ def _jacobian(frames: Array, point: Array, out: Array) -> None:
             out[i, 3 + k] = axis[k]
 
 
-@njit(cache=True, nogil=True)
-def turn(frames: Array, point: Array, link: int, normal: Array, sign: float, out: Array) -> None:
-    """Add to `out` [n] `sign` times how `point` [3] m on `link` moves along `normal` [3] by joint, m/rad."""
-    for i in range(link):
-        origin, axis, along = frames[i + 1, 0], frames[i + 1, 3], 0.0
-        for k in range(3):
-            j, l = (k + 1) % 3, (k + 2) % 3
-            along += normal[k] * (axis[j] * (point[l] - origin[l]) - axis[l] * (point[j] - origin[j]))
-        out[i] += sign * along
-
-
 def reach(chain: Chain, links: Sequence[int], local: Array) -> Array:
     """[R n] m: no point r is ever farther from the axis of joint i than this; 0 where the joint does not move it."""
     n = len(chain.turns)

@@ -90,6 +90,17 @@ class Path:
         """The arms at sampled knots."""
         return self.body.at(self.samples.q)
 
+    def between(self, distance: Array, reach: Array) -> Array:
+        """Least value that any of R distances can take on the whole path, [N] m.
+
+        Args:
+            distance: [M R] m at sampled knots.
+            reach: [R n] m: how much it changes per radian of each joint, at most.
+        """
+        least, s = np.empty(len(self.c)), self.samples
+        _between(distance, s.travel, reach, s.first, least)
+        return least
+
 
 @njit(cache=True, nogil=True)
 def _differences(c: Array, ticks: Ints, dt: float, v: Array, a: Array, j: Array) -> None:
@@ -152,15 +163,7 @@ def _most(value: float, other: float) -> float:
 
 
 @njit(cache=True, nogil=True)
-def between(distance: Array, travel: Array, reach: Array, first: Ints, least: Array) -> None:
-    """`least` [N] m: lowest value that any of R distances can take on the whole path.
-
-    Args:
-        distance: [M R] m at sampled knots.
-        travel: [M n] rad, of `Samples`.
-        reach: [R n] m: how much it changes per radian of each joint, at most.
-        first: [N + 1] of `Samples`.
-    """
+def _between(distance: Array, travel: Array, reach: Array, first: Ints, least: Array) -> None:
     farthest = np.zeros(reach.shape[1])
     for r in range(reach.shape[0]):
         for i in range(reach.shape[1]):
@@ -168,18 +171,18 @@ def between(distance: Array, travel: Array, reach: Array, first: Ints, least: Ar
     for arm in range(least.shape[0]):
         least[arm] = np.inf
         for m in range(first[arm], first[arm + 1] - 1):
-            most = along(travel[m], farthest)
+            most = _along(travel[m], farthest)
             for r in range(reach.shape[0]):
                 both = distance[m, r] + distance[m + 1, r]
                 if 0.5 * (both - most) > least[arm]:  # so is the value: rounding is monotone
                     continue
-                value = 0.5 * (both - along(travel[m], reach[r]))
+                value = 0.5 * (both - _along(travel[m], reach[r]))
                 if not value >= least[arm] and least[arm] == least[arm]:  # what is no number stays
                     least[arm] = value
 
 
 @njit(cache=True, nogil=True)
-def along(travel: Array, reach: Array) -> float:
+def _along(travel: Array, reach: Array) -> float:
     """m: how much a distance changes by `travel` [n] rad, at most `reach` [n] m per radian."""
     change = 0.0
     for i in range(len(travel)):
@@ -203,31 +206,45 @@ class Here(NamedTuple):
     @classmethod
     def of(cls, history: Array, body: Body, dt: float) -> Here:
         """From `history` [HISTORY n]."""
-        found, pose = np.empty((4, history.shape[1])), body.at(history[-1:])
-        _here(history, body.profile.acceleration, body.profile.jerk, dt, found)
-        return cls(history[-1], *found, dt, pose.frames[0], pose.points[0], pose.jacobian[0])
+        pose, (v, stop_time, weight, ahead) = body.at(history[-1:]), np.empty((4, history.shape[1]))
+        _here(history, body.profile.acceleration, body.profile.jerk, dt, v, stop_time, weight, ahead)
+        return cls(history[-1], v, stop_time, weight, ahead, dt, pose.frames[0], pose.points[0], pose.jacobian[0])
 
     def room(self, rows: int) -> tuple[Array, Array]:
-        """Uninitialised G [rows n] and h [rows], for limits to fill."""
+        """Uninitialised [rows n] and [rows], for limits to fill."""
         return np.empty((rows, len(self.q))), np.empty(rows)
 
+    def brake(self, gradient: Array, room: Array, count: int, *, extra: float = 0.0) -> tuple[Array, Array]:
+        """Rows G [count n], h [count] with G·v ≤ h for the next velocity v, that keep rooms positive at the stop's end.
+
+        The first `count` of `gradient` [R n], by joint angles, and of `room` [R], less `extra`, become them, in place.
+        The stop's end is linear in v to first order.
+        """
+        _brake(gradient, room, self.weight, self.ahead, count, extra)
+        return gradient[:count], room[:count]
+
 
 @njit(cache=True, nogil=True)
-def _here(history: Array, acceleration: Array, jerk: Array, dt: float, out: Array) -> None:
+def _here(
+    history: Array,
+    acceleration: Array,
+    jerk: Array,
+    dt: float,
+    v: Array,
+    stop_time: Array,
+    weight: Array,
+    ahead: Array,
+) -> None:
     last = history.shape[0] - 1
     for i in range(history.shape[1]):
-        v = (history[last, i] - history[last - 1, i]) / dt
-        stop_time = abs(v) / acceleration[i] + acceleration[i] / jerk[i]
-        out[0, i], out[1, i], out[2, i], out[3, i] = v, stop_time, dt + stop_time, 0.5 * stop_time * v
+        v[i] = (history[last, i] - history[last - 1, i]) / dt
+        stop_time[i] = abs(v[i]) / acceleration[i] + acceleration[i] / jerk[i]
+        weight[i], ahead[i] = dt + stop_time[i], 0.5 * stop_time[i] * v[i]
 
 
 @njit(cache=True, nogil=True)
-def brake(gradient: Array, room: float, weight: Array, ahead: Array) -> float:
-    """h of the row G·v ≤ h for the next velocity v that keeps `room` [m] positive at the stop's end.
-
-    `gradient` [n] of the room by joint angles, m/rad, becomes G. The stop's end is linear in v to first order.
-    """
-    h = room - along(ahead, gradient)
-    for i in range(len(gradient)):
-        gradient[i] *= -weight[i]
-    return h
+def _brake(gradient: Array, room: Array, weight: Array, ahead: Array, count: int, extra: float) -> None:
+    for r in range(count):
+        room[r] = room[r] - extra - _along(ahead, gradient[r])
+        for i in range(len(weight)):
+            gradient[r, i] *= -weight[i]

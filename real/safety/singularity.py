@@ -11,7 +11,7 @@ from numba import njit
 
 from real.safety.body import Body
 from real.safety.limits import Rows
-from real.safety.path import Array, Here, Ints, Path, brake
+from real.safety.path import Array, Here, Ints, Path
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class Singularity:
 
     def rows(self, here: Here) -> Rows | None:
         g, h = here.room(1)
-        return Rows(g, h) if _away(here.jacobian, self.limit, here.weight, here.ahead, g, h) else None
+        return Rows(*here.brake(g, h, 1)) if _away(here.jacobian, self.limit, g[0], h) else None
 
 
 @njit(cache=True, nogil=True)
@@ -151,8 +151,8 @@ def singular_values(a: Array) -> Array:
 
 
 @njit(cache=True, nogil=True)
-def _away(jac: Array, limit: float, weight: Array, ahead: Array, g: Array, h: Array) -> bool:
-    """A row that keeps the smallest singular value up; False where it is far from the limit.
+def _away(jac: Array, limit: float, gradient: Array, room: Array) -> bool:
+    """How far the smallest singular value is above what the limit asks for; False where that is far away.
 
     Its gradient by qᵢ is uᵀ·∂J/∂qᵢ·w, with unit vectors u of the tool's and w of the joints' motion.
     """
@@ -168,16 +168,16 @@ def _away(jac: Array, limit: float, weight: Array, ahead: Array, g: Array, h: Ar
     for k in range(size):
         for i in range(n):
             u[k] += jac[i, k] * w[i] / max(smallest, 1e-12)
-    g[0] = 0.0
+    gradient[:] = 0.0
     for i in range(n):
         for k in range(n):
             near, far = min(i, k), max(i, k)
             for x in range(3):
                 y, z = (x + 1) % 3, (x + 2) % 3
                 bend = jac[near, 3 + y] * jac[far, z] - jac[near, 3 + z] * jac[far, y]
-                g[0, i] += u[x] * bend * w[k]
+                gradient[i] += u[x] * bend * w[k]
                 if i < k:
                     swing = jac[i, 3 + y] * jac[k, 3 + z] - jac[i, 3 + z] * jac[k, 3 + y]
-                    g[0, i] += u[3 + x] * swing * w[k]
-    h[0] = brake(g[0], smallest - 1.1 * floor, weight, ahead)
+                    gradient[i] += u[3 + x] * swing * w[k]
+    room[0] = smallest - 1.1 * floor
     return True

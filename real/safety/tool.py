@@ -11,7 +11,7 @@ from numba import njit
 
 from real.safety.body import Body
 from real.safety.limits import EXTRA, NEAR, Rows
-from real.safety.path import Array, Here, Ints, Path, between, brake
+from real.safety.path import Array, Here, Ints, Path
 from real.safety.profile import Box
 
 
@@ -122,35 +122,35 @@ class Workspace:
         return np.array(self.box.low, dtype=np.float64), np.array(self.box.high, dtype=np.float64)
 
     def margin(self, path: Path) -> Array:
-        out, s = np.empty(len(path.c)), path.samples
-        _inside(path.pose.points, *self._ends, s.travel, self.body.tcp_reach[None], s.first, out)
-        return out
+        points = path.pose.points
+        room = np.empty((len(points), 1))
+        _inside(points, *self._ends, room)
+        return path.between(room, self.body.tcp_reach[None])
 
     def rows(self, here: Here) -> Rows | None:
         g, h = here.room(6)
-        count = _walls(here.points, here.jacobian, *self._ends, here.weight, here.ahead, g, h)
-        return Rows(g[:count], h[:count]) if count else None
+        count = _walls(here.points, here.jacobian, *self._ends, g, h)
+        return Rows(*here.brake(g, h, count, extra=EXTRA)) if count else None
 
 
 @njit(cache=True, nogil=True)
-def _inside(points: Array, low: Array, high: Array, travel: Array, reach: Array, first: Ints, out: Array) -> None:
-    room = np.full((points.shape[0], 1), np.inf)
+def _inside(points: Array, low: Array, high: Array, room: Array) -> None:
     for m in range(points.shape[0]):
+        room[m, 0] = np.inf
         for k in range(3):
             room[m, 0] = min(room[m, 0], points[m, -1, k] - low[k], high[k] - points[m, -1, k])
-    between(room, travel, reach, first, out)
 
 
 @njit(cache=True, nogil=True)
-def _walls(points: Array, jac: Array, low: Array, high: Array, weight: Array, ahead: Array, g: Array, h: Array) -> int:
-    """Rows for the walls that are near, and how many these are."""
+def _walls(points: Array, jac: Array, low: Array, high: Array, gradient: Array, room: Array) -> int:
+    """Rooms to the walls that are near, their gradients, and how many these are."""
     count, tcp = 0, points[-1]
     for sign in (1.0, -1.0):
         for k in range(3):
-            room = tcp[k] - low[k] if sign > 0 else high[k] - tcp[k]
-            if room < NEAR:
+            distance = tcp[k] - low[k] if sign > 0 else high[k] - tcp[k]
+            if distance < NEAR:
                 for i in range(jac.shape[0]):
-                    g[count, i] = sign * jac[i, k]
-                h[count] = brake(g[count], room - EXTRA, weight, ahead)
+                    gradient[count, i] = sign * jac[i, k]
+                room[count] = distance
                 count += 1
     return count
