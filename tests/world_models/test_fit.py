@@ -58,7 +58,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("data") / "play")
 
 
-def run(run_dir: Path, data: Path | None, **changes: Any) -> Any:
+def run(run_dir: Path, data: Path | None, /, **changes: Any) -> Any:
     checkpointer = changes.pop("checkpointer", None) or Checkpointer(run_dir)
     given: dict[str, Any] = {
         "world_model": MODEL, "success": SUCCESS, "dataset": data, "incomplete": False, "steps": 30, "batch_size": 16,
@@ -232,7 +232,7 @@ def test_algorithms_run_in_imagination_unchanged(algo: str, tmp_path: Path, monk
     """reach: demonstrations → base and world model → refinement without the task's env → evaluation in truth."""
     monkeypatch.chdir(tmp_path)
     quiet = ("tracker=quiet", "threads=1")
-    assert main(["demos", "task=reach", "out=data", "episodes=60", "imperfection=0.8", "only_success=false"]) == 0
+    assert main(["demos", "task=reach", "out=data", "episodes=80", "imperfection=0.4", "only_success=false"]) == 0
     policy = ("loop.steps=20", "loop.batch_size=16", "loop.save_every=0", "horizon=4", "n_action_steps=2")
     assert main(["train", "task=reach", "dataset=data", "run_dir=bc", "validation_episodes=0", *policy, *quiet]) == 0
     model = ("world_model.heads=2", "world_model.width=32", "loop.steps=150", "loop.holdout=0.3",
