@@ -159,8 +159,8 @@ def _run(waiting: list[Job], count: int, *, total: int) -> dict[str, str]:
             return failed
         # Spawned: a forked child would inherit torch's threads.
         context = multiprocessing.get_context("spawn")
-        start = {"initializer": _begin, "initargs": (sorted(build.PACKAGES), list(sys.path))}
-        pool = ProcessPoolExecutor(count, mp_context=context, **start)  # type: ignore[arg-type]
+        known = (sorted(build.PACKAGES), list(sys.path))
+        pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=known)
         try:
             running: dict[Future[None], str] = {pool.submit(_evaluate, job): job.task for job in waiting}
             while running:
@@ -192,7 +192,7 @@ def _begin(packages: list[str], path: list[str]) -> None:
 def _evaluate(job: Job) -> None:
     """One task, in whatever process."""
     torch.set_num_threads(job.threads)
-    env: VecEnv = build.build(job.node, "suite.task", num_envs=job.num_envs, seed=0)
+    env: Any = build.build(job.node, "suite.task", num_envs=job.num_envs, seed=0)
     try:
         policy = load_policy(job.checkpoint, device=job.device, env=env.spec, which=job.which)
         if TASK in policy.spec.observation:

@@ -25,22 +25,22 @@ def there(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def test_a_missing_suite_names_the_command(there):
-    with pytest.raises(ConfigError, match=r"mani-skill, which is not installed: \./scripts/setup\.sh bench, or"):
-        with needs("maniskill"):
-            raise AssertionError("imports must not be tried")
+    missing = r"mani-skill, which is not installed: \./scripts/setup\.sh bench, or"
+    with pytest.raises(ConfigError, match=missing), needs("maniskill"):
+        raise AssertionError("imports must not be tried")
     with pytest.raises(ConfigError, match=r"setup\.sh suites.*pip install 'robopolicy\[pusht\]'"):
         suite_packages.require("pusht")
 
 
 def test_a_version_that_breaks_is_named_with_the_one_that_works(there):
     there |= {"metaworld": "3.1.1", "mujoco": "3.8.1"}
-    with pytest.raises(ConfigError, match=r"metaworld 3\.1\.1 breaks \(ImportError: moved\); 3\.0\.0 works"):
-        with needs("metaworld"):
-            raise ImportError("moved")
+    breaks = r"metaworld 3\.1\.1 breaks \(ImportError: moved\); 3\.0\.0 works"
+    with pytest.raises(ConfigError, match=breaks), needs("metaworld"):
+        raise ImportError("moved")
     there["metaworld"] = "3.0.0"
-    with pytest.raises(ConfigError, match=r"metaworld 3\.0\.0 does not load \(ImportError: gone\)"):
-        with needs("metaworld"):
-            raise ImportError("gone")
+    gone = r"metaworld 3\.0\.0 does not load \(ImportError: gone\)"
+    with pytest.raises(ConfigError, match=gone), needs("metaworld"):
+        raise ImportError("gone")
     with needs("metaworld"):
         pass
 
@@ -55,9 +55,9 @@ def test_what_a_suite_does_not_run_beside_is_named(there):
 
 def test_a_system_package_is_named_where_a_suite_needs_one(there):
     there["mani-skill"] = "3.0.1"
-    with pytest.raises(ConfigError, match=r"libvulkan1, and without a GPU mesa-vulkan-drivers 24\.3 or later"):
-        with needs("maniskill"):
-            raise ImportError("libvulkan.so.1: cannot open shared object file")
+    vulkan = r"libvulkan1, and without a GPU mesa-vulkan-drivers 24\.3 or later"
+    with pytest.raises(ConfigError, match=vulkan), needs("maniskill"):
+        raise ImportError("libvulkan.so.1: cannot open shared object file")
 
 
 def test_what_works_is_what_is_declared_and_every_suite_has_an_extra():

@@ -110,9 +110,8 @@ class PhaseEnsemble(Dynamics):
         member = self.order[(episode * self.elites).long().clamp_(max=self.elites - 1)]
         if draw is None:
             draw = torch.full_like(episode, torch.nan)
-        parts = zip(*(_padded(x, self.block) for x in (latent, action, draw)), strict=True)
-        done = [self._step_block(*part, chosen) for part, (chosen, *_) in zip(
-            parts, zip(_padded(member, self.block), strict=True), strict=True)]  # fmt: skip
+        parts = zip(*(_padded(x, self.block) for x in (latent, action, draw, member)), strict=True)
+        done = [self._step_block(*part) for part in parts]
         rows = len(latent)
         return Imagined(*(torch.cat(x)[:rows] for x in zip(*done, strict=True)))
 

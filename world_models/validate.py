@@ -42,7 +42,7 @@ def open_loop(
     first, last = episodes.starts[:-1], episodes.starts[1:] - 1
     frame = torch.arange(episodes.num_frames)
     begins = frame[(frame - first[episodes.episode_of]) % stride == 0]
-    found = {}
+    found: dict[int, dict[str, Any]] = {}
     for k in horizons:
         starts = begins[begins + k <= last[episodes.episode_of[begins]]]
         if not len(starts):

@@ -139,5 +139,6 @@ def _spec(data: dict[str, Any]) -> EnvSpec:
         k: Feature(tuple(f["shape"]), f["dtype"], None if f["names"] is None else tuple(f["names"]))
         for k, f in data["observation"].items()
     }
-    action = ActionSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in data["action"].items()})
+    parts: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data["action"].items()}
+    action = ActionSpec(**parts)
     return EnvSpec(**{**data, "observation": observation, "action": action, "tasks": tuple(data["tasks"])})

@@ -98,8 +98,9 @@ class Search:
             self.choose(c, target, c[:, -1].copy(), free, c[:, -1].copy(), 1.0)
         self.near = False
         if self.projection is not None:
-            self._project(c[0], *np.zeros((3, c.shape[2])))
-            self.projection(*np.zeros((3, c.shape[2])), np.zeros((1, c.shape[2])), np.zeros(1))
+            none = np.zeros(c.shape[2])
+            self._project(c[0], none, none, none)
+            self.projection(none, none, none, none[None], np.zeros(1))
 
     def _project(self, history: Array, wish: Array, low: Array, high: Array) -> Array | None:
         """[n] rad/s nearest to `wish` [n] that meets the limits' inequalities for one arm."""
