@@ -19,8 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
@@ -35,6 +34,7 @@ from robopolicy.normalize import Normalizer
 from robopolicy.spec import PolicySpec
 from robopolicy.types import TASK
 
+ROOT = Path(__file__).resolve().parents[1]
 ID = "suite_eval_speed"
 
 

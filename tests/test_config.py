@@ -32,8 +32,9 @@ def test_every_option_of_every_group_composes_and_fits_its_constructors(group: s
                 compose(find_verb("eval"), [f"suite={option}", "checkpoint=runs/x"])
             else:
                 train(f"{group}={option}")
-        except UsageError as error:  # a suite that is not installed here says so
-            assert "which is not installed: ./scripts/setup.sh" in str(error)
+        except UsageError as error:
+            if "which is not installed: ./scripts/setup.sh" not in str(error):  # as suites say of themselves
+                raise
 
 
 def test_groups_combine_freely_there_is_no_file_per_pair() -> None:
