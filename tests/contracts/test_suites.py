@@ -28,7 +28,10 @@ TASKS: dict[str, tuple[dict[str, Any], int]] = {
 SEEDS = torch.tensor([5, 2**40 + 6, 2**41 + 7])  # one of each split
 
 
-@pytest.fixture(params=TASKS, scope="module")
+PARAMS = [pytest.param(n, marks=pytest.mark.slow) if n == "libero" else n for n in TASKS]  # it reloads its model
+
+
+@pytest.fixture(params=PARAMS, scope="module")
 def suite(request) -> Iterator[tuple[str, Callable[..., VecEnv], int]]:
     """(name, how to make an env of it, steps)."""
     name = request.param
