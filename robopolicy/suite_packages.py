@@ -79,8 +79,6 @@ def broken(suite: str, error: Exception) -> ConfigError:
     cause = f"{type(error).__name__}: {error}"
     needs = f" It needs {package.system} (`robopolicy doctor` says how)." if package.system else ""
     if version != package.works:
-        works = f"{package.distribution}=={package.works}"
-        return ConfigError(
-            f"{package.distribution} {version} breaks ({cause}). {package.works} works: pip install {works}"
-        )
+        mend = f"pip install '{package.distribution}=={package.works}'"
+        return ConfigError(f"{package.distribution} {version} breaks ({cause}); {package.works} works: {mend}")
     return ConfigError(f"{package.distribution} {version} does not load ({cause}).{needs} Anew: {install(suite)}")

@@ -110,7 +110,7 @@ PEG_HARD = (  # usual noise, of millimetres, tips the peg in the fingers: next t
     "algo.warmup_std=0.1",
 )
 SUITE_BC = ("loop.steps=3000",)
-MANISKILL_PICK = Base("maniskill", 50, 0.5, SUITE_BC, options=("task.name=PickCube-v1",), num_envs=16, episodes=200)
+MANISKILL_PICK = Base("maniskill", 50, 0.7, SUITE_BC, options=("task.name=PickCube-v1",), num_envs=16, episodes=200)
 ROBOSUITE_CAN = Base("robosuite", 50, 0.5, SUITE_BC, options=("task.name=Can",), num_envs=8, episodes=200)
 METAWORLD = tuple(  # pushing, pressing, opening, turning, pulling, grasping, inserting, throwing
     Base("metaworld", 40, 0.5, SUITE_BC, options=(f"task.name={name}-v3",), num_envs=32, episodes=200)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import shlex
 
 from robopolicy.doctor.checks import ROOT, Check, apt_install, in_checkout, pip_install
@@ -12,7 +13,6 @@ from robopolicy.suite_packages import PACKAGES, installed, misfits
 
 LOADER = "libvulkan.so.1"
 MESA = (24, 3)  # the first whose software device runs ManiSkill
-_INSTANCE_INFO = 1  # VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO
 _CPU = 4  # VK_PHYSICAL_DEVICE_TYPE_CPU
 _TRY = "from robopolicy.doctor.suites import vulkan; vulkan()"
 
@@ -45,11 +45,41 @@ def check_vulkan() -> Check:
         answer = probe(_TRY)
     except ProbeError as error:
         return Check("Vulkan", False, f"ManiSkill needs it: {error}", fix, required=False)
-    name, version = answer["device"], ".".join(map(str, answer["driver"]))
-    if answer["cpu"] and tuple(answer["driver"][:2]) < MESA:
-        detail = f"{name}: Mesa {version} is too old for ManiSkill without a GPU; 24.3 is needed"
+    found = f"{answer['device']}, {answer['driver']}"
+    if answer["cpu"] and answer["mesa"] is not None and tuple(answer["mesa"]) < MESA:
+        detail = f"{found}: too old for ManiSkill without a GPU; Mesa 24.3 is needed"
         return Check("Vulkan", False, detail, fix, required=False)
-    return Check("Vulkan", True, f"{name}, driver {version}")
+    return Check("Vulkan", True, found)
+
+
+class _Chained(ctypes.Structure):
+    """Head of every structure of Vulkan that can be extended."""
+
+    _fields_ = (("kind", ctypes.c_int32), ("following", ctypes.c_void_p))
+
+
+class _Application(_Chained):  # VkApplicationInfo
+    _fields_ = (("name", ctypes.c_char_p), ("version", ctypes.c_uint32), ("engine", ctypes.c_char_p),
+                ("engine_version", ctypes.c_uint32), ("api", ctypes.c_uint32))  # fmt: skip
+
+
+class _Instance(_Chained):  # VkInstanceCreateInfo without layers or extensions
+    _fields_ = (
+        ("flags", ctypes.c_uint32),
+        ("application", ctypes.POINTER(_Application)),
+        ("none", ctypes.c_uint64 * 4),
+    )
+
+
+class _Driver(_Chained):  # VkPhysicalDeviceDriverProperties
+    _fields_ = (("id", ctypes.c_int32), ("name", ctypes.c_char * 256), ("info", ctypes.c_char * 256),
+                ("conformance", ctypes.c_uint8 * 4))  # fmt: skip
+
+
+class _Device(_Chained):  # VkPhysicalDeviceProperties2; `rest` is longer than the 548 bytes that are left
+    _fields_ = (("api", ctypes.c_uint32), ("driver", ctypes.c_uint32), ("vendor", ctypes.c_uint32),
+                ("device", ctypes.c_uint32), ("type", ctypes.c_int32), ("name", ctypes.c_char * 256),
+                ("rest", ctypes.c_uint64 * 128))  # fmt: skip
 
 
 def vulkan() -> None:
@@ -58,9 +88,10 @@ def vulkan() -> None:
         loader = ctypes.CDLL(LOADER)
     except OSError as error:
         raise SystemExit(f"{LOADER} does not load ({error}); the package is libvulkan1") from None
-    info = (ctypes.c_uint64 * 8)()  # VkInstanceCreateInfo without layers or extensions
-    ctypes.cast(info, ctypes.POINTER(ctypes.c_uint32))[0] = _INSTANCE_INFO
-    instance = ctypes.c_void_p()
+    application = _Application(
+        kind=0, api=(1 << 22) | (2 << 12)
+    )  # Vulkan 1.2, where drivers say their version in words
+    info, instance = _Instance(kind=1, application=ctypes.pointer(application)), ctypes.c_void_p()
     code = loader.vkCreateInstance(ctypes.byref(info), None, ctypes.byref(instance))
     if code:
         raise SystemExit(f"no Vulkan driver ({code}); without a GPU the package is mesa-vulkan-drivers")
@@ -70,10 +101,11 @@ def vulkan() -> None:
         raise SystemExit("no Vulkan device; without a GPU the package is mesa-vulkan-drivers")
     devices = (ctypes.c_void_p * count.value)()
     loader.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), devices)
-    facts = ctypes.create_string_buffer(4096)  # VkPhysicalDeviceProperties is 824 bytes
-    loader.vkGetPhysicalDeviceProperties(ctypes.c_void_p(devices[0]), facts)
-    words = ctypes.cast(facts, ctypes.POINTER(ctypes.c_uint32))
-    driver, kind = words[1], words[4]
-    name = facts.raw[20:276].split(b"\0")[0].decode(errors="replace")
-    version = [driver >> 22, (driver >> 12) & 0x3FF, driver & 0xFFF]
-    print(json.dumps({"device": name, "driver": version, "cpu": kind == _CPU}))
+    driver = _Driver(kind=1000196000)
+    device = _Device(kind=1000059001, following=ctypes.addressof(driver))
+    loader.vkGetPhysicalDeviceProperties2(ctypes.c_void_p(devices[0]), ctypes.byref(device))
+    mesa = re.search(r"Mesa (\d+)\.(\d+)", driver.info.decode(errors="replace"))
+    print(json.dumps({
+        "device": device.name.decode(errors="replace"), "driver": driver.info.decode(errors="replace"),
+        "mesa": [int(n) for n in mesa.groups()] if mesa else None, "cpu": device.type == _CPU,
+    }))  # fmt: skip

@@ -22,7 +22,7 @@ OPEN, CLOSED = 1.0, -1.0
 class CubeExpert(ScriptedExpert):
     """Base class: subclasses say where the tool shall be, how it is turned, and what the fingers do."""
 
-    noise = 0.3
+    offset, noise = 0.15, 0.15
 
     def __init__(self, at: dict[str, slice], action: ActionSpec, num_envs: int, *, imperfection: float = 0.0) -> None:
         super().__init__(action, num_envs, imperfection=imperfection)

@@ -19,8 +19,8 @@ from robopolicy.types import STATE, Stateful, VecEnv
 # suite: (its config, steps after which the first contact has been made or lost)
 TASKS: dict[str, tuple[dict[str, Any], int]] = {
     "metaworld": ({"_target_": "sim.suites.metaworld.make", "name": "push-v3"}, 40),
-    "maniskill": ({"_target_": "sim.suites.maniskill.make", "name": "PickCube-v1"}, 22),
-    "robosuite": ({"_target_": "sim.suites.robosuite.make", "name": "Lift"}, 25),
+    "maniskill": ({"_target_": "sim.suites.maniskill.make", "name": "PickCube-v1"}, 13),
+    "robosuite": ({"_target_": "sim.suites.robosuite.make", "name": "Lift"}, 19),
     "libero": ({"_target_": "sim.suites.libero.make", "name": "0", "cameras": []}, 5),
     "pusht": ({"_target_": "sim.suites.gym.make", "package": "gym_pusht", "name": "gym_pusht/PushT-v0"}, 20),
     "fetch": ({"_target_": "sim.suites.gym.make", "package": "gymnasium_robotics", "name": "FetchPush-v4"}, 20),
@@ -28,7 +28,10 @@ TASKS: dict[str, tuple[dict[str, Any], int]] = {
 SEEDS = torch.tensor([5, 2**40 + 6, 2**41 + 7])  # one of each split
 
 
-@pytest.fixture(params=TASKS, scope="module")
+PARAMS = [pytest.param(n, marks=pytest.mark.slow) if n == "libero" else n for n in TASKS]  # it reloads its model
+
+
+@pytest.fixture(params=PARAMS, scope="module")
 def suite(request) -> Iterator[tuple[str, Callable[..., VecEnv], int]]:
     """(name, how to make an env of it, steps)."""
     name = request.param

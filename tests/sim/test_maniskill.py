@@ -16,11 +16,12 @@ from sim.suites import maniskill
 from tests.sim.played import success
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", maniskill.task_names())
 def test_the_expert_succeeds_and_its_errors_make_it_fail(name):
     env = maniskill.make(name, 4)
-    assert success(env, torch.arange(40, 48)) >= 7
-    assert success(env, torch.arange(40, 44), imperfection=1.0) < 4
+    assert success(env, torch.arange(40, 44)) == 4
+    assert success(env, torch.arange(40, 48), imperfection=1.0) < 8
     env.close()
 
 

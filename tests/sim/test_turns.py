@@ -69,12 +69,12 @@ def test_errors_are_keyed_by_episode_and_step_and_scale_with_imperfection():
     def actions(seeds: list[int], imperfection: float) -> torch.Tensor:
         expert = Still(ACTION, len(seeds), imperfection=imperfection)
         expert.reset(None, episode_seed=torch.tensor(seeds))
-        return torch.stack([expert.act({}) for _ in range(400)])
+        return torch.stack([expert.act({}) for _ in range(100)])
 
     both, alone = actions([3, 4], 0.2), actions([4], 0.2)
     assert torch.equal(both[:, 1:], alone) and not torch.equal(both[:, 0], both[:, 1])
     assert float(actions([3], 0.0).abs().max()) == 0.0
     deviation = alone[:, 0].std(dim=0)
-    assert torch.allclose(deviation, torch.full((7,), 0.2 * Still.noise), rtol=0.2)
+    assert torch.allclose(deviation, torch.full((7,), 0.2 * Still.noise), rtol=0.35)
     with pytest.raises(ConfigError, match=r"imperfection must be in \[0, 1\]"):
         Still(ACTION, 1, imperfection=1.5)
