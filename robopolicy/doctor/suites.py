@@ -6,6 +6,7 @@ import ctypes
 import json
 import re
 import shlex
+from typing import Any, ClassVar
 
 from robopolicy.doctor.checks import ROOT, Check, apt_install, in_checkout, pip_install
 from robopolicy.doctor.probes import ProbeError, probe
@@ -55,7 +56,7 @@ def check_vulkan() -> Check:
 class _Chained(ctypes.Structure):
     """Head of every structure of Vulkan that can be extended."""
 
-    _fields_ = (("kind", ctypes.c_int32), ("following", ctypes.c_void_p))
+    _fields_: ClassVar[Any] = (("kind", ctypes.c_int32), ("following", ctypes.c_void_p))
 
 
 class _Application(_Chained):  # VkApplicationInfo
@@ -88,9 +89,8 @@ def vulkan() -> None:
         loader = ctypes.CDLL(LOADER)
     except OSError as error:
         raise SystemExit(f"{LOADER} does not load ({error}); the package is libvulkan1") from None
-    application = _Application(
-        kind=0, api=(1 << 22) | (2 << 12)
-    )  # Vulkan 1.2, where drivers say their version in words
+    # Vulkan 1.2: from there on drivers say their version in words.
+    application = _Application(kind=0, api=(1 << 22) | (2 << 12))
     info, instance = _Instance(kind=1, application=ctypes.pointer(application)), ctypes.c_void_p()
     code = loader.vkCreateInstance(ctypes.byref(info), None, ctypes.byref(instance))
     if code:
