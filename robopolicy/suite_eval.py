@@ -26,8 +26,9 @@ from robopolicy.evaluate.rows import Rows
 from robopolicy.evaluate.run_dir import label
 from robopolicy.evaluate.suite import Suite, SuiteResult
 from robopolicy.noise import Split
+from robopolicy.policy_files import find_policy, is_ours, read_spec
 from robopolicy.tracking import Tracker
-from robopolicy.types import TASK, Obs, Step, VecEnv
+from robopolicy.types import TASK, Feature, Obs, Step, VecEnv
 from robopolicy.verbs import Place
 from robopolicy.wrappers import Wrapper
 
@@ -194,9 +195,9 @@ def _evaluate(job: Job) -> None:
     torch.set_num_threads(job.threads)
     env: Any = build.build(job.node, "suite.task", num_envs=job.num_envs, seed=0)
     try:
+        if (known := _numbered_tasks(job)) and env.spec.tasks[0] in known:
+            env = Numbered(env, known)
         policy = load_policy(job.checkpoint, device=job.device, env=env.spec, which=job.which)
-        if TASK in policy.spec.observation:
-            env = Numbered(env, policy.spec.tasks)
         rows = rollout.evaluate(
             policy, env, torch.tensor(job.seeds), deterministic=job.deterministic, policy_id=job.policy
         )
@@ -205,6 +206,14 @@ def _evaluate(job: Job) -> None:
         close = getattr(env, "close", None)
         if close is not None:
             close()
+
+
+def _numbered_tasks(job: Job) -> tuple[str, ...]:
+    """The instructions of a policy of ours that is told tasks by number; none of others."""
+    if not is_ours(find_policy(job.checkpoint, which=job.which)):
+        return ()
+    spec = read_spec(job.checkpoint, which=job.which)
+    return spec.tasks if TASK in spec.observation else ()
 
 
 class Numbered(Wrapper):
@@ -222,7 +231,7 @@ class Numbered(Wrapper):
                 f"{env.spec.id}: the policy tells tasks apart, and {env.spec.tasks[0]!r} is none of {known}"
             )
         self.number = tasks.index(env.spec.tasks[0])
-        self.spec = replace(env.spec, tasks=tasks)
+        self.spec = replace(env.spec, tasks=tasks, observation={**env.spec.observation, TASK: Feature((), "int64")})
 
     def reset(self, seeds: Tensor | None = None) -> Obs:
         return self._numbered(self.env.reset(seeds))

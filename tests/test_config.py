@@ -28,8 +28,8 @@ def train(*overrides: str, **kw: Any) -> dict[str, Any]:
 def test_every_option_of_every_group_composes_and_fits_its_constructors(group: str) -> None:
     for option in OPTIONS[group]:
         try:
-            if group == "suite":  # the only verb that takes one
-                compose(find_verb("eval"), [f"suite={option}", "checkpoint=runs/x"])
+            if group in ("suite", "variants"):  # the only verb that takes one
+                compose(find_verb("eval"), [f"{group}={option}", "checkpoint=runs/x"])
             else:
                 train(f"{group}={option}")
         except UsageError as error:  # a suite that is not installed here says so

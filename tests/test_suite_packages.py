@@ -25,8 +25,10 @@ def there(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def test_a_missing_suite_names_the_command(there):
-    missing = r"mani-skill, which is not installed: \./scripts/setup\.sh bench, or"
-    with pytest.raises(ConfigError, match=missing), needs("maniskill"):
+    with (
+        pytest.raises(ConfigError, match=r"mani-skill, which is not installed: \./scripts/setup\.sh bench, or"),
+        needs("maniskill"),
+    ):
         raise AssertionError("imports must not be tried")
     with pytest.raises(ConfigError, match=r"setup\.sh suites.*pip install 'robopolicy\[pusht\]'"):
         suite_packages.require("pusht")
@@ -34,12 +36,13 @@ def test_a_missing_suite_names_the_command(there):
 
 def test_a_version_that_breaks_is_named_with_the_one_that_works(there):
     there |= {"metaworld": "3.1.1", "mujoco": "3.8.1"}
-    breaks = r"metaworld 3\.1\.1 breaks \(ImportError: moved\); 3\.0\.0 works"
-    with pytest.raises(ConfigError, match=breaks), needs("metaworld"):
+    with (
+        pytest.raises(ConfigError, match=r"metaworld 3\.1\.1 breaks \(ImportError: moved\); 3\.0\.0 works"),
+        needs("metaworld"),
+    ):
         raise ImportError("moved")
     there["metaworld"] = "3.0.0"
-    gone = r"metaworld 3\.0\.0 does not load \(ImportError: gone\)"
-    with pytest.raises(ConfigError, match=gone), needs("metaworld"):
+    with pytest.raises(ConfigError, match=r"metaworld 3\.0\.0 does not load \(ImportError: gone\)"), needs("metaworld"):
         raise ImportError("gone")
     with needs("metaworld"):
         pass
@@ -55,8 +58,10 @@ def test_what_a_suite_does_not_run_beside_is_named(there):
 
 def test_a_system_package_is_named_where_a_suite_needs_one(there):
     there["mani-skill"] = "3.0.1"
-    vulkan = r"libvulkan1, and without a GPU mesa-vulkan-drivers 24\.3 or later"
-    with pytest.raises(ConfigError, match=vulkan), needs("maniskill"):
+    with (
+        pytest.raises(ConfigError, match=r"libvulkan1, and without a GPU mesa-vulkan-drivers 24\.3 or later"),
+        needs("maniskill"),
+    ):
         raise ImportError("libvulkan.so.1: cannot open shared object file")
 
 
@@ -100,9 +105,10 @@ def test_doctor_asks_for_vulkan_only_where_it_is_needed(there, monkeypatch):
 
     assert answers("must not be asked").ok
     there["mani-skill"] = "3.0.1"
-    software = {"device": "llvmpipe", "driver": [22, 3, 6], "cpu": True}
-    assert "Mesa 22.3.6 is too old" in answers(software).detail
-    assert answers({**software, "driver": [24, 3, 0]}).ok and answers({**software, "cpu": False}).ok
+    software = {"device": "llvmpipe", "driver": "Mesa 22.3.6", "mesa": [22, 3], "cpu": True}
+    assert "llvmpipe, Mesa 22.3.6: too old" in answers(software).detail
+    for better in ({"mesa": [24, 3]}, {"mesa": [25, 0]}, {"cpu": False}, {"mesa": None}):
+        assert answers({**software, **better}).ok
     missing = answers("libvulkan.so.1 does not load; the package is libvulkan1")
     assert missing.state == "optional" and missing.fix.endswith("scripts/setup.sh bench")
     monkeypatch.setattr(suites, "in_checkout", lambda: False)

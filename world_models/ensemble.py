@@ -118,7 +118,8 @@ class PhaseEnsemble(Dynamics):
     def _step_block(self, latent: Tensor, action: Tensor, draw: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
         mean, logits = self.predict(latent.expand(self.heads, *latent.shape), action.expand(self.heads, *action.shape))
         weight = logits.softmax(-1)
-        expected = (weight[..., None] * mean).sum(2)  # [E B Ds]
+        # Numbers that follow from others, or never change, are not trained: the members' say on them is noise.
+        expected = (weight[..., None] * mean).sum(2) * self.coordinates.predicted  # [E B Ds]
         doubt = expected.std(0, correction=0).amax(-1) if self.heads > 1 else latent.new_zeros(len(latent))
         rows = torch.arange(len(latent), device=latent.device)
         chosen = weight[member, rows]  # [B M]

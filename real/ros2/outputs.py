@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -65,13 +66,15 @@ class Positions:
     arm to rest itself: the rest of the certified stop is sent before nothing more is.
 
     Args:
-        sleep: passes s; for tests.
+        sleep: passes s; clock: s, of a steady clock; for tests.
     """
 
     def __init__(
-        self, node: LifecycleNode, wiring: Wiring, refuse: Tell, *, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
-        self.node, self.tick_s, self.sleep = node, wiring.tick_s, sleep
+        self, node: LifecycleNode, wiring: Wiring, refuse: Tell, *, sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.node, self.tick_s, self.sleep, self.clock = node, wiring.tick_s, sleep, clock
+        self.timeout_s, self._sent = wiring.output.timeout_s, -math.inf  # s, when the last one went out
         self._out: Any = _publisher(node, Float64MultiArray, wiring, refuse)
         n = len(wiring.joints)
         names = MultiArrayDimension(label=",".join(wiring.joints), size=n, stride=n)  # for people: drivers ignore it
@@ -84,10 +87,12 @@ class Positions:
             self._publish(points[new])
             self._left = points[new + 1 :]
             return
-        for q in self._left:
+        left, self._left = self._left, self._left[:0]
+        for q in left:
             self.sleep(self.tick_s)
+            if self.clock() - self._sent > self.timeout_s:
+                return  # the driver has stopped by itself, somewhere else
             self._publish(q)
-        self._left = self._left[:0]
 
     def problems(self) -> list[str]:
         return []
@@ -96,6 +101,7 @@ class Positions:
         self.node.destroy_publisher(self._out)
 
     def _publish(self, q: Array) -> None:
+        self._sent = self.clock()
         self._out.publish(Float64MultiArray(layout=self._layout, data=q.tolist()))
 
 

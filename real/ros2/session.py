@@ -184,7 +184,7 @@ class Session:
         for counts in (self.counts, self.reasons, self.loop.counts):
             counts.clear()
         self.ticks = self.changed = 0
-        self.decision, self.greeted, self.muted = None, False, False
+        self.decision, self.greeted = None, False
         tick = self.clock.tick(now) + self.wiring.lead_ticks
         self.zero = self.zero or tick
         self.time = max(self.time, (tick - self.zero) * self.wiring.tick_s)
@@ -192,6 +192,7 @@ class Session:
             self.loop.start(seed=seed)
         finally:
             self.newest = measured
+        self.muted = False  # not before: nothing of an episode that a fault has ended may follow it
         self.chain.enable(self.time)
         self.ledger = Ledger(self.chain, tick)
         self.active = True
@@ -210,6 +211,8 @@ class Session:
             return 0
         if not self.greeted:  # stand: so that an arm that waits for us does so from before the first plan on
             self.greeted = True
+            if self.wiring.output.type == "positions":  # no such driver waits, and a dry run must send it nothing
+                return 0
             self.send(self.ledger.last, np.tile(self.ledger.command(self.ledger.last), (MATCH, 1)), 0)
             return 0
         arm, done = self.clock.tick(now), 0
@@ -245,8 +248,11 @@ class Session:
         gone = goal - 1 - self.ledger.last
         self.counts["missed"] += gone
         self.ledger = Ledger(self.chain, goal)
-        if (silence := (gone + 1) * self.wiring.tick_s) > self.wiring.output.timeout_s:
+        if (silence := (gone + 2) * self.wiring.tick_s) > self.wiring.output.timeout_s:
             self.on_driver(f"stream_timeout: nothing was sent for {silence:.3f} s, so the driver stopped by itself")
+        elif gone > 1 and not bool(self.chain.governor.at_rest[0]):
+            self.on_driver(f"stream_gap: {gone} positions in a row were missed in motion; the driver stood meanwhile, "
+                           "and to go on at speed would be a jump")  # fmt: skip
 
     def _decide(self) -> None:
         try:

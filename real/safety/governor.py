@@ -112,7 +112,7 @@ class Governor:
             rest = q.copy()
             fine = self._post_check(rest)
             _settle(fine, rest, rest, rest, fine)
-            put(rest[:, None], rows, rest[:, None])
+            put(rest[:, None], np.arange(len(rest)), rest[:, None])
         self.c[rows], self.last[rows], self.active[rows] = history, q, True
         self._stop[rows], self._at[rows] = q[:, None], 0
         self._before = self.past()

@@ -98,9 +98,10 @@ class Search:
             self.choose(c, target, c[:, -1].copy(), free, c[:, -1].copy(), 1.0)
         self.near = False
         if self.projection is not None:
-            none = np.zeros(c.shape[2])
-            self._project(c[0], none, none, none)
-            self.projection(none, none, none, none[None], np.zeros(1))
+            still = np.zeros(c.shape[2])
+            self._project(c[0], still, still, still)
+            self.projection(still, still, still, still[None], np.zeros(1))
+            Here.of(c[0], self.body, self.dt).brake(still[None].copy(), np.zeros(1), 1)
 
     def _project(self, history: Array, wish: Array, low: Array, high: Array) -> Array | None:
         """[n] rad/s nearest to `wish` [n] that meets the limits' inequalities for one arm."""

@@ -63,9 +63,18 @@ class Suite:
         return {key: {**self.task, "name": key, **own} for key, own in self.tasks.items() if not only or key in only}
 
     def episode_seeds(self, split: Split, episodes: int) -> Tensor:
-        """int64 [episodes], the same for every task."""
+        """int64 [episodes], the same for every task.
+
+        Raises:
+            ConfigError: validation episodes, or more than there are, of a suite whose episodes are a fixed list.
+        """
         if self.seeds == "drawn":
             return episode_seeds(split, 0, episodes)
+        if split != "test" or episodes > self.episodes:
+            raise ConfigError(
+                f"suite={self.name}: its episodes are a fixed list of {self.episodes} initial states, all of them its "
+                f"test; found split={split}, episodes={episodes}. Take split=test and at most {self.episodes}."
+            )
         first = (episode_seeds(split, 0, 1) >> _SPLIT_BITS) << _SPLIT_BITS
         return first + torch.arange(episodes)
 

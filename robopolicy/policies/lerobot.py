@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -85,6 +86,16 @@ class LeRobotPolicy(Policy):
         batch["task"] = [self.spec.tasks[i] for i in index]
         batch = {k: v for k, v in self.pre(batch).items() if isinstance(v, Tensor | list)}
         return self.post(self.kind.predict(self.network, batch, noise))
+
+    def instruct(self, tasks: tuple[str, ...]) -> None:
+        """Any instructions will do: the network reads them, or has none to read.
+
+        Raises:
+            SpecError: there are several, and the policy is not told which.
+        """
+        if len(tasks) > 1 and TASK not in self.spec.observation:
+            raise SpecError(f"tasks: the env has {len(tasks)}, and the policy reads no {TASK!r} that tells them apart")
+        self.spec = replace(self.spec, tasks=tuple(tasks))
 
     def _input(self, x: Tensor) -> Tensor:
         """[B To ...] as LeRobot takes it: pictures in 0 … 1, no To axis where it reads one frame."""
@@ -180,6 +191,11 @@ def _check_step(step: Document, state: dict[str, Any], name: str) -> None:
     from lerobot.processor.pipeline import ProcessorStepRegistry
 
     known, called = step.get("registry_name"), str(step.get("class"))
+    if known is None and called.startswith("lerobot."):  # the checks below go by names
+        raise CheckpointError(
+            f"{name}: the step {called!r} is named by its class; LeRobot names its own by registry_name, and so must a "
+            f"checkpoint. Known: {', '.join(sorted(ProcessorStepRegistry.list()))}"
+        )
     if known is None and not called.startswith("lerobot."):
         raise CheckpointError(
             f"{name}: the step {called!r} names code outside LeRobot, which a checkpoint may not call. Register the "

@@ -47,6 +47,12 @@ def kind_of(config: Any) -> Kind:
             "which the chunk executor does not do. Set it to null and n_action_steps to the steps to execute; the "
             "weights stay the same."
         )
+    if config.type not in KINDS and type(config).__module__.startswith("lerobot."):
+        raise CheckpointError(
+            f"config.json: policies of LeRobot's type {config.type!r} are not taken: nobody has looked whether they "
+            f"load code from elsewhere. Known: {', '.join(sorted(KINDS))}; and types of packages that you install "
+            "yourself."
+        )
     kind = KINDS.get(config.type, OTHER)
     if kind is OTHER and (config.n_obs_steps != 1 or _length(config) is None):
         raise CheckpointError(

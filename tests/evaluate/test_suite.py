@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from robopolicy import build, suite_eval, verbs
+from robopolicy.build import build_policy
 from robopolicy.checkpoint import Checkpointer
 from robopolicy.cli import find_verb
 from robopolicy.config import compose, group_options
@@ -18,8 +19,9 @@ from robopolicy.errors import CheckpointError, ConfigError, RobopolicyError
 from robopolicy.evaluate.rows import Rows
 from robopolicy.evaluate.suite import Suite, SuiteResult
 from robopolicy.noise import episode_seeds
+from robopolicy.normalize import Normalizer
 from robopolicy.suite_eval import Numbered, evaluate_suite
-from robopolicy.types import TASK
+from robopolicy.types import TASK, Feature
 from tests.evaluate.points import make_rows, named_point
 from tests.test_checkpoint import gaussian
 
@@ -136,7 +138,9 @@ def test_a_failure_in_a_process_leaves_the_others(run):
 def test_fixed_initial_states_are_taken_in_order():
     suite = replace(POINTS, seeds="in_order")
     assert suite.episode_seeds("test", 3).tolist() == [2 << 40, (2 << 40) + 1, (2 << 40) + 2]
-    assert suite.episode_seeds("validation", 1).tolist() == [1 << 40]
+    for split, episodes in (("validation", 1), ("test", 5)):  # the same states again
+        with pytest.raises(ConfigError, match=f"a fixed list of 4 .*found split={split}, episodes={episodes}"):
+            suite.episode_seeds(split, episodes)
     assert Rows(make_rows([True, False]).frame.assign(seed=suite.episode_seeds("test", 2).tolist())).split == "test"
 
 
@@ -149,6 +153,16 @@ def test_a_policy_of_many_tasks_is_told_which_one_it_is():
     assert wrapped.spec.tasks[1] == text
     with pytest.raises(ConfigError, match="is none of 'another'"):
         Numbered(env, ("another",))
+
+
+def test_a_policy_of_many_tasks_is_evaluated_on_each(run, tmp_path):
+    policy = gaussian(0)
+    tasks = ("another", named_point("near", 1).spec.tasks[0])
+    spec = replace(policy.spec, observation={**policy.spec.observation, TASK: Feature((), "int64")}, tasks=tasks)
+    many = build_policy(policy.config, spec=spec, normalizer=Normalizer.from_limits(spec.observation, spec.action))
+    Checkpointer(run).save(2, policy=many, state={})
+    result = evaluate_suite(POINTS, run, out=tmp_path / "out", jobs=1)
+    assert not result.missing and set(result.rows) == {"near", "far"}
 
 
 def test_what_does_not_belong_together_is_refused(run):

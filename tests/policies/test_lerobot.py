@@ -248,6 +248,16 @@ def test_steps_may_not_call_code_from_elsewhere(folder: Path, tmp_path: Path) ->
     assert not touched.exists()
 
 
+def test_steps_are_named_so_that_they_are_checked(folder: Path) -> None:
+    """LeRobot's own classes too: some run code from the hub, and are refused by name."""
+    document = json.loads((folder / "policy_preprocessor.json").read_text())
+    step = "lerobot.processor.tokenizer_processor.ActionTokenizerProcessorStep"
+    document["steps"].append({"class": step, "config": {"trust_remote_code": True, "action_tokenizer_name": "x/y"}})
+    (folder / "policy_preprocessor.json").write_text(json.dumps(document))
+    with pytest.raises(CheckpointError, match=r"is named by its class; LeRobot names its own by registry_name"):
+        load_policy(folder, env=env(CAMERAS))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

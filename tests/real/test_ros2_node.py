@@ -232,9 +232,8 @@ def test_parameters_given_on_the_command_line_are_in_force(ros):
         assert rig.node.get_parameter("seed").value == 7
         assert rig.node.trigger_activate() == OK, rig.node.why
         rig.step(200)
-        chain = rig.node.session.chain.profile.chain
-        frames = chain.forward(np.array(rig.driver.played))[:, -1]
-        speed = np.linalg.norm(np.diff(frames[:, 0] + np.einsum("k,mkx->mx", chain.tcp, frames[:, 1:]), axis=0), axis=1)
+        body = rig.node.session.chain.governor.body
+        speed = np.linalg.norm(np.diff(body.at(np.array(rig.driver.played)).points[:, body.tcp], axis=0), axis=1)
         assert 0.05 < speed.max() / DT <= 0.11, "of the tool"
         loosened = rig.node.set_parameters([Parameter("safety.tcp_speed", value=1.0)])[0]
         assert not loosened.successful and "loosened only while inactive" in loosened.reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -144,17 +145,57 @@ def test_positions_are_the_commands_in_the_wiring_s_order(monkeypatch):
 
 
 def test_what_was_not_sent_is_not_jumped_over(monkeypatch):
-    """5 ticks missed: the driver stayed, and the next position goes on from there."""
+    """A tick missed: the driver stayed, and the next position goes on from there."""
     wire = Stream(monkeypatch)
     wire.begin()
     wire.run(110)
     assert wire.speed > 0.3
     before = wire.session.counts["missed"]
     for _ in range(5):
-        wire.run(5, node=False)
+        wire.run(1, node=False)
         wire.run(20)
-    assert wire.session.counts["missed"] - before == 25 and wire.session.mode is Mode.RUN and not wire.timed_out
+    assert wire.session.counts["missed"] - before == 5 and wire.session.mode is Mode.RUN and not wire.timed_out
     assert wire.violations() == 0
+
+
+def test_two_missed_in_motion_are_a_fault_for_the_driver_stood_meanwhile(monkeypatch):
+    wire = Stream(monkeypatch)
+    wire.begin()
+    wire.run(110)
+    wire.run(2, node=False)
+    where = wire.played[-1]
+    wire.run(100)
+    assert wire.session.mode is Mode.FAULT and "stream_gap" in "; ".join(wire.session.reasons)
+    assert np.array_equal(wire.played[-1], where), "nothing more was sent"
+
+
+def test_a_stop_is_not_streamed_to_a_driver_that_has_stopped(monkeypatch):
+    """Deactivated after a stall, before the silence was noticed."""
+    wire = Stream(monkeypatch)
+    wire.begin()
+    wire.run(110)
+    assert wire.speed > 0.3 and len(wire.output._left)
+    wire.output.clock = lambda: time.monotonic() + 0.16
+    wire.session.stop()
+    assert not wire.node.sent
+
+
+def test_what_a_fault_has_ended_is_not_played_when_a_start_fails(monkeypatch):
+    wire = Stream(monkeypatch)
+    wire.begin()
+    wire.run(110)
+    wire.run(30, node=False)
+    wire.run(200)
+    assert wire.session.mode is Mode.FAULT
+
+    def refuse(seed: int) -> None:
+        raise SafetyError("no planner")
+
+    monkeypatch.setattr(wire.session.loop, "start", refuse)
+    with pytest.raises(SafetyError, match="no planner"):
+        wire.session.start(seed=0, now=wire.now)
+    wire.session.stop()
+    assert not wire.node.sent
 
 
 def test_a_silence_beyond_the_time_out_is_a_fault_and_nothing_more_is_sent(monkeypatch):

@@ -67,5 +67,12 @@ def test_its_demonstrations_train(tmp_path):
     data = f"{tmp_path}/data"
     assert main(["demos", *task, f"out={data}", "episodes=2", "num_envs=2", "imperfection=0.2"]) == 0
     assert load_episodes(data).tasks == ("push the cube into the circle",)
-    more = [f"dataset={data}", f"run_dir={tmp_path}/run", "loop.steps=5", "tracker=quiet", "policy=gaussian", "num_envs=2"]
+    more = [
+        f"dataset={data}",
+        f"run_dir={tmp_path}/run",
+        "loop.steps=5",
+        "tracker=quiet",
+        "policy=gaussian",
+        "num_envs=2",
+    ]
     assert main(["train", "algo=bc", *task, *more]) == 0

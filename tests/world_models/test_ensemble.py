@@ -160,6 +160,20 @@ def test_a_row_does_not_know_how_many_there_are() -> None:
     assert whole.latent.unique(dim=0).shape[0] == 37 and (whole.doubt > 0).all()
 
 
+def test_doubt_is_about_what_is_predicted() -> None:
+    """Outputs for numbers that follow from others are never trained: what members say there must not count."""
+    model = small(relative([30] * 4))
+    state, action, u = torch.rand(9, 5), torch.rand(9, 2), torch.rand(9)
+    before = model.step(state, action, episode=u, draw=None).doubt
+    with torch.no_grad():
+        numbers = model.last.weight[0, :, : 2 * 5].unflatten(-1, (2, 5))
+        numbers[..., 3:] += 5.0  # "rel" follows, "seven" is constant
+    assert torch.equal(model.step(state, action, episode=u, draw=None).doubt, before)
+    with torch.no_grad():
+        numbers[..., 0] += 5.0
+    assert not torch.equal(model.step(state, action, episode=u, draw=None).doubt, before)
+
+
 def test_phases_are_drawn_by_their_odds_and_members_by_the_episode() -> None:
     model = small(walk([30]), heads=2, elites=1)
     with torch.no_grad():
