@@ -211,10 +211,9 @@ class Session:
             return 0
         if not self.greeted:  # stand: so that an arm that waits for us does so from before the first plan on
             self.greeted = True
-            if self.wiring.output.type == "positions":  # no such driver waits, and a dry run must send it nothing
+            if self.wiring.output.type != "positions":  # no such driver waits, and a dry run must send it nothing
+                self.send(self.ledger.last, np.tile(self.ledger.command(self.ledger.last), (MATCH, 1)), 0)
                 return 0
-            self.send(self.ledger.last, np.tile(self.ledger.command(self.ledger.last), (MATCH, 1)), 0)
-            return 0
         arm, done = self.clock.tick(now), 0
         goal = arm + self.wiring.lead_ticks
         if self.wiring.output.type == "positions" and goal - 1 > self.ledger.last and self.ticks:

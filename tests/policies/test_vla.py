@@ -328,7 +328,7 @@ def test_adapting_begins_as_the_base():
         ({TASK: None}, "no instruction is given"),
         ({CAMERA: torch.zeros(4, 1, 16, 24, 3, dtype=torch.uint8)}, r"\(3, h, w\), not \(h, w, 3\)"),
         ({CAMERA: torch.zeros(4, 1, 3, 24, 16, dtype=torch.uint8)}, r"3, 16, 24\], found \[4, 1, 3, 24, 16\]"),
-        ({CAMERA: torch.rand(4, 1, 3, 16, 24)}, "expected uint8 from 0 to 255, found torch.float32 from 0"),
+        ({CAMERA: torch.ones(4, 1, 3, 16, 24)}, "expected uint8 from 0 to 255, found torch.float32 from 1 to 1"),
         ({TASK: torch.full((4, 1), 3)}, "3 names no instruction; there are 3"),
         ({TASK: torch.full((4, 1), -1)}, "-1 names no instruction"),
         ({STATE: torch.zeros(4, 3)}, r"expected shape \[B To …\] = \[B, 1, 3\]"),
