@@ -73,6 +73,8 @@ def convert(
         DataError: a recording is damaged, or of another policy, task or rate than the first; nothing is left to keep.
     """
     if bag is not None and bag.wiring is not None:
+        if only_success:
+            raise ConfigError("only_success: nothing in a rosbag2 bag says which episodes succeeded. Leave it out.")
         try:
             from real.ros2.bag_dataset import convert_bags
         except ImportError as error:

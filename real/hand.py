@@ -114,7 +114,7 @@ class Hand:
         self.start()
 
     def start(self) -> None:
-        """A new episode. What was typed before it is forgotten."""
+        """A new episode. What was typed before it is forgotten, but for the stop."""
         self.driver: Driver = self.first
         self.verdict: Literal["", "keep", "discard"] = ""
         self.trail.clear()
@@ -122,8 +122,9 @@ class Hand:
         self.left, self.until = 0, 0.0
         self.grip: float | None = None  # −1 closed … 1 open; None: as it is
         for _ in range(_MOST_KEYS):
-            if self.next_key() is None:
+            if (key := self.next_key()) is None:
                 break
+            self.quit |= key == "x"
 
     @property
     def over(self) -> bool:

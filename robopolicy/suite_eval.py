@@ -25,8 +25,10 @@ from robopolicy.evaluate.provenance import version
 from robopolicy.evaluate.rows import Rows
 from robopolicy.evaluate.run_dir import label
 from robopolicy.evaluate.suite import Suite, SuiteResult
+from robopolicy.lerobot.find import HUB
 from robopolicy.noise import Split
 from robopolicy.policy_files import find_policy, is_ours, read_spec
+from robopolicy.suite_packages import PACKAGES, installed
 from robopolicy.tracking import Tracker
 from robopolicy.types import TASK, Feature, Obs, Step, VecEnv
 from robopolicy.verbs import Place
@@ -116,25 +118,34 @@ def evaluate_suite(
 
 
 def _place(checkpoint: Path, task: str, which: Literal["latest", "best"], out: Path | None) -> Place:
+    if not _slotted(checkpoint):
+        return Place.of(checkpoint, which, out)
     path = Path(str(checkpoint).replace(SLOT, task.replace("/", "-")))
-    return Place.of(path, which, out if out is not None or SLOT not in str(checkpoint) else Path())
+    return Place.of(path, which, out if out is not None else Path())
+
+
+def _slotted(checkpoint: Path) -> bool:
+    return SLOT in str(checkpoint) and not str(checkpoint).startswith(HUB)  # there it leads a revision
 
 
 def _out(checkpoint: Path, place: Place, out: Path | None) -> Path:
     """`out`; else the run; else, for one policy a task, the folder that holds their runs."""
-    if out is not None or SLOT not in str(checkpoint):
+    if out is not None or not _slotted(checkpoint):
         return place.out
     parts = checkpoint.parts
     return Path(*parts[: next(i for i, part in enumerate(parts) if SLOT in part)])
 
 
 def _file(task: str, node: dict[str, Any]) -> str:
-    """Rows of another horizon, or of anything else that differs, lie beside one another."""
-    digest = hashlib.sha256(json.dumps(node, sort_keys=True).encode()).hexdigest()[:8]
+    """Rows of another horizon, another version of a suite, or of anything else that differs, lie beside one another."""
+    packages = {name: installed(package.distribution) for name, package in PACKAGES.items()}
+    digest = hashlib.sha256(json.dumps([node, packages], sort_keys=True).encode()).hexdigest()[:8]
     return f"{task.replace('/', '-')}-{digest}.csv"
 
 
 def _finished(job: Job) -> bool:
+    if version().endswith("dirty"):  # two changed trees look alike
+        return False
     try:
         rows = Rows.load(job.file)
     except DataError:

@@ -158,7 +158,9 @@ class Parts:
         if s.world is not None:
             world = build(s.world, "world", num_envs=s.num_envs, seed=self.seed)
             if s.task is not None:
-                check_same_world(world.spec, build(s.task, "task", num_envs=1, seed=0).spec)
+                true = build(s.task, "task", num_envs=1, seed=0)
+                getattr(true, "close", lambda: None)()
+                check_same_world(world.spec, true.spec)
             return world
         if s.task is None:
             raise ConfigError(f"task: is needed by {self._loop}. Choose one: task=<name>.")
@@ -356,5 +358,7 @@ def check_same_world(imagined: EnvSpec, true: EnvSpec) -> None:
     problems += check_action_spec(imagined.action, true.action, needs="the world model", offers="the task")
     if abs(imagined.dt - true.dt) > 1e-6:
         problems.append(f"dt: the world model steps {imagined.dt} s, the task {true.dt} s")
+    if imagined.tasks != true.tasks:
+        problems.append(f"tasks: the world model knows {imagined.tasks}, the task is {true.tasks}")
     if problems:
         raise SpecError(f"world: {imagined.id} is not of task={true.id}:\n  - " + "\n  - ".join(problems))

@@ -65,7 +65,7 @@ def assess(
         "open_loop": {str(k): {n: e[k]["error"] for n, e in errors.items()} | {"windows": windows[k]} for k in windows},
         "by_number": {str(k): {n: e[k]["by_number"] for n, e in errors.items()} for k in windows},
         "names": list(world.spec.observation[STATE].names or ()),
-        "success": judged.to_dict(),
+        "success": {**judged.to_dict(), "wanted": world.success.precision},
         "trust": {
             "bound": float(world.bound),
             "believed": believed,
@@ -82,13 +82,32 @@ def assess(
     }
 
 
-def worse_than_nothing(report: dict[str, Any]) -> list[str]:
-    """Horizons at which the model's open-loop error is not below that of copying the last state, one sentence each."""
-    found = []
+def faults(report: dict[str, Any]) -> list[str]:
+    """Why the model is not to be learned in, one sentence each.
+
+    Horizons at which its open-loop error is not below that of copying the last state, and a success classifier that
+    has not the precision that was asked of it: every false alarm is a reward.
+    """
+    found, success = [], report["success"]
+    if success["recall"] == 0.0 or success["precision"] < success["wanted"]:
+        found.append(
+            f"success: precision {success['precision']:.3g} where {success['wanted']:g} was wanted, "
+            f"recall {success['recall']:.3g}, over {success['positives']} held-out successes"
+        )
     for k, errors in report["open_loop"].items():
         if errors["windows"] and not errors["model"] < errors["copy_last"]:
             found.append(f"{k} steps: error {errors['model']:.3g}, copying the last state {errors['copy_last']:.3g}")
     return found
+
+
+def no_better(report: dict[str, Any]) -> str:
+    """Horizons, each with the numbers of the state whose error is not below that of copying them; "" where none is."""
+    found = []
+    for k, errors in report["by_number"].items():
+        model, copied = errors["model"], errors["copy_last"]
+        if model is not None and (bad := [n for n, a, b in zip(report["names"], model, copied) if a > b > 0.0]):  # noqa: B905
+            found.append(f"{k} steps: {', '.join(bad)}")
+    return "; ".join(found)
 
 
 def summary(report: dict[str, Any]) -> str:
@@ -97,6 +116,8 @@ def summary(report: dict[str, Any]) -> str:
     for k, e in report["open_loop"].items():
         if e["windows"]:
             lines.append(f"  {k:>2} steps: {e['model']:.4f} · {e['linear']:.4f} · {e['copy_last']:.4f}")
+    if stuck := no_better(report):
+        lines.append(f"  numbers of the state that are no better than copied: {stuck}")
     s, t = report["success"], report["trust"]
     lines.append(
         f"success: precision {s['precision']:.3f}, recall {s['recall']:.3f} over {s['episodes']} episodes with "

@@ -24,7 +24,7 @@ from robopolicy.schema import Count, Positive
 from robopolicy.spec import check_action_spec, check_features
 from robopolicy.storage import MANIFEST
 from robopolicy.types import EnvSpec, Obs, Step, check_action
-from world_models.assess import worse_than_nothing
+from world_models.assess import faults
 from world_models.world import World, find_world, load_world
 
 _START_STREAM, _DRAW_STREAM = 9101, 9102
@@ -216,11 +216,11 @@ def make(
     if model is None:
         raise ConfigError("world.model: needs a value. Add world.model=<run directory of train algo=world_model>")
     world = load_world(model, which=which)
-    bad = worse_than_nothing(world.report)
+    bad = faults(world.report)
     if bad and not even_if_bad:
         raise ConfigError(
-            f"world.model={model}: predicts held-out episodes worse than no model at all, at " + "; ".join(bad)
-            + ". Train it longer or on more data; to look at it nevertheless: world.even_if_bad=true."
+            f"world.model={model}: on held-out episodes it is not fit to learn in:\n  - " + "\n  - ".join(bad)
+            + "\nTrain it longer or on more data; to look at it nevertheless: world.even_if_bad=true."
         )  # fmt: skip
     paths = [starts] if starts is not None else _trained_on(Path(model))
     parts = [Starts.of(_fitting(p, world), world.success.window, where=start_at).obs for p in paths]

@@ -108,7 +108,13 @@ def decode(item: Item, kind: type) -> Any:
 
 
 def stamp_of(item: Item) -> float:
-    """s, of a message that begins with a header; without decoding the rest of it."""
+    """s, of a message that begins with a header; without decoding the rest of it.
+
+    Raises:
+        DataError: it is shorter than a header.
+    """
+    if len(item.data) < _HEADER + 8:
+        raise DataError(f"{item.topic}: a message of {len(item.data)} bytes, too short for a header")
     little = item.data[1] & 1
     seconds, nanoseconds = struct.unpack_from("<iI" if little else ">iI", item.data, _HEADER)
     return float(seconds + 1e-9 * nanoseconds)

@@ -32,7 +32,7 @@ class RemoteKeys:
         self.clock = clock
         self._waiting: deque[str] = deque(maxlen=256)
         self._at: Array = np.zeros(4)
-        self._told, self._lost = -np.inf, False
+        self._told, self._lost, self._quit = -np.inf, False, False
 
     def press(self, text: str) -> None:
         """Take what came.
@@ -50,14 +50,18 @@ class RemoteKeys:
             if at.shape != (4,) or not (np.abs(at) <= 1.0).all():
                 raise SafetyError(f"keys: expected {STICK} and four numbers from -1 to 1, found {text[:80]!r}")
             self._at, self._told = at, self.clock()
+        elif text in ("x", LOST):  # go before whatever waits, and are never dropped
+            self._quit, self._lost = self._quit or text == "x", self._lost or text == LOST
         elif text in KNOWN:
             self._waiting.append(text)
         else:
             raise SafetyError(f"keys: {text[:80]!r} is no key; expected one of {sorted(KNOWN)}")
 
     def __call__(self) -> str | None:
-        if self._lost or (self._waiting and self._waiting[0] == LOST):
-            self._lost = True
+        if self._quit:
+            self._quit = False
+            return "x"
+        if self._lost:
             raise InputLostError("keys: the operator's input is gone")
         return self._waiting.popleft() if self._waiting else None
 

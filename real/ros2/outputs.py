@@ -22,6 +22,7 @@ from real.ros2.wiring import Wiring, WiringError
 Array = NDArray[np.float64]
 Tell = Callable[[str], None]  # takes a sentence about what is wrong with the driver
 
+ANSWER_S = 0.2  # s that a driver may take to answer a goal
 ABORTED, CANCELED = GoalStatus.STATUS_ABORTED, GoalStatus.STATUS_CANCELED
 
 
@@ -109,7 +110,7 @@ class Goals:
     """Trajectories as goals of FollowJointTrajectory, `rate_hz` times a second; each replaces the one before.
 
     Between two goals nothing is lost: commands are for `lead_ticks` later, which is further off than the next goal.
-    A goal that the driver rejects or aborts is a fault, and so is the newest one being canceled by somebody.
+    A goal that the driver rejects, aborts or never answers is a fault, and so is the newest one being canceled.
 
     Args:
         fault: called with a sentence when the driver gives up.
@@ -123,12 +124,19 @@ class Goals:
         self.every = max(1, round(1 / (wiring.output.rate_hz * wiring.tick_s)))
         self._client: Any = client(node, self.type, wiring.output.name)
         self._number, self._due = 0, 0  # of goals; tick of the next one
+        self._unanswered: dict[int, int] = {}  # number → tick
 
     def send(self, first: int, points: Array, new: int) -> None:
         tick = first + new
         if not len(points) or self._due - self.every <= tick < self._due:
             return  # the last goal ends in the certified stop
         self._due, self._number = tick + self.every, self._number + 1
+        late = [n for n, sent in self._unanswered.items() if (tick - sent) * self.wiring.tick_s > ANSWER_S]
+        if late:
+            self._unanswered.clear()
+            self.fault(f"driver: goal {late[0]} on {self.wiring.output.name!r} has had no answer for {ANSWER_S} s")
+            return
+        self._unanswered[self._number] = tick
         goal, dt = self.type.Goal(), self.wiring.dt_ns
         goal.trajectory = messages.trajectory(self.wiring.joints, first * dt, points, dt)
         self._client.send_goal_async(goal).add_done_callback(partial(self._answered, self._number))
@@ -143,6 +151,7 @@ class Goals:
 
     def _answered(self, number: int, future: Any) -> None:
         handle = future.result()
+        self._unanswered.pop(number, None)
         if handle.accepted:
             handle.get_result_async().add_done_callback(partial(self._ended, number))
         else:

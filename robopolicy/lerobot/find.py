@@ -20,7 +20,10 @@ def find_lerobot(path: Path) -> Path | None:
         CheckpointError: the hub has it not, or cannot be reached.
     """
     if str(path).startswith(HUB):
-        return download(str(path).removeprefix(HUB))
+        folder = download(str(path).removeprefix(HUB))
+        if (folder / "policy" / "policy.json").is_file():
+            raise CheckpointError(f"{path}: is a policy of ours, exported. Give the downloaded directory: {folder}")
+        return folder
     if (path / "policy" / "policy.json").is_file():
         return None  # ours, perhaps exported for LeRobot
     for inner in (".", "pretrained_model", "checkpoints/last/pretrained_model"):

@@ -75,7 +75,10 @@ class LeRobotPolicy(Policy):
 
     @torch.no_grad()
     def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
-        """[B H Da] physical units. A pure function of `obs` and `noise`; deterministic: all noise zero."""
+        """[B H Da] physical units. A pure function of `obs` and `noise`.
+
+        deterministic: all noise zero; policies that draw from a generator (DDPM, VQ-BeT) are seeded alike instead.
+        """
         sample = next(iter(obs.values()))
         if self.noise_shape and deterministic:
             noise = torch.zeros(len(sample), *self.noise_shape, device=sample.device)

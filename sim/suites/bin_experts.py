@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from robopolicy.types import STATE, ActionSpec, Obs
-from sim.suites.experts import ScriptedExpert
+from robopolicy.types import Obs
+from sim.suites.experts import ToolExpert
 from sim.suites.turns import down, quarter, yaw
 
 GAIN = 20.0  # 1/m: action per remaining way; critically damped, as the controller is
@@ -19,21 +19,13 @@ GOAL = (0.1975, 0.4025)  # x, y of the can's place: the far quarter of the right
 OVER = 1.05  # height at which a can is carried over the wall between the bins
 
 
-class BinExpert(ScriptedExpert):
-    """Base class: subclasses say where the tool shall be, how it is turned, and what the fingers do."""
+class BinExpert(ToolExpert):
+    """Straight to the target."""
 
     offset, noise = 0.2, 0.3
 
-    def __init__(self, at: dict[str, slice], action: ActionSpec, num_envs: int, *, imperfection: float = 0.0) -> None:
-        super().__init__(action, num_envs, imperfection=imperfection)
-        self.at = at
-
-    def target(self, f: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """From the observation by name: tool position [N 3], turn still to do about z [N] rad, gripper [N]."""
-        raise NotImplementedError
-
     def plan(self, obs: Obs) -> Tensor:
-        f = {key: obs[STATE][:, part] for key, part in self.at.items()}
+        f = self.read(obs)
         f = {key: value[:, [3, 0, 1, 2]] if key.endswith("quat") else value for key, value in f.items()}  # w first
         where, turn, gripper = self.target(f)
         move = GAIN * (where - f["tool"])

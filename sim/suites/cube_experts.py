@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from robopolicy.types import STATE, ActionSpec, Obs
-from sim.suites.experts import ScriptedExpert
+from robopolicy.types import Obs
+from sim.suites.experts import ToolExpert
 from sim.suites.turns import down, face_to, quarter, yaw
 
 GAIN = 17.0  # 1/m, 1/rad: action per remaining way
@@ -19,21 +19,13 @@ CLEAR = 0.06  # above what must not be touched
 OPEN, CLOSED = 1.0, -1.0
 
 
-class CubeExpert(ScriptedExpert):
-    """Base class: subclasses say where the tool shall be, how it is turned, and what the fingers do."""
+class CubeExpert(ToolExpert):
+    """Straight to the target."""
 
     offset, noise = 0.15, 0.15
 
-    def __init__(self, at: dict[str, slice], action: ActionSpec, num_envs: int, *, imperfection: float = 0.0) -> None:
-        super().__init__(action, num_envs, imperfection=imperfection)
-        self.at = at
-
-    def target(self, f: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """From the observation by name: tool position [N 3], turn still to do about z [N] rad, gripper [N]."""
-        raise NotImplementedError
-
     def plan(self, obs: Obs) -> Tensor:
-        f = {key: obs[STATE][:, part] for key, part in self.at.items()}
+        f = self.read(obs)
         where, turn, gripper = self.target(f)
         move = GAIN * (where - f["tcp"][:, :3])
         move = move / move.abs().amax(1, keepdim=True).clamp(min=1.0)  # straight on, at full speed

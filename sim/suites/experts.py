@@ -9,7 +9,7 @@ from torch import Tensor
 
 from robopolicy.errors import ConfigError
 from robopolicy.noise import keyed_normal
-from robopolicy.types import ActionSpec, Obs
+from robopolicy.types import STATE, ActionSpec, Obs
 
 _STREAM = 7011  # expert noise
 
@@ -55,3 +55,23 @@ class ScriptedExpert:
         noise = keyed_normal(self.seed, self.steps, size, stream=_STREAM)
         error = self.imperfection * (self.offset * offset + self.noise * noise)
         return (found + error * (self.high - self.low) / 2).clamp(self.low, self.high)
+
+
+class ToolExpert(ScriptedExpert):
+    """Base class: subclasses say where the tool shall be, how it is turned, and what the fingers do.
+
+    Args:
+        at: name → its part of the state.
+    """
+
+    def __init__(self, at: dict[str, slice], action: ActionSpec, num_envs: int, *, imperfection: float = 0.0) -> None:
+        super().__init__(action, num_envs, imperfection=imperfection)
+        self.at = at
+
+    def read(self, obs: Obs) -> dict[str, Tensor]:
+        """The observation by name."""
+        return {name: obs[STATE][:, part] for name, part in self.at.items()}
+
+    def target(self, f: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """From the observation by name: tool position [N 3], turn still to do about z [N] rad, gripper [N]."""
+        raise NotImplementedError

@@ -90,13 +90,13 @@ class Workers(VectorEnv):
         for pipe, part in zip(self._pipes, self._slices, strict=True):
             chosen = None if mask is None else mask[part]
             # A share in which nothing is to be reset says what it observes, without a reset.
-            pipe.send(("reset", (seeds[part], options if chosen is None else {**options, "reset_mask": chosen})))
+            _send(pipe, ("reset", (seeds[part], options if chosen is None else {**options, "reset_mask": chosen})))
         parts = self._gather()
         return _joined([obs for obs, _ in parts]), {}
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         for pipe, part in zip(self._pipes, self._slices, strict=True):
-            pipe.send(("step", actions[part]))
+            _send(pipe, ("step", actions[part]))
         parts = self._gather()
         obs = _joined([p[0] for p in parts])
         reward, terminated, truncated = (np.concatenate([p[i] for p in parts]) for i in (1, 2, 3))
@@ -104,8 +104,7 @@ class Workers(VectorEnv):
 
     def close_extras(self, **_: Any) -> None:
         for pipe in self._pipes:
-            with contextlib.suppress(OSError):
-                pipe.send(("close", None))
+            _send(pipe, ("close", None))
         for worker in self._workers:
             worker.join(timeout=5)
             if worker.is_alive():
@@ -117,7 +116,7 @@ class Workers(VectorEnv):
         for pipe, worker in zip(self._pipes, self._workers, strict=True):
             try:
                 answers.append(pipe.recv())
-            except EOFError:
+            except (EOFError, OSError):
                 worker.join(timeout=5)
                 answers.append((False, f"the process died (exit code {worker.exitcode}); is memory short?"))
         broken = [answer for fine, answer in answers if not fine]
@@ -125,6 +124,12 @@ class Workers(VectorEnv):
             self.close()
             raise RobopolicyError(f"{len(broken)} of {len(answers)} env workers failed, the first with:\n{broken[0]}")
         return [answer for _, answer in answers]
+
+
+def _send(pipe: Connection, request: Any) -> None:
+    """To a worker that may be dead, which `_gather` then finds out."""
+    with contextlib.suppress(OSError):
+        pipe.send(request)
 
 
 def _joined(parts: list[Any]) -> Any:

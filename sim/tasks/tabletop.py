@@ -189,12 +189,16 @@ class Tabletop(Task):
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        things = (*COLOURS, "button", *("purple", "yellow")[: self.distractors])
+        def places(*things: str) -> dict[str, Range]:
+            x = {f"{name}_x": (-self.range_x, self.range_x) for name in things}
+            y = {f"{name}_y": (-self.range_y, self.range_y) for name in things}
+            yaw = {f"{name}_yaw": (-self.range_yaw, self.range_yaw) for name in things if name != "button"}
+            return {**x, **y, **yaw}
+
         cells = {f"cell_{k}": (0.0, 1.0) for k in range(_CELLS)}  # their order says what lies where
-        x = {f"{name}_x": (-self.range_x, self.range_x) for name in things}
-        y = {f"{name}_y": (-self.range_y, self.range_y) for name in things}
-        yaw = {f"{name}_yaw": (-self.range_yaw, self.range_yaw) for name in things if name != "button"}
-        return {"goal": (0.0, 1.0), "other": (0.0, 1.0), "sentence": (0.0, 1.0), **cells, **x, **y, **yaw}
+        whole = {"goal": (0.0, 1.0), "other": (0.0, 1.0), "sentence": (0.0, 1.0), **cells}
+        # Distractors last: drawn by position, the rest of a seed's scene is the same with and without them.
+        return {**whole, **places(*COLOURS, "button"), **places(*("purple", "yellow")[: self.distractors])}
 
     def bind(self, model: mujoco.MjModel) -> Things:
         x, y, button = (Joint.find(model, k) for k in ("stand_x", "stand_y", "button"))

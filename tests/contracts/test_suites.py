@@ -19,7 +19,7 @@ from robopolicy.types import STATE, Stateful, VecEnv
 # suite: (its config, steps after which the first contact has been made or lost)
 TASKS: dict[str, tuple[dict[str, Any], int]] = {
     "metaworld": ({"_target_": "sim.suites.metaworld.make", "name": "push-v3"}, 40),
-    "maniskill": ({"_target_": "sim.suites.maniskill.make", "name": "PickCube-v1"}, 13),
+    "maniskill": ({"_target_": "sim.suites.maniskill.make", "name": "StackCube-v1"}, 13),
     "robosuite": ({"_target_": "sim.suites.robosuite.make", "name": "Lift"}, 19),
     "libero": ({"_target_": "sim.suites.libero.make", "name": "0", "cameras": []}, 5),
     "pusht": ({"_target_": "sim.suites.gym.make", "package": "gym_pusht", "name": "gym_pusht/PushT-v0"}, 20),

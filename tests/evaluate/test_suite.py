@@ -16,6 +16,7 @@ from robopolicy.checkpoint import Checkpointer
 from robopolicy.cli import find_verb
 from robopolicy.config import compose, group_options
 from robopolicy.errors import CheckpointError, ConfigError, RobopolicyError
+from robopolicy.evaluate import rollout
 from robopolicy.evaluate.rows import Rows
 from robopolicy.evaluate.suite import Suite, SuiteResult
 from robopolicy.noise import episode_seeds
@@ -56,7 +57,13 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         real(job)
 
     monkeypatch.setattr(suite_eval, "_evaluate", counted)
+    code(monkeypatch, "1.0+abc")
     return seen
+
+
+def code(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    for module in (suite_eval, rollout):
+        monkeypatch.setattr(module, "version", lambda: version)
 
 
 def test_every_task_has_an_interval_and_so_has_the_total():
@@ -92,6 +99,14 @@ def test_finished_tasks_are_not_redone_and_changed_ones_are(run, evaluated, caps
     Checkpointer(run).save(2, policy=gaussian(1), state={})
     evaluate_suite(POINTS, run, jobs=1, only=("far",), episodes=6)
     assert evaluated[5:] == ["far"], "other weights"
+
+
+def test_rows_of_uncommitted_code_are_redone(run, evaluated, monkeypatch):
+    """Two changed trees have one name."""
+    code(monkeypatch, "1.0+abc+dirty")
+    for _ in range(2):
+        evaluate_suite(POINTS, run, jobs=1, only=("near",))
+    assert evaluated == ["near", "near"]
 
 
 def test_a_task_that_fails_is_named_and_tried_again_alone(run, evaluated):

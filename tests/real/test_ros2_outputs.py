@@ -303,11 +303,15 @@ class GoalWire(Wire):
         self.client = self.output._client
         self.session.send, self.taken = self.output.send, 0
 
+    answers = True  # every goal is accepted as it comes
+
     def session_gave_up(self, why: str) -> None:
         self.session.on_driver(why)
 
     def step(self, **how) -> None:
         for goal, _ in self.client.goals[self.taken :]:
+            if self.answers:
+                self.client.answer(self.taken)
             self.taken += 1
             first, points = messages.points_of(goal.trajectory, JointOrder(self.wiring.joints), self.wiring.dt_ns)
             self._send(first, points)
@@ -371,6 +375,18 @@ def test_a_rejected_goal_is_a_fault_and_a_missing_server_refuses(goal_wire):
     assert wire.session.mode is Mode.FAULT and "was rejected" in "; ".join(wire.session.reasons)
     wire.output.close()
     assert wire.client.destroyed
+
+
+def test_a_driver_that_never_answers_is_a_fault(goal_wire):
+    wire = goal_wire()
+    wire.begin()
+    wire.run(100)
+    assert wire.session.mode is Mode.RUN
+    wire.answers = False
+    wire.run(45)
+    assert wire.session.mode is Mode.RUN, "0.18 s"
+    wire.run(15)
+    assert wire.session.mode is Mode.FAULT and "has had no answer for 0.2 s" in "; ".join(wire.session.reasons)
 
 
 def test_without_control_msgs_it_says_what_to_source(monkeypatch):

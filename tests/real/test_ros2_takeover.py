@@ -33,10 +33,17 @@ def test_keys_arrive_in_order_and_a_source_that_is_gone_stays_gone():
     assert [keys() for _ in range(5)] == ["t", "a", "a", "enter", None]
     for text in ("w", "lost", "p"):
         keys.press(text)
-    assert keys() == "w"
     for _ in range(3):
         with pytest.raises(InputLostError):
             keys()
+
+
+def test_the_stop_goes_before_all_that_waits_and_is_never_dropped():
+    keys = RemoteKeys()
+    keys.press("x")
+    for _ in range(1000):
+        keys.press("w")
+    assert [keys() for _ in range(3)] == ["x", "w", "w"]
 
 
 @pytest.mark.parametrize("text", ["", "fire", "T", "t ", "stick", "stick 1 0 0", "stick 1 0 0 x", "stick 2 0 0 0",

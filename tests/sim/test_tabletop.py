@@ -71,6 +71,13 @@ def test_unseen_positions_and_distractors_can_be_solved():
     assert success.float().mean() >= 0.85
 
 
+def test_distractors_move_nothing_else():
+    """A seed's scene is the same with them and without: evaluations are paired."""
+    plain, more = (sim.make("tabletop", len(SEEDS), distractors=n) for n in (0, 2))
+    names, others = (env.spec.observation[STATE].names for env in (plain, more))
+    assert torch.equal(plain.reset(SEEDS)[STATE], more.reset(SEEDS)[STATE][:, [others.index(n) for n in names]])
+
+
 def test_unseen_sentences_are_new():
     for verb, texts in _WORDS["unseen"].items():
         assert not set(texts) & {*_WORDS["varied"][verb], *_WORDS["plain"][verb]}

@@ -74,6 +74,17 @@ def test_a_worker_that_fails_is_told(action, said):
         env.step(wild)
 
 
+@pytest.mark.slow
+def test_a_worker_that_died_between_steps_is_told():
+    env = make(2)
+    env.reset(torch.arange(5))
+    worker = env.env._workers[1]
+    worker.kill()
+    worker.join()
+    with pytest.raises(RobopolicyError, match=r"process died \(exit code -9\)"):
+        env.step(torch.zeros(5, 1))
+
+
 def test_a_number_of_workers_is_asked_for():
     with pytest.raises(ConfigError, match="processes: expected 0"):
         make(-1)

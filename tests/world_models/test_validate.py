@@ -7,7 +7,7 @@ import torch
 
 from robopolicy.types import STATE
 from tests.world_models.point import point_world, walk
-from world_models.assess import worse_than_nothing
+from world_models.assess import faults, no_better
 from world_models.validate import (
     copy_last,
     doubts,
@@ -81,11 +81,24 @@ def test_per_episode_and_rank_correlation() -> None:
     assert spearman(torch.tensor([1.0, 2, 3, 4]), torch.tensor([2.0, 1, 4, 3])) == pytest.approx(0.6)
 
 
-def test_a_model_worse_than_none_is_named() -> None:
-    report = {"open_loop": {
+def test_a_model_that_is_not_to_be_learned_in_is_named() -> None:
+    good = {"precision": 0.97, "recall": 0.5, "wanted": 0.97, "positives": 40}
+    report = {"success": good, "open_loop": {
         "1": {"model": 0.1, "copy_last": 0.2, "windows": 9},
         "20": {"model": 0.9, "copy_last": 0.8, "windows": 9},
         "50": {"model": float("nan"), "copy_last": 0.8, "windows": 9},
         "99": {"model": None, "copy_last": None, "windows": 0},
     }}  # fmt: skip
-    assert [line.split(":")[0] for line in worse_than_nothing(report)] == ["20 steps", "50 steps"]
+    assert [line.split(":")[0] for line in faults(report)] == ["20 steps", "50 steps"]
+    report["open_loop"] = {}
+    for classifier in ({**good, "precision": 0.96}, {**good, "recall": 0.0}):
+        assert [line.split(":")[0] for line in faults({**report, "success": classifier})] == ["success"]
+
+
+def test_numbers_that_are_no_better_than_copied_are_named() -> None:
+    report = {"names": ["tcp", "cube", "goal"], "by_number": {
+        "1": {"model": [0.1, 0.1, 0.0], "copy_last": [0.2, 0.2, 0.0]},
+        "50": {"model": [0.1, 0.4, 0.0], "copy_last": [0.2, 0.2, 0.0]},
+        "99": {"model": None, "copy_last": None},
+    }}  # fmt: skip
+    assert no_better(report) == "50 steps: cube"

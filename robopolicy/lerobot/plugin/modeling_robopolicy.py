@@ -111,5 +111,6 @@ class RobopolicyPolicy(PreTrainedPolicy):
             for text in texts:
                 if text not in tasks:
                     raise SpecError(f"task: the policy knows no instruction {text!r}. {closest(text, tasks)}")
-            found[TASK] = torch.tensor([tasks.index(t) for t in texts])
+            device = next(iter(found.values())).device
+            found[TASK] = torch.tensor([tasks.index(t) for t in texts], device=device)
         return found
