@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from real.bag_options import BagOptions
 from real.replay import Recording, read
 from real.safety import Mode
 from robopolicy.data.writer import DatasetWriter
-from robopolicy.errors import DataError
+from robopolicy.errors import ConfigError, DataError
 from robopolicy.spec import PolicySpec
 from robopolicy.types import TASK, ActionSpec, Feature
 from sim.arm import FINGER_STROKE
@@ -55,14 +56,36 @@ class Converted(NamedTuple):
     left_out: dict[str, str]  # file → why
 
 
-def convert(*, recording: Path, out: Path, only_success: bool = False, overwrite: bool = False) -> Converted:
+def convert(
+    *,
+    recording: Path,
+    out: Path,
+    only_success: bool = False,
+    overwrite: bool = False,
+    bag: BagOptions | None = None,
+) -> Converted:
     """Write the recordings in a folder, or one, as a LeRobotDataset v3.
 
     Episodes whose success nobody recorded count as failures. The last control step, which was cut, is left out.
+    With `bag.wiring`, `recording` is a rosbag2 bag, or a folder of such (real.ros2.bag_dataset).
 
     Raises:
         DataError: a recording is damaged, or of another policy, task or rate than the first; nothing is left to keep.
     """
+    if bag is not None and bag.wiring is not None:
+        if only_success:
+            raise ConfigError("only_success: nothing in a rosbag2 bag says which episodes succeeded. Leave it out.")
+        try:
+            from real.ros2.bag_dataset import convert_bags
+        except ImportError as error:
+            raise ConfigError(
+                f"bag.wiring: reading rosbag2 needs ROS 2 ({error}): ./scripts/setup.sh ros, or source an installation"
+            ) from error
+        return convert_bags(recording, out, bag, overwrite=overwrite)
+    if any(recording.glob("**/metadata.yaml")):
+        raise DataError(
+            f"recording={recording}: a rosbag2 bag. Give bag.wiring=<robot>, which says what its topics are."
+        )
     paths = sorted(recording.glob("*.mcap")) if recording.is_dir() else [recording]
     if not paths:
         raise DataError(f"recording={recording}: holds no .mcap files. `robopolicy deploy … record=…` writes them.")

@@ -165,7 +165,7 @@ class Deployment:
     lockstep: bool = False
     logs: Path | None = None
     policy_id: str = ""
-    operator: Literal["keyboard"] | None = None
+    operator: Literal["keyboard", "gamepad"] | None = None
     drive: Drive = field(default_factory=Drive)
     human_first: bool = False
 
@@ -189,8 +189,6 @@ def in_process(d: Deployment) -> Iterator[Episode]:
 
 def over_ros2(d: Deployment) -> Iterator[Episode]:
     """The simulated arm and the policy node as two processes that talk over ROS 2."""
-    if d.operator is not None:
-        raise ConfigError("operator: nobody can take over from the policy over ROS 2 yet; robot=mujoco can")
     if isinstance(d.policy, RemotePlanner):
         raise ConfigError("server: the policy node of ROS 2 plans by itself so far; robot=mujoco can use a server")
     try:
@@ -225,7 +223,7 @@ def deploy(
     server_ca: Path | None = None,
     wiring: str = "mujoco_panda",
     lockstep: bool = False,
-    operator: Literal["keyboard"] | None = None,
+    operator: Literal["keyboard", "gamepad"] | None = None,
     human_first: bool = False,
     drive: Drive | None = None,
 ) -> list[Episode]:
@@ -236,7 +234,8 @@ def deploy(
     `dry_run` computes everything and moves nothing. `risk`: a critic of scripts/train_risk.py, which may slow the arm.
     `record`: a new folder for one MCAP file an episode. `server`: host:port of `robopolicy serve`, which plans instead;
     of `checkpoint` only spec and task are read then.
-    `operator`: a human at these keys may take over, in real time; `human_first`: and begins every episode.
+    `operator`: a human at these keys, or this gamepad, may take over, in real time; `human_first`: and begins every
+    episode.
     Over ROS 2 `wiring` names topics and joints, and `lockstep` lets the arm wait for every command (simulated time).
     """
     if robot not in ROBOTS:

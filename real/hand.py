@@ -1,4 +1,4 @@
-"""A human at the keys: what they mean as actions, who drives, and when to stop.
+"""A human at the keys, or at a gamepad: what they mean as actions, who drives, and when to stop.
 
 A key moves for a bounded time after it was pressed, so that an arm nobody tells anything stands still. Nothing here
 commands the arm: what comes out are actions of the task's own kind, which take the way that a policy's take.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from real.gamepad import DEVICE
 from real.joints import Commanded
 from real.keys import InputLostError, Keys
 from robopolicy.errors import ConfigError
@@ -49,6 +51,7 @@ class Drive:
     `speed`: m/s per direction. `turn`: rad/s. The task's action limits bound both, and the safety limits what follows.
     `key_s`: s that a press moves the arm; longer than the gap between a held key's repeats, 0.5 at most.
     `rewind_s`: s of its path that the arm goes back at a press. `episode_s`: s after which an episode ends.
+    `gamepad`: where one is read, see real.gamepad.
     """
 
     speed: Positive = 0.15
@@ -56,6 +59,7 @@ class Drive:
     key_s: Positive = 0.15
     rewind_s: Positive = 2.0
     episode_s: Positive = 120.0
+    gamepad: str = DEVICE
 
     def __post_init__(self) -> None:
         if not self.key_s <= 0.5:
@@ -83,6 +87,7 @@ class Hand:
         dt: s per control step.
         policy: there is a policy to take over from; it drives first unless `first` says otherwise.
         recording: there are episodes to be kept or discarded.
+        stick: hands over deflections [4] −1 … 1 along AXES, beside the keys.
 
     Raises:
         ConfigError: actions of another kind.
@@ -90,15 +95,15 @@ class Hand:
 
     def __init__(
         self, keys: Keys, spec: ActionSpec, dt: float, drive: Drive | None = None, *, policy: bool = False,
-        first: Driver = "policy", recording: bool = False,
+        first: Driver = "policy", recording: bool = False, stick: Callable[[], Array] | None = None,
     ) -> None:  # fmt: skip
         if spec.reference != "commanded" or not set(AXES) <= set(spec.names):
             raise ConfigError(
-                f"keyboard: drives increments of the commanded pose ({', '.join(AXES)}), this task's actions are "
+                f"operator: drives increments of the commanded pose ({', '.join(AXES)}), this task's actions are "
                 f"{', '.join(spec.names)} with reference {spec.reference!r}. Use task.control=delta_pose."
             )
         self.keys, self.spec, self.dt, self.drive = keys, spec, dt, drive or Drive()
-        self.policy, self.recording = policy, recording
+        self.policy, self.recording, self.stick = policy, recording, stick
         self.first: Driver = first if policy else "human"
         self.axes = [spec.names.index(name) for name in AXES]
         most = np.minimum(spec.high, np.negative(spec.low))[self.axes]
@@ -109,7 +114,7 @@ class Hand:
         self.start()
 
     def start(self) -> None:
-        """A new episode. What was typed before it is forgotten."""
+        """A new episode. What was typed before it is forgotten, but for the stop."""
         self.driver: Driver = self.first
         self.verdict: Literal["", "keep", "discard"] = ""
         self.trail.clear()
@@ -117,8 +122,9 @@ class Hand:
         self.left, self.until = 0, 0.0
         self.grip: float | None = None  # −1 closed … 1 open; None: as it is
         for _ in range(_MOST_KEYS):
-            if self.next_key() is None:
+            if (key := self.next_key()) is None:
                 break
+            self.quit |= key == "x"
 
     @property
     def over(self) -> bool:
@@ -191,7 +197,10 @@ class Hand:
         age = now - self.pressed
         live = (age >= 0.0) & (age < self.drive.key_s - 1e-9)  # a clock that runs backwards moves nothing
         action = np.zeros(self.spec.dim)
-        action[self.axes] = np.where(live, self.way * self.step, 0.0)
+        way = np.where(live, self.way, 0.0)
+        if self.stick is not None and not self.lost:
+            way = np.clip(way + self.stick(), -1.0, 1.0)
+        action[self.axes] = way * self.step
         if self.spec.gripper is not None:
             self.grip = commanded.grip if self.grip is None else self.grip
             action[self.spec.gripper] = self.grip

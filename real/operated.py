@@ -9,10 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from real.deploy import Episode, SimulatedCell
-from real.hand import KEY_MAP, POLICY_KEYS, Hand
+from real.gamepad import PAD_MAP, PAD_POLICY, Gamepad
+from real.hand import KEY_MAP, POLICY_KEYS, Drive, Hand
 from real.keys import Terminal
 from real.recording import Recorder
 from real.safety import Mode
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from real.deploy import Deployment
 
 Show = Callable[[str], None]
+Operator = Literal["keyboard", "gamepad"]
 _BEHIND = 0.1  # s; a machine that is further behind plays in slow motion, and never catches up in a rush
 
 
@@ -96,21 +101,31 @@ class OperatedCell(SimulatedCell):
         return f"{self.loop.driver:6} {self.loop.step * env.dt:5.1f} s  tool {tool} cm{grip}  {', '.join(near)}{mode}"
 
 
+def source_of(operator: Operator, drive: Drive) -> Terminal | Gamepad:
+    """Where a human's keys come from; a context manager."""
+    return Gamepad(drive.gamepad) if operator == "gamepad" else Terminal()
+
+
+def stick_of(keys: object) -> Callable[[], NDArray[np.float64]] | None:
+    """What it says of its sticks, where it has any."""
+    return keys.stick if isinstance(keys, Gamepad) else None
+
+
 def operated(d: Deployment, options: dict[str, Any]) -> Iterator[Episode]:
-    """Episodes of a policy with a human at the keyboard, until the human ends or all are done."""
-    with Terminal() as keys:
-        hand = Hand(keys, d.env.spec.action, d.env.dt, d.drive, policy=True,
+    """Episodes of a policy with a human at the keyboard or a gamepad, until the human ends or all are done."""
+    with source_of(d.operator or "keyboard", d.drive) as keys:
+        hand = Hand(keys, d.env.spec.action, d.env.dt, d.drive, policy=True, stick=stick_of(keys),
                     first="human" if d.human_first else "policy")  # fmt: skip
         recorder = None if d.record is None else Recorder(d.record)
         cell = OperatedCell(d.env, d.policy, hand=hand, pace=RealTime(), show=status, recorder=recorder, **options)
         with viewer(cell) as cell.look, first_interrupt(cell.interrupt):
-            print(f"{KEY_MAP}\n{POLICY_KEYS}")
+            print(f"{PAD_MAP}\n{PAD_POLICY}" if hand.stick else f"{KEY_MAP}\n{POLICY_KEYS}")
             for seed in d.seeds:
                 episode = cell.run(seed)
                 status("")
                 yield episode
                 if hand.over:
-                    print("the keyboard is gone: stopped" if hand.lost else "stopped by the operator")
+                    print(f"the {d.operator} is gone: stopped" if hand.lost else "stopped by the operator")
                     return
 
 

@@ -17,7 +17,7 @@ from real.server import Token, is_loopback
 from real.wire import PROTOCOL, Message, WireError, receive, send
 from robopolicy.errors import ConfigError
 from robopolicy.evaluate.provenance import version
-from robopolicy.policy_files import find_policy
+from robopolicy.policy_files import read_spec
 from robopolicy.spec import PolicySpec, check_fits
 from robopolicy.types import BASE_ACTION, EnvSpec, Obs
 
@@ -33,7 +33,7 @@ def connect(
     Raises:
         SpecError: it does not fit `env`. What RemotePlanner raises.
     """
-    spec = PolicySpec.from_json((find_policy(checkpoint, which=which) / "spec.json").read_text(encoding="utf-8"))
+    spec = read_spec(checkpoint, which=which)
     check_fits(spec, env, ignore=[BASE_ACTION])
     return RemotePlanner(server, spec, token=token, ca=ca)
 

@@ -1,4 +1,5 @@
-"""`robopolicy teleop`: drive the simulated arm by keys, behind the safety limits, and keep what was shown as a dataset.
+"""`robopolicy teleop`: drive the simulated arm by keys or a gamepad, behind the safety limits, and keep what was shown
+as a dataset.
 
 What is written is what `demos` writes: the same columns, units and meaning of actions. An action is what was executed:
 where the limits slowed the human, the one that has the effect of what the arm was told.
@@ -15,9 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from real.dataset import Frames, UnusableError, frames_of
+from real.gamepad import PAD_MAP, PAD_RECORD
 from real.hand import KEY_MAP, RECORD_KEYS, Drive, Hand
-from real.keys import Keys, Terminal
-from real.operated import OperatedCell, RealTime, Show, first_interrupt, nothing, status, viewer
+from real.keys import Keys
+from real.operated import (
+    OperatedCell,
+    Operator,
+    RealTime,
+    Show,
+    first_interrupt,
+    nothing,
+    source_of,
+    status,
+    stick_of,
+    viewer,
+)
 from real.replay import Recording
 from robopolicy.build import build
 from robopolicy.data.writer import DatasetWriter
@@ -90,25 +103,28 @@ def teleop(
     task: Node,
     episodes: Count = 20,
     robot: Literal["mujoco"] = "mujoco",
+    operator: Operator = "keyboard",
     safety: dict[str, float] | None = None,
     drive: Drive | None = None,
     view: bool = True,
     overwrite: bool = False,
     seed: int = 0,
 ) -> Shown:
-    """Drive `robot` by keys in this terminal; `episodes` kept ones become a LeRobotDataset v3 in `out`.
+    """Drive `robot` by keys in this terminal, or by a gamepad; `episodes` kept ones become a LeRobotDataset v3 in
+    `out`.
 
     `safety` holds settings of real.safety.Settings; `drive` the speeds. The scenes are those of `demos` with this
     `seed`; one whose episode is discarded begins again, so that the hard ones are not left out.
 
     Raises:
-        ConfigError: no terminal, a task or actions that keys cannot drive. DataError: `out` exists, no episode kept.
+        ConfigError: no terminal or gamepad, a task or actions that keys cannot drive. DataError: `out` exists, no
+            episode kept.
     """
     del robot  # the only one so far
     env = build(task, "task", num_envs=1, seed=seed)
     if not isinstance(env, SimEnv):
         raise ConfigError("teleop: the simulated arm needs a task of the native suite, e.g. task=pick")
-    with Terminal() as keys:
+    with source_of(operator, drive or Drive()) as keys:
         return record(
             env, keys, out, episodes=episodes, safety=safety, drive=drive, overwrite=overwrite, seed=seed, view=view,
             pace=RealTime(), show=status, sleep=time.sleep,
@@ -123,12 +139,13 @@ def record(
 ) -> Shown:  # fmt: skip
     """`teleop` with keys from anywhere, at any pace; `sleep` passes the time while a verdict is awaited."""
     spec = env.spec
-    hand = Hand(keys, spec.action, env.dt, drive, recording=True)
+    hand = Hand(keys, spec.action, env.dt, drive, recording=True, stick=stick_of(keys))
     stands = HoldPolicy(PolicySpec(spec.observation, spec.action, env.dt, 1, 1, 1, spec.tasks))  # never drives
     memory = Memory(lambda: bool(hand.verdict))
     cell = make(env, stands, hand=hand, settings=dict(safety or {}), put=memory.put, pace=pace, show=show)
+    by = "gamepad" if hand.stick else "keyboard"
     facts = {
-        "env": {"id": spec.id, "digest": spec.digest, "horizon": spec.horizon}, "operator": "keyboard",
+        "env": {"id": spec.id, "digest": spec.digest, "horizon": spec.horizon}, "operator": by,
         "limits": cell.chain.profile.digest, "seed_split": "train", "run_seed": seed,
     }  # fmt: skip
     frames = successes = discarded = scene = 0
@@ -145,7 +162,7 @@ def record(
         viewer(cell, wanted=view) as cell.look,
         first_interrupt(cell.interrupt),
     ):
-        print(f"{KEY_MAP}\n{RECORD_KEYS}")
+        print(f"{PAD_MAP}\n{PAD_RECORD}" if hand.stick else f"{KEY_MAP}\n{RECORD_KEYS}")
         while writer.num_episodes < episodes and not hand.over:
             memory.clear()
             number = int(episode_seeds("train", seed, 1, start=scene)[0])
@@ -157,7 +174,8 @@ def record(
                 what = "success" if done.success else f"stopped ({done.aborted or done.mode})" \
                     if done.aborted or done.mode == "FAULT" else "time is up"  # fmt: skip
                 show("")
-                print(f"{what}: enter keeps it, backspace discards it")
+                keep, discard = ("start", "back") if hand.stick else ("enter", "backspace")
+                print(f"{what}: {keep} keeps it, {discard} discards it")
                 _ask(hand, sleep)
             if hand.verdict == "keep":
                 try:
@@ -174,7 +192,7 @@ def record(
         kept = writer.num_episodes
     show("")
     print(f"{kept} demonstrations, {frames} frames in {out} ({successes} successes; {discarded} discarded)"
-          f"{'; the keyboard is gone: stopped, the episode under way was not kept' if hand.lost else ''}")  # fmt: skip
+          f"{f'; the {by} is gone: stopped, the episode under way was not kept' if hand.lost else ''}")  # fmt: skip
     return Shown(Path(out), kept, frames, successes, discarded)
 
 

@@ -1,7 +1,8 @@
 """The checkpoints of a run: a policy and all that its training resumes from, written whole or not at all.
 
 run directory         checkpoints/step_0000001000/ …, and the files `latest` and `best`, which hold a name of these
-checkpoint            policy/ (policy_files.py) · state.json · state.safetensors · checkpoint.json · manifest.json
+checkpoint            policy/ (policy_files.py) or model/ (world_models/world.py) ·
+                      state.json · state.safetensors · checkpoint.json · manifest.json
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -41,6 +42,14 @@ def _from_1(state: dict[str, Any]) -> dict[str, Any]:
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}  # format → to the next one
 
 
+class Product(Protocol):
+    """What a training makes where that is no policy: it knows how to be written, into a folder of its own name."""
+
+    folder: str
+
+    def write(self, folder: Path) -> None: ...
+
+
 class Checkpointer:
     """The checkpoints of a run: written atomically, the newest `keep` and the best one kept.
 
@@ -61,11 +70,11 @@ class Checkpointer:
         remove_leftovers(self.folder)
         self._valid: Path | None = None
 
-    def save(self, step: int, *, policy: Policy, state: dict[str, Any], best: bool = False) -> Path:
+    def save(self, step: int, *, policy: Policy | Product, state: dict[str, Any], best: bool = False) -> Path:
         """Write a checkpoint and move `latest` (and `best`) to it.
 
         Args:
-            policy: what is to be evaluated and deployed.
+            policy: what is to be evaluated and deployed, or another product of the training.
             state: all that training resumes from; nested dicts, lists and tuples of tensors and JSON values. The
                 global torch RNG is added by itself.
 
@@ -79,8 +88,12 @@ class Checkpointer:
         path = self.folder / (f"step_{step:010d}" + (f"_{max(repeats) + 1}" if repeats else ""))
         keeps = f"The previous checkpoint ({previous[0].name}) is intact." if previous else ""
         with new_directory(path, keeps=keeps) as folder:
-            (folder / "policy").mkdir()
-            write_policy(policy, folder / "policy")
+            inner = folder / ("policy" if isinstance(policy, Policy) else policy.folder)
+            inner.mkdir()
+            if isinstance(policy, Policy):
+                write_policy(policy, inner)
+            else:
+                policy.write(inner)
             write_state({"training": state, "rng": _rng_state()}, folder)
             (folder / "checkpoint.json").write_text(
                 json.dumps(

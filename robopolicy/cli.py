@@ -31,6 +31,7 @@ _VERBS = {
     "serve": ("a policy for arms on other machines", "real.server:serve", True),
     "replay": ("reproduce every safety decision of a recorded deployment", "real.replay:replay", True),
     "convert": ("make training data of recorded deployments", "real.dataset:convert", True),
+    "export": ("a checkpoint for LeRobot's commands", "robopolicy.lerobot.export:export", True),
     "quickstart": ("all of the above on the pick task, in minutes", "robopolicy.quickstart:quickstart", True),
     "doctor": ("what this machine has, what is missing, how to mend it", "robopolicy.doctor:main", False),
 }
@@ -52,6 +53,7 @@ _WHAT_NOW = {  # after Ctrl-C
     "replay": _ANEW,
     "convert": "Finished episodes are kept as an incomplete dataset, unless one was to be replaced, which is as it "
     "was; the same command with overwrite=true begins anew and replaces it",
+    "export": _ANEW,
     "quickstart": _RESUMES,
     "doctor": _ANEW,
 }

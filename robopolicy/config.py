@@ -90,6 +90,20 @@ def compose(
     return config
 
 
+def task_node(name: str) -> dict[str, Any]:
+    """The node of an option of the group `task`, for programs that others start.
+
+    Raises:
+        ConfigError: there is no such option.
+    """
+    from omegaconf import OmegaConf
+
+    folder = config_folder() / "task"
+    if not (file := folder / f"{name}.yaml").is_file():
+        raise ConfigError(f"task={name}: no such task. {closest(name, [f.stem for f in folder.glob('*.yaml')])}")
+    return plain(OmegaConf.to_container(OmegaConf.load(file)))
+
+
 NO_GROUPS = {"robots"}  # folders whose files are not composed: real/ros2/wiring.py reads them
 
 

@@ -6,6 +6,7 @@ policy directory      policy.json (the config node that rebuilds it) · spec.jso
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from torch import Tensor
 from robopolicy.build import build_policy, resolve
 from robopolicy.errors import CheckpointError, ConfigError
 from robopolicy.evaluate.provenance import version
+from robopolicy.lerobot.find import find_lerobot, fingerprint
+from robopolicy.lerobot.load import load_lerobot
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import Policy
 from robopolicy.schema import parameters, plain
@@ -80,19 +83,27 @@ def load_policy(
     """Rebuild a policy and load its weights strictly.
 
     Args:
-        path: a policy directory, a checkpoint, or a run directory, of which `which` is taken.
+        path: a policy directory, a checkpoint, or a run directory, of which `which` is taken; or one of LeRobot's,
+            or hub:<owner>/<name> (robopolicy/lerobot/find.py).
         env: what the policy shall run on; checked before weights load.
 
     Raises:
         CheckpointError: missing, damaged, a pickle, a newer format, weights that do not fit.
         SpecError: the policy does not fit `env`.
     """
-    return _load_policy(find_policy(path, which=which), device, env).eval()
+    folder = find_policy(path, which=which)
+    if not is_ours(folder):
+        return load_lerobot(folder, device=device, env=env)
+    return _load_policy(folder, device, env).eval()
 
 
 def find_policy(path: Path | str, *, which: Literal["latest", "best"] = "latest") -> Path:
-    """The policy directory that a run directory, checkpoint, pointer or policy directory stands for."""
+    """The policy directory that a run directory, checkpoint, pointer or policy directory stands for; LeRobot's too."""
     path = Path(path)
+    if (lerobot := find_lerobot(path)) is not None:
+        if which == "best":
+            raise CheckpointError(f"{path}: LeRobot marks no best checkpoint; name one: <run>/checkpoints/<step>")
+        return lerobot
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or directory; expected a run directory, checkpoint or policy")
     if path.is_file():
@@ -111,8 +122,36 @@ def find_policy(path: Path | str, *, which: Literal["latest", "best"] = "latest"
         for file in sorted(p for p in path.glob("*") if p.suffix in PICKLES):
             refuse_pickle(file)
         found = sorted(p.name for p in path.glob("*"))[:8] if path.is_dir() else "nothing"
-        raise CheckpointError(f"{path}: no policy here; expected policy.json, spec.json, {MANIFEST}; found {found}")
+        raise CheckpointError(f"{path}: no policy here; expected policy.json, spec.json, {MANIFEST}, or "
+                              f"LeRobot's config.json; found {found}")  # fmt: skip
     return path
+
+
+def read_spec(path: Path | str, *, which: Literal["latest", "best"] = "latest") -> PolicySpec:
+    """The spec of a policy of ours; its weights are not read.
+
+    Raises:
+        CheckpointError: as `find_policy`, or the policy is LeRobot's, whose directories have none.
+    """
+    folder = find_policy(path, which=which)
+    if not is_ours(folder):
+        raise CheckpointError(
+            f"{path}: is a policy of LeRobot, which holds no spec.json. Save it as ours first: "
+            "save_policy(load_policy(path, env=env.spec), new_path); docs/lerobot.md shows how."
+        )
+    return PolicySpec.from_json((folder / "spec.json").read_text(encoding="utf-8"))
+
+
+def is_ours(folder: Path) -> bool:
+    """A policy directory that `save_policy` wrote, not LeRobot."""
+    return (folder / "policy.json").is_file()
+
+
+def policy_digest(folder: Path) -> str:
+    """sha256 over all files of a policy directory."""
+    if is_ours(folder):
+        return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+    return fingerprint(folder)
 
 
 def write_policy(policy: Policy, folder: Path, config_node: dict[str, Any] | None = None) -> None:
@@ -158,6 +197,8 @@ def _load_policy(folder: Path, device: torch.device | str, env: EnvSpec | None) 
     if files.tensors is None:
         files.tensors = read_tensors(folder / "model.safetensors")
     load_weights(policy, files.tensors, skip=f"{_BASE}." if policy.base is not None else "", where=str(folder))
+    if env is not None:
+        policy.instruct(env.tasks)
     return policy.to(device)
 
 

@@ -40,11 +40,13 @@ _EVAL_ENVS = 100  # envs that validation episodes are run in; outcomes do not de
 def train(
     *,
     run_dir: Path,
-    policy: Node,
     loop: Node,
     tracker: Node,
+    policy: Node | None = None,
     algo: Node | None = None,
     task: Node | None = None,
+    world: Node | None = None,
+    world_model: Node | None = None,
     dataset: Path | None = None,
     incomplete: bool = False,
     base: Path | None = None,
@@ -63,6 +65,8 @@ def train(
 
     Args:
         policy, algo, loop, tracker, task: nodes; what their targets need beside the config is supplied by `Parts`.
+        world: node of the env that is learned in instead of the task's, an imagined one; validation stays with `task`.
+        world_model: node of the dynamics to learn, where that is what is trained.
         dataset: demonstrations (LeRobotDataset v3).
         incomplete: a dataset whose recording was interrupted will do.
         base: directory of the policy underneath, or "hold" for the one that stands still: learning from scratch.
@@ -82,12 +86,13 @@ def train(
     torch.manual_seed(seed)
     settings = Settings(
         run_dir, policy, loop, algo, task, dataset, incomplete, base, (n_obs_steps, horizon, n_action_steps), cameras,
-        num_envs, validation_episodes, seed, torch.device(device),
+        num_envs, validation_episodes, seed, torch.device(device), world, world_model,
     )  # fmt: skip
     checkpointer = Checkpointer(run_dir, keep=keep_checkpoints)
     parts = Parts(settings, checkpointer)
     call = parts.complete(loop, "loop")  # loads data, builds envs and the policy: whatever does not fit shows now
-    write_text(run_dir / "spec.json", parts.policy.spec.to_json() + "\n")
+    if policy is not None:
+        write_text(run_dir / "spec.json", parts.policy.spec.to_json() + "\n")
     parts.tracker = build(tracker, "tracker", run_dir=run_dir, config=read_config(run_dir))
     parts.tracker.rewind(checkpointer.step)
     try:
@@ -104,7 +109,7 @@ class Settings:
     """The arguments of `train` that parts are made from."""
 
     run_dir: Path
-    policy_node: dict[str, Any]
+    policy_node: dict[str, Any] | None
     loop: dict[str, Any]
     algo: dict[str, Any] | None
     task: dict[str, Any] | None
@@ -117,13 +122,15 @@ class Settings:
     validation_episodes: int
     seed: int
     device: torch.device
+    world: dict[str, Any] | None
+    world_node: dict[str, Any] | None
 
 
 class Parts:
     """What loops, algorithms and policies may ask for, by the name of a parameter; each is made on first use."""
 
-    NAMES = ("algo", "base", "checkpointer", "demos", "device", "env", "episodes", "evaluate", "normalizer", "policy",
-             "seed", "spec", "steps", "stop")  # fmt: skip
+    NAMES = ("algo", "base", "checkpointer", "dataset", "demos", "device", "env", "episodes", "evaluate", "incomplete",
+             "normalizer", "policy", "seed", "spec", "steps", "stop", "world_model")  # fmt: skip
 
     def __init__(self, settings: Settings, checkpointer: Checkpointer) -> None:
         self.settings, self.checkpointer = settings, checkpointer
@@ -143,13 +150,27 @@ class Parts:
     # -- the world ---------------------------------------------------------------------------------------------------
     @cached_property
     def env_spec(self) -> EnvSpec | None:
-        return None if self.settings.task is None else self.raw_env.spec
+        return None if self.settings.task is None and self.settings.world is None else self.raw_env.spec
 
     @cached_property
     def raw_env(self) -> VecEnv:
-        if self.settings.task is None:
+        s = self.settings
+        if s.world is not None:
+            world = build(s.world, "world", num_envs=s.num_envs, seed=self.seed)
+            if s.task is not None:
+                true = build(s.task, "task", num_envs=1, seed=0)
+                getattr(true, "close", lambda: None)()
+                check_same_world(world.spec, true.spec)
+            return world
+        if s.task is None:
             raise ConfigError(f"task: is needed by {self._loop}. Choose one: task=<name>.")
-        return build(self.settings.task, "task", num_envs=self.settings.num_envs, seed=self.seed)
+        return build(s.task, "task", num_envs=s.num_envs, seed=self.seed)
+
+    @property
+    def world_model(self) -> dict[str, Any]:
+        if self.settings.world_node is None:
+            raise ConfigError(f"world_model: is needed by {self._loop}. Choose one: world_model=<name>.")
+        return self.settings.world_node
 
     @cached_property
     def env(self) -> VecEnv:
@@ -179,6 +200,14 @@ class Parts:
         return score
 
     # -- data --------------------------------------------------------------------------------------------------------
+    @property
+    def dataset(self) -> Path | None:
+        return self.settings.dataset
+
+    @property
+    def incomplete(self) -> bool:
+        return self.settings.incomplete
+
     @cached_property
     def episodes(self) -> Episodes:
         """The dataset, checked against what is trained on it."""
@@ -215,7 +244,7 @@ class Parts:
         given = self.settings.base
         if given is None:
             raise ConfigError(
-                f"base: is needed by {self.settings.policy_node[TARGET]}. Give base=<run directory> of a trained "
+                f"base: is needed by {self._policy_node[TARGET]}. Give base=<run directory> of a trained "
                 f"policy, or base={HOLD} to learn from scratch."
             )
         if given == Path(HOLD):
@@ -262,7 +291,7 @@ class Parts:
 
     @cached_property
     def policy(self) -> Policy:
-        node = self.settings.policy_node
+        node = self._policy_node
         policy = build_policy(node, "policy", **self.complete(node, "policy")).to(self.device)
         if self.resumed:
             self._check_unchanged(self.resumed, policy.spec)
@@ -315,3 +344,21 @@ class Parts:
     @property
     def _loop(self) -> str:
         return str(self.settings.loop[TARGET])
+
+    @property
+    def _policy_node(self) -> dict[str, Any]:
+        if self.settings.policy_node is None:
+            raise ConfigError(f"policy: is needed by {self._loop}. Choose one: policy=<name>.")
+        return self.settings.policy_node
+
+
+def check_same_world(imagined: EnvSpec, true: EnvSpec) -> None:
+    """Raise SpecError with all differences between an imagined env and the true one that it stands for."""
+    problems = check_features(imagined.observation, true.observation, needs="the world model", offers="the task")
+    problems += check_action_spec(imagined.action, true.action, needs="the world model", offers="the task")
+    if abs(imagined.dt - true.dt) > 1e-6:
+        problems.append(f"dt: the world model steps {imagined.dt} s, the task {true.dt} s")
+    if imagined.tasks != true.tasks:
+        problems.append(f"tasks: the world model knows {imagined.tasks}, the task is {true.tasks}")
+    if problems:
+        raise SpecError(f"world: {imagined.id} is not of task={true.id}:\n  - " + "\n  - ".join(problems))

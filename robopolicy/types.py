@@ -25,6 +25,7 @@ Metrics = dict[str, float]
 
 STATE = "observation.state"
 IMAGES = "observation.images."  # prefix; the camera's name follows
+ENV_STATE = "observation.environment_state"  # LeRobot's; our datasets without pictures repeat STATE under it
 TASK = "task_index"
 BASE_ACTION = "base_action"  # [N Da], added by BaseActionEnv only
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,11 +17,13 @@ from robopolicy.evaluate.provenance import version
 from robopolicy.evaluate.report import write_report
 from robopolicy.evaluate.rows import Rows
 from robopolicy.evaluate.run_dir import label
+from robopolicy.evaluate.suite import Suite, SuiteResult
+from robopolicy.lerobot.find import HUB, training_run
 from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import Policy
+from robopolicy.policy_files import is_ours, policy_digest
 from robopolicy.runs import CONFIG, read_config
 from robopolicy.schema import Count, Device, Fraction, Natural, Node, Positive
-from robopolicy.storage import MANIFEST
 from robopolicy.tracking import Tracker
 from robopolicy.types import VecEnv
 
@@ -61,28 +62,62 @@ def evaluate(
     *,
     checkpoint: Path,
     task: Node | None = None,
+    world: Node | None = None,
+    suite: Suite | None = None,
+    only: tuple[str, ...] = (),
     which: Literal["latest", "best"] = "latest",
-    episodes: Count = 500,
+    episodes: Count | None = None,
     split: Split = "test",
     deterministic: bool = False,
     videos: Natural = 6,
+    variants: dict[str, dict[str, Any]] | None = None,
     out: Path | None = None,
     name: str | None = None,
     num_envs: Count = 100,
+    jobs: Count | None = None,
     device: Device = "cpu",
     threads: Count | None = None,
-) -> Rows:
-    """Run a checkpoint on `episodes` episodes of a split; rows and films go to `out`, called as `label` says."""
+) -> Rows | SuiteResult:
+    """Run a checkpoint on `episodes` episodes of a split; rows and films go to `out`, called as `label` says.
+
+    In a `world` the seeds choose imagined episodes; these rows are called "imagined" where they have no name.
+    With a `suite` instead of a task: on all of its tasks, or those in `only` (suite_eval.py).
+
+    Args:
+        variants: name → parameters of the task that differ; each is evaluated on its own, on the same seeds.
+
+    Returns:
+        The rows; of several variants those of the first.
+    """
+    if suite is not None:
+        from robopolicy.suite_eval import evaluate_suite  # which needs Place
+
+        if task is not None or name is not None or world is not None or variants is not None:
+            raise ConfigError("suite: brings its own tasks and names; leave task, name, world and variants away")
+        return evaluate_suite(
+            suite, checkpoint, which=which, episodes=episodes, split=split, deterministic=deterministic, only=only,
+            out=out, num_envs=num_envs, jobs=jobs, device=device, threads=threads,
+        )  # fmt: skip
+    if only or jobs is not None:
+        raise ConfigError("only, jobs: are for suites; add suite=<name>, or leave them away")
+    episodes = episodes or 500
     _threads(threads)
-    place = Place.of(checkpoint, which, out)
-    called = label(name or "", checkpoint=place.checkpoint, deterministic=deterministic, split=split)
-    env = _env(task_of(task, place), num_envs, episodes)
-    policy = load_policy(checkpoint, device=device, env=env.spec, which=which)
-    rows = _rows(policy, env, place, called, episodes, split, deterministic)
-    print(f"{place.name} on {env.spec.id}, {split} seeds: {rows.summary()}")
-    if videos:
-        film(policy, env, rows, place.out / "videos" / (called or split), videos, deterministic)
-    return rows
+    place, every = Place.of(checkpoint, which, out), []
+    name = name or ("" if world is None else "imagined")
+    for variant, changes in (variants or {"": {}}).items():
+        called = label(
+            "-".join(filter(None, (name, variant))), checkpoint=place.checkpoint, deterministic=deterministic,
+            split=split,
+        )  # fmt: skip
+        env = _env({**(world or task_of(task, place)), **changes}, num_envs, episodes)
+        policy = load_policy(checkpoint, device=device, env=env.spec, which=which)
+        rows = _rows(policy, env, place, called, episodes, split, deterministic)
+        every.append(rows)
+        what = f"{env.spec.id}{f' ({variant})' if variant else ''}"
+        print(f"{place.name} on {what}, {split} seeds: {rows.summary()}{rows.task_table()}")
+        if videos and world is None:
+            film(policy, env, rows, place.out / "videos" / (called or split), videos, deterministic)
+    return every[0]
 
 
 def compare(
@@ -147,12 +182,16 @@ def report(
 class Place:
     """Where a policy lies and where what is found out about it goes."""
 
+    lerobot_run: Path | None = None
+
     def __init__(self, policy: Path, run: Path | None, out: Path, name: str, *, checkpoint: str = "") -> None:
         self.policy, self.run, self.out, self.name, self.checkpoint = policy, run, out, name, checkpoint
 
     @classmethod
     def of(cls, path: Path, which: Literal["latest", "best"], out: Path | None) -> Place:
         policy = find_policy(path, which=which)
+        if not is_ours(policy):
+            return cls._of_lerobot(path, policy, out)
         run = next((p for p in policy.resolve().parents if (p / CONFIG).is_file()), None)
         if out is None and run is None:
             raise ConfigError(f"{path}: is not inside a run directory; say with out=<folder> where results shall go")
@@ -160,11 +199,27 @@ class Place:
         checkpoint = which if which == "best" else _checkpoint(policy.resolve(), run)
         return cls(policy, run, out or run or policy, name, checkpoint=checkpoint)
 
+    @classmethod
+    def _of_lerobot(cls, path: Path, policy: Path, out: Path | None) -> Place:
+        """A policy of LeRobot's: results go to <run>/robopolicy where `lerobot-train` wrote it."""
+        found = training_run(policy)
+        if out is None and found is None:
+            raise ConfigError(f"{path}: is not inside a run of lerobot-train; say with out=<folder> where results go")
+        if found is None:
+            called = str(path).partition("@")[0].rsplit("/", 1)[-1] if str(path).startswith(HUB) else policy.name
+            return cls(policy, None, out or policy, called)
+        run, step = found
+        newest = (run / "checkpoints" / "last").resolve().name
+        place = cls(policy, None, out or run / "robopolicy", run.name, checkpoint="" if step == newest else step)
+        place.lerobot_run = run
+        return place
+
     @property
     def ident(self) -> str:
         """Names the weights: run, checkpoint, and the beginning of a checksum over all of its files."""
-        digest = hashlib.sha256((self.policy / MANIFEST).read_bytes()).hexdigest()[:12]
-        step = self.policy.parent.name if self.policy.name == "policy" else self.policy.name
+        digest = policy_digest(self.policy)[:12]
+        inner = ("policy", "pretrained_model")
+        step = self.policy.resolve().parent.name if self.policy.name in inner else self.policy.name
         return f"{self.name}/{step}@{digest}"
 
 
@@ -247,7 +302,7 @@ def _env(task: dict[str, Any], num_envs: int, episodes: int) -> VecEnv:
 def _names(a: Place, b: Place) -> tuple[str, str]:
     config = (read_config(b.run) if b.run is not None else None) or {}
     base = config.get("base")
-    if base and a.run is not None and Path(base).resolve() == a.run:
+    if base and Path(base).resolve() in (a.run, a.lerobot_run):
         return "base", b.name
     return (a.name, b.name) if a.name != b.name else (f"{a.name} (a)", f"{b.name} (b)")
 

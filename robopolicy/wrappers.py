@@ -149,6 +149,12 @@ def wrap_for(policy: Policy, env: VecEnv) -> VecEnv:
                 f"{env.spec.id}: has {len(env.spec.tasks)} tasks, which the base tells apart by {TASK!r} and "
                 f"{type(member).__name__} does not. Refine it on one task at a time."
             )
+        if TASK in member.spec.observation and member.spec.tasks != env.spec.tasks:
+            raise SpecError(
+                f"{env.spec.id}: its instructions are not those that the policy was trained on, or in another order: "
+                f"{', '.join(sorted(set(env.spec.tasks) ^ set(member.spec.tasks))[:6]) or 'the same ones'}. A policy "
+                "that reads instructions (policy=vla) takes others where it is loaded for the env."
+            )
     wrapped: VecEnv = HistoryEnv(env, max(member.spec.n_obs_steps for member in chain))
     for base in reversed(chain[1:]):
         wrapped = BaseActionEnv(wrapped, base)

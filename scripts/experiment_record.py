@@ -11,6 +11,7 @@ import pandas as pd
 
 from robopolicy.evaluate.compare import compare, worse_than_base
 from robopolicy.evaluate.evidence import Evidence, measured, of_rows, pooled
+from robopolicy.evaluate.results_page import CURVE
 from robopolicy.evaluate.rows import Rows
 from robopolicy.evaluate.statistics import mean
 from scripts.experiment_list import Experiment, Setting
@@ -25,6 +26,7 @@ class Found:
     base: Rows
     rows: Rows
     evaluations: dict[int, Rows]  # env step -> validation episodes during training
+    seconds: dict[int, float]  # env step of an evaluation -> training time until then
     env_steps: int
     wall_s: float
     jobs: int  # runs that shared the machine
@@ -40,7 +42,9 @@ def record(
     """
     command = f"python scripts/experiments.py {id}"
     labels = [f"{s.prefix}{name}" for s in experiment.settings for name in ("base", *s.refine)]
-    rows = {r.key: r for r in before if r.seeds in experiment.seeds and r.setting in labels}
+    again = {(f"{s.prefix}{name}", seed) for s, name, seed in work}  # their curves may have had other steps
+    rows = {r.key: r for r in before if r.seeds in experiment.seeds and _curve_of(r.setting) in labels
+            and not (r.metric == CURVE and (_curve_of(r.setting), r.seeds) in again)}  # fmt: skip
     for job, result in zip(work, found, strict=True):
         rows |= {row.key: row for row in _of_seed(id, command, experiment, job, result)}
     whole = {}
@@ -59,6 +63,11 @@ def record(
                      notes=", ".join(f"{k.split('/')[0]} {100 * v:.1f}%" for k, v in rates.items()))
         )  # fmt: skip
     return every
+
+
+def _curve_of(setting: str) -> str:
+    """<route> of <route>/at_<env step>; any other setting as it is."""
+    return setting.partition("/at_")[0]
 
 
 def _of_seed(id: str, command: str, experiment: Experiment, job: Job, result: Found) -> Iterator[Evidence]:
@@ -95,6 +104,11 @@ def _watched(id: str, experiment: Experiment, label: str, seed: int, result: Fou
         yield measured(id=id, setting=label, metric="worst_dip_points", interval=dips[worst], seeds=seed,
                        episodes=episodes,
                        notes=f"at env step {worst} of {len(steps)} evaluations, base {100 * rate:.1f}%")  # fmt: skip
+    if "curve" in experiment.extra:
+        for step, rows in result.evaluations.items():
+            yield measured(id=id, setting=f"{label}/at_{step}", metric=CURVE, interval=rows.success_rate(), seeds=seed,
+                           episodes=len(rows), env_steps=step, wall_s=round(result.seconds[step], 1),
+                           notes=f"{rows.split} seeds")  # fmt: skip
     if "worse" in experiment.extra:
         smallest = min(p for _, p in worse_than_base(base, [result.evaluations[s] for s in steps]))
         yield measured(id=id, setting=label, metric="worse_p_holm", interval=smallest, seeds=seed, episodes=episodes,

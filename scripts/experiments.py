@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -22,13 +23,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from robopolicy.data.meta import recorded
 from robopolicy.errors import RobopolicyError
 from robopolicy.evaluate.evidence import read, write
-from robopolicy.evaluate.provenance import commit
+from robopolicy.evaluate.provenance import commit, write_provenance
 from robopolicy.evaluate.rows import Rows
 from scripts.experiment_list import EXPERIMENTS, Base, Setting
 from scripts.experiment_record import Found, record, save_rows
 
 ROOT = Path(__file__).resolve().parents[1]
-EPISODES = 500
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.no_record and (other := sorted(set(seeds) - set(experiment.seeds))):
         parser.error(f"--seeds {other}: {options.id} is recorded over {list(experiment.seeds)}. Add --no-record.")
     work = [(s, name, seed) for s in experiment.settings for name in s.refine for seed in seeds
-            if not options.only or {name, s.base.task} & set(options.only)]  # fmt: skip
+            if not options.only or {name, s.base.task, s.base.label} & set(options.only)]  # fmt: skip
     threads = max(1, (os.cpu_count() or 1) // options.jobs)
     try:
         with ThreadPoolExecutor(options.jobs) as pool:
@@ -67,16 +67,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def robopolicy(*arguments: str, threads: int, log: Path) -> None:
-    """Run a command of ours; its output goes to `log`, which is shown if it fails."""
+    """Run a command of ours."""
+    call("robopolicy", *arguments, threads=threads, log=log)
+
+
+def call(module: str, *arguments: str, threads: int, log: Path) -> None:
+    """Run a module as a program; its output goes to `log`, which is shown if it fails."""
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "WANDB_MODE": "disabled"}
     with log.open("a") as file:
         done = subprocess.run(
-            [sys.executable, "-m", "robopolicy", *arguments], cwd=ROOT, env=environment, stdout=file, stderr=file
+            [sys.executable, "-m", module, *arguments], cwd=ROOT, env=environment, stdout=file, stderr=file
         )
     if done.returncode:
         print("\n".join(log.read_text().splitlines()[-15:]), file=sys.stderr)
-        raise subprocess.CalledProcessError(done.returncode, ["robopolicy", *arguments])
+        raise subprocess.CalledProcessError(done.returncode, [module, *arguments])
 
 
 def train_base(out: Path, base: Base, seed: int, threads: int) -> None:
@@ -84,12 +89,33 @@ def train_base(out: Path, base: Base, seed: int, threads: int) -> None:
     folder = out.resolve() / "bases" / f"{base.name}-{seed}"
     log, data, run = folder / "log.txt", folder / "data", folder / "bc"
     if recorded(data) != "whole":
-        robopolicy("demos", f"task={base.task}", f"out={data}", f"episodes={base.demos}", f"seed={seed}",
+        robopolicy("demos", *task_of(base), f"out={data}", f"episodes={base.demos}", f"seed={seed}", *envs_of(base),
                    f"imperfection={base.imperfection}", "overwrite=true", threads=threads, log=log)  # fmt: skip
-    robopolicy("train", "algo=bc", f"task={base.task}", f"dataset={data}", f"run_dir={run}", f"seed={seed}",
-               f"threads={threads}", "tracker=local", *base.overrides, threads=threads, log=log)  # fmt: skip
-    evaluate(run, threads, log)
+    if base.lerobot:
+        train_lerobot(base, folder, seed, threads, log)
+    else:
+        robopolicy("train", "algo=bc", *task_of(base), f"dataset={data}", f"run_dir={run}", f"seed={seed}",
+                   f"threads={threads}", "tracker=local", *base.overrides, threads=threads, log=log)  # fmt: skip
+    evaluate(base, policy_of(base, folder), threads, log, *task_of(base), f"out={run}")
     print(f"{folder.name}: {Rows.load(run / 'episodes.csv').summary()}", flush=True)
+
+
+def policy_of(base: Base, folder: Path) -> Path:
+    """The run directory of a base: ours, or one of lerobot-train."""
+    return folder / ("lerobot" if base.lerobot else "bc")
+
+
+def train_lerobot(base: Base, folder: Path, seed: int, threads: int, log: Path) -> None:
+    """The stock `lerobot-train` on the demonstrations, in <folder>/lerobot; begun anew where it was interrupted."""
+    run = policy_of(base, folder)
+    if (run / "checkpoints" / "last").exists():
+        return
+    shutil.rmtree(run, ignore_errors=True)
+    arguments = [f"--dataset.repo_id=local/{base.name}", f"--dataset.root={folder / 'data'}", f"--output_dir={run}",
+                 f"--seed={seed}", "--policy.device=cpu", "--policy.push_to_hub=false", "--num_workers=1",
+                 "--env_eval_freq=0", *base.lerobot]  # fmt: skip
+    call("lerobot.scripts.lerobot_train", *arguments, threads=threads, log=log)
+    write_provenance(folder / "bc", ["lerobot-train", *arguments])
 
 
 def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int) -> Found:
@@ -98,26 +124,35 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
     base = out.resolve() / "bases" / f"{setting.base.name}-{seed}"
     run = out.resolve() / id / f"{setting.prefix.replace('/', '-')}{name}-{seed}"
     over, log = list(setting.refine[name]), run / "log.txt"
-    over += [] if any("residual_scratch" in o for o in over) else [f"base={base / 'bc'}"]
+    over += [] if any("residual_scratch" in o for o in over) else [f"base={policy_of(setting.base, base)}"]
     over += [] if any(o.startswith("threads=") for o in over) else [f"threads={threads}"]
-    robopolicy("train", f"task={setting.base.task}", f"dataset={base / 'data'}", f"run_dir={run}", f"seed={seed}",
+    robopolicy("train", *task_of(setting.base), f"dataset={base / 'data'}", f"run_dir={run}", f"seed={seed}",
                "tracker=local", *over, threads=threads, log=log)  # fmt: skip
-    evaluate(run, threads, log)
+    evaluate(setting.base, run, threads, log)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    last = [line for line in lines if "train/seconds" in line][-1]
+    timed = [(int(line["step"]), float(line["train/seconds"])) for line in lines if "train/seconds" in line]
     evaluations = {int(f.stem): Rows.load(f) for f in sorted((run / "evaluations").glob("*.parquet"))}
     commits = [json.loads((at / "provenance.json").read_text())["commit"] for at in (base / "bc", run)]
+    seconds = {at: max((s for step, s in timed if step <= at), default=0.0) for at in evaluations}
     found = Found(
         base=Rows.load(base / "bc" / "episodes.csv"), rows=Rows.load(run / "episodes.csv"), evaluations=evaluations,
-        env_steps=int(last["step"]), wall_s=float(last["train/seconds"]), jobs=jobs, commits=(commits[0], commits[1]),
+        seconds=seconds, env_steps=timed[-1][0], wall_s=timed[-1][1], jobs=jobs, commits=(commits[0], commits[1]),
     )  # fmt: skip
     print(f"{id} {setting.prefix}{name} {seed}: {found.rows.summary()}, {found.wall_s:.0f} s", flush=True)
     return found
 
 
-def evaluate(run: Path, threads: int, log: Path) -> None:
-    robopolicy("eval", f"checkpoint={run}", f"episodes={EPISODES}", "videos=0", f"threads={threads}", threads=threads,
-               log=log)  # fmt: skip
+def task_of(base: Base) -> tuple[str, ...]:
+    return (f"task={base.task}", *base.options)
+
+
+def envs_of(base: Base) -> tuple[str, ...]:
+    return () if base.num_envs is None else (f"num_envs={base.num_envs}",)
+
+
+def evaluate(base: Base, policy: Path, threads: int, log: Path, *more: str) -> None:
+    robopolicy("eval", f"checkpoint={policy}", f"episodes={base.episodes}", "videos=0", *envs_of(base),
+               f"threads={threads}", *more, threads=threads, log=log)  # fmt: skip
 
 
 if __name__ == "__main__":

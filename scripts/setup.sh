@@ -5,9 +5,10 @@
 #
 #   core   what robopolicy needs (default)
 #   ros    core + the ROS 2 node
-#   suites ros + task suites that others wrote (Meta-World)
+#   suites ros + light task suites that others wrote (Meta-World, gym-pusht, Fetch)
 #   dev    suites + tests, linters, build tools
-#   bench  dev + the stacks it is measured against side by side (ManiSkill with Vulkan on the CPU, LeRobot's extras)
+#   bench  dev + the stacks it is measured against, and the heavy suites (ManiSkill with Vulkan on the CPU, robosuite,
+#          LIBERO, LeRobot's extras)
 #   --force: put .venv right even if it looks up to date
 #
 # 1. system packages for off-screen rendering and video, through apt (sudo only where needed)

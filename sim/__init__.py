@@ -60,5 +60,15 @@ class Shown(Protocol):
 
 
 def make_expert(env: Shown, *, imperfection: float = 0.0) -> Any:
-    """The scripted expert of `env`'s task."""
+    """The scripted expert of `env`'s task.
+
+    Raises:
+        ConfigError: the task has none.
+    """
+    if not isinstance(env, Shown):
+        name = env.spec.id  # type: ignore[unreachable]
+        raise ConfigError(
+            f"{name}: has no scripted expert, so no demonstrations can be recorded of it. Train on some of your own: "
+            "dataset=<folder>, or expert._target_=<your package>.<its expert> --allow <your package>."
+        )
     return env.make_expert(imperfection=imperfection)

@@ -315,9 +315,9 @@ class SimEnv:
     def _observe(self, rows: NDArray[np.int64] | None, scene: Scene | None = None, *, pictures: bool = True) -> Obs:
         """The observation of all envs, or of `rows` [M]; `scene` is theirs, where it is at hand."""
         index = np.arange(self.num_envs) if rows is None else rows
-        state = np.empty((len(index), self.layout.size), dtype=np.float32)
-        self.layout.pack(self._groups(scene or self._scene(rows)), state)
-        obs: Obs = {STATE: torch.from_numpy(state), TASK: torch.zeros(len(index), dtype=torch.int64)}
+        state, scene = np.empty((len(index), self.layout.size), dtype=np.float32), scene or self._scene(rows)
+        self.layout.pack(self._groups(scene), state)
+        obs: Obs = {STATE: torch.from_numpy(state), TASK: torch.from_numpy(self.task.task_index(scene))}
         if self.randomization.sensor_noise:
             seed, t = self.episode_seed[torch.from_numpy(index)], torch.from_numpy(self._t[index])
             noise = keyed_normal(seed, t, (self.layout.size,), stream=_NOISE_STREAM)

@@ -27,14 +27,21 @@ def train(*overrides: str, **kw: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("group", sorted(OPTIONS))
 def test_every_option_of_every_group_composes_and_fits_its_constructors(group: str) -> None:
     for option in OPTIONS[group]:
-        train(f"{group}={option}")
+        try:
+            if group in ("suite", "variants"):  # the only verb that takes one
+                compose(find_verb("eval"), [f"{group}={option}", "checkpoint=runs/x"])
+            else:
+                train(f"{group}={option}")
+        except UsageError as error:  # a suite that is not installed here says so
+            if "which is not installed: ./scripts/setup.sh" not in str(error):
+                raise
 
 
 def test_groups_combine_freely_there_is_no_file_per_pair() -> None:
     for task, algo in itertools.product(["peg", "reach"], OPTIONS["algo"]):
         config = compose(TRAIN, [f"task={task}", f"algo={algo}", "run_dir=x"], checked=False)
         assert config["task"]["task"] == task
-        assert config["loop"]["_target_"].startswith("robopolicy.loops.")
+        assert config["loop"]["_target_"].startswith(("robopolicy.loops.", "world_models.fit."))
     names = [f.stem for f in config_folder().rglob("*.yaml")]
     assert not [n for n in names if any(t in n and n != t and not n.startswith(t) for t in OPTIONS["task"])]
 

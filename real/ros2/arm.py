@@ -57,6 +57,10 @@ class ArmNode(Node):
 
     def __init__(self, env: SimEnv, wiring: Wiring, *, lost: float = 0.0, lockstep: bool = False) -> None:
         super().__init__(NAME)
+        if wiring.output.type != "trajectory":
+            raise SafetyError(
+                f"topics.trajectory: type {wiring.output.type!r}: the simulated arm plays trajectories alone"
+            )
         self.env, self.wiring, self.lost, self.lockstep = env, wiring, lost, lockstep
         self.rng = np.random.default_rng(0)
         self.arm = MujocoArm(env.task, load_profile(wiring.limits), dt=wiring.tick_s)

@@ -10,11 +10,13 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from real.hand import Drive, Hand
 from real.joints import ActionDecoder, Ahead
 from real.loop import ControlLoop
 from real.realtime import Chunking, chunking_of
 from real.recording import PolicyJournal, RecordedChain, Recorder, header_of
 from real.robots import Robot, State
+from real.ros2.keys import RemoteKeys
 from real.ros2.observation import Observer, check_features, check_robot, one_env
 from real.ros2.plain import NamedJoints, PlainObserver, plain_spec
 from real.ros2.wiring import Wiring
@@ -23,8 +25,10 @@ from real.safety import SafetyChain, load_profile
 from real.safety.risk import RiskCritic
 from robopolicy.checkpoint import load_policy
 from robopolicy.policies.base import Policy
+from robopolicy.runs import read_config
 from robopolicy.spec import PolicySpec, check_fits
 from robopolicy.types import BASE_ACTION
+from robopolicy.verbs import Place
 from sim.arm import FINGER_STROKE
 from sim.control import Controller
 
@@ -33,6 +37,7 @@ from sim.control import Controller
 class Options:
     """How a policy node runs. `settings`: of real.safety.Settings; `latency`: s that plans are held back.
 
+    `operator`: a human may take over, by what comes on the `keys` topic; `human_first`: and begins every episode.
     `task`: of the native suite, whose observations and actions the policy has; None: the policy was trained on data of
     the robot itself (real.ros2.plain).
     """
@@ -48,6 +53,9 @@ class Options:
     risk: Path | None = None
     record: Path | None = None
     policy_id: str = ""
+    operator: bool = False
+    human_first: bool = False
+    drive: Drive = field(default_factory=Drive)
 
 
 class Brain:
@@ -83,6 +91,13 @@ class Brain:
             self.observer, self.controller, self.spec = Observer(env, tuple(images)), env.controller, env.spec
         self.names = self.observer.names
         check_features(self.names, wiring)
+        self.press: Callable[[str], None] | None = None  # takes a human's keys
+        self.hand: Hand | None = None
+        if options.operator:
+            keys = RemoteKeys()
+            self.press = keys.press
+            self.hand = Hand(keys, self.policy.spec.action, self.policy.spec.dt, options.drive, policy=True,
+                             first="human" if options.human_first else "policy", stick=keys.stick)  # fmt: skip
         self.planner = self.chunks.planner
         self.recorder = recorder
         self.runner = ThreadRunner(self.planner, latency=options.latency, wait=60.0 if options.lockstep else 0.0)
@@ -116,7 +131,8 @@ class Brain:
             robot, chain, ActionDecoder(self.controller, stroke=FINGER_STROKE, dt=self.spec.dt), self.runner,
             self.observer, chunks.buffer, clock=clock, history=self.planner.history, lead=chunks.lead,
             shadow=self.options.dry_run, early=self.wiring.plan_ahead_s, grace=self.wiring.grace_s,
-            delays=chunks.delays, journal=None if self.recorder is None else PolicyJournal(self.recorder.put),
+            delays=chunks.delays, operator=self.hand,
+            journal=None if self.recorder is None else PolicyJournal(self.recorder.put),
         )  # fmt: skip
 
     def begin(self, chain: SafetyChain, seed: int) -> None:
@@ -151,6 +167,17 @@ class Brain:
     def close(self) -> None:
         self.end(None)
         self.runner.close()
+
+
+def options_of(checkpoint: Path, given: dict[str, Any]) -> Options:
+    """Options from JSON values; where no task is given, it is the one that the run of `checkpoint` was trained on."""
+    paths = ("risk", "record")
+    options: dict[str, Any] = {k: Path(v) if k in paths and v is not None else v for k, v in given.items()}
+    if "task" not in options:
+        run_dir = Place.of(checkpoint, options.get("which", "latest"), Path()).run
+        options["task"] = None if run_dir is None else (read_config(run_dir) or {}).get("task")
+    options["drive"] = Drive(**options.get("drive", {}))
+    return Options(checkpoint=checkpoint, **options)
 
 
 def brains(options: Options, wiring: Wiring) -> Callable[[], Brain]:

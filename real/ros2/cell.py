@@ -8,14 +8,20 @@ import os
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 
 from real.deploy import Deployment, Episode
+from real.gamepad import PAD_MAP, PAD_POLICY
+from real.hand import KEY_MAP, POLICY_KEYS
+from real.keys import Keys
+from real.operated import first_interrupt, source_of, status, stick_of
 from real.ros2 import arm, node
 from real.ros2.operator import Operator, arm_command, node_command, private_environment, processes
 from real.ros2.wiring import load_wiring
 from real.safety import SafetyError
 
+STANDS = 0.005  # rad/s: no joint is faster
 LONGEST = 60.0  # s without any progress before an episode is given up
 
 
@@ -26,10 +32,15 @@ def run_episodes(deployment: Deployment) -> Iterator[Episode]:
         "task": d.task, "which": d.which, "settings": d.settings, "latency": d.latency, "dry_run": d.dry_run,
         "lockstep": d.lockstep, "chunking": d.chunking, "risk": None if d.risk is None else str(d.risk),
         "record": None if d.record is None else str(d.record), "policy_id": d.policy_id,
+        "operator": d.operator is not None, "human_first": d.human_first, "drive": asdict(d.drive),
     }  # fmt: skip
     wiring = load_wiring(d.wiring)
+    source: contextlib.AbstractContextManager[Keys | None] = contextlib.nullcontext()
+    if d.operator is not None:
+        source = source_of(d.operator, d.drive)
     os.environ.update({k: v for k, v in private_environment().items() if k.startswith("ROS_")})
     with (
+        source as keys,
         processes(
             arm_command(d.task, d.wiring, lost=d.lost, lockstep=d.lockstep),
             node_command(d.checkpoint, d.wiring, options), logs=d.logs,
@@ -39,9 +50,27 @@ def run_episodes(deployment: Deployment) -> Iterator[Episode]:
         with alive(running):
             operator.wait(lambda: all(operator.heard.values()), 120.0, "both nodes")
             operator.transition("configure")
-        for seed in d.seeds:
+        steps = d.env.task.horizon
+        if keys is not None:  # then the task's horizon does not end an episode
+            steps = round(d.drive.episode_s / d.env.dt)
+            print(f"{PAD_MAP}\n{PAD_POLICY}" if d.operator == "gamepad" else f"{KEY_MAP}\n{POLICY_KEYS}")
+            operator.listen(keys, stick_of(keys))
+        yield from episodes(operator, running, d.seeds, steps)
+
+
+def episodes(
+    operator: Operator, running: list[subprocess.Popen[bytes]], seeds: Iterable[int], steps: int
+) -> Iterator[Episode]:
+    """One after the other, of up to `steps` control steps, until a human who is listened to ends the session."""
+    human = operator.forwarder
+    with first_interrupt(human.quit) if human is not None else contextlib.nullcontext():
+        for seed in seeds:
             with alive(running):
-                yield _episode(operator, seed, d.env.task.horizon)
+                yield _episode(operator, seed, steps)
+            if human is not None and human.over:
+                status("")
+                print(human.over)
+                return
 
 
 @contextlib.contextmanager
@@ -60,7 +89,7 @@ def alive(running: list[subprocess.Popen[bytes]]) -> Iterator[None]:
 def _episode(operator: Operator, seed: int, horizon: int) -> Episode:
     operator.reset_arm(seed)
     activate(operator)
-    last, quiet = "", 0
+    last, quiet, human = "", 0, operator.forwarder
     while True:
         operator.next_report(LONGEST)
         mine, theirs = operator.status[node.NAME], operator.status[arm.NAME]
@@ -68,6 +97,11 @@ def _episode(operator: Operator, seed: int, horizon: int) -> Episode:
         over = int(mine.get("step", "0")) > horizon and int(theirs["step"]) > horizon
         quiet = quiet + 1 if (now := mine.get("ticks", "") + theirs["step"]) == last else 0
         last = now
+        if human is not None:
+            status(f"{mine.get('driver', '')}  control step {mine.get('step', '')}  {mine.get('mode', '')}")
+            if human.over and not mine.get("halted"):
+                operator.press("x")  # said before the episode had begun: then nobody heeded it
+            over = over or (bool(mine.get("halted")) and float(theirs["speed"]) < STANDS)
         if success or over or theirs["aborted"] or mine.get("mode") == "FAULT" or quiet > 20 * LONGEST:
             break
     operator.set(node.NAME, success=success)
@@ -78,6 +112,7 @@ def _episode(operator: Operator, seed: int, horizon: int) -> Episode:
     return Episode(
         seed, success, steps, theirs["aborted"], mine["mode"] or last_mode(mine), int(mine["changed"]) / ticks,
         counts.get("loop_paced", 0) / steps, Counter(json.loads(mine["reasons"])),
+        (counts.get("loop_human", 0) + counts.get("loop_rewind", 0)) / steps,
     )  # fmt: skip
 
 

@@ -89,6 +89,17 @@ class ImageReader:
         return SafetyError(f"{self.key}: topic {self.topic.name!r}: {what}")
 
 
+def size_of(message: Image | CompressedImage) -> tuple[int, int]:
+    """Height and width of a picture; raises SafetyError where it is none."""
+    if isinstance(message, Image):
+        return int(message.height), int(message.width)
+    try:
+        with Picture.open(io.BytesIO(bytes(message.data)), formats=("JPEG", "PNG")) as picture:
+            return picture.height, picture.width
+    except Exception as error:
+        raise SafetyError(f"no JPEG or PNG ({error})") from error
+
+
 def message_type(topic: CameraTopic) -> type[Image] | type[CompressedImage]:
     return Image if topic.type == "image" else CompressedImage
 

@@ -14,13 +14,11 @@ import argparse
 import json
 import time
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import rclpy
-from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
@@ -28,17 +26,16 @@ from rclpy.signals import SignalHandlerOptions
 from std_srvs.srv import Trigger
 
 from real.robots import Robot, State
-from real.ros2 import messages
-from real.ros2.qos import profile_of
+from real.ros2.parameters import put_in_force, tighten
+from real.ros2.report import Reports
 from real.ros2.session import Loop, Session
 from real.ros2.spin import run
 from real.ros2.topics import Inputs, Topics
 from real.ros2.wiring import Wiring, load_wiring
-from real.safety import Mode, SafetyChain, Settings
+from real.safety import SafetyChain
 from robopolicy.errors import RobopolicyError
 
 NAME = "policy_node"
-LIVE = tuple(f.name for f in fields(Settings) if f.type in ("float", "float | None"))  # settings that are parameters
 
 
 class Driving(Inputs, Protocol):
@@ -70,13 +67,10 @@ class PolicyNode(LifecycleNode):
         self.active = False  # as the life cycle has it, whatever became of the episode
         self.success: bool | None = None  # what somebody said of the episode under way
         self.unfit = ""  # a quality of service that does not fit
-        self.why, self.reported, self._mode = "", 0.0, ""
-        self.tick_ms: list[float] = []
+        self.why = ""
         self.declare_parameter("seed", 0)
         self.declare_parameter("success", False)
-        self._report = self.create_publisher(
-            DiagnosticArray, wiring.topic("diagnostics").name, profile_of(wiring.topic("diagnostics"))
-        )
+        self._reports = Reports(self, wiring)
         self.create_service(Trigger, "~/reset", self._on_reset)
         self.add_on_set_parameters_callback(self._on_parameters)
 
@@ -130,15 +124,12 @@ class PolicyNode(LifecycleNode):
         self._disconnect()
         self.brain = self.make_brain()
         chain = self.brain.chain()
-        for name in LIVE:
-            if not self.has_parameter(f"safety.{name}"):
-                value = getattr(chain.profile.settings, name)
-                self.declare_parameter(f"safety.{name}", float("inf") if value is None else float(value))
-        chain.tighten(**_settings({name: self.get_parameter(f"safety.{name}").value for name in LIVE}))
-        self.topics = Topics(self, self.wiring, chain.profile, self.brain, self._refuse)
+        put_in_force(self, chain)
+        self.topics = Topics(self, self.wiring, chain.profile, self.brain, self._refuse, self._fault)
         self.topics.session = self.session = Session(
-            chain, self.brain.loop, self.wiring, send=self.topics.send, grip=self.topics.grip, follow=self.lockstep
-        )
+            chain, self.brain.loop, self.wiring, send=self.topics.output.send, grip=self.topics.grip,
+            follow=self.lockstep,
+        )  # fmt: skip
         home = np.array(chain.profile.data["home"])
         chain.governor.reset(home[None])  # compiles
         chain.governor.active[:] = False
@@ -191,6 +182,11 @@ class PolicyNode(LifecycleNode):
         if self.session is not None and self.session.active:
             self.session.chain.fault(why)
 
+    def _fault(self, why: str) -> None:
+        """The driver has given up."""
+        if self.session is not None:
+            self.session.on_driver(why)
+
     def _wrong(self) -> list[str]:
         """What is wrong with what comes in, one sentence each."""
         return [*filter(None, [self.unfit]), *(self.topics.refused.values() if self.topics is not None else ())]
@@ -207,99 +203,49 @@ class PolicyNode(LifecycleNode):
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         """After a fault: begin anew where the arm stands, if nothing speaks against it."""
         del request
-        try:
-            if not self.active:
-                raise RobopolicyError("reset: not active; activate instead")
-            self._activate()
-            response.success, response.message = True, "running"
-        except RobopolicyError as error:
-            response.success, response.message = False, str(error)
+        if self.active:
+            self._attempt("reset", self._activate)
+        response.message = (self.why if self.active else "reset: not active; activate instead") or "running"
+        response.success = response.message == "running"
         return response
 
     def _on_parameters(self, parameters: list[Parameter]) -> SetParametersResult:
         for said in (p.value for p in parameters if p.name == "success"):
             self.success = bool(said)
-        wanted = {p.name.removeprefix("safety."): p.value for p in parameters if p.name.startswith("safety.")}
-        if not wanted or self.session is None:
-            return SetParametersResult(successful=True)
-        if unknown := [name for name in wanted if name not in LIVE]:
-            return SetParametersResult(successful=False, reason=f"no such safety setting: {unknown[0]!r}")
-        try:
-            self.session.chain.tighten(**_settings(wanted))
-        except (RobopolicyError, TypeError) as error:
-            return SetParametersResult(successful=False, reason=str(error))
-        return SetParametersResult(successful=True)
+        why = "" if self.session is None else tighten(self.session.chain, parameters)
+        return SetParametersResult(successful=not why, reason=why)
 
     # -- time -------------------------------------------------------------------------------------------------------
     def pump(self) -> float:
         """Decide what is due; s until there may be something again."""
-        session = self.session
-        now = time.monotonic()
-        if session is not None and session.active:
-            if session.pump(now):
-                self.tick_ms.append(1e3 * (time.monotonic() - now))
-            if session.mode.name != self._mode:
-                self.reported = 0.0
-        if now - self.reported > 1 / self.wiring.topic("diagnostics").rate_hz:
+        session, now = self.session, time.monotonic()
+        if session is not None and session.pump(now):
+            self._reports.tick_ms.append(1e3 * (time.monotonic() - now))
+            if self.topics is not None:
+                self.topics.tell_driver(session.loop.driver, now)
+        if self._reports.due(session, now):
             self.report()
         return self.wiring.tick_s / 2
 
     def report(self) -> None:
         """Publish how it stands."""
-        self.reported, session = time.monotonic(), self.session
-        values: dict[str, object] = {"state": "active" if session is not None and session.active else "inactive"}
-        level, text = DiagnosticStatus.OK[0], self.why or "; ".join(self._wrong())
-        if session is not None:
-            self._mode = session.mode.name if session.active else ""
-            values |= {
-                "mode": self._mode, "step": session.loop.step if session.ticks else 0, "ticks": session.ticks,
-                "changed": session.changed, "limits": session.chain.profile.digest,
-                "reasons_now": "; ".join(session.decision.reasons) if session.decision else "",
-                "reasons": json.dumps(session.reasons), "error": session.chain.error,
-                "counts": json.dumps({**session.counts, **{f"loop_{k}": v for k, v in session.loop.counts.items()}}),
-            }  # fmt: skip
-            if session.active and session.mode > Mode.RUN:
-                level = DiagnosticStatus.ERROR[0] if session.mode is Mode.FAULT else DiagnosticStatus.WARN[0]
-                text = text or f"{session.mode.name}: {values['reasons_now']}"
-        if self.tick_ms:
-            recent = np.array(self.tick_ms[-2000:])
-            values |= {"tick_ms_p50": np.median(recent).round(3), "tick_ms_p99": np.percentile(recent, 99).round(3)}
-            self.tick_ms = self.tick_ms[-2000:]
-        if text:
-            level = max(level, DiagnosticStatus.WARN[0])
-        found = messages.status(self.get_name(), self.wiring.limits, level, text or "ok", values)
-        self._report.publish(messages.diagnostics(time.time_ns(), found))
-
-
-def _settings(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Values of parameters as those of `Settings`; a parameter cannot be None."""
-    return {k: None if k == "energy" and v == float("inf") else v for k, v in parameters.items()}
+        self._reports.publish(self.session, self.why or "; ".join(self._wrong()))
 
 
 def main() -> None:
-    from real.ros2.brain import Options, brains
+    from real.ros2.brain import brains, options_of
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--wiring", default="mujoco_panda")
     parser.add_argument("--options", type=json.loads, default={}, help="JSON: of real.ros2.brain.Options")
     args, rest = parser.parse_known_args()
-    options = dict(args.options)
-    for name in ("risk", "record"):
-        if options.get(name) is not None:
-            options[name] = Path(options[name])
-    if "task" not in options:
-        from robopolicy.runs import read_config
-        from robopolicy.verbs import Place
-
-        run_dir = Place.of(args.checkpoint, options.get("which", "latest"), Path()).run
-        options["task"] = None if run_dir is None else (read_config(run_dir) or {}).get("task")
-    chosen, wiring = Options(checkpoint=args.checkpoint, **options), load_wiring(args.wiring)
+    options, wiring = options_of(args.checkpoint, args.options), load_wiring(args.wiring)
     rclpy.init(args=rest, signal_handler_options=SignalHandlerOptions.NO)
     import torch
 
     torch.set_num_threads(1)
-    run(PolicyNode(wiring, brains(chosen, wiring), lockstep=chosen.lockstep))
+    run(PolicyNode(wiring, brains(options, wiring), lockstep=options.lockstep))
 
 
 if __name__ == "__main__":

@@ -15,19 +15,23 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState
+from numpy.typing import NDArray
 from rcl_interfaces.srv import SetParameters
 from rclpy.experimental import EventsExecutor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 from rclpy.signals import SignalHandlerOptions
-from std_msgs.msg import Bool
+from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 
+from real.keys import Keys
 from real.ros2 import arm, messages, node
+from real.ros2.keys import Forwarder
 from real.ros2.qos import profile_of
 from real.ros2.wiring import Wiring
 from real.safety import SafetyError
@@ -54,6 +58,9 @@ class Operator(Node):
         self.heard: dict[str, int] = {node_name: 0, arm.NAME: 0}
         enable, diagnostics = wiring.topic("enable"), wiring.topic("diagnostics")
         self._enable = self.create_publisher(Bool, enable.name, profile_of(enable))
+        self.forwarder: Forwarder | None = None  # of a human's keys, where one is at hand
+        keys = wiring.topics["keys"]
+        self._keys = None if keys is None else self.create_publisher(String, keys.name, profile_of(keys))
         self.create_subscription(DiagnosticArray, diagnostics.name, self._on_diagnostics, profile_of(diagnostics))
         self.create_timer(1 / enable.rate_hz, self._on_timer)
         self._change: Any = self.create_client(ChangeState, f"{node_name}/change_state")
@@ -111,6 +118,21 @@ class Operator(Node):
         answer = self._call(self._reset_fault, Trigger.Request())
         return "" if answer.success else str(answer.message)
 
+    def listen(self, keys: Keys, stick: Callable[[], NDArray[np.float64]] | None = None) -> None:
+        """Hand on what a human presses from now on; `self.forwarder.over` says when there is no more.
+
+        Raises:
+            SafetyError: the robot's wiring has no topic for it.
+        """
+        if self._keys is None:
+            self.wiring.topic("keys")
+        self.forwarder = Forwarder(keys, stick, self.press)
+
+    def press(self, text: str) -> None:
+        """Send a key, see real.ros2.keys."""
+        assert self._keys is not None
+        self._keys.publish(String(data=text))
+
     def set(self, name: str, **parameters: Any) -> None:
         """Set parameters of a node; double underscores stand for dots.
 
@@ -151,6 +173,8 @@ class Operator(Node):
     def _on_timer(self) -> None:
         if self.enabling:
             self._enable.publish(Bool(data=True))
+        if self.forwarder is not None:
+            self.forwarder.pump()
 
     def _on_diagnostics(self, message: DiagnosticArray) -> None:
         for name in self.heard:

@@ -34,6 +34,12 @@ class Loop(Protocol):
     begin: float
     step: int
     counts: Counter[str]
+    halted: str  # why the arm is to stop and stay
+
+    @property
+    def driver(self) -> str:
+        """Who drives, see real.hand.Driver."""
+        ...
 
     def start(self, *, seed: int = 0) -> None: ...
     def tick(self) -> Decision: ...
@@ -49,13 +55,13 @@ class Session:
         chain: limits; its watchdogs run on the arm's ticks, which go on by a steady clock when no state comes.
         make_loop: from this robot, the chain and a clock [s].
         wiring: ticks, lead and patience.
-        send: called with the first tick and points [K n] rad of a trajectory; K = 0: nothing more will come.
+        send: of a real.ros2.outputs.Output.
         grip: called with an opening [m] when it changes.
         follow: the arm waits for every command (simulated time).
     """
 
     def __init__(
-        self, chain: SafetyChain, make_loop: MakeLoop, wiring: Wiring, *, send: Callable[[int, Array], None],
+        self, chain: SafetyChain, make_loop: MakeLoop, wiring: Wiring, *, send: Callable[[int, Array, int], None],
         grip: Callable[[float], None], follow: bool = False,
     ) -> None:  # fmt: skip
         self.joints, self.chain, self.wiring = chain.profile.joints, chain, wiring
@@ -67,6 +73,7 @@ class Session:
         self.fresh = False
         self.opening = math.nan
         self.zero, self.time, self.active, self.greeted = 0, 0.0, False, False
+        self.muted = False  # the driver has given up, and must not be told to go on
         self.counts, self.reasons, self.ticks, self.changed = Counter[str](), Counter[str](), 0, 0
         self.decision: Decision | None = None
         self.enabled = -math.inf  # s of our steady clock, of the last enable
@@ -83,7 +90,8 @@ class Session:
         self.ledger.note()
         first = self.ledger.last - self.wiring.lead_ticks - MATCH - 1
         before = [self.ledger.command(t) for t in range(first, self.ledger.last + 1)]
-        self.send(first, np.concatenate([np.array(before), stop]))
+        if not self.muted:
+            self.send(first, np.concatenate([np.array(before), stop]), len(before) - 1)
         if opening != self.opening:
             self.opening = opening
             self.grip(opening)
@@ -124,6 +132,12 @@ class Session:
             self.enabled = -math.inf
             if self.chain.active:
                 self.chain.fault("emergency_stop")
+
+    def on_driver(self, why: str) -> None:
+        """The driver has given up, and stops the arm by itself."""
+        if self.active and not self.muted:
+            self.muted = True
+            self.chain.fault(why)
 
     # -- life -------------------------------------------------------------------------------------------------------
     def refusals(self, now: float) -> list[str]:
@@ -178,6 +192,7 @@ class Session:
             self.loop.start(seed=seed)
         finally:
             self.newest = measured
+        self.muted = False  # not before: nothing of an episode that a fault has ended may follow it
         self.chain.enable(self.time)
         self.ledger = Ledger(self.chain, tick)
         self.active = True
@@ -187,7 +202,8 @@ class Session:
         if self.active:
             self.active = False
             self.chain.deactivate()
-            self.send(self.ledger.last, np.zeros((0, len(self.joints))))
+            if not self.muted:
+                self.send(self.ledger.last, np.zeros((0, len(self.joints))), 0)
 
     def pump(self, now: float) -> int:
         """Decide on every command that is due at `now`; how many."""
@@ -195,10 +211,13 @@ class Session:
             return 0
         if not self.greeted:  # stand: so that an arm that waits for us does so from before the first plan on
             self.greeted = True
-            self.send(self.ledger.last, np.tile(self.ledger.command(self.ledger.last), (MATCH, 1)))
-            return 0
+            if self.wiring.output.type != "positions":  # no such driver waits, and a dry run must send it nothing
+                self.send(self.ledger.last, np.tile(self.ledger.command(self.ledger.last), (MATCH, 1)), 0)
+                return 0
         arm, done = self.clock.tick(now), 0
         goal = arm + self.wiring.lead_ticks
+        if self.wiring.output.type == "positions" and goal - 1 > self.ledger.last and self.ticks:
+            self._fell_behind(goal)
         if goal - self.ledger.last > 2 * self.wiring.lead_ticks and bool(self.chain.governor.at_rest[0]):
             gone = goal - 1 - self.ledger.last
             self.ledger = Ledger(self.chain, goal)  # it rested all the while
@@ -221,6 +240,18 @@ class Session:
     @property
     def mode(self) -> Mode:
         return self.chain.mode
+
+    def _fell_behind(self, goal: int) -> None:
+        """Go on at tick `goal` from the last position that was sent, where the driver has stayed: it plays no stop of
+        ours meanwhile, as it knows of none."""
+        gone = goal - 1 - self.ledger.last
+        self.counts["missed"] += gone
+        self.ledger = Ledger(self.chain, goal)
+        if (silence := (gone + 2) * self.wiring.tick_s) > self.wiring.output.timeout_s:
+            self.on_driver(f"stream_timeout: nothing was sent for {silence:.3f} s, so the driver stopped by itself")
+        elif gone > 1 and not bool(self.chain.governor.at_rest[0]):
+            self.on_driver(f"stream_gap: {gone} positions in a row were missed in motion; the driver stood meanwhile, "
+                           "and to go on at speed would be a jump")  # fmt: skip
 
     def _decide(self) -> None:
         try:

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from rclpy.lifecycle import LifecycleNode
 from sensor_msgs.msg import CompressedImage, Image, JointState
-from std_msgs.msg import Bool, Float64
-from trajectory_msgs.msg import JointTrajectory
+from std_msgs.msg import Bool, Float64, String
 
 from real.joint_order import JointOrder
 from real.ros2 import messages
 from real.ros2.images import ImageReader, message_type
+from real.ros2.outputs import output_of
 from real.ros2.qos import mismatches, on_publisher, on_subscription, profile_of
 from real.ros2.session import Session
 from real.ros2.wiring import Topic, Wiring
@@ -33,6 +33,8 @@ class Inputs(Protocol):
     names: tuple[str, ...]  # features that it needs beside the arm's state
     cameras: dict[str, tuple[int, ...]]  # shapes (3, H, W) of the pictures that it needs, by feature
 
+    press: Callable[[str], None] | None  # takes a human's keys, where one may take over
+
     def take(self, names: Sequence[str], values: Sequence[float], /) -> None: ...
     def take_image(self, key: str, picture: NDArray[np.uint8], /) -> None: ...
 
@@ -46,6 +48,7 @@ class Topics:
         profile: of the arm.
         inputs: is given features and pictures.
         refuse: called with a sentence when a quality of service does not fit.
+        fault: called with a sentence when the driver gives up.
 
     Set `session` before any message is handled.
     """
@@ -53,8 +56,9 @@ class Topics:
     session: Session
 
     def __init__(
-        self, node: LifecycleNode, wiring: Wiring, profile: Profile, inputs: Inputs, refuse: Callable[[str], None]
-    ) -> None:
+        self, node: LifecycleNode, wiring: Wiring, profile: Profile, inputs: Inputs, refuse: Callable[[str], None],
+        fault: Callable[[str], None],
+    ) -> None:  # fmt: skip
         self.node, self.wiring, self.inputs = node, wiring, inputs
         self.refused: dict[str, str] = {}  # what is wrong with what comes in, by source
         self.handled = 0
@@ -62,7 +66,6 @@ class Topics:
         self._stamps: dict[str, int] = {}  # ns, of the newest picture by camera
         self._connected: list[tuple[str, Topic, bool]] = []  # role, topic, published by us
         self._entities: list[tuple[Callable[..., Any], Any]] = []
-        self._out: dict[str, Any] = {}
         self._states, self._commands = messages.StateReader(wiring, profile), JointOrder(wiring.joints)
         for role, kind, handle in (
             ("joint_states", JointState, self._on_state), ("joint_commands", JointState, self._on_commanded),
@@ -71,11 +74,18 @@ class Topics:
             self._hear(role, kind, wiring.topics[role], handle, refuse)
         if inputs.names:
             self._hear("features", JointState, wiring.topic("features"), self._on_features, refuse)
+        if inputs.press is not None:
+            self._hear("keys", String, wiring.topic("keys"), self._on_key, refuse)
         for key, shape in inputs.cameras.items():
             camera = wiring.cameras[key]
             handle = partial(self._on_image, key, ImageReader(key, shape, camera))
             self._hear(key, message_type(camera), camera, handle, refuse)
-        for role, kind in (("trajectory", JointTrajectory), ("gripper", Float64)):
+        self.output = output_of(node, wiring, refuse=refuse, fault=fault)
+        if wiring.output.type != "action":  # which has a quality of service of its own
+            self._connected.append(("trajectory", wiring.output, True))
+        self._told: tuple[bool, float] | None = None  # of a human who drives, at which s
+        self._out: dict[str, Any] = {}
+        for role, kind in (("gripper", Float64), ("intervention", Bool)):
             if (topic := wiring.topics[role]) is not None:
                 events = on_publisher(role, refuse)
                 made = node.create_lifecycle_publisher(kind, topic.name, profile_of(topic), event_callbacks=events)
@@ -110,7 +120,7 @@ class Topics:
     def problems(self) -> list[str]:
         """Why the arm may not be started, one sentence each: quality of service, refused messages, silence."""
         found = [m for role, topic, ours in self._connected for m in mismatches(self.node, role, topic, publishes=ours)]
-        found += self.refused.values()
+        found += [*self.output.problems(), *self.refused.values()]
         now, dogs = time.monotonic(), self.wiring.watchdogs
         patience = {"features": dogs["features"], **dict.fromkeys(self.inputs.cameras, dogs["images"])}
         for role, topic, _ in self._connected:
@@ -124,17 +134,22 @@ class Topics:
                     found.append(f"{role}: the newest on {topic.name!r} is {age:.2f} s old")
         return found
 
-    def send(self, first: int, points: Array) -> None:
-        """A trajectory from tick `first` on."""
-        dt = self.wiring.dt_ns
-        self._out["trajectory"].publish(messages.trajectory(self.wiring.joints, first * dt, points, dt))
-
     def grip(self, opening: float) -> None:
         """Opening [m], where the robot has a gripper."""
         if "gripper" in self._out:
             self._out["gripper"].publish(Float64(data=float(opening)))
 
+    def tell_driver(self, driver: str, now: float) -> None:
+        """Say whether a human drives, at once where that changes, and again at the topic's rate."""
+        topic, human = self.wiring.topics["intervention"], driver != "policy"
+        if topic is not None and (
+            self._told is None or self._told[0] != human or now - self._told[1] > 1 / topic.rate_hz
+        ):
+            self._told = human, now
+            self._out["intervention"].publish(Bool(data=human))
+
     def close(self) -> None:
+        self.output.close()
         for destroy, entity in self._entities:
             destroy(entity)
         self._entities, self._connected = [], []
@@ -159,6 +174,10 @@ class Topics:
         self._stamps[key] = stamp
         self.inputs.take_image(key, reader.read(message))
         self.session.on_input(key)
+
+    def _on_key(self, message: String) -> None:
+        assert self.inputs.press is not None
+        self.inputs.press(message.data)
 
     def _on_enable(self, message: Bool) -> None:
         self.session.on_enable(bool(message.data), time.monotonic())

@@ -2,50 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, cast
 
 import yaml
 
 import configs
-from real.safety import SafetyError, load_profile
+from real.ros2.channels import CameraTopic, OutputTopic, Topic, WiringError, camera, number, output, topic
+from real.safety import load_profile
 from real.safety.ladder import Patience
 from robopolicy.errors import closest
 from robopolicy.types import IMAGES
 
 FOLDER = Path(configs.__file__).parent / "robots"
 INPUTS = ("joint_states", "joint_commands", "features", "enable")
-TOPICS = (*INPUTS, "trajectory", "gripper", "diagnostics")
-OPTIONAL = ("joint_commands", "features", "gripper")  # may be null
-
-
-class WiringError(SafetyError):
-    """A wiring file that does not say what it must."""
-
-
-@dataclass(frozen=True)
-class Topic:
-    """A topic and the quality of service that is asked for."""
-
-    name: str
-    rate_hz: float
-    reliability: Literal["reliable", "best_effort"] = "reliable"
-    depth: int = 1
-
-
-@dataclass(frozen=True)
-class CameraTopic(Topic):
-    """A camera's topic.
-
-    Args:
-        type: `image` (sensor_msgs/Image, rgb8 or bgr8) or `compressed` (sensor_msgs/CompressedImage, JPEG or PNG).
-        frame_id: of its messages, by which two cameras that were swapped are told apart; "": any.
-    """
-
-    type: Literal["image", "compressed"] = "image"
-    frame_id: str = ""
+TOPICS = (*INPUTS, "keys", "trajectory", "gripper", "intervention", "diagnostics")
+OPTIONAL = ("joint_commands", "features", "keys", "gripper", "intervention")  # may be null
 
 
 @dataclass(frozen=True)
@@ -83,6 +56,11 @@ class Wiring:
         if found is None:
             raise WiringError(f"topics.{role}: this robot has none, and it is needed here")
         return found
+
+    @property
+    def output(self) -> OutputTopic:
+        """How the arm's driver is told where to go."""
+        return cast(OutputTopic, self.topics["trajectory"])
 
     @property
     def dt_ns(self) -> int:
@@ -127,31 +105,32 @@ def parse(data: Any, where: str = "wiring") -> Wiring:
         raise WiringError(f"{where}: joints: one name on the wire stands for two joints: {list(names)}")
     if moved := [n for i, n in enumerate(names) if n in profile.joints and profile.joints.index(n) != i]:
         raise WiringError(f"{where}: joints: {moved[0]!r} stands for another joint than the limits call so")
-    gripper = {str(k): _number(v, f"{where}: gripper.{k}") for k, v in _mapping(data, "gripper", where).items()}
+    gripper = {str(k): number(v, f"{where}: gripper.{k}") for k, v in _mapping(data, "gripper", where).items()}
     if shared := set(gripper) & set(names):
         raise WiringError(f"{where}: gripper: {sorted(shared)} are joints of the arm")
     frames = {k: str(v) for k, v in _mapping(data, "frames", where).items()}
     _same_keys(frames, ["base", "tcp"], f"{where}: frames")
     topics = _mapping(data, "topics", where)
     _same_keys(topics, TOPICS, f"{where}: topics")
-    cameras = {str(k): _camera(v, f"{where}: cameras.{k}") for k, v in _mapping(data, "cameras", where).items()}
+    cameras = {str(k): camera(v, f"{where}: cameras.{k}") for k, v in _mapping(data, "cameras", where).items()}
     if wrong := [k for k in cameras if not k.startswith(IMAGES)]:
         raise WiringError(f"{where}: cameras: expected features called {IMAGES + '<name>'!r}, found {wrong[0]!r}")
-    if len({camera.name for camera in cameras.values()}) < len(cameras):
+    if len({c.name for c in cameras.values()}) < len(cameras):
         raise WiringError(f"{where}: cameras: two of them have one topic: {[c.name for c in cameras.values()]}")
     dogs = _mapping(data, "watchdogs", where)
     _same_keys(dogs, ("state", "features", "images", "enable"), f"{where}: watchdogs")
-    tick, lead = _number(data["tick_s"], f"{where}: tick_s"), data["lead_ticks"]
+    tick, lead = number(data["tick_s"], f"{where}: tick_s"), data["lead_ticks"]
     if not 0.001 <= tick <= 0.02:
         raise WiringError(f"{where}: tick_s: expected 0.001 to 0.02 s, found {tick}")
     if not isinstance(lead, int) or isinstance(lead, bool) or not 1 <= lead <= 25:
         raise WiringError(f"{where}: lead_ticks: expected a whole number from 1 to 25, found {lead!r}")
-    later = {k: _number(data[k], f"{where}: {k}") for k in ("plan_ahead_s", "grace_s")}
+    later = {k: number(data[k], f"{where}: {k}") for k in ("plan_ahead_s", "grace_s")}
     if not all(0.0 <= v <= 0.1 for v in later.values()):
         raise WiringError(f"{where}: plan_ahead_s and grace_s: expected 0 to 0.1 s, found {later}")
+    driver = {"tick_s": tick, "lead_ticks": lead, "echoed": topics["joint_commands"] is not None}
     return Wiring(
         limits=str(data["limits"]), tick_s=tick, lead_ticks=lead, joints=names, gripper=gripper, frames=frames,
-        topics={role: _topic(value, role, where) for role, value in topics.items()}, cameras=cameras,
+        topics={role: _topic(value, role, where, driver) for role, value in topics.items()}, cameras=cameras,
         watchdogs={k: _patience(v, f"{where}: watchdogs.{k}") for k, v in dogs.items()}, **later,
     )  # fmt: skip
 
@@ -171,46 +150,18 @@ def _mapping(data: dict[str, Any], key: str, where: str) -> dict[str, Any]:
     return value
 
 
-def _number(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise WiringError(f"{where}: expected a finite number, found {value!r}")
-    return float(value)
-
-
-def _topic(value: Any, role: str, where: str) -> Topic | None:
+def _topic(value: Any, role: str, where: str, driver: dict[str, Any]) -> Topic | None:
+    where = f"{where}: topics.{role}"
     if value is None and role in OPTIONAL:
         return None
-    return _quality(Topic, value, f"{where}: topics.{role}")
-
-
-def _camera(value: Any, where: str) -> CameraTopic:
-    topic = _quality(CameraTopic, value, where)
-    if topic.type not in ("image", "compressed"):
-        raise WiringError(f"{where}: type: expected image or compressed, found {topic.type!r}")
-    return topic
-
-
-def _quality[T: Topic](kind: type[T], value: Any, where: str) -> T:
-    if not isinstance(value, dict) or not value.get("name"):
-        raise WiringError(f"{where}: expected a mapping with `name` and `rate_hz`, found {value!r}")
-    known = [f.name for f in fields(kind)]
-    if unknown := [k for k in value if k not in known]:
-        raise WiringError(f"{where}: unknown key {unknown[0]!r}. {closest(str(unknown[0]), known)}")
-    topic = kind(**{"rate_hz": 0.0, **value})
-    if topic.reliability not in ("reliable", "best_effort"):
-        raise WiringError(f"{where}: reliability: expected reliable or best_effort, found {topic.reliability!r}")
-    if not isinstance(topic.depth, int) or topic.depth < 1:
-        raise WiringError(f"{where}: depth: expected a whole number ≥ 1, found {topic.depth!r}")
-    if _number(topic.rate_hz, f"{where}: rate_hz") <= 0:
-        raise WiringError(f"{where}: rate_hz: expected a number > 0, found {topic.rate_hz!r}")
-    return topic
+    return output(value, where, **driver) if role == "trajectory" else topic(value, where)
 
 
 def _patience(value: Any, where: str) -> Patience:
     if not isinstance(value, dict) or not value:
         raise WiringError(f"{where}: expected seconds for slow, hold or fault, found {value!r}")
     _same_keys({**dict.fromkeys(("slow", "hold", "fault")), **value}, ("slow", "hold", "fault"), where)
-    found = {k: _number(v, f"{where}.{k}") for k, v in value.items()}
+    found = {k: number(v, f"{where}.{k}") for k, v in value.items()}
     if min(found.values()) <= 0:
         raise WiringError(f"{where}: expected seconds > 0, found {value}")
     return Patience(**found)

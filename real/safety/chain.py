@@ -95,6 +95,7 @@ class SafetyChain:
         low, high = self.profile.maker["low"], self.profile.maker["high"]
         if (np.abs(q) > 4 * np.pi).any() and ((low <= np.deg2rad(q)) & (np.deg2rad(q) <= high)).all():
             raise SafetyError(f"state: {np.round(q, 2).tolist()} look like degrees; joint angles are expected in rad")
+        clip(q, q, self.profile.settings.reference_clip, np.empty_like(q))  # compiled now, not in the first tick
         self.governor.reset(q[None])
         for dog in self.watchdogs:
             dog.feed(now)

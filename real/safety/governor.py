@@ -113,8 +113,9 @@ class Governor:
             rest = q.copy()
             fine = self._post_check(rest)
             _settle(fine, rest, rest, rest, fine)
-            put(rest[:, None], rows, rest[:, None], rows)
-            _advance(history, rest[:, None], rows, rest, fine, history.copy(), rows.copy())
+            every = np.arange(len(rest))
+            put(rest[:, None], every, rest[:, None], every)
+            _advance(history, rest[:, None], every, rest, fine, history.copy(), every.copy())
         self.c[rows], self.last[rows], self.active[rows] = history, q, True
         self._stop[rows], self._at[rows] = q[:, None], 0
         self._before = self.past()

@@ -82,6 +82,8 @@ class Settings:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:  # NaN fails too
                 raise SafetyError(f"{name}: expected a number from {low:g} to {high:g}, found {value!r}")
+            if value is not None:  # what is compiled for floats must not meet an int in the middle of a motion
+                object.__setattr__(self, name, float(value))
         for box in (*self.keep_out, *([self.workspace] if self.workspace else [])):
             if not all(lo < hi for lo, hi in zip(box.low, box.high, strict=True)):
                 raise SafetyError(f"box: low must be below high in every direction, found {box}")

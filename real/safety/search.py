@@ -102,7 +102,8 @@ class Search:
         if self.projection is not None:
             still = np.zeros(c.shape[2])
             self._project(c[0], still, still, still)
-            self.projection(still, still, still, still[None], still[:1])
+            self.projection(still, still, still, still[None], np.zeros(1))
+            Here.of(c[0], self.body, self.dt).brake(still[None].copy(), np.zeros(1), 1)
 
     def _project(self, history: Array, wish: Array, low: Array, high: Array) -> Array | None:
         """[n] rad/s nearest to `wish` [n] that meets the limits' inequalities for one arm."""

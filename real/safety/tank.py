@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from real.safety.errors import SafetyError
 from real.safety.limits import Rows
 from real.safety.motion import HISTORY
 from real.safety.path import Array, Here, Path
@@ -62,6 +63,8 @@ class EnergyTank:
 
     def margin(self, path: Path) -> Array:
         """[N] J left at the worst point on the way, whatever it touches."""
+        if len(path.c) != 1:
+            raise SafetyError(f"energy: a tank is of one arm, found a path of {len(path.c)}")
         start = path.c[0, HISTORY - 1] if self._q is None else self._q
         out, torque = np.empty(len(path.c)), np.zeros(len(start)) if self._torque is None else self._torque
         _left(path.c, start, torque, self.energy, self.stiffness, out)

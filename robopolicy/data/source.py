@@ -11,7 +11,7 @@ from typing import Any
 from robopolicy.data.meta import RecordingMeta
 from robopolicy.errors import DataError, closest
 from robopolicy.spec import check_action_spec
-from robopolicy.types import TASK, ActionSpec, Feature
+from robopolicy.types import ENV_STATE, TASK, ActionSpec, Feature
 
 _GIVE_SPEC = (
     "It was not recorded by robopolicy, so nothing says what its actions mean. Say it once with "
@@ -46,7 +46,8 @@ class Source:
         offered, names_there = {}, {}
         for key, column in columns.items():
             is_text = column["dtype"] in ("string", "language")
-            if key.startswith("observation") and not is_text and not _is_depth(column):
+            copied = key == ENV_STATE and meta is not None and key not in meta.observation
+            if key.startswith("observation") and not is_text and not copied and not _is_depth(column):
                 name = rename.get(key, key)
                 offered[name], names_there[name] = _feature(column), key
         if meta is None or TASK in meta.observation:

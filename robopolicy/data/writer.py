@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from robopolicy.data.meta import SEED, RecordingMeta
 from robopolicy.errors import DataError, closest
-from robopolicy.types import IMAGES, TASK, ActionSpec, Feature
+from robopolicy.types import ENV_STATE, IMAGES, STATE, TASK, ActionSpec, Feature
 
 OUTCOME = {"next.reward": "float32", "next.done": "bool", "next.truncated": "bool", "next.success": "bool"}
 _SPARE = 16 * 2**20  # bytes that stay free, for what LeRobot writes when a recording ends
@@ -33,7 +33,8 @@ class DatasetWriter:
     (`RecordingMeta.complete` is then False); without any, nothing appears at `path`.
 
     Columns: the observation keys, `action`, `next.reward`, `next.done` (the episode ended), `next.truncated` (… by
-    a time limit), `next.success`, `episode_seed`, and LeRobot's own (`timestamp`, `task_index` …).
+    a time limit), `next.success`, `episode_seed`, and LeRobot's own (`timestamp`, `task_index` …). Without pictures the
+    state is there twice, as `observation.environment_state` too: LeRobot's ACT and Diffusion refuse to train on less.
 
     Args:
         path: the dataset's directory.
@@ -81,6 +82,7 @@ class DatasetWriter:
         self._temporary = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.recording-", dir=self.path.parent))
         self._root = self._temporary / self.path.name
         self._videos = [k for k in self.observation if k.startswith(IMAGES)]
+        self._repeats_state = STATE in self.observation and not self._videos and ENV_STATE not in self.observation
         self._dataset = self._create(fps, crf)
 
     def _create(self, fps: int, crf: int) -> Any:
@@ -88,6 +90,8 @@ class DatasetWriter:
         from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
         features = {k: _lerobot_feature(k, f) for k, f in {**self.observation, **self.marks}.items()}
+        if self._repeats_state:
+            features[ENV_STATE] = features[STATE]
         action = self.meta.action
         features["action"] = {"dtype": "float32", "shape": (action.dim,), "names": list(action.names)}
         features |= {k: {"dtype": d, "shape": (1,), "names": None} for k, d in {**OUTCOME, SEED: "int64"}.items()}
@@ -145,6 +149,8 @@ class DatasetWriter:
         length = len(columns["action"])
         if self._videos and length < 2:  # LeRobot keeps no statistics of it, and finds itself unable to finish later
             raise DataError(f"{self.path}: an episode of one frame makes no video of {self._videos}. Leave it out.")
+        if self._repeats_state:
+            columns[ENV_STATE] = columns[STATE]
         columns["next.done"] = np.zeros((length, 1), dtype=bool)
         columns["next.done"][-1] = True
         columns["next.truncated"] = columns["next.done"] & (not terminated)

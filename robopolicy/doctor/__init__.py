@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 from robopolicy.doctor.checks import CHECKS, Check, setup_fix
+from robopolicy.doctor.suites import check_suites, check_vulkan
 from robopolicy.errors import ConfigError, closest
 
 
-def examine(checks: Sequence[Callable[[], Check]] = CHECKS) -> list[Check]:
+def examine(checks: Sequence[Callable[[], Check]] = (*CHECKS, check_suites, check_vulkan)) -> list[Check]:
     """Run all checks at once (most wait for a process of their own); a check that breaks is itself a finding."""
 
     def safely(check: Callable[[], Check]) -> Check:

@@ -59,17 +59,22 @@ def write_report(
         sections.reproduce(runs),
         sections.missing(runs),
     ]
-    page = _asset("report.html")
-    for mark, text in {
+    return write_atomically(out, page(title, _meta(runs, evaluations), "\n".join(part for part in body if part)))
+
+
+def page(title: str, meta: str, body: str) -> str:
+    """The whole of a page around `body`; `meta` and `body` are HTML, `title` is text."""
+    text = _asset("report.html")
+    for mark, value in {
         "POLICY": _POLICY,
         "STYLE": _asset("report.css") + plots.STYLE,
         "TITLE": escape(title),
-        "META": _meta(runs, evaluations),
-        "BODY": "\n".join(part for part in body if part),
+        "META": meta,
+        "BODY": body,
         "SCRIPT": _asset("report.js"),
     }.items():
-        page = page.replace(f"<!--{mark}-->", text)
-    return write_atomically(out, page)
+        text = text.replace(f"<!--{mark}-->", value)
+    return text
 
 
 def _asset(name: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from robopolicy.evaluate.bars import Goal, judge, read_goals
 from robopolicy.evaluate.evidence import ALL, Evidence, read_all
-from robopolicy.evaluate.plots import Whisker, interval_chart, number
+from robopolicy.evaluate.plots import Series, Whisker, interval_chart, line_chart, number
 
 _HEAD = """# Results
 
@@ -23,6 +23,7 @@ _MARK = {
     "not measured": "not measured yet",
 }
 _BEGIN, _END = "<!-- results: begin -->", "<!-- results: end -->"
+CURVE = "curve_success_rate"  # of rows that are drawn over env steps and time, setting <route>/at_<env step>
 _COLOURS = ("c1", "c2", "c3", "c4", "c5")
 
 
@@ -38,10 +39,9 @@ def generate(docs: Path | str = "docs") -> dict[Path, str]:
     for id in ids:
         if not evidence.get(id):
             continue
-        plot = _plot(evidence[id])
-        if plot:
-            files[docs / "img" / "results" / f"{id}.svg"] = plot + "\n"
-        parts.append(_experiment(id, titles.get(id, id), evidence[id], has_plot=bool(plot)))
+        plots = {f"{id}{end}.svg": plot for end, plot in _plots(evidence[id]).items() if plot}
+        files |= {docs / "img" / "results" / name: plot + "\n" for name, plot in plots.items()}
+        parts.append(_experiment(id, titles.get(id, id), evidence[id], plots))
     files[docs / "results.md"] = "\n".join(parts)
     readme = docs.parent / "README.md"
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
@@ -101,13 +101,15 @@ def _rate(row: Evidence) -> str:
     return f"{100 * row.value:.1f}% ({100 * row.low:.1f}–{100 * row.high:.1f})"
 
 
-def _experiment(id: str, title: str, rows: Sequence[Evidence], *, has_plot: bool) -> str:
+def _experiment(id: str, title: str, rows: Sequence[Evidence], plots: Iterable[str]) -> str:
     out = [f'## <a id="{id}"></a>{title}', "", f"Rows: [`{id}.json`](results/{id}.json)", ""]
-    if has_plot:
-        out += [f"![{_cell(title)}: success rates with intervals](img/results/{id}.svg)", ""]
+    for name in plots:
+        out += [f"![{_cell(title)}: success rates](img/results/{name})", ""]
+    if any(r.metric == CURVE for r in rows):
+        out += ["Curves: success on validation episodes, mean and range of the training seeds.", ""]
     out += ["| setting | metric | seed | value | 95% interval | episodes | env steps | time | notes |"]
     out += ["| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | --- |"]
-    for r in rows:
+    for r in (r for r in rows if r.metric != CURVE):
         limits = f"{_value(r.metric, r.low)} – {_value(r.metric, r.high)}" if r.low is not None else ""
         cells = [
             r.setting, r.metric.replace("_", " "), str(r.seeds), _value(r.metric, r.value), limits,
@@ -121,7 +123,29 @@ def _experiment(id: str, title: str, rows: Sequence[Evidence], *, has_plot: bool
     return "\n".join(out).rstrip() + "\n"
 
 
-def _plot(rows: Sequence[Evidence]) -> str:
+def _plots(rows: Sequence[Evidence]) -> dict[str, str]:
+    """SVGs, each by the end of its file's name."""
+    curves: dict[str, list[Evidence]] = {}
+    for row in rows:
+        if row.metric == CURVE:
+            curves.setdefault(row.setting.rpartition("/")[0], []).append(row)
+    charts = {"": _intervals(rows)}
+    for end, label in (("-steps", "env steps"), ("-minutes", "minutes of training")):
+        series = [_series(n, mine, end, c) for (n, mine), c in zip(curves.items(), _COLOURS, strict=False)]
+        charts[end] = line_chart(series, title=f"Success by {label}", x_label=label, share=True, standalone=True)
+    return charts
+
+
+def _series(name: str, rows: Sequence[Evidence], end: str, colour: str) -> Series:
+    """Mean and range over training seeds at each env step, over env steps or over their mean training time."""
+    at = {step: [r for r in rows if r.env_steps == step] for step in sorted({r.env_steps or 0 for r in rows})}
+    rates = [[r.value for r in mine] for mine in at.values()]
+    minutes = [sum(r.wall_s or 0.0 for r in mine) / len(mine) / 60 for mine in at.values()]
+    x = [float(step) for step in at] if end == "-steps" else minutes
+    return Series(name, x, [sum(v) / len(v) for v in rates], [min(v) for v in rates], [max(v) for v in rates], colour)
+
+
+def _intervals(rows: Sequence[Evidence]) -> str:
     """Interval chart of the success rates: every training seed, pooled rows where there is but one."""
     rates = [r for r in rows if r.metric == "success_rate" and r.low is not None]
     settings = list(dict.fromkeys(r.setting for r in rates))

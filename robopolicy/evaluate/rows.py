@@ -101,6 +101,19 @@ class Rows:
         """Success rate with its Wilson interval."""
         return wilson(sum(self.successes(criterion)), len(self), level=level)
 
+    def by_task(self, criterion: str = "success_once") -> dict[str, Interval]:
+        """Success rate of each instruction."""
+        groups = self.frame.groupby("task", sort=True)[criterion]
+        return {str(task): wilson(int(part.sum()), len(part)) for task, part in groups}
+
+    def task_table(self) -> str:
+        """For people: a line for each instruction, each after a line break; "" where there is but one."""
+        found = self.by_task()
+        if len(found) < 2:
+            return ""
+        counts = self.frame["task"].value_counts()
+        return "".join(f"\n  {100 * rate.value:5.1f}% of {counts[task]:3d}  {task}" for task, rate in found.items())
+
     def metrics(self) -> Metrics:
         """What training logs, under `eval/`."""
         rate = self.success_rate()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.relabel import base_actions
@@ -16,6 +17,8 @@ from robopolicy.errors import ConfigError
 from robopolicy.memory import release_memory
 from robopolicy.schema import Count, Fraction, Natural, Positive
 from robopolicy.types import BASE_ACTION, Metrics, Obs, Step, VecEnv
+
+DRAWN = 8  # batches that are drawn at a time: where observations are small, many windows cost little more than few
 
 
 class Checkpoints(Protocol):
@@ -48,6 +51,7 @@ def off_policy(
     eval_every: Natural = 0,
     save_every: Natural = 0,
     log_every: Count = 1_000,
+    stop_success: Fraction | None = None,
     seed: int = 0,
 ) -> Metrics:
     """Train `algo` for at most `total_steps` primitive env steps over all N envs, warm-up included.
@@ -60,6 +64,7 @@ def off_policy(
         critic_only_updates: updates right after warm-up in which the policy stays the base.
         updates_per_step: critic updates per primitive env step (UTD).
         evaluate: called with policy and step every `eval_every` env steps and at the end; not counted as training.
+        stop_success: end early once the newest 100 training episodes, exploration included, succeed that often.
 
     Returns:
         `steps`, `train_s` (seconds of collecting and learning), `train_diverged` (transitions lost to non-finite
@@ -99,11 +104,15 @@ def off_policy(
     def ready() -> bool:
         return steps >= warmup_steps and online.can_sample
 
-    def batch() -> Batch:
-        if offline is None:
-            return online.sample(batch_size, generator)
-        count = round(batch_size * demo_fraction)
-        return join(online.sample(batch_size - count, generator), offline.sample(count, generator))
+    def batches(count: int) -> Iterator[Batch]:
+        demo_size = 0 if offline is None else round(batch_size * demo_fraction)
+        sources = [(online, batch_size - demo_size), (offline, demo_size)]
+        for first in range(0, count, DRAWN):
+            many = min(DRAWN, count - first)
+            yield from deal([r.sample(many * size, generator) for r, size in sources if r is not None and size], many)
+
+    def finished() -> bool:
+        return steps + most > total_steps or solved(tally.recent, stop_success, steps, env)
 
     def snapshot() -> dict[str, Any]:
         return {
@@ -115,7 +124,7 @@ def off_policy(
 
     with tracker.progress(total_steps, "off-policy") as progress:
         while True:
-            last, better = steps + most > total_steps, False
+            last, better = finished(), False
             look = due(eval_every, evaluated, steps) or (last and evaluated < steps)
             if evaluate is not None and eval_every and look:
                 result, evaluated = evaluate(algo.policy, steps), steps
@@ -137,17 +146,17 @@ def off_policy(
 
             if ready():
                 if not learning:
-                    for i in range(critic_only_updates):
-                        algo.update(batch(), learned_steps=None)
+                    for i, batch in enumerate(batches(critic_only_updates)):
+                        algo.update(batch, learned_steps=None)
                         progress.update(steps, critic_only=i + 1)
                 owed += updates_per_step * taken
-                while owed >= 1.0:
-                    metrics = {**metrics, **algo.update(batch(), learned_steps=steps - warmup_steps)}
-                    owed -= 1.0
+                for batch in batches(int(owed)):
+                    metrics = {**metrics, **algo.update(batch, learned_steps=steps - warmup_steps)}
+                owed -= int(owed)
             train_s += time.perf_counter() - began
 
             progress.update(steps, success=tally.success, **tally.lost)
-            if due(log_every, logged, steps) or steps + most > total_steps:
+            if due(log_every, logged, steps) or finished():
                 logged = steps
                 release_memory()
                 numbers = {**{k: float(v) for k, v in metrics.items()}, **tally.numbers()}
@@ -195,18 +204,31 @@ class Tally:
         self.diverged, self.rounds, self.sums = state["diverged"], state["rounds"], dict(state["sums"])
 
 
+def solved(recent: deque[float], wanted: float | None, steps: int, env: VecEnv) -> bool:
+    """The newest training episodes, as many as are kept, succeed as often as `wanted`; never where that is None.
+
+    Not before every env had time for two episodes: those that end first are the short ones, which are successes.
+    """
+    if wanted is None or len(recent) < (recent.maxlen or 0) or steps < 2 * env.num_envs * env.spec.horizon:
+        return False
+    return sum(recent) >= wanted * len(recent)
+
+
 def due(every: int, previous: int, steps: int) -> bool:
     """A multiple of `every` lies in (previous, steps]; never where `every` is 0."""
     return every > 0 and steps // every > previous // every
 
 
-def join(a: Batch, b: Batch) -> Batch:
-    """Two batches as one, keys of observations included."""
-    cat = torch.cat
-    return Batch(
-        obs={k: cat([v, b.obs[k]]) for k, v in a.obs.items()},
-        action=cat([a.action, b.action]),
-        reward=cat([a.reward, b.reward]),
-        discount=cat([a.discount, b.discount]),
-        next_obs={k: cat([v, b.next_obs[k]]) for k, v in a.next_obs.items()},
-    )
+def deal(parts: list[Batch], count: int) -> list[Batch]:
+    """`count` batches, each with an equal share [B/count] of every part [B], in their order."""
+
+    def mix(*values: Tensor) -> tuple[Tensor, ...]:
+        return torch.cat([v.unflatten(0, (count, len(v) // count)) for v in values], dim=1).unbind()
+
+    def mix_obs(*obs: Obs) -> list[Obs]:
+        mixed = {k: mix(*(o[k] for o in obs)) for k in obs[0]}
+        return [{k: v[i] for k, v in mixed.items()} for i in range(count)]
+
+    obs, action, reward, discount, next_obs = zip(*parts, strict=True)
+    columns = mix_obs(*obs), mix(*action), mix(*reward), mix(*discount), mix_obs(*next_obs)
+    return [Batch(*row) for row in zip(*columns, strict=True)]

@@ -16,7 +16,7 @@ from robopolicy.errors import SpecError
 from robopolicy.policies.base import Policy
 from robopolicy.schema import Count, Natural
 from robopolicy.spec import PolicySpec, check_action_spec, check_features
-from robopolicy.types import Algorithm, Metrics
+from robopolicy.types import Algorithm, Metrics, Obs
 
 
 class Progress(Protocol):
@@ -40,6 +40,9 @@ class Batches:
 
     Every epoch is a fresh permutation of all frames, cut into ⌊F/B⌋ batches; what is left over is dropped.
 
+    Args:
+        remember: of observations [F ...], see Policy.remember.
+
     Raises:
         SpecError: the episodes lack what the policy reads or speak of other actions; all differences are listed.
     """
@@ -52,6 +55,7 @@ class Batches:
         batch_size: int,
         seed: int,
         device: torch.device | str = "cpu",
+        remember: Callable[[Obs], Obs] | None = None,
     ) -> None:
         problems = check_features(spec.observation, episodes.observation, needs="the policy", offers="the dataset")
         problems += check_action_spec(spec.action, episodes.action_spec, needs="the policy", offers="the dataset")
@@ -66,7 +70,7 @@ class Batches:
         chunk, pad = numbered.chunk(frames, spec.horizon)
         self.history = numbered.history(frames, spec.n_obs_steps)["frame"].to(device)  # [F To]
         self.chunk, self.pad = chunk[..., 0].to(device), pad.to(device)  # [F H]
-        self.obs = {k: episodes.obs[k].to(device) for k in spec.observation}
+        self.obs = (remember or dict)({k: episodes.obs[k].to(device) for k in spec.observation})
         self.action = episodes.action.to(device)
         self.per_epoch = max(1, len(frames) // batch_size)
         self._epoch, self._order = -1, frames
@@ -110,7 +114,8 @@ def offline(
     """
     began = time.perf_counter()
     device = next(algo.policy.parameters()).device
-    batches = Batches(episodes, algo.policy.spec, batch_size=batch_size, seed=seed, device=device)
+    policy = algo.policy
+    batches = Batches(episodes, policy.spec, batch_size=batch_size, seed=seed, device=device, remember=policy.remember)
     state = checkpointer.latest()
     step, sums, means, best = 0, {}, {}, -1.0  # best: success rate of the best evaluation
     if state is not None:

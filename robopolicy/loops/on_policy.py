@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from robopolicy.data.rollout import Collector, Explorer, Rollout
 from robopolicy.errors import ConfigError
-from robopolicy.loops.off_policy import Checkpoints, due
+from robopolicy.loops.off_policy import Checkpoints, due, solved
 from robopolicy.memory import release_memory
-from robopolicy.schema import Count, Natural
+from robopolicy.schema import Count, Fraction, Natural
 from robopolicy.types import Metrics, VecEnv
 
 
@@ -41,6 +41,7 @@ def on_policy(
     rollout_steps: Count,
     eval_every: Natural = 0,
     save_every: Natural = 0,
+    stop_success: Fraction | None = None,
 ) -> Metrics:
     """Train `algo` for at most `total_steps` primitive env steps over all N envs.
 
@@ -49,6 +50,7 @@ def on_policy(
         rollout_steps: T primitive steps of every env per iteration; ⌊total_steps / (N·T)⌋ iterations are made.
         evaluate: called with policy and step every `eval_every` env steps and at the end, never where that is 0;
             not counted as training.
+        stop_success: end early once the newest 100 training episodes, exploration included, succeed that often.
 
     Returns:
         `steps`, `train_s` (seconds of collecting and learning) and the last evaluation's metrics.
@@ -87,7 +89,7 @@ def on_policy(
 
     with tracker.progress(total_steps, "on-policy") as progress:
         while True:
-            last, better = done == iterations, False
+            last, better = done == iterations or solved(recent, stop_success, steps, env), False
             look = due(eval_every, evaluated, steps) or (last and evaluated < steps)
             if evaluate is not None and eval_every and look:
                 result, evaluated = evaluate(algo.policy, steps), steps

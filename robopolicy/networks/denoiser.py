@@ -46,8 +46,11 @@ class Denoiser(nn.Module):
         """[B H Da] from x [B H Da] and the embedding [B P]."""
 
     def forward(self, x: Tensor, t: Tensor, cond: Tensor) -> Tensor:
-        """[B H Da] from x [B H Da], t [B] and cond [B C]."""
-        return self.denoise(x, self.embed_time(t) + self.embed_cond(cond))
+        """[M H Da] from x [M H Da], t [M] and cond [B C]; of M = B·S rows, S after one another share a cond."""
+        from_cond = self.embed_cond(cond)
+        if len(x) > len(from_cond):
+            from_cond = from_cond.repeat_interleave(len(x) // len(from_cond), dim=0)
+        return self.denoise(x, self.embed_time(t) + from_cond)
 
 
 class TimeFeatures(nn.Module):

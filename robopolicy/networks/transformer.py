@@ -68,7 +68,7 @@ class ModulatedBlock(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention [B L width] → [B L width]."""
+    """Multi-head self-attention [B L width] → [B L width]; `mask` [B 1 L L] is True where a row sees a column."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -78,11 +78,12 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # [B heads L width/heads] each
-        return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, length, width))
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.out(seen.transpose(1, 2).reshape(batch, length, width))
 
 
 def feed_forward(width: int, ratio: int) -> nn.Sequential:

@@ -64,6 +64,48 @@ class ViTEncoder(nn.Module):
         return self.head(tokens.mean(1))
 
 
+class ConvTokens(nn.Module):
+    """[B 3 h w] → [B n width]: strided convolutions, whose map's places are the tokens (Xiao et al. 2021: a
+    convolutional stem is what lets small transformers learn to see).
+
+    Args:
+        shape: (3, h, w) in pixels. dims: channels; every layer halves the resolution.
+    """
+
+    def __init__(self, shape: tuple[int, ...], *, width: int, dims: tuple[int, ...] = (32, 64, 128)) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        height, breadth = shape[1:]
+        for a, b in zip((shape[0], *dims), dims, strict=False):
+            layers += [nn.Conv2d(a, b, 3, stride=2, padding=1), nn.GroupNorm(8, b), nn.SiLU()]
+            height, breadth = (height + 1) // 2, (breadth + 1) // 2
+        self.net = nn.Sequential(*layers, nn.Conv2d(dims[-1], width, 1))
+        self.count = height * breadth  # n
+        self.position = nn.Parameter(0.02 * torch.randn(self.count, width))
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.net(image).flatten(2).transpose(1, 2) + self.position
+
+
+class PatchTokens(nn.Module):
+    """[B 3 h w] → [B n width]: one token a patch, as a vision transformer has them; blocks are the prefix's.
+
+    Args:
+        shape: (3, h, w) in pixels, multiples of `patch`.
+    """
+
+    def __init__(self, shape: tuple[int, ...], *, width: int, patch: int = 8) -> None:
+        super().__init__()
+        if shape[1] % patch or shape[2] % patch:
+            raise ValueError(f"image sides must be multiples of patch={patch}, found {shape[1]}×{shape[2]}")
+        self.net = nn.Conv2d(shape[0], width, patch, stride=patch)
+        self.count = shape[1] * shape[2] // patch**2  # n
+        self.position = nn.Parameter(0.02 * torch.randn(self.count, width))
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.net(image).flatten(2).transpose(1, 2) + self.position
+
+
 class PlainBlock(nn.Module):
     """Pre-norm transformer block [B L width] → [B L width]."""
 

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from robopolicy.errors import SpecError
 from robopolicy.normalize import ACTION, Normalizer
 from robopolicy.policies.chain import Chain, ChainNoise
 from robopolicy.spec import PolicySpec
-from robopolicy.types import Metrics, Obs
+from robopolicy.types import TASK, Metrics, Obs
 
 
 class Policy(nn.Module):
@@ -43,6 +44,24 @@ class Policy(nn.Module):
         Returns:
             [B H Da] in physical units, not clamped: the environment clamps.
         """
+
+    def instruct(self, tasks: tuple[str, ...]) -> None:
+        """From now on `task_index` counts in `tasks`, the instructions of the env at hand.
+
+        Raises:
+            SpecError: these are others than the policy was trained on, and it does not read them.
+        """
+        if TASK in self.spec.observation and tuple(tasks) != self.spec.tasks:
+            raise SpecError(
+                f"tasks: the policy tells the {len(self.spec.tasks)} tasks of its training apart by number, and the "
+                f"env's are others: {', '.join(sorted(set(tasks) ^ set(self.spec.tasks))) or 'in another order'}. "
+                "Only policies that read instructions (policy=vla) can follow new ones."
+            )
+
+    def remember(self, obs: Obs) -> Obs:
+        """What `loss` reads in place of the observations [F ...] of a dataset, computed once: what frozen parts of
+        the policy make of them. As they are, where it has none."""
+        return obs
 
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
         """Imitation loss of a batch {key: [B To ...], "action": [B H Da], "action_is_pad": [B H] bool}."""

@@ -27,6 +27,7 @@ class Common(TypedDict, total=False):
     """Keywords of every ChunkDenoiser.
 
     network: makes the Denoiser from `horizon`, `action_dim` and `cond_dim`.
+    encoder: makes the whole observation encoder from the spec; ObservationEncoder when None.
     state_encoder, image_encoder, image_shift: see ObservationEncoder.
     noise_samples: noised chunks per observation in a training batch. Where encoding is the cost (images), more of
         them are nearly free (Mini-Diffuser, Hu et al. 2025).
@@ -35,6 +36,7 @@ class Common(TypedDict, total=False):
     """
 
     network: Required[Callable[..., Denoiser]]
+    encoder: Callable[[PolicySpec], nn.Module] | None
     state_encoder: Callable[[int], nn.Module] | None
     image_encoder: Callable[[tuple[int, ...]], nn.Module] | None
     image_shift: Natural
@@ -65,8 +67,8 @@ class ChunkDenoiser(DenoisingPolicy):
                 f"tuned_steps (K') must lie between 0 and the {count} steps of the sampling chain, "
                 f"found {self.tuned_steps}"
             )
-        network = common.pop("network")
-        self.encoder = ObservationEncoder(spec, **common)
+        network, encoder = common.pop("network"), common.pop("encoder", None)
+        self.encoder = ObservationEncoder(spec, **common) if encoder is None else encoder(spec)
         self.cond_dim = self.encoder.out_dim
         self.network = network(horizon=spec.horizon, action_dim=spec.action.dim, cond_dim=self.cond_dim)
         self.chain_noise_shape = (count + 1, spec.horizon, spec.action.dim)
@@ -102,12 +104,16 @@ class ChunkDenoiser(DenoisingPolicy):
             raise RobopolicyError("a policy with a fine-tuned copy is not trained by imitation; train its base")
         action = self.normalizer.normalize(ACTION, batch[ACTION])  # [B H Da]
         keep = ~batch["action_is_pad"]  # [B H]
-        cond = self.encoder(self.normalizer.observation(batch), augment=True)
+        cond = self.encode_batch(batch)
         if self.noise_samples > 1:
-            action, keep, cond = (x.repeat_interleave(self.noise_samples, dim=0) for x in (action, keep, cond))
+            action, keep = (x.repeat_interleave(self.noise_samples, dim=0) for x in (action, keep))
         x, t, target = self.corrupt(action)
         error = (self.network(x, t, cond) - target).square().mean(-1)  # [B H]
         return (error * keep).sum() / keep.sum(), {}
+
+    def encode_batch(self, batch: dict[str, Any]) -> Tensor:
+        """cond [B C] of a training batch, pictures augmented."""
+        return self.encoder(self.normalizer.observation(batch), augment=True)
 
     @abstractmethod
     def corrupt(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -213,6 +219,10 @@ class ChunkDenoiser(DenoisingPolicy):
         return noise
 
 
-def stratified(batch: int, device: torch.device) -> Tensor:
-    """[B] numbers in [0, 1), one in each of B equal intervals: uniform one by one, but of less variance together."""
-    return ((torch.arange(batch, device=device) + torch.rand((), device=device)) / batch).clamp_(max=1.0 - 1e-6)
+def stratified(batch: int, device: torch.device, *, each: int = 1) -> Tensor:
+    """[B] numbers in [0, 1), one in each of B equal intervals: uniform one by one, but of less variance together.
+
+    Of every `each` rows after one another, the chunks of one observation, they lie all over the interval.
+    """
+    t = ((torch.arange(batch, device=device) + torch.rand((), device=device)) / batch).clamp_(max=1.0 - 1e-6)
+    return t.view(each, -1).T.flatten()

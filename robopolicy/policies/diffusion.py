@@ -81,7 +81,7 @@ class DiffusionPolicy(ChunkDenoiser):
 
     def corrupt(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Forward process at a random step per chunk (Ho et al. 2020, eq. 4); steps are balanced within the batch."""
-        step = (stratified(action.shape[0], action.device) * self.denoising_steps).long()
+        step = (stratified(action.shape[0], action.device, each=self.noise_samples) * self.denoising_steps).long()
         alpha_bar = self.alpha_bar[step, None, None]
         signal, spread = alpha_bar.sqrt(), (1.0 - alpha_bar).sqrt()
         noise = torch.randn_like(action)

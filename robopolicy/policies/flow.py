@@ -54,7 +54,7 @@ class FlowPolicy(ChunkDenoiser):
 
     def corrupt(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A point of the line from noise to action at a random time per chunk, and the line's direction."""
-        t = stratified(action.shape[0], action.device)
+        t = stratified(action.shape[0], action.device, each=self.noise_samples)
         if self.time_distribution == "beta":
             t = 1.0 - t.pow(1.0 / 1.5)  # inverse of Beta(1.5, 1)'s distribution function u = s^1.5
         noise = torch.randn_like(action)

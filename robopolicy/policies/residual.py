@@ -12,7 +12,7 @@ from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import Policy
 from robopolicy.schema import Count, NonNegative, Positive
 from robopolicy.spec import PolicySpec
-from robopolicy.types import BASE_ACTION, STATE, Feature, Obs
+from robopolicy.types import BASE_ACTION, STATE, TASK, Feature, Obs
 
 
 class ResidualPolicy(Policy):
@@ -20,7 +20,8 @@ class ResidualPolicy(Policy):
 
     `act` returns the *full* action, so deployment calls this very policy. All arithmetic is in normalised action
     units, the demonstrated range being [-1, 1]. The last layer starts at zero: before training this is the base,
-    clamped to the box of `widen`. It does not tell tasks apart: one residual for one task.
+    clamped to the box of `widen`. Of several tasks it is told which,
+    as the base is.
 
     Args:
         spec: the base's; observation gains `base_action`, chunks shrink to one step.
@@ -47,7 +48,7 @@ class ResidualPolicy(Policy):
         widen: NonNegative = 0.25,
     ) -> None:
         super().__init__()
-        extra = [k for k in spec.observation if k not in (STATE, BASE_ACTION, "task_index")]
+        extra = [k for k in spec.observation if k not in (STATE, BASE_ACTION, TASK)]
         if STATE not in spec.observation or extra:
             raise SpecError(
                 f"ResidualPolicy reads {STATE!r} alone; found {sorted(spec.observation)}. "
@@ -55,10 +56,13 @@ class ResidualPolicy(Policy):
             )
         action = spec.action
         observation = {STATE: spec.observation[STATE], BASE_ACTION: Feature((action.dim,), names=action.names)}
+        self.tasks = len(spec.tasks) if TASK in spec.observation else 0
+        if self.tasks:
+            observation[TASK] = spec.observation[TASK]
         self.spec = replace(spec, observation=observation, n_obs_steps=1, horizon=1, n_action_steps=1)
         self.base = base.eval().requires_grad_(False)
         self.normalizer = normalizer
-        sizes = [spec.observation[STATE].shape[0] + action.dim, *hidden]
+        sizes = [spec.observation[STATE].shape[0] + self.tasks + action.dim, *hidden]
         layers: list[nn.Module] = []
         for a, b in zip(sizes, sizes[1:], strict=False):
             layers += [nn.Linear(a, b), nn.LayerNorm(b), nn.ReLU()]
@@ -75,8 +79,10 @@ class ResidualPolicy(Policy):
         self.register_buffer("high", high.clamp(max=1.0 + 2.0 * widen))
 
     def features(self, obs: Obs) -> tuple[Tensor, Tensor]:
-        """Normalised state [B Ds] and base action [B Da] of single frames [B ...]."""
+        """Normalised state, with the task as one of T numbers, [B Ds+T] and base action [B Da] of frames [B ...]."""
         state = self.normalizer.normalize(STATE, obs[STATE])
+        if self.tasks:
+            state = torch.cat([state, nn.functional.one_hot(obs[TASK], self.tasks).to(state.dtype)], dim=-1)
         return state, self.normalizer.normalize("action", obs[BASE_ACTION])
 
     def residual(self, state: Tensor, base_action: Tensor) -> Tensor:
@@ -89,6 +95,7 @@ class ResidualPolicy(Policy):
 
     def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
         """[B 1 Da] from `observation.state` [B To Ds] and `base_action` [B Da]; it has no noise of its own."""
-        state, base_action = self.features({**obs, STATE: obs[STATE][:, -1]})
+        newest = {k: obs[k][:, -1] for k in (STATE, TASK) if k in self.spec.observation}
+        state, base_action = self.features({**obs, **newest})
         full = self.combine(base_action, self.residual(state, base_action))
         return self.normalizer.unnormalize("action", full)[:, None]

@@ -7,28 +7,26 @@ of the benchmark's 500 steps (its scripted experts mostly need fewer), at 80 ste
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from robopolicy.errors import ConfigError, closest
-from robopolicy.noise import keyed_normal
 from robopolicy.types import STATE, ActionSpec, Obs
 from sim.gym_adapter import GymVecEnv
+from sim.suites.experts import ScriptedExpert
+from sim.suites.versions import needs
+from sim.suites.workers import vector_env
 
-try:
+with needs("metaworld"):
     import metaworld.policies
     from metaworld.env_dict import ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE as TASKS
-except ImportError as error:
-    raise ConfigError(f"task=metaworld needs Meta-World ({error}): ./scripts/setup.sh suites") from error
 
-_STREAM = 7011  # expert noise
-_OFFSET, _NOISE = 0.3, 0.5  # of an expert at imperfection 1, in fractions of the action limits
 ACTION = ActionSpec(
     names=("dx", "dy", "dz", "gripper"), units=("1",) * 4, low=(-1.0,) * 4, high=(1.0,) * 4, frame="world",
     tcp="mocap", rotation="none", reference="commanded", gripper=3, gripper_meaning="effort: -1 opens, +1 closes",
@@ -68,39 +66,25 @@ class MetaWorldEnv(gymnasium.Env):
         self.inner.close()
 
 
-class ScriptedExpert:
-    """Meta-World's own scripted policy of the task.
+class MetaWorldExpert(ScriptedExpert):
+    """Meta-World's own scripted policy of the task."""
 
-    Args:
-        imperfection: at x, every episode has a constant error and every step a noise of its own (both normal, per
-            dimension), of x · 0.3 and x · 0.5 of the action limits.
-    """
+    def __init__(self, name: str, action: ActionSpec, num_envs: int, *, imperfection: float = 0.0) -> None:
+        super().__init__(action, num_envs, imperfection=imperfection)
+        self.make = metaworld.policies.ENV_POLICY_MAP[name]
+        self.policies = [self.make() for _ in range(num_envs)]
 
-    def __init__(self, name: str, num_envs: int, *, imperfection: float = 0.0) -> None:
-        self.policies = [metaworld.policies.ENV_POLICY_MAP[name]() for _ in range(num_envs)]
-        self.make, self.imperfection = metaworld.policies.ENV_POLICY_MAP[name], imperfection
-        self.seed = torch.zeros(num_envs, dtype=torch.int64)
-        self.steps = torch.zeros(num_envs, dtype=torch.int64)
-
-    def reset(self, mask: Tensor | None, *, episode_seed: Tensor) -> None:
-        """Begin new episodes where `mask` [N] is true (None: everywhere)."""
-        rows = torch.ones(len(self.seed), dtype=torch.bool) if mask is None else mask
-        self.seed, self.steps = torch.where(rows, episode_seed, self.seed), torch.where(rows, 0, self.steps)
+    def begin(self, rows: Tensor) -> None:
         for i in rows.nonzero()[:, 0].tolist():
             self.policies[i] = self.make()
 
-    def act(self, obs: Obs) -> Tensor:
+    def plan(self, obs: Obs) -> Tensor:
         """[N 4] from `observation.state` [N 39]."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Constant")  # its gains saturate the action, as they are meant to
             states = obs[STATE].double().numpy()
             action = np.stack([p.get_action(s) for p, s in zip(self.policies, states, strict=True)])
-        found = torch.from_numpy(action).float().clamp(-1.0, 1.0)
-        self.steps += 1
-        zero = torch.zeros_like(self.seed)
-        offset = keyed_normal(self.seed, zero, (4,), stream=_STREAM)
-        noise = keyed_normal(self.seed, self.steps, (4,), stream=_STREAM)
-        return (found + self.imperfection * (_OFFSET * offset + _NOISE * noise)).clamp(-1.0, 1.0)
+        return torch.from_numpy(action)
 
 
 class MetaWorldVecEnv(GymVecEnv):
@@ -110,19 +94,19 @@ class MetaWorldVecEnv(GymVecEnv):
         super().__init__(env, **how)
         self.name = name
 
-    def make_expert(self, *, imperfection: float = 0.0) -> ScriptedExpert:
+    def make_expert(self, *, imperfection: float = 0.0) -> MetaWorldExpert:
         """The benchmark's scripted policy of this task."""
-        return ScriptedExpert(self.name, self.num_envs, imperfection=imperfection)
+        return MetaWorldExpert(self.name, self.spec.action, self.num_envs, imperfection=imperfection)
 
 
-def make(name: str, num_envs: int, seed: int = 0, *, horizon: int = 200, processes: bool = False) -> MetaWorldVecEnv:
+def make(name: str, num_envs: int, seed: int = 0, *, horizon: int = 200, processes: int = 0) -> MetaWorldVecEnv:
     """A task of Meta-World as a VecEnv.
 
     Args:
         name: one of `task_names()`.
         seed: names the stream of training episodes.
         horizon: steps to truncation, at most the benchmark's 500.
-        processes: step every env in a process of its own.
+        processes: 0: all envs in this process; else so many workers.
 
     Raises:
         ConfigError: no such task, or a horizon that it does not have.
@@ -131,12 +115,7 @@ def make(name: str, num_envs: int, seed: int = 0, *, horizon: int = 200, process
         raise ConfigError(f"task.name={name!r}: Meta-World has no such task. {closest(name, task_names())}")
     if not 1 <= horizon <= 500:
         raise ConfigError(f"task.horizon: expected 1 to 500 steps, found {horizon}")
-    ident = f"metaworld/{name}"
-    if ident not in gymnasium.registry:
-        gymnasium.register(ident, entry_point=MetaWorldEnv, kwargs={"name": name})
-    envs = gymnasium.make_vec(
-        ident, num_envs, vectorization_mode="async" if processes else "sync", max_episode_steps=horizon,
-        vector_kwargs={"autoreset_mode": AutoresetMode.DISABLED},
-    )  # fmt: skip
+    one = functools.partial(MetaWorldEnv, name)
+    envs = vector_env(one, f"metaworld/{name}", num_envs, horizon=horizon, processes=processes, name=name)
     return MetaWorldVecEnv(name, envs, seed=seed, instructions=name.removesuffix("-v3").replace("-", " "),
                            horizon=horizon, action=ACTION)  # fmt: skip

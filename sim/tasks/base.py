@@ -236,6 +236,10 @@ class Task:
         """Name -> [M] or [M k]: the task's part of `observation.state`; the arm's part is there already."""
         raise NotImplementedError
 
+    def task_index(self, scene: Scene) -> NDArray[np.int64]:
+        """[M] which of `instructions` the episode was told."""
+        return np.zeros(len(scene.qpos), dtype=np.int64)
+
     def success(self, at: Any, scene: Scene) -> Bool:
         """[M] bool: the goal condition holds now (the env counts how long)."""
         raise NotImplementedError

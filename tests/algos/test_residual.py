@@ -254,3 +254,21 @@ def test_evaluations_happen_on_schedule_and_the_best_is_kept():
     resumed.saved[200] = checkpoints.saved[200]
     loop(algo, env, resumed, eval_every=200, evaluate=score)
     assert resumed.best == [] and max(resumed.saved) == 400
+
+
+def test_of_several_tasks_it_is_told_which():
+    """A residual that has learned one number per task and nothing else gives each task its own."""
+    base = make()[0].base
+    told = {**base.spec.observation, TASK: Feature((), "int64")}
+    spec = replace(base.spec, observation=told, tasks=("left", "right"))
+    base.spec = spec
+    policy = ResidualPolicy(spec, Normalizer.from_limits(spec.observation, spec.action), base, hidden=(), scale=0.5)
+    assert policy.spec.observation.keys() == {STATE, BASE_ACTION, TASK}
+    with torch.no_grad():
+        policy.net[-1].weight[:, 4:6] = torch.tensor([[9.0, -9.0], [0.0, 0.0]])  # after a state of 4
+    obs = {STATE: torch.zeros(2, 1, 4), BASE_ACTION: torch.zeros(2, 2), TASK: torch.tensor([[0], [1]])}
+    moved = policy.normalizer.normalize("action", policy.act(obs)[:, 0])
+    torch.testing.assert_close(moved, torch.tensor([[0.5, 0.0], [-0.5, 0.0]]), atol=1e-4, rtol=0.0)
+    env = PointEnv(2)
+    env.spec = replace(env.spec, observation=told, tasks=("left", "right"))
+    assert TASK in wrap_for(policy, env).spec.observation

@@ -70,7 +70,8 @@ def test_stock_lerobot_reads_and_batches_it(recorded: Path) -> None:
 
     # lerobot-train: features from the metadata, chunks by delta_timestamps, torch's DataLoader
     features = dataset_to_policy_features(stock.meta.features)
-    assert set(features) == {"observation.state", "observation.force", "action"}
+    copy = "observation.environment_state"  # for policies that refuse data with neither it nor pictures
+    assert set(features) == {"observation.state", copy, "observation.force", "action"}
     windows = LeRobotDataset("local/demos", root=recorded, delta_timestamps={"action": [0.0, 0.1, 0.2]})
     batch = next(iter(torch.utils.data.DataLoader(windows, batch_size=4)))
     chunk, pad = ours.chunk(torch.arange(4), 3)

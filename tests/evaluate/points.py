@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from robopolicy.errors import ConfigError
 from robopolicy.evaluate.rows import COLUMNS, Rows
 from robopolicy.policies.base import Policy
 from robopolicy.types import BASE_ACTION, STATE, Feature, Obs, Step
@@ -110,3 +111,10 @@ def make_rows(successes: list[bool], *, start: int = 0, digest: str = "d", polic
             columns=list(COLUMNS),
         )
     )
+
+
+def named_point(name: str, num_envs: int, seed: int = 0, *, horizon: int = 12) -> PointEnv:
+    """A task of a suite by name; "broken" is one that cannot be built."""
+    if name == "broken":
+        raise ConfigError("task.name='broken': cannot be built")
+    return PointEnv(num_envs, horizon=horizon, seed=seed)

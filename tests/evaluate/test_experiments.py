@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import pandas as pd
+import json
+from dataclasses import replace
+from pathlib import Path
 
-from robopolicy.evaluate.evidence import ALL, Evidence
+import pandas as pd
+import pytest
+
+from robopolicy.evaluate.evidence import ALL, Evidence, write
+from robopolicy.evaluate.results_page import generate
+from scripts import experiments
 from scripts.experiment_list import EXPERIMENTS, Base, Experiment, Setting
 from scripts.experiment_record import Found, record, save_rows
 from tests.evaluate.points import make_rows
@@ -18,7 +25,7 @@ def found(successes: int, commit: str = "abc") -> Found:
     rows = (make_rows([i < n for i in range(20)]) for n in (8, successes))
     base, refined = rows
     refined.frame["version"] = f"0.1.0+g{commit}"
-    return Found(base, refined, {}, env_steps=100, wall_s=2.0, jobs=2, commits=(commit, commit))
+    return Found(base, refined, {}, {}, env_steps=100, wall_s=2.0, jobs=2, commits=(commit, commit))
 
 
 def pools(rows: list[Evidence]) -> dict[tuple[str, str], float]:
@@ -42,6 +49,29 @@ def test_a_row_names_the_commits_that_made_it_not_the_one_that_wrote_it():
     assert row.commit == "abc def+dirty"
 
 
+def test_curves_are_drawn_over_steps_and_time_and_replaced_whole(tmp_path):
+    watched = Experiment((REACH,), seeds=(0, 1), extra=("curve",))
+
+    def run(*steps: int) -> Found:
+        evaluations = {step: make_rows([i < step // 10 for i in range(20)]) for step in steps}
+        return replace(found(20), evaluations=evaluations, seconds={step: 0.6 * step for step in steps})
+
+    rows = record("routes", watched, JOBS[:2], [run(0, 100), run(0, 100)], [])
+    rows = record("routes", watched, JOBS[1:2], [run(0, 200)], rows)
+    curve = {(r.setting, r.seeds): (r.value, r.env_steps, r.wall_s) for r in rows if r.metric == "curve_success_rate"}
+    assert curve == {
+        ("reach/refined/at_0", 0): (0.0, 0, 0.0),
+        ("reach/refined/at_100", 0): (0.5, 100, 60.0),
+        ("reach/refined/at_0", 1): (0.0, 0, 0.0),
+        ("reach/refined/at_200", 1): (1.0, 200, 120.0),
+    }
+    write(rows, root=tmp_path / "docs" / "results")
+    files = generate(tmp_path / "docs")
+    assert {p.name for p in files} == {"results.md", "routes.svg", "routes-steps.svg", "routes-minutes.svg"}
+    page = files[tmp_path / "docs" / "results.md"]
+    assert "routes-minutes.svg" in page and "at_100" not in page
+
+
 def test_episodes_of_other_runs_stay_in_the_file(tmp_path):
     path = tmp_path / "rows.parquet"
     save_rows(path, JOBS[:2], [found(20), found(18)])
@@ -56,3 +86,36 @@ def test_every_experiment_says_what_it_runs():
     for experiment in EXPERIMENTS.values():
         labels = [f"{s.prefix}{name}" for s in experiment.settings for name in s.refine]
         assert len(set(labels)) == len(labels) > 0
+
+
+def test_a_base_of_lerobot_is_trained_by_its_own_command(tmp_path, monkeypatch):
+    commands = []
+
+    def call(module, *arguments, threads, log):
+        commands.append((module, arguments))
+        if module.startswith("lerobot"):
+            (tmp_path / "bases" / "reach-5x0.5-act-3" / "lerobot" / "checkpoints" / "last").mkdir(parents=True)
+            return
+        out = next((a.removeprefix("out=") for a in arguments if a.startswith("out=")), None)
+        if arguments[0] == "eval" and out:
+            make_rows([True, False]).save(Path(out) / "episodes.csv")
+
+    monkeypatch.setattr(experiments, "call", call)
+    base = Base("reach", 5, 0.5, (), "act", lerobot=("--policy.type=act", "--steps=7"))
+    experiments.train_base(tmp_path, base, 3, 1)
+    folder = tmp_path / "bases" / "reach-5x0.5-act-3"
+    assert [(module, *arguments[:1]) for module, arguments in commands] == [
+        ("robopolicy", "demos"),
+        ("lerobot.scripts.lerobot_train", "--dataset.repo_id=local/reach-5x0.5-act"),
+        ("robopolicy", "eval"),
+    ]
+    options = commands[1][1]
+    assert {f"--dataset.root={folder / 'data'}", "--seed=3", "--policy.type=act", "--steps=7"} <= set(options)
+    assert f"checkpoint={folder / 'lerobot'}" in commands[2][1]
+    assert json.loads((folder / "bc" / "provenance.json").read_text())["command"].startswith("lerobot-train")
+    experiments.train_base(tmp_path, base, 3, 1)
+    assert [module for module, _ in commands].count("lerobot.scripts.lerobot_train") == 1, "done once"
+    with pytest.raises(FileNotFoundError):  # no training behind it
+        experiments.refine(tmp_path, "x", Setting(base, {"refined": ("algo=residual_fast",)}), "refined", 3, 1)
+    trained = next(arguments for _, arguments in commands if arguments[0] == "train")
+    assert f"base={folder / 'lerobot'}" in trained and f"dataset={folder / 'data'}" in trained

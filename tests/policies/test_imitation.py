@@ -158,6 +158,16 @@ def test_more_noise_samples_per_observation_encode_once():
     assert bool(loss.isfinite())
 
 
+@pytest.mark.parametrize("kind", [DiffusionPolicy, FlowPolicy])
+def test_chunks_of_one_observation_are_noised_to_all_degrees(kind: type[Policy]):
+    ours, seen = policy(kind, DATA, noise_samples=5), []
+    ours.network.register_forward_hook(lambda _, inputs, __: seen.append(inputs[1].view(16, 5)))
+    ours.loss(batch())
+    low, high = seen[0].aminmax(dim=1)
+    assert float((high - low).min()) > 0.6, "neighbours in the batch have neighbouring times"
+    assert float(seen[0].mean()) == pytest.approx(0.5, abs=0.06)
+
+
 @pytest.mark.parametrize("kind", [DiffusionPolicy, FlowPolicy, GaussianPolicy])
 def test_cameras_and_tasks(kind: type[Policy]):
     camera = "observation.images.front"

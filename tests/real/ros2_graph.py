@@ -22,10 +22,14 @@ def private_domain() -> dict[str, str]:
 
 @contextlib.contextmanager
 def graph(
-    wiring: Path | str = WIRING, *, arm_wiring: Path | str | None = None, lost: float = 0.0, record: Path | str = ""
-):
-    """(operator, processes) with the arm in lockstep and the node unconfigured; all ended afterwards."""
-    node = [sys.executable, "-m", "tests.real.ros2_graph", str(wiring), str(record)]
+    wiring: Path | str = WIRING, *, arm_wiring: Path | str | None = None, lost: float = 0.0, record: Path | str = "",
+    human: bool = False,
+):  # fmt: skip
+    """(operator, processes) with the arm in lockstep and the node unconfigured; all ended afterwards.
+
+    `human`: one may take over.
+    """
+    node = [sys.executable, "-m", "tests.real.ros2_graph", str(wiring), str(record), "human" if human else ""]
     arm = arm_command(TASK, str(arm_wiring or wiring), lost=lost, lockstep=True)
     with processes(arm, node) as running, Operator(load_wiring(str(wiring))) as operator:
         operator.wait(lambda: all(operator.heard.values()), 600.0, f"both nodes ({[p.poll() for p in running]})")
@@ -57,7 +61,8 @@ def main() -> None:
 
     brain.load_policy = lambda *_, **__: Seeing(env, [0.01, 0.01, -0.005, 0.0, -1.0])
     options = brain.Options(Path("none"), TASK, settings={"tcp_speed": 0.5}, lockstep=True,
-                            record=Path(sys.argv[2]) if sys.argv[2] else None)  # fmt: skip
+                            record=Path(sys.argv[2]) if sys.argv[2] else None,
+                            operator=sys.argv[3] == "human")  # fmt: skip
     rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
     run(PolicyNode(wiring, brain.brains(options, wiring), lockstep=True))
 

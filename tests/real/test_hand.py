@@ -99,6 +99,13 @@ def test_a_keyboard_that_is_gone_halts_for_good():
     assert hand.order(9.0, HERE).halt == "input_lost", "a new episode does not bring it back"
 
 
+def test_a_stop_that_was_typed_while_an_episode_began_counts():
+    """All else that waits is forgotten."""
+    keys = Script((0.0, "w"), (0.0, "x"))
+    hand = Hand(keys, SPEC, DT, policy=True)
+    assert hand.quit and hand.order(0.1, HERE).halt == "operator_ends"
+
+
 def test_also_while_the_policy_drives():
     keys = Script(until=0.1)
     hand = Hand(keys, SPEC, DT, policy=True)
@@ -115,7 +122,7 @@ def test_keys_of_the_human_move_nothing_while_the_policy_drives():
 
 
 def test_what_was_typed_before_an_episode_is_forgotten():
-    keys = Script((0.0, "w"), (0.0, "x"))
+    keys = Script((0.0, "w"), (0.0, "enter"))
     hand = Hand(keys, SPEC, DT)
     assert not hand.over and not moving(orders(hand, keys, 5))
 

@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("rclpy")
 
-from real.dataset import convert
+from real.dataset import convert, frames_of
 from real.replay import read, replay
 from real.ros2 import arm, node
-from real.ros2.cell import activate
+from real.ros2.cell import activate, episodes
 from real.ros2.operator import Operator
 from real.ros2.wiring import FOLDER
 from real.safety import SafetyError
@@ -99,6 +99,49 @@ def check_recordings(folder) -> None:
     assert found.footer["success"] is None and read(after.path).footer["success"] is True
     made = convert(recording=folder, out=folder / "dataset")
     assert made.frames > 6 and made.interventions > 0, made
+
+
+def test_a_human_takes_over_and_ctrl_c_ends_the_session(tmp_path):
+    """As `deploy robot=mujoco_ros2 operator=keyboard` plays it: by a script of keys, until Ctrl-C in this process."""
+    path = patient(tmp_path)
+    with graph(path, record=tmp_path / "r", human=True) as (operator, running):
+        operator.transition("configure")
+        left = [(4, "t"), *((k, "a") for k in range(5, 10)), (12, "b"), (16, "p"), (20, None)]
+
+        def keys():
+            status = operator.status[node.NAME]
+            if not left or status.get("state") != "active" or int(status["step"]) < left[0][0]:
+                return None
+            key = left.pop(0)[1]
+            if key is None:
+                os.kill(os.getpid(), signal.SIGINT)
+            return key
+
+        operator.listen(keys)
+        done = list(episodes(operator, running, [3, 4, 5], 400))
+        assert len(done) == 1 and operator.forwarder.over == "interrupted" and not left
+        assert done[0].helped > 0.2 and done[0].aborted == ""
+        assert float(motion(operator)["speed"]) < 0.01
+        os.kill(running[1].pid, signal.SIGINT)  # of the node itself: nothing is under way, it just ends
+        assert running[1].wait(60) == 0
+    made = convert(recording=tmp_path / "r", out=tmp_path / "d")
+    assert made.episodes == 1
+    assert set(frames_of(read(tmp_path / "r" / "episode_000000.mcap")).driver) == {0, 1, 2}
+
+
+def test_ctrl_c_in_the_middle_of_a_motion_ends_the_node_and_its_recording(tmp_path):
+    path = patient(tmp_path)
+    with graph(path, record=tmp_path / "r") as (operator, running):
+        operator.transition("configure")
+        operator.reset_arm(3)
+        activate(operator)
+        operator.wait(lambda: float(motion(operator)["speed"]) > 0.01, 200.0, "motion")
+        os.kill(running[1].pid, signal.SIGINT)
+        assert running[1].wait(60) == 0
+        operator.wait(lambda: float(motion(operator)["speed"]) < 0.01, 100.0, "standstill")
+        assert motion(operator)["aborted"] == ""
+    (done,) = replay(recording=tmp_path / "r")
+    assert not done.difference and read(done.path).footer["success"] is None
 
 
 def test_a_quality_of_service_that_does_not_fit_is_named(tmp_path):

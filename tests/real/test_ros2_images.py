@@ -154,7 +154,7 @@ class FakeSession:
 
 class Camera:
     def __init__(self) -> None:
-        self.names, self.cameras = (), {KEY: (3, 24, 32)}
+        self.names, self.cameras, self.press = (), {KEY: (3, 24, 32)}, None
 
     def take_image(self, key, picture):
         self.seen = picture
@@ -165,7 +165,7 @@ def test_no_episode_begins_on_an_old_picture(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(topics_module.time, "monotonic", lambda: now[0])
     node, camera, session = FakeNode(), Camera(), FakeSession()
-    topics = Topics(node, WIRING, load_profile("panda"), camera, lambda why: None)
+    topics = Topics(node, WIRING, load_profile("panda"), camera, lambda why: None, lambda why: None)
     topics.session = session
     wired = WIRING.cameras[KEY]
     take = node.heard[wired.name]

@@ -30,6 +30,7 @@ class Sweep:
     def __init__(self, robot, chain, clock, *, period=1.2) -> None:
         self.robot, self.chain, self.clock, self.period = robot, chain, clock, period
         self.begin, self.step, self.counts = 0.0, 0, Counter()
+        self.driver, self.halted = "policy", ""
 
     def start(self, *, seed=0) -> None:
         state = self.robot.read()
@@ -65,7 +66,7 @@ class Wire:
         self.way: list[tuple[int, int, np.ndarray]] = []  # tick of arrival, first, points
         self.played, self.refused, self.sent = [], Counter(), 0
 
-    def _send(self, first, points) -> None:
+    def _send(self, first, points, new=0) -> None:
         self.sent += 1
         if len(points) and self.rng.random() >= self.lost:
             self.way.append((self.tick + self.delay, first, points))

@@ -1,0 +1,26 @@
+"""What `robopolicy convert` must be told of rosbag2 bags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from robopolicy.schema import Count, Positive
+
+
+@dataclass(frozen=True)
+class BagOptions:
+    """What a rosbag2 bag does not say.
+
+    `wiring`: of the robot, a preset in configs/robots/ or a file: topics, joints, rates and patience. `task`: the
+    instruction. `rate_hz`: of the policy to be trained. `action`: what the joints were told, or, where nobody told them
+    (guided by hand), where they were a step later. `success`: of all episodes. `image_size`: (height, width) to average
+    pictures down to; None: as they come.
+    """
+
+    wiring: str | None = None
+    task: str = ""
+    rate_hz: Positive = 20.0
+    action: Literal["commanded", "measured"] = "commanded"
+    success: bool = False
+    image_size: tuple[Count, Count] | None = None

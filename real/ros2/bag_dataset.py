@@ -1,0 +1,144 @@
+"""`robopolicy convert recording=<bag> wiring=…`: rosbag2 bags of a robot as a LeRobotDataset v3 to train on.
+
+What the wiring names becomes what `real.ros2.plain` understands: `observation.state` of joints, gripper and features by
+name, pictures by feature, absolute joint targets as actions. A frame holds what had *arrived* at its time, which is
+what a policy node would have seen then; an action is where the arm was told to be when the control step was over.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from real.bag_options import BagOptions
+from real.dataset import Converted, UnusableError
+from real.ros2.bag import Bag, bags_in
+from real.ros2.bag_checks import check_stream
+from real.ros2.bag_streams import Streams
+from real.ros2.wiring import Wiring, load_wiring
+from real.safety import load_profile
+from robopolicy.data.writer import DatasetWriter
+from robopolicy.errors import ConfigError, DataError
+from robopolicy.types import STATE, ActionSpec, Feature
+from sim.arm import FINGER_STROKE
+
+Array = NDArray[np.float64]
+MOVED = 2e-3  # rad or m: what counts as the first motion
+
+
+class Frames(NamedTuple):
+    """One episode of T control steps."""
+
+    obs: dict[str, NDArray[Any]]  # [T ...]
+    action: Array  # [T Da]
+    intervention: NDArray[np.bool_]  # [T]
+
+
+def convert_bags(recording: Path, out: Path, options: BagOptions, *, overwrite: bool = False) -> Converted:
+    """Write a bag, or a folder of bags, as a dataset with one episode a bag.
+
+    Raises:
+        DataError: a bag is damaged, lacks a topic, holds other types, or other cameras than the first; none is usable.
+    """
+    o, robot = options, load_wiring(str(options.wiring))
+    if not o.task:
+        raise ConfigError("bag.task: a bag does not say what was done; give the instruction, bag.task='…'")
+    if o.rate_hz > 0.5 / robot.tick_s:
+        raise ConfigError(f"bag.rate_hz: expected up to {0.5 / robot.tick_s:.0f}, found {o.rate_hz}")
+    paths, left_out = bags_in(recording), dict[str, str]()
+
+    def streams_of(path: Path) -> Streams:
+        return Streams(Bag(path), robot, commanded=o.action == "commanded", image_size=o.image_size)
+
+    begun = streams_of(paths[0])
+    first, frames, marked = features_of(begun, robot), 0, 0
+    with DatasetWriter(
+        out, observation=first, action=action_of(robot), dt=1.0 / o.rate_hz, tasks=(o.task,),
+        provenance={"source": "rosbag2", "wiring": robot.limits, "action": o.action},
+        marks={"intervention": Feature((), "bool")}, overwrite=overwrite,
+    ) as writer:  # fmt: skip
+        for number, path in enumerate(paths):
+            streams = streams_of(path) if number else begun
+            if (found := features_of(streams, robot)) != first:
+                raise DataError(f"{path}: holds {_brief(found)}, the first bag {_brief(first)}; convert them apart")
+            try:
+                episode = frames_of(streams, robot, 1.0 / o.rate_hz)
+            except UnusableError as error:
+                left_out[path.name] = str(error)
+                continue
+            done = np.zeros(len(episode.action), dtype=bool)
+            done[-1] = o.success
+            writer.add_episode(
+                obs=episode.obs, action=episode.action, reward=done.astype(np.float32), success=done,
+                terminated=o.success, task=o.task, seed=number, marks={"intervention": episode.intervention},
+            )  # fmt: skip
+            frames, marked = frames + len(done), marked + int(episode.intervention.sum())
+        if not writer.num_episodes:
+            raise DataError(f"recording={recording}: no episode to keep of {len(paths)}: {left_out}")
+    why = "".join(f"\n  left out {name}: {reason}" for name, reason in left_out.items())
+    print(f"{writer.num_episodes} episodes, {frames} frames of {_brief(first)} in {out}; in {marked} of them a human "
+          f"drove{why}")  # fmt: skip
+    return Converted(out, writer.num_episodes, frames, marked, left_out)
+
+
+def action_of(wiring: Wiring) -> ActionSpec:
+    """Absolute targets of all joints and, where there is one, of the gripper's opening."""
+    profile = load_profile(wiring.limits)
+    grip = bool(wiring.gripper)
+    names = [f"{joint}.pos" for joint in profile.joints]
+    return ActionSpec(
+        names=(*names, "gripper.pos") if grip else tuple(names), units=("rad",) * len(names) + ("m",) * grip,
+        low=(*profile.maker["low"].tolist(), *[0.0] * grip),
+        high=(*profile.maker["high"].tolist(), *[2 * FINGER_STROKE] * grip),
+        frame="joint", tcp=wiring.frames["tcp"], rotation="joint", reference="absolute",
+        gripper=len(names) if grip else None, gripper_meaning="opening" if grip else "",
+    )  # fmt: skip
+
+
+def features_of(streams: Streams, wiring: Wiring) -> dict[str, Feature]:
+    """What a policy would see."""
+    joints = load_profile(wiring.limits).joints
+    names = [f"{j}.{what}" for what in ("pos", "vel") for j in joints] + ["gripper.pos"] * bool(wiring.gripper)
+    names += streams.feature_names
+    images = {key: Feature(shape, "uint8") for key, shape in streams.shapes.items()}
+    return {STATE: Feature((len(names),), names=tuple(names)), **images}
+
+
+def frames_of(streams: Streams, wiring: Wiring, dt: float) -> Frames:
+    """The control steps of a bag, from the first motion on.
+
+    Raises:
+        UnusableError: messages are missing, late or out of order; nothing moved.
+    """
+    s = streams
+    for name, stream, topic, patience in s.checked():
+        check_stream(name, stream, topic.rate_hz, patience)
+    begin = max(stream.arrived[0] for _, stream, _, _ in s.checked())
+    end = min(stream.arrived[-1] for _, stream, _, _ in s.checked())
+    count = math.floor((end - begin) / dt + 1e-6)
+    at = begin + dt * np.arange(count + 1)  # s; the last one only ends the step before it
+    told = s.told(at)
+    moved = np.flatnonzero(np.abs(told - told[0]).max(axis=1) > MOVED) if count > 0 else np.array([])
+    if not len(moved):
+        raise UnusableError("nothing moved")
+    at, told = at[max(0, moved[0] - 1) :], told[max(0, moved[0] - 1) :]
+    if len(at) < 4:
+        raise UnusableError(f"only {len(at) - 1} control steps after the first motion")
+    seen = at[:-1]
+    spec = action_of(wiring)
+    if (outside := (told < np.array(spec.low) - MOVED) | (told > np.array(spec.high) + MOVED)).any():
+        step, k = np.argwhere(outside)[0]
+        raise UnusableError(
+            f"{spec.names[k]} was told {told[step, k]:.3f} {spec.units[k]}, expected {spec.low[k]:.3f} to "
+            f"{spec.high[k]:.3f}"
+        )
+    obs: dict[str, NDArray[Any]] = {STATE: s.state(seen).astype(np.float32), **s.pictures(seen)}
+    return Frames(obs, np.clip(told[1:], spec.low, spec.high), s.intervened(seen))
+
+
+def _brief(features: dict[str, Feature]) -> list[str]:
+    return [f"{key} {list(f.shape)}" for key, f in features.items()]

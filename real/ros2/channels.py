@@ -1,0 +1,131 @@
+"""The topics in a wiring: what each needs to be told, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from real.safety import SafetyError
+from robopolicy.errors import closest
+
+UPSAMPLING = ("linear", "cubic", "filter")
+LONGEST_TIMEOUT = 0.2  # s; an arm that goes on for longer without a command is not supervised
+
+
+class WiringError(SafetyError):
+    """A wiring file that does not say what it must."""
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic and the quality of service that is asked for."""
+
+    name: str
+    rate_hz: float
+    reliability: Literal["reliable", "best_effort"] = "reliable"
+    depth: int = 1
+
+
+@dataclass(frozen=True)
+class CameraTopic(Topic):
+    """A camera's topic.
+
+    Args:
+        type: `image` (sensor_msgs/Image, rgb8 or bgr8) or `compressed` (sensor_msgs/CompressedImage, JPEG or PNG).
+        frame_id: of its messages, by which two cameras that were swapped are told apart; "": any.
+    """
+
+    type: Literal["image", "compressed"] = "image"
+    frame_id: str = ""
+
+
+@dataclass(frozen=True)
+class OutputTopic(Topic):
+    """How the arm's driver is told where to go.
+
+    Args:
+        type: `trajectory` (trajectory_msgs/JointTrajectory every tick), `action` (the same as goals of
+            control_msgs/FollowJointTrajectory, `rate_hz` times a second), or `positions` (std_msgs/Float64MultiArray
+            every tick, played as it comes).
+        upsampling: of `positions`: how the driver goes from one to the next; see UPSAMPLING.
+        timeout_s: of `positions`: s without any after which the driver stops the arm by itself.
+    """
+
+    type: Literal["trajectory", "action", "positions"] = "trajectory"
+    upsampling: str = ""
+    timeout_s: float = 0.0
+
+
+def number(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise WiringError(f"{where}: expected a finite number, found {value!r}")
+    return float(value)
+
+
+def topic(value: Any, where: str) -> Topic:
+    return _quality(Topic, value, where)
+
+
+def camera(value: Any, where: str) -> CameraTopic:
+    found = _quality(CameraTopic, value, where)
+    if found.type not in ("image", "compressed"):
+        raise WiringError(f"{where}: type: expected image or compressed, found {found.type!r}")
+    return found
+
+
+def output(value: Any, where: str, *, tick_s: float, lead_ticks: int, echoed: bool) -> OutputTopic:
+    """The way to the driver, which must fit what else is known of it.
+
+    Args:
+        echoed: the driver says what it plays.
+    """
+    found = _quality(OutputTopic, value, where)
+    if found.type not in ("trajectory", "action", "positions"):
+        raise WiringError(f"{where}: type: expected trajectory, action or positions, found {found.type!r}")
+    if found.type != "positions":
+        for key in ("upsampling", "timeout_s"):
+            if getattr(found, key):
+                raise WiringError(f"{where}: {key} is for type positions; a trajectory has times and ends in a stop")
+        every = _every(found, tick_s)
+        if found.type == "action" and lead_ticks < every + 2:
+            raise WiringError(
+                f"{where}: a goal every {every} ticks needs lead_ticks of {every + 2} or more, found {lead_ticks}: the "
+                "next goal must be there before the arm has played the last command of the one before"
+            )
+        return found
+    if found.upsampling not in UPSAMPLING or not found.timeout_s:
+        raise WiringError(
+            f"{where}: positions (Float64MultiArray) have no times and end in no stop, so they go only to a driver "
+            f"that declares how it fills the time between two ({list(UPSAMPLING)} as `upsampling`) and after how long "
+            f"a silence it stops by itself (`timeout_s`); found upsampling={found.upsampling!r}, "
+            f"timeout_s={found.timeout_s!r}. Else use type trajectory."
+        )
+    if not 2 * tick_s <= number(found.timeout_s, f"{where}: timeout_s") <= LONGEST_TIMEOUT:
+        raise WiringError(f"{where}: timeout_s: expected {2 * tick_s} to {LONGEST_TIMEOUT} s, found {found.timeout_s}")
+    if echoed or lead_ticks != 1:
+        raise WiringError(
+            f"{where}: positions are played as they come: topics.joint_commands must be null and lead_ticks 1, "
+            f"found lead_ticks {lead_ticks}"
+        )
+    return found
+
+
+def _every(found: OutputTopic, tick_s: float) -> int:
+    return max(1, round(1 / (found.rate_hz * tick_s)))
+
+
+def _quality[T: Topic](kind: type[T], value: Any, where: str) -> T:
+    if not isinstance(value, dict) or not value.get("name"):
+        raise WiringError(f"{where}: expected a mapping with `name` and `rate_hz`, found {value!r}")
+    known = [f.name for f in fields(kind)]
+    if unknown := [k for k in value if k not in known]:
+        raise WiringError(f"{where}: unknown key {unknown[0]!r}. {closest(str(unknown[0]), known)}")
+    found = kind(**{"rate_hz": 0.0, **value})
+    if found.reliability not in ("reliable", "best_effort"):
+        raise WiringError(f"{where}: reliability: expected reliable or best_effort, found {found.reliability!r}")
+    if not isinstance(found.depth, int) or found.depth < 1:
+        raise WiringError(f"{where}: depth: expected a whole number ≥ 1, found {found.depth!r}")
+    if number(found.rate_hz, f"{where}: rate_hz") <= 0:
+        raise WiringError(f"{where}: rate_hz: expected a number > 0, found {found.rate_hz!r}")
+    return found

@@ -1,0 +1,48 @@
+"""The limits' settings as parameters `safety.<setting>` of a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+
+from real.safety import SafetyChain, Settings
+from robopolicy.errors import RobopolicyError
+
+PREFIX = "safety."
+LIVE = tuple(f.name for f in fields(Settings) if f.type in ("float", "float | None"))
+
+
+def put_in_force(node: Node, chain: SafetyChain) -> None:
+    """Declare the parameters where they are not yet, and make the chain's settings what they say: those given to the
+    node when it was started (`--ros-args -p safety.tcp_speed:=0.1`) count more than the chain's own.
+
+    Raises:
+        SafetyError: a value that no setting can have.
+    """
+    for name in LIVE:
+        if not node.has_parameter(PREFIX + name):
+            value = getattr(chain.profile.settings, name)
+            node.declare_parameter(PREFIX + name, float("inf") if value is None else float(value))
+    chain.tighten(**_settings({name: node.get_parameter(PREFIX + name).value for name in LIVE}))
+
+
+def tighten(chain: SafetyChain, parameters: Iterable[Parameter]) -> str:
+    """Put those of `parameters` that are settings in force; why not, or ""."""
+    wanted = {p.name.removeprefix(PREFIX): p.value for p in parameters if p.name.startswith(PREFIX)}
+    if unknown := [name for name in wanted if name not in LIVE]:
+        return f"no such safety setting: {unknown[0]!r}"
+    try:
+        if wanted:
+            chain.tighten(**_settings(wanted))
+    except (RobopolicyError, TypeError) as error:
+        return str(error)
+    return ""
+
+
+def _settings(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Values of parameters as those of `Settings`; a parameter cannot be None."""
+    return {k: None if k == "energy" and v == float("inf") else v for k, v in parameters.items()}

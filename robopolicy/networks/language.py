@@ -1,0 +1,88 @@
+"""The text tower: instructions → word tokens, learned from scratch, with no vocabulary and nothing to download.
+
+A word is the mean of the vectors of its pieces: itself and its letter trigrams, each hashed into one of `buckets`
+(Bojanowski et al. 2017). So a word that training never saw still has tokens, near those of words that look like it.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.errors import SpecError
+
+_PIECES = 24  # of one word; the rest of a longer one is left out
+
+
+class WordTower(nn.Module):
+    """Tokens of the instruction that an index into `tasks` names.
+
+    Args:
+        tasks: instructions. width: size of a token. max_words: L, tokens of every instruction, padding included.
+        buckets: vectors that pieces of words share; two pieces in one bucket are one to the tower.
+
+    Raises:
+        SpecError: no instruction, one without words, or one of more than `max_words` words.
+    """
+
+    ids: Tensor  # [T L G] pieces of every word of every instruction
+
+    def __init__(self, tasks: Sequence[str], *, width: int, max_words: int = 12, buckets: int = 4096) -> None:
+        super().__init__()
+        self.max_words, self.buckets = max_words, buckets
+        self.pieces = nn.Embedding(buckets + 1, width, padding_idx=buckets)
+        self.position = nn.Parameter(0.02 * torch.randn(max_words, width))
+        self.register_buffer("ids", torch.empty(0, dtype=torch.int64), persistent=False)
+        self.instruct(tasks)
+
+    def instruct(self, tasks: Sequence[str]) -> None:
+        """Read other instructions from now on; the weights stay as they are."""
+        self.tasks = check_instructions(tasks, self.max_words)
+        ids = torch.full((len(tasks), self.max_words, _PIECES), self.buckets)
+        for t, task in enumerate(tasks):
+            for w, word in enumerate(words(task)):
+                found = pieces(word, self.buckets)
+                ids[t, w, : len(found)] = torch.tensor(found)
+        self.ids = ids.to(self.ids.device)
+
+    def forward(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens [B L width] of instructions `index` [B] int64, and which of them are words [B L] bool."""
+        known = self.ids != self.buckets
+        total = self.pieces(self.ids).sum(2) / known.sum(2).clamp_min(1)[..., None].sqrt()
+        return (total + self.position)[index], known.any(2)[index]
+
+
+def words(text: str) -> list[str]:
+    """Lower-case words of a sentence: letters and digits of any script, all else separates."""
+    return re.findall(r"[^\W_]+", text.lower())
+
+
+def pieces(word: str, buckets: int) -> list[int]:
+    """Buckets of a word and of its letter trigrams; "<" and ">" mark its ends. The same on every machine."""
+    marked = f"<{word}>"
+    parts = [marked, *(marked[i : i + 3] for i in range(len(marked) - 2) if len(marked) > 3)]
+    return [zlib.crc32(part.encode()) % buckets for part in parts[:_PIECES]]
+
+
+def check_instructions(tasks: Sequence[str], max_words: int) -> tuple[str, ...]:
+    """`tasks`, if a tower of `max_words` can read all of them.
+
+    Raises:
+        SpecError: there is none, one has no words, or too many.
+    """
+    if not tasks:
+        raise SpecError("tasks: there is no instruction to follow. Record the dataset with a task for every episode.")
+    for i, task in enumerate(tasks):
+        count = len(words(task))
+        if not count:
+            raise SpecError(f"tasks[{i}]: the instruction is {task!r}: it has no words. Say what shall be done.")
+        if count > max_words:
+            raise SpecError(
+                f"tasks[{i}]: {task!r} has {count} words, the policy reads {max_words}. Shorten it, or train with "
+                f"policy.prefix.max_words={count}."
+            )
+    return tuple(tasks)

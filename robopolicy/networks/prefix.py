@@ -1,0 +1,133 @@
+"""Prefix: what a vision-language-action policy knows before it acts: picture, word and state tokens.
+
+Attention as in π0 (Black et al. 2024): pictures and words see one another and nothing else, the state sees these and
+itself, and action tokens (expert.py) see everything, while nothing sees them. So the prefix of an observation is
+computed once, whatever is denoised on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.errors import SpecError, closest
+from robopolicy.networks.language import WordTower
+from robopolicy.networks.transformer import Attention, feed_forward
+from robopolicy.networks.vision import ConvTokens, random_shift
+from robopolicy.schema import Count, Natural
+from robopolicy.spec import PolicySpec
+from robopolicy.types import IMAGES, STATE, TASK, Obs
+
+
+class Prefix(nn.Module):
+    """cond [B C] from *normalised* observations [B To ...]: P tokens, then one number each, 1 for a token and 0 for
+    padding; C = P·(width + 1).
+
+    Args:
+        vision: makes the tower of a camera from its shape and `width`: [B 3 h w] → [B n width], `count` being n.
+        proprioception: names of the elements of `observation.state` that are read; None: all. With cameras, leave
+            out what only a simulator knows.
+        width: size of a token. depth: blocks. heads: of attention.
+        max_words, buckets: see WordTower.
+        image_shift: pixels of random shift in training (0: none).
+        freeze_vision: the vision towers do not learn. Their tokens may then be given in place of pictures; there is no
+            shift.
+
+    Raises:
+        SpecError: observation keys of other types, names that the state lacks, instructions that cannot be read.
+    """
+
+    columns: Tensor  # of `observation.state` that are read
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        *,
+        vision: Callable[..., nn.Module] = ConvTokens,
+        proprioception: tuple[str, ...] | None = None,
+        width: Count = 128,
+        depth: Natural = 2,
+        heads: Count = 4,
+        max_words: Count = 12,
+        buckets: Count = 4096,
+        image_shift: Natural = 4,
+        freeze_vision: bool = False,
+    ) -> None:
+        super().__init__()
+        keys, history = spec.observation, spec.n_obs_steps
+        self.cameras = tuple(k for k in keys if k.startswith(IMAGES))
+        self.floats = tuple(k for k, f in keys.items() if f.dtype == "float32" and k not in self.cameras)
+        if strange := sorted(set(keys) - {*self.cameras, *self.floats, TASK}):
+            raise SpecError(f"observation keys must be float32, {IMAGES}<camera> or {TASK}; found {strange}")
+        self.width, self.chosen, self.frozen = width, TASK in keys, freeze_vision
+        self.image_shift = 0 if freeze_vision else image_shift
+        self.text = WordTower(spec.tasks, width=width, max_words=max_words, buckets=buckets)
+        towers: list[Any] = [vision(tuple(keys[k].shape), width=width) for k in self.cameras]
+        self.vision = nn.ModuleList(towers).requires_grad_(not freeze_vision)
+        self.frame = nn.Parameter(0.02 * torch.randn(len(self.cameras), history, 1, width))
+        columns = _columns(spec, proprioception) if STATE in keys else []
+        self.register_buffer("columns", torch.tensor(columns, dtype=torch.int64), persistent=False)
+        size = len(columns) + sum(torch.Size(keys[k].shape).numel() for k in self.floats if k != STATE)
+        self.state = nn.Sequential(nn.Linear(history * size, width), nn.SiLU(), nn.Linear(width, width))
+        self.blocks = nn.ModuleList(MaskedBlock(width, heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        pictures = history * sum(tower.count for tower in towers)
+        self.tokens = pictures + max_words + (1 if size else 0)  # P; the state's is the last
+        self.has_state = bool(size)
+        self.out_dim = self.tokens * (width + 1)
+
+    def forward(self, obs: Obs, *, augment: bool = False) -> Tensor:
+        """cond [B C] from normalised obs [B To ...]; `augment` shifts pictures at random (training only)."""
+        batch, device = len(next(iter(obs.values()))), self.norm.weight.device
+        index = obs[TASK][:, -1] if self.chosen else torch.zeros(batch, dtype=torch.int64, device=device)
+        text, keep = self.text(index)
+        parts = [self._look(k, obs[key], augment) for k, key in enumerate(self.cameras)] + [text]
+        if self.has_state:
+            read = [obs[k][..., self.columns] if k == STATE else obs[k].flatten(2) for k in self.floats]
+            parts.append(self.state(torch.cat(read, dim=-1).flatten(1))[:, None])
+        tokens = torch.cat(parts, dim=1)
+        mask = keep.new_ones(batch, self.tokens)  # [B P]: not padding
+        start = self.tokens - self.has_state - keep.shape[1]
+        mask[:, start : start + keep.shape[1]] = keep
+        seen = mask[:, None, :].repeat(1, self.tokens, 1)  # [B P P]: row sees column
+        if self.has_state:
+            seen[:, :-1, -1] = False
+        for block in self.blocks:
+            tokens = block(tokens, seen[:, None])
+        tokens = self.norm(tokens) * mask[..., None]
+        return torch.cat([tokens.flatten(1), mask.to(tokens.dtype)], dim=1)
+
+    def _look(self, k: int, image: Tensor, augment: bool) -> Tensor:
+        """Tokens [B To·n width] of camera k's pictures [B To 3 h w], or of its tower's tokens [B To n width]."""
+        if augment and self.image_shift:
+            image = random_shift(image, self.image_shift)
+        tokens = self.vision[k](image.flatten(0, 1)).unflatten(0, image.shape[:2]) if image.ndim == 5 else image
+        return (tokens + self.frame[k]).flatten(1, 2)
+
+
+class MaskedBlock(nn.Module):
+    """Pre-norm transformer block [B P width] → [B P width] under a mask [B 1 P P], True where a row sees a column."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.before, self.attention = nn.LayerNorm(width), Attention(width, heads)
+        self.feed = nn.Sequential(nn.LayerNorm(width), feed_forward(width, 4))
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        x = x + self.attention(self.before(x), seen)
+        return x + self.feed(x)
+
+
+def _columns(spec: PolicySpec, names: tuple[str, ...] | None) -> list[int]:
+    feature = spec.observation[STATE]
+    if names is None:
+        return list(range(feature.shape[0]))
+    if feature.names is None:
+        raise SpecError(f"policy.prefix.proprioception: the elements of {STATE!r} have no names to choose by")
+    for name in names:
+        if name not in feature.names:
+            raise SpecError(f"policy.prefix.proprioception: {STATE!r} has no {name!r}. {closest(name, feature.names)}")
+    return [feature.names.index(name) for name in names]

@@ -1,0 +1,224 @@
+"""A policy of LeRobot, with its processors, behind our interface."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.errors import CheckpointError, SpecError, closest
+from robopolicy.policies.base import Policy
+from robopolicy.policies.lerobot_kinds import kind_of
+from robopolicy.spec import PolicySpec
+from robopolicy.types import TASK, Obs
+
+Document = dict[str, Any]  # a JSON file of LeRobot's
+_NEEDED = {  # statistics that a normalisation mode reads
+    "MEAN_STD": ("mean", "std"),
+    "MIN_MAX": ("min", "max"),
+    "QUANTILES": ("q01", "q99"),
+    "QUANTILE10": ("q10", "q90"),
+}
+_NORMALIZERS = ("normalizer_processor", "unnormalizer_processor")
+
+
+class LeRobotPolicy(Policy):
+    """`post(network(pre(obs)))`: LeRobot's own classes, whose queues are not used.
+
+    Weights are the network's. The processors are small: their statistics are part of the documents, so that the node
+    rebuilds them and our checkpoints hold such a policy like any other, on its own or under a residual.
+
+    Args:
+        spec: what is read and commanded; robopolicy.lerobot.load finds out.
+        config: LeRobot's config.json, made ready by `prepared`.
+        preprocessor, postprocessor: LeRobot's JSON of either, with the tensors of its state files under "state".
+        inputs: the feature that each key which LeRobot reads is taken from, e.g.
+            {"observation.environment_state": "observation.state"}.
+        network: the loaded policy; None builds it from the config, for weights that follow.
+
+    Raises:
+        CheckpointError: a type, step or statistic that cannot be used. SpecError: chunk lengths other than the spec's.
+    """
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        *,
+        config: Document,
+        preprocessor: Document,
+        postprocessor: Document,
+        inputs: dict[str, str],
+        network: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        from lerobot.policies.factory import get_policy_class
+
+        settings = decode(config)
+        self.spec, self.inputs = spec, dict(inputs)
+        self.kind = kind_of(settings)
+        steps = self.kind.steps(settings)
+        if steps != (spec.n_obs_steps, spec.horizon, spec.n_action_steps):
+            raise SpecError(
+                f"config.json says n_obs_steps, horizon, n_action_steps = {steps}, the spec "
+                f"{(spec.n_obs_steps, spec.horizon, spec.n_action_steps)}"
+            )
+        self.noise_shape = self.kind.noise(settings)
+        self.pre, self.post = pipeline(preprocessor, action=False), pipeline(postprocessor, action=True)
+        self.network = get_policy_class(settings.type)(settings) if network is None else network
+        self.config = {
+            "_target_": "robopolicy.policies.lerobot.LeRobotPolicy", "config": config, "preprocessor": preprocessor,
+            "postprocessor": postprocessor, "inputs": self.inputs,
+        }  # fmt: skip
+
+    @torch.no_grad()
+    def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
+        """[B H Da] physical units. A pure function of `obs` and `noise`.
+
+        deterministic: all noise zero; policies that draw from a generator (DDPM, VQ-BeT) are seeded alike instead.
+        """
+        sample = next(iter(obs.values()))
+        if self.noise_shape and deterministic:
+            noise = torch.zeros(len(sample), *self.noise_shape, device=sample.device)
+        elif self.noise_shape and noise is None:
+            noise = torch.randn(len(sample), *self.noise_shape, device=sample.device)
+        batch: dict[str, Any] = {key: self._input(obs[ours]) for key, ours in self.inputs.items()}
+        index = obs[TASK][:, -1].tolist() if TASK in self.spec.observation else [0] * len(sample)
+        batch["task"] = [self.spec.tasks[i] for i in index]
+        batch = {k: v for k, v in self.pre(batch).items() if isinstance(v, Tensor | list)}
+        return self.post(self.kind.predict(self.network, batch, noise))
+
+    def instruct(self, tasks: tuple[str, ...]) -> None:
+        """Any instructions will do: the network reads them, or has none to read.
+
+        Raises:
+            SpecError: there are several, and the policy is not told which.
+        """
+        if len(tasks) > 1 and TASK not in self.spec.observation:
+            raise SpecError(f"tasks: the env has {len(tasks)}, and the policy reads no {TASK!r} that tells them apart")
+        self.spec = replace(self.spec, tasks=tuple(tasks))
+
+    def _input(self, x: Tensor) -> Tensor:
+        """[B To ...] as LeRobot takes it: pictures in 0 … 1, no To axis where it reads one frame."""
+        x = x if self.spec.n_obs_steps > 1 or self.kind.stacked else x[:, -1]
+        return x.float() / 255.0 if x.dtype == torch.uint8 else x
+
+
+def prepared(config: Document) -> Document:
+    """LeRobot's config.json without what belongs to the machine it was trained on; nothing is downloaded for it.
+
+    Raises:
+        CheckpointError: only an adapter of a policy (PEFT) is in the directory.
+    """
+    config = copy.deepcopy(config)
+    if config.get("use_peft"):
+        raise CheckpointError(
+            "config.json: use_peft is true: the directory holds an adapter, not a policy. Merge it into its base "
+            "policy (peft's merge_and_unload) and save the result."
+        )
+    ready = {
+        "device": "cpu", "push_to_hub": False, "repo_id": None, "pretrained_path": None, "compile_model": False,
+        "pretrained_backbone_weights": None, "load_vlm_weights": False,
+    }  # fmt: skip
+    return {**config, **{k: v for k, v in ready.items() if k in config}}
+
+
+def decode(config: Document) -> Any:
+    """LeRobot's config object of a config.json.
+
+    Raises:
+        CheckpointError: a type that no installed package has, or a field that it does not have.
+    """
+    import draccus
+    import lerobot.policies  # noqa: F401  (its types register themselves)
+    from draccus.utils import DecodingError, ParsingError
+    from lerobot.configs.policies import PreTrainedConfig
+    from lerobot.utils.import_utils import register_third_party_plugins
+
+    kind = str(config.get("type"))
+    if kind not in PreTrainedConfig.get_known_choices():
+        register_third_party_plugins()
+    known = PreTrainedConfig.get_known_choices()
+    if kind not in known:
+        raise CheckpointError(
+            f"config.json: no policy type {kind!r} is installed. {closest(kind, known)} Packages named "
+            "lerobot_policy_… are found by themselves once they are installed."
+        )
+    try:
+        fields = {k: v for k, v in config.items() if k != "type"}
+        return draccus.decode(PreTrainedConfig.get_choice_class(kind), fields)
+    except (DecodingError, ParsingError, TypeError, ValueError, NotImplementedError) as error:
+        raise CheckpointError(
+            f"config.json: not a configuration of LeRobot's {kind!r} policy as it is installed ({error})"
+        ) from error
+
+
+def pipeline(document: Document, *, action: bool) -> Any:
+    """LeRobot's processor pipeline, over a batch of observations or an action.
+
+    Moves between devices are left out: everything happens where the observation is.
+
+    Raises:
+        CheckpointError: a step that would run code from elsewhere, cannot be built, or lacks statistics.
+    """
+    from lerobot.processor import PolicyProcessorPipeline
+    from lerobot.processor.converters import (
+        batch_to_transition,
+        policy_action_to_transition,
+        transition_to_batch,
+        transition_to_policy_action,
+    )
+
+    name = f"policy_{'post' if action else 'pre'}processor.json"
+    steps = [s for s in document["steps"] if s.get("registry_name") != "device_processor"]
+    state = {
+        key: {k: torch.tensor(v, dtype=torch.float32) for k, v in tensors.items()}
+        for key, tensors in document.get("state", {}).items()
+    }
+    for step in steps:
+        _check_step(step, state, name)
+    try:
+        return PolicyProcessorPipeline.from_config(
+            {"name": document.get("name", name), "steps": steps},
+            state_dict=state,
+            to_transition=policy_action_to_transition if action else batch_to_transition,
+            to_output=transition_to_policy_action if action else transition_to_batch,
+        )
+    except (ImportError, KeyError, TypeError, ValueError, OSError) as error:
+        raise CheckpointError(f"{name}: LeRobot cannot build it ({error})") from error
+
+
+def _check_step(step: Document, state: dict[str, Any], name: str) -> None:
+    from lerobot.processor.pipeline import ProcessorStepRegistry
+
+    known, called = step.get("registry_name"), str(step.get("class"))
+    if known is None and called.startswith("lerobot."):  # the checks below go by names
+        raise CheckpointError(
+            f"{name}: the step {called!r} is named by its class; LeRobot names its own by registry_name, and so must a "
+            f"checkpoint. Known: {', '.join(sorted(ProcessorStepRegistry.list()))}"
+        )
+    if known is None and not called.startswith("lerobot."):
+        raise CheckpointError(
+            f"{name}: the step {called!r} names code outside LeRobot, which a checkpoint may not call. Register the "
+            "step with LeRobot's ProcessorStepRegistry in a package named lerobot_policy_…, and name it there."
+        )
+    if known is not None and known not in ProcessorStepRegistry.list():
+        raise CheckpointError(f"{name}: no step {known!r} is installed. {closest(known, ProcessorStepRegistry.list())}")
+    settings = step.get("config") or {}
+    if known is not None and "trust_remote_code" in getattr(ProcessorStepRegistry.get(known), "__annotations__", {}):
+        raise CheckpointError(f"{name}: the step {known!r} may run code from the hub, and is refused")
+    if known == "absolute_actions_processor" and settings.get("enabled"):
+        raise CheckpointError(f"{name}: actions relative to the state ({known!r}) are not supported")
+    own = state.get(str(step.get("state_file", "")).removesuffix(".safetensors"), {})
+    only = settings.get("normalize_observation_keys")
+    for key, feature in (settings.get("features") or {}).items() if known in _NORMALIZERS else ():
+        mode = (settings.get("norm_map") or {}).get(feature["type"], "IDENTITY")
+        reads = (key == "action") == (known == "unnormalizer_processor") and (only is None or key in only)
+        lacking = [s for s in _NEEDED.get(mode, ()) if f"{key}.{s}" not in own]
+        if lacking and reads:  # LeRobot would hand the values on as they are, or fail at the first action
+            raise CheckpointError(
+                f"{name}: has no {' and '.join(lacking)} of {key!r}, which its mode {mode} needs. Save the processors "
+                "with the statistics of the training data (`make_pre_post_processors(…, dataset_stats=…)`)."
+            )

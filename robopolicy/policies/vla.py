@@ -1,0 +1,171 @@
+"""VLAPolicy: pictures, words and the arm's state in, chunks out by flow matching; small enough for a CPU.
+
+Prefix and action expert as in π0 (Black et al. 2024) and SmolVLA (Shukor et al. 2025), in the shape of every other
+flow policy here: `encode` is the prefix, the denoiser the expert. So whatever evaluates, corrects or fine-tunes a
+flow policy takes this one as it is. A batch may hold several noised chunks per observation (`noise_samples`), whose
+prefix is computed once (Mini-Diffuser, Hu et al. 2025).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.build import build_policy
+from robopolicy.data.episodes import Episodes
+from robopolicy.errors import SpecError
+from robopolicy.networks.expert import ActionExpert
+from robopolicy.networks.prefix import Prefix
+from robopolicy.normalize import Normalizer
+from robopolicy.policies.base import Policy
+from robopolicy.policies.flow import FlowPolicy
+from robopolicy.schema import Count, Natural, NonNegative
+from robopolicy.spec import PolicySpec
+from robopolicy.types import IMAGES, TASK, Obs
+
+_SEEN = "seen."  # prefix of the keys that hold tokens of pictures
+
+
+class VLAPolicy(FlowPolicy):
+    """See FlowPolicy for the flow and its sampling.
+
+    Args:
+        prefix: makes the Prefix from the spec. network: makes the ActionExpert.
+        sampling_steps, noise_level, time_distribution: see FlowPolicy.
+        noise_samples, tuned_steps, lora_rank: see Common.
+
+    Raises:
+        SpecError: an instruction without words or with too many, or observation keys that the prefix cannot read.
+    """
+
+    encoder: Prefix
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        normalizer: Normalizer,
+        *,
+        prefix: Callable[..., Prefix] = Prefix,
+        network: Callable[..., ActionExpert] = ActionExpert,
+        sampling_steps: Count = 10,
+        noise_level: NonNegative = 0.0,
+        time_distribution: Literal["uniform", "beta"] = "beta",
+        noise_samples: Count = 8,
+        tuned_steps: Natural = 0,
+        lora_rank: Natural = 0,
+    ) -> None:
+        made = prefix(spec)
+        super().__init__(
+            spec, normalizer, sampling_steps=sampling_steps, noise_level=noise_level,
+            time_distribution=time_distribution, noise_samples=noise_samples, tuned_steps=tuned_steps,
+            lora_rank=lora_rank, encoder=lambda _: made, network=partial(network, token_dim=made.width),
+        )  # fmt: skip
+
+    def instruct(self, tasks: tuple[str, ...]) -> None:
+        """Any instructions will do, those of training in other words too: they are read.
+
+        Raises:
+            SpecError: one has no words, or too many; or there are several and the policy was trained on one.
+        """
+        if len(tasks) > 1 and TASK not in self.spec.observation:
+            raise SpecError(
+                f"the policy was trained on one instruction, {self.spec.tasks[0]!r}, and reads no {TASK!r}; the env "
+                f"has {len(tasks)}. Evaluate it on one, or train it on a dataset of several."
+            )
+        self.encoder.text.instruct(tasks)
+        self.spec = replace(self.spec, tasks=tuple(tasks))
+
+    def encode(self, obs: Obs) -> Tensor:
+        """cond [B C] from obs [B To ...] in physical units.
+
+        Raises:
+            SpecError: a key is missing, a picture of another layout or range, an index of no instruction.
+        """
+        check_observation(obs, self.spec)
+        return super().encode(obs)
+
+    @torch.no_grad()
+    def remember(self, obs: Obs) -> Obs:
+        """Frozen vision towers see every picture of a dataset once: their tokens [F n width], in half precision."""
+        if not self.encoder.frozen:
+            return obs
+        found = {k: v for k, v in obs.items() if k not in self.encoder.cameras}
+        for key, tower in zip(self.encoder.cameras, self.encoder.vision, strict=True):
+            parts = (tower(self.normalizer.normalize(key, part)).half() for part in obs[key].split(256))
+            found[_SEEN + key] = torch.cat(list(parts))
+        return found
+
+    def encode_batch(self, batch: dict[str, Any]) -> Tensor:
+        """See ChunkDenoiser; the batch may hold what `remember` made."""
+        seen = {k: batch[_SEEN + k].float() for k in self.encoder.cameras if _SEEN + k in batch}
+        rest = {k: f for k, f in self.spec.observation.items() if k not in seen}
+        check_observation(batch, replace(self.spec, observation=rest))
+        found = {k: batch[k] if k == TASK else self.normalizer.normalize(k, batch[k]) for k in rest}
+        return self.encoder({**found, **seen}, augment=True)
+
+    def prediction(self, cond: Tensor, x: Tensor, k: Tensor, *, frozen: bool = False) -> Tensor:
+        """See ChunkDenoiser."""
+        network = self.network if frozen else self.tuned
+        assert network is not None
+        chosen = nn.functional.one_hot(k, self.tuned_steps).to(x.dtype)
+        time = chosen @ network.embed_time(self.times[-self.tuned_steps :])
+        return network.denoise(x, network.embed_cond(cond) + time)
+
+
+def adapted(base: Policy, episodes: Episodes, *, freeze_vision: bool = True) -> VLAPolicy:
+    """`base` to go on learning from other demonstrations, in their own words.
+
+    Args:
+        base: a VLAPolicy without a fine-tuned copy; its normaliser stays.
+        freeze_vision: keep its vision towers as they are, which makes training faster by what they cost.
+
+    Raises:
+        SpecError: the base is another policy, or cannot read the dataset's instructions.
+    """
+    if not isinstance(base, VLAPolicy) or base.tuned_steps:
+        found = type(base).__name__ + (" with a fine-tuned copy" if isinstance(base, VLAPolicy) else "")
+        raise SpecError(f"base: policy=vla_adapted goes on from a policy=vla as imitation left it, found {found}")
+    node: dict[str, Any] = base.config  # type: ignore[assignment]
+    prefix = {"_target_": "robopolicy.networks.prefix.Prefix", "_partial_": True, **node.get("prefix", {})}
+    node = {**node, "prefix": {**prefix, "freeze_vision": freeze_vision}}
+    policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
+    assert isinstance(policy, VLAPolicy)
+    policy.load_state_dict(base.state_dict())
+    policy.instruct(episodes.tasks)
+    return policy
+
+
+def check_observation(obs: Obs, spec: PolicySpec) -> None:
+    """Raise SpecError unless `obs` [B To ...] is what `spec` says, pictures and instructions in particular."""
+    for key, feature in spec.observation.items():
+        if key not in obs:
+            if key == TASK:
+                raise SpecError(f"{TASK!r}: no instruction is given; the policy can follow {len(spec.tasks)}")
+            kind, name = ("camera", key.removeprefix(IMAGES)) if key.startswith(IMAGES) else ("observation", key)
+            raise SpecError(f"{kind} {name!r} is missing, which the policy reads. Found: {', '.join(sorted(obs))}.")
+        found, shape = obs[key], (spec.n_obs_steps, *feature.shape)
+        if tuple(found.shape[1:]) != shape:
+            hint = ""
+            if key.startswith(IMAGES) and tuple(found.shape[-3:]) == (*feature.shape[1:], 3):
+                hint = " Pictures are (3, h, w), not (h, w, 3): permute them."
+            raise SpecError(f"{key!r}: expected shape [B To …] = [B, {', '.join(map(str, shape))}], found "
+                            f"{list(found.shape)}.{hint}")  # fmt: skip
+        if key.startswith(IMAGES) and found.dtype != torch.uint8:
+            low, high = (float(v) for v in torch.aminmax(found)) if found.numel() else (0.0, 0.0)
+            raise SpecError(
+                f"{key!r}: expected uint8 from 0 to 255, found {found.dtype} from {low:.3g} to {high:.3g}. "
+                "Scaling is the policy's business: give it pictures as the camera has them."
+            )
+    if TASK in spec.observation and len(index := obs[TASK]):
+        low, high = (int(v) for v in torch.aminmax(index))
+        if low < 0 or high >= len(spec.tasks):
+            raise SpecError(
+                f"{TASK!r}: {low if low < 0 else high} names no instruction; there are {len(spec.tasks)}: "
+                f"{'; '.join(spec.tasks[:5])} …"
+            )

@@ -1,0 +1,265 @@
+"""A whole suite evaluated: one task at a time in each of several processes; finished tasks are not redone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import sys
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from robopolicy import build
+from robopolicy.checkpoint import load_policy
+from robopolicy.errors import ConfigError, DataError, RobopolicyError
+from robopolicy.evaluate import rollout
+from robopolicy.evaluate.provenance import version
+from robopolicy.evaluate.rows import Rows
+from robopolicy.evaluate.run_dir import label
+from robopolicy.evaluate.suite import Suite, SuiteResult
+from robopolicy.lerobot.find import HUB
+from robopolicy.noise import Split
+from robopolicy.policy_files import find_policy, is_ours, read_spec
+from robopolicy.suite_packages import PACKAGES, installed
+from robopolicy.tracking import Tracker
+from robopolicy.types import TASK, Feature, Obs, Step, VecEnv
+from robopolicy.verbs import Place
+from robopolicy.wrappers import Wrapper
+
+SLOT = "@"  # in checkpoint=…: stands for the task's name
+
+
+@dataclass(frozen=True)
+class Job:
+    """One task's evaluation, as it is sent to a process."""
+
+    task: str
+    node: dict[str, Any]
+    checkpoint: Path
+    policy: str  # its ident in the rows
+    which: Literal["latest", "best"]
+    seeds: list[int]
+    deterministic: bool
+    num_envs: int
+    device: str
+    threads: int
+    file: Path
+
+
+def evaluate_suite(
+    suite: Suite,
+    checkpoint: Path,
+    *,
+    which: Literal["latest", "best"] = "latest",
+    episodes: int | None = None,
+    split: Split = "test",
+    deterministic: bool = False,
+    only: tuple[str, ...] = (),
+    out: Path | None = None,
+    num_envs: int = 100,
+    jobs: int | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+) -> SuiteResult:
+    """Evaluate every task and write rows, table and report to <out>/suites/<name>.
+
+    A task's rows on disk are taken where they are of these weights, seeds, settings, task and code.
+
+    Args:
+        checkpoint: one policy for all tasks; with "@" in it, one for each: @ stands for the task's name.
+        episodes: of each task; None: the suite's.
+        only: names of tasks; (): all.
+        jobs: processes; None: one a core.
+
+    Raises:
+        ConfigError: unknown tasks, or no place for results.
+        CheckpointError: a policy is missing; before anything is evaluated.
+        RobopolicyError: tasks failed; the others were evaluated and are kept.
+    """
+    nodes = suite.nodes(only)
+    places = {task: _place(checkpoint, task, which, out) for task in nodes}
+    first = next(iter(places.values()))
+    kind = label(suite.name, checkpoint=first.checkpoint, deterministic=deterministic, split=split)
+    folder = _out(checkpoint, first, out) / "suites" / kind
+    seeds = suite.episode_seeds(split, episodes or suite.episodes)
+    count = min(jobs or len(os.sched_getaffinity(0)), len(nodes))
+    folder.mkdir(parents=True, exist_ok=True)
+    todo = [
+        Job(task, node, places[task].policy, places[task].ident, which, seeds.tolist(), deterministic,
+            min(num_envs, suite.num_envs, len(seeds)), device, threads or 1, folder / _file(task, node))
+        for task, node in nodes.items()
+    ]  # fmt: skip
+    began = time.perf_counter()
+    waiting = [job for job in todo if not _finished(job)]
+    failed = _run(waiting, count, total=len(todo))
+    rows = {job.task: Rows.load(job.file) for job in todo if job.task not in failed}
+    result = SuiteResult(suite, rows, failed)
+    if not rows:
+        raise RobopolicyError(f"{suite.name}: no task could be evaluated; {_list(failed)}")
+    page = result.save(folder)
+    print(result.text())
+    kept = f", {len(todo) - len(waiting)} kept" if len(waiting) < len(todo) else ""
+    print(f"{len(waiting) - len(failed)} tasks evaluated in {time.perf_counter() - began:.1f} s with {count} "
+          f"process{'es' if count > 1 else ''}{kept}; report: {page}")  # fmt: skip
+    if failed:
+        raise RobopolicyError(
+            f"{suite.name}: {len(failed)} of {len(todo)} tasks failed; the same command does them alone again. "
+            f"{_list(failed)}"
+        )
+    return result
+
+
+def _place(checkpoint: Path, task: str, which: Literal["latest", "best"], out: Path | None) -> Place:
+    if not _slotted(checkpoint):
+        return Place.of(checkpoint, which, out)
+    path = Path(str(checkpoint).replace(SLOT, task.replace("/", "-")))
+    return Place.of(path, which, out if out is not None else Path())
+
+
+def _slotted(checkpoint: Path) -> bool:
+    return SLOT in str(checkpoint) and not str(checkpoint).startswith(HUB)  # there it leads a revision
+
+
+def _out(checkpoint: Path, place: Place, out: Path | None) -> Path:
+    """`out`; else the run; else, for one policy a task, the folder that holds their runs."""
+    if out is not None or not _slotted(checkpoint):
+        return place.out
+    parts = checkpoint.parts
+    return Path(*parts[: next(i for i, part in enumerate(parts) if SLOT in part)])
+
+
+def _file(task: str, node: dict[str, Any]) -> str:
+    """Rows of another horizon, another version of a suite, or of anything else that differs, lie beside one another."""
+    packages = {name: installed(package.distribution) for name, package in PACKAGES.items()}
+    digest = hashlib.sha256(json.dumps([node, packages], sort_keys=True).encode()).hexdigest()[:8]
+    return f"{task.replace('/', '-')}-{digest}.csv"
+
+
+def _finished(job: Job) -> bool:
+    if version().endswith("dirty"):  # two changed trees look alike
+        return False
+    try:
+        rows = Rows.load(job.file)
+    except DataError:
+        return False
+    wanted = {"policy": {job.policy}, "deterministic": {job.deterministic}, "version": {version()}}
+    return rows.seeds == job.seeds and all(set(rows.frame[k]) == v for k, v in wanted.items())
+
+
+def _run(waiting: list[Job], count: int, *, total: int) -> dict[str, str]:
+    """Carry out all jobs; {task: why it failed}."""
+    failed: dict[str, str] = {}
+    if not waiting:
+        return failed
+    with Tracker().progress(total, "tasks") as bar:
+        bar.update(total - len(waiting))
+        if count == 1:
+            for i, job in enumerate(waiting):
+                try:
+                    _evaluate(job)
+                except Exception as error:
+                    failed[job.task] = _why(error)
+                bar.update(total - len(waiting) + i + 1)
+            return failed
+        # Spawned: a forked child would inherit torch's threads.
+        context = multiprocessing.get_context("spawn")
+        known = (sorted(build.PACKAGES), list(sys.path))
+        pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=known)
+        try:
+            running: dict[Future[None], str] = {pool.submit(_evaluate, job): job.task for job in waiting}
+            while running:
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    task = running.pop(future)
+                    try:
+                        future.result()
+                    except Exception as error:
+                        failed[task] = _why(error)
+                bar.update(total - len(running))
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    return failed
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, BrokenProcessPool):
+        return "its process died; is memory short? Fewer jobs= take less"
+    return str(error) if isinstance(error, RobopolicyError) else f"{type(error).__name__}: {error}"
+
+
+def _begin(packages: list[str], path: list[str]) -> None:
+    """What a process has to know of the one that started it."""
+    build.PACKAGES.update(packages)
+    sys.path[:] = path
+
+
+def _evaluate(job: Job) -> None:
+    """One task, in whatever process."""
+    torch.set_num_threads(job.threads)
+    env: Any = build.build(job.node, "suite.task", num_envs=job.num_envs, seed=0)
+    try:
+        if (known := _numbered_tasks(job)) and env.spec.tasks[0] in known:
+            env = Numbered(env, known)
+        policy = load_policy(job.checkpoint, device=job.device, env=env.spec, which=job.which)
+        rows = rollout.evaluate(
+            policy, env, torch.tensor(job.seeds), deterministic=job.deterministic, policy_id=job.policy
+        )
+        rows.save(job.file)
+    finally:
+        close = getattr(env, "close", None)
+        if close is not None:
+            close()
+
+
+def _numbered_tasks(job: Job) -> tuple[str, ...]:
+    """The instructions of a policy of ours that is told tasks by number; none of others."""
+    if not is_ours(find_policy(job.checkpoint, which=job.which)):
+        return ()
+    spec = read_spec(job.checkpoint, which=job.which)
+    return spec.tasks if TASK in spec.observation else ()
+
+
+class Numbered(Wrapper):
+    """An env of one task, whose number is the one that a policy of many tasks knows its instruction by.
+
+    Raises:
+        ConfigError: the policy was not trained on that instruction.
+    """
+
+    def __init__(self, env: VecEnv, tasks: tuple[str, ...]) -> None:
+        super().__init__(env)
+        if env.spec.tasks[0] not in tasks:
+            known = ", ".join(repr(t) for t in tasks)
+            raise ConfigError(
+                f"{env.spec.id}: the policy tells tasks apart, and {env.spec.tasks[0]!r} is none of {known}"
+            )
+        self.number = tasks.index(env.spec.tasks[0])
+        self.spec = replace(env.spec, tasks=tasks, observation={**env.spec.observation, TASK: Feature((), "int64")})
+
+    def reset(self, seeds: Tensor | None = None) -> Obs:
+        return self._numbered(self.env.reset(seeds))
+
+    def step(self, action: Tensor) -> Step:
+        step = self.env.step(action)
+        obs = self._numbered(step.obs)
+        return step._replace(obs=obs, next_obs=obs if step.next_obs is step.obs else self._numbered(step.next_obs))
+
+    def close(self) -> None:
+        close = getattr(self.env, "close", None)
+        if close is not None:
+            close()
+
+    def _numbered(self, obs: Obs) -> Obs:
+        return {**obs, TASK: torch.full((self.num_envs,), self.number, device=self.device)}
+
+
+def _list(failed: dict[str, str]) -> str:
+    return " ".join(f"{task}: {why}" for task, why in failed.items())

@@ -1,0 +1,127 @@
+"""Any Gymnasium id as a task: gym-pusht, gymnasium-robotics' Fetch, or a package of your own.
+
+Protocol: the id's own observations (float boxes joined into `observation.state`), actions and time limit; success is
+info["success"] or info["is_success"] after any step. Unless `own_reward` is set, success ends the episode and is the
+reward, as in every suite here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+import gymnasium
+
+from robopolicy import build
+from robopolicy.errors import ConfigError, closest
+from robopolicy.types import ActionSpec
+from sim.gym_adapter import GymVecEnv
+from sim.suites.versions import needs
+from sim.suites.workers import vector_env
+
+KNOWN = {"gym_pusht": "pusht", "gymnasium_robotics": "fetch"}  # package that registers ids: our extra
+FETCH = ActionSpec(  # 0.05 m at 1
+    names=("dx", "dy", "dz", "gripper"), units=("1",) * 4, low=(-1.0,) * 4, high=(1.0,) * 4, frame="world",
+    tcp="robot0:grip", rotation="none", reference="measured", gripper=3,
+    gripper_meaning="position: -1 closes, +1 opens, relative to measured; without effect where the task blocks it",
+)  # fmt: skip
+TEXTS = {
+    "gym_pusht/PushT-v0": "push the T onto its outline",
+    "FetchReach-v4": "move the hand to the goal",
+    "FetchPush-v4": "push the block to the goal",
+    "FetchSlide-v4": "slide the puck to the goal",
+    "FetchPickAndPlace-v4": "bring the block to the goal",
+}
+
+
+class Success(gymnasium.Wrapper):
+    """Tells success under one name; unless `own_reward`, it ends the episode and is the reward."""
+
+    def __init__(self, env: gymnasium.Env, own_reward: bool) -> None:
+        super().__init__(env)
+        self.own_reward = own_reward
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        success = bool(info.get("success", info.get("is_success", False)))
+        if not self.own_reward:
+            reward, terminated = float(success), terminated or success
+        return obs, float(reward), bool(terminated), bool(truncated), {"success": success}
+
+
+class OneEnv:
+    """A factory of envs of an id, which pickles."""
+
+    def __init__(self, package: str, ident: str, options: dict[str, Any], own_reward: bool) -> None:
+        self.package, self.ident, self.options, self.own_reward = package, ident, options, own_reward
+
+    def __call__(self) -> gymnasium.Env:
+        register(self.package)
+        env = gymnasium.make(self.ident, disable_env_checker=True, **self.options)
+        return Success(env, self.own_reward)
+
+
+def register(package: str) -> None:
+    """Import the package that registers an id; "" for Gymnasium's own.
+
+    Raises:
+        ConfigError: it is neither known here nor admitted by --allow, or cannot be imported.
+    """
+    if package in KNOWN:
+        with needs(KNOWN[package]):
+            module = importlib.import_module(package)
+            if hasattr(module, "register_robotics_envs"):
+                gymnasium.register_envs(module)
+    elif package in build.PACKAGES:
+        importlib.import_module(package)
+    elif package:
+        raise ConfigError(
+            f"task.package={package!r}: expected one of {', '.join(KNOWN)}, or a package of your own that you admit: "
+            f"--allow {package}"
+        )
+
+
+def make(
+    name: str,
+    num_envs: int,
+    seed: int = 0,
+    *,
+    package: str = "",
+    text: str | None = None,
+    horizon: int | None = None,
+    own_reward: bool = False,
+    options: dict[str, Any] | None = None,
+    processes: int = 0,
+) -> GymVecEnv:
+    """A Gymnasium id as a VecEnv.
+
+    Args:
+        name: the id, e.g. FetchReach-v4.
+        seed: names the stream of training episodes.
+        package: what to import so that the id is registered.
+        text: instruction; None: ours where there is one, else the id.
+        horizon: steps to truncation, at most the id's own; None: those.
+        own_reward: the env's reward, and success ends nothing.
+        options: keyword arguments of the env.
+        processes: 0: all envs in this process; else so many workers.
+
+    Raises:
+        ConfigError: an unknown package or id, or no time limit.
+    """
+    register(package)
+    if name not in gymnasium.registry:
+        raise ConfigError(
+            f"task.name={name!r}: no such Gymnasium id is registered. {closest(name, gymnasium.registry)}"
+        )
+    own = gymnasium.registry[name].max_episode_steps
+    steps = horizon or own
+    if not steps or steps < 1 or (own and steps > own):
+        raise ConfigError(f"task.horizon: expected 1 to {own or 'any number of'} steps for {name}, found {horizon}")
+    options = dict(options or {})
+    one = OneEnv(package, name, options, own_reward)
+    facts = {"options": options, "own_reward": own_reward}
+    envs = vector_env(one, name, num_envs, horizon=steps, processes=processes, **facts)
+    action = FETCH if name.startswith("Fetch") and package == "gymnasium_robotics" else None
+    said = TEXTS.get(name, name) if text is None else text
+    return GymVecEnv(envs, seed=seed, instructions=said, horizon=steps, action=action)

@@ -1,0 +1,131 @@
+"""ManiSkill 3 (Tao et al. 2024) on the CPU: PickCube, PushCube, StackCube with a Panda, state observations.
+
+Protocol: `pd_ee_delta_pose` at 20 Hz over physics at 100 Hz; every episode draws objects, goal and the arm's start with
+its episode seed; success is the task's own flag, at any step, and ends the episode; reward is that success. `horizon`
+is the suite's own 50 steps. StackCube has the plain Panda here, not the one with a wrist camera.
+
+The suite's own motion planner does not run beside NumPy 2; the experts are ours. Its GPU-batched backend is not used.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from robopolicy.errors import ConfigError, closest
+from robopolicy.suite_packages import broken
+from robopolicy.types import ActionSpec
+from sim.gym_adapter import GymVecEnv
+from sim.suites.cube_experts import EXPERTS, CubeExpert
+from sim.suites.seeds import seed32
+from sim.suites.versions import needs
+from sim.suites.workers import vector_env
+
+with needs("maniskill"):
+    import mani_skill.envs  # noqa: F401  registers the tasks
+    from mani_skill.utils.registration import REGISTERED_ENVS
+
+# name: (what to do, steps)
+TASKS = {
+    "PickCube-v1": ("pick the red cube and hold it at the goal", 50),
+    "PushCube-v1": ("push the cube into the circle", 50),
+    "StackCube-v1": ("stack the red cube on the green one and let go", 50),
+}
+ACTION = ActionSpec(
+    # 0.1 m and 0.1 rad at 1; the suite turns the other way round than its action says (`rot_lower` scales it).
+    names=("dx", "dy", "dz", "minus_drx", "minus_dry", "minus_drz", "gripper"), units=("1",) * 7, low=(-1.0,) * 7,
+    high=(1.0,) * 7, frame="base", tcp="panda_hand_tcp", rotation="rotvec", reference="measured", gripper=6,
+    gripper_meaning="position: -1 closes, +1 opens",
+)  # fmt: skip
+
+
+def task_names() -> list[str]:
+    """What `make` takes."""
+    return sorted(TASKS)
+
+
+class ManiSkillEnv(gymnasium.Env):
+    """One task without its batch axis, in which an episode is a function of its seed."""
+
+    metadata = {"render_modes": [], "render_fps": 20}  # noqa: RUF012  as Gymnasium has it
+
+    def __init__(self, name: str) -> None:
+        try:
+            self.inner = REGISTERED_ENVS[name].make(
+                obs_mode="state", reward_mode="none", control_mode="pd_ee_delta_pose", robot_uids="panda",
+                sim_backend="physx_cpu", render_backend="none", num_envs=1,
+            )  # fmt: skip
+        except RuntimeError as error:  # no Vulkan device
+            raise broken("maniskill", error) from error
+        obs, _ = self.inner.reset(seed=0)
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, obs.shape[1:], np.float32)
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (7,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        # The whole scene anew, for about 0.3 s: PhysX lets contacts of earlier episodes show in later ones, in the last
+        # digits at first, even where everything was parted and stepped before the reset.
+        obs, _ = self.inner.reset(seed=None if seed is None else seed32(seed), options={"reconfigure": True})
+        return obs[0].numpy().copy(), {"success": False}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, _, _, _, info = self.inner.step(torch.from_numpy(np.asarray(action, dtype=np.float32))[None])
+        success = bool(info["success"])
+        return obs[0].numpy().copy(), float(success), success, False, {"success": success}
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class ManiSkillVecEnv(GymVecEnv):
+    """N copies of one task."""
+
+    def __init__(self, name: str, env: gymnasium.vector.VectorEnv, **how: Any) -> None:
+        super().__init__(env, **how)
+        self.name = name
+
+    def make_expert(self, *, imperfection: float = 0.0) -> CubeExpert:
+        """Our scripted policy of this task."""
+        return EXPERTS[self.name](read(self.name), self.spec.action, self.num_envs, imperfection=imperfection)
+
+
+def read(name: str) -> dict[str, slice]:
+    """Where an observation of the task holds what its expert looks at (quaternions are w x y z)."""
+    found, at = {}, 0
+    for key, size in {"qpos": 9, "qvel": 9, **_LAYOUTS[name]}.items():
+        found[key], at = slice(at, at + size), at + size
+    return found
+
+
+_LAYOUTS = {
+    "PickCube-v1": {"held": 1, "tcp": 7, "goal": 3, "cube": 7, "to_cube": 3, "to_goal": 3},
+    "PushCube-v1": {"tcp": 7, "goal": 3, "cube": 7},
+    "StackCube-v1": {"tcp": 7, "cube": 7, "base": 7, "to_cube": 3, "to_base": 3, "cube_to_base": 3},
+}
+
+
+def make(name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None, processes: int = 0) -> ManiSkillVecEnv:
+    """A task of ManiSkill as a VecEnv.
+
+    Args:
+        name: one of `task_names()`.
+        seed: names the stream of training episodes.
+        horizon: steps to truncation; None: the suite's own.
+        processes: 0: all envs in this process; else so many workers (about 0.7 GB each).
+
+    Raises:
+        ConfigError: no such task, a horizon below 1, or a machine on which the simulator does not start.
+    """
+    if name not in TASKS:
+        raise ConfigError(f"task.name={name!r}: not one of the tasks adapted here. {closest(name, task_names())}")
+    text, steps = TASKS[name]
+    steps = steps if horizon is None else horizon
+    if steps < 1:
+        raise ConfigError(f"task.horizon: expected at least 1 step, found {horizon}")
+    one = functools.partial(ManiSkillEnv, name)
+    envs = vector_env(one, f"maniskill/{name}", num_envs, horizon=steps, processes=processes, name=name)
+    return ManiSkillVecEnv(name, envs, seed=seed, instructions=text, horizon=steps, action=ACTION)

@@ -1,0 +1,142 @@
+"""robosuite 1.4 (Zhu et al. 2020): Lift, Can and NutAssemblySquare with a Panda, low-dimensional observations.
+
+Protocol: OSC_POSE at 20 Hz over physics at 500 Hz; the observations are robomimic's (tool position and quaternion
+x y z w, finger positions, object state); every episode draws the arm's start and the objects' places with its seed;
+success is the task's own check, after any step, and ends the episode; reward is that success. `horizon` is half of
+robomimic's 400 steps for Lift and Can, all of them for the nut. Lift's cube has one size, drawn once: the model is not
+loaded anew for an episode.
+
+Experts for Lift and Can are ours; the nut has none.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from robopolicy.errors import ConfigError, closest
+from robopolicy.types import ActionSpec
+from sim.gym_adapter import GymVecEnv
+from sim.suites.bin_experts import EXPERTS, BinExpert
+from sim.suites.seeds import global_random
+from sim.suites.versions import needs
+from sim.suites.workers import vector_env
+
+logging.disable(logging.WARNING)  # or it warns of a private macro file at every import
+try:
+    with needs("robosuite"):
+        import robosuite
+finally:
+    logging.disable(logging.NOTSET)
+
+# name: (the suite's name, object in its observations, what to do, steps)
+TASKS = {
+    "Lift": ("Lift", "cube", "lift the cube", 200),
+    "Can": ("PickPlaceCan", "Can", "put the can into its bin", 200),
+    "NutAssemblySquare": ("NutAssemblySquare", "SquareNut", "put the square nut on the square peg", 400),
+}
+ACTION = ActionSpec(
+    # 0.05 m and 0.5 rad at 1
+    names=("dx", "dy", "dz", "drx", "dry", "drz", "gripper"), units=("1",) * 7, low=(-1.0,) * 7, high=(1.0,) * 7,
+    frame="world", tcp="gripper0_grip_site", rotation="rotvec", reference="measured", gripper=6,
+    gripper_meaning="velocity: -1 opens, +1 closes",
+)  # fmt: skip
+TOOL = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
+_SIZES = {"tool": 3, "quat": 4, "fingers": 2, "object": 3, "object_quat": 4}  # of every task's observation, at its head
+
+
+def task_names() -> list[str]:
+    """What `make` takes."""
+    return sorted(TASKS)
+
+
+class RobosuiteEnv(gymnasium.Env):
+    """One task, in which an episode is a function of its seed."""
+
+    metadata = {"render_modes": [], "render_fps": 20}  # noqa: RUF012  as Gymnasium has it
+
+    def __init__(self, name: str) -> None:
+        with global_random(0):  # Lift draws its cube's size here
+            self.inner = robosuite.make(
+                TASKS[name][0], robots="Panda", has_renderer=False, has_offscreen_renderer=False, use_camera_obs=False,
+                controller_configs=robosuite.load_controller_config(default_controller="OSC_POSE"), control_freq=20,
+                ignore_done=True, hard_reset=False, reward_shaping=False,
+            )  # fmt: skip
+        size = self._reset(0).shape
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, size, np.float32)
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (7,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        episode = int(self.np_random.integers(2**62)) if seed is None else seed
+        return self._reset(episode), {"success": False}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, _, _, _ = self.inner.step(np.asarray(action, dtype=np.float64))
+        success = bool(self.inner._check_success())
+        return _vector(obs), float(success), success, False, {"success": success}
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def _reset(self, seed: int) -> Any:
+        with global_random(seed):
+            obs = self.inner.reset()
+        for robot in self.inner.robots:  # the fingers' command outlives a reset
+            robot.gripper.current_action = np.zeros(robot.gripper.dof)
+        return _vector(obs)
+
+
+def _vector(obs: dict[str, Any]) -> Any:
+    return np.concatenate([*(obs[key] for key in TOOL), obs["object-state"]]).astype(np.float32)
+
+
+class RobosuiteVecEnv(GymVecEnv):
+    """N copies of one task."""
+
+    def __init__(self, name: str, env: gymnasium.vector.VectorEnv, **how: Any) -> None:
+        super().__init__(env, **how)
+        self.name = name
+
+    def make_expert(self, *, imperfection: float = 0.0) -> BinExpert:
+        """Our scripted policy of this task.
+
+        Raises:
+            ConfigError: the task has none.
+        """
+        if self.name not in EXPERTS:
+            raise ConfigError(
+                f"task.name={self.name!r}: has no scripted expert, so no demonstrations can be recorded of it; "
+                f"{' and '.join(EXPERTS)} have one. Train on demonstrations of your own: dataset=<folder>."
+            )
+        at, layout = 0, {}
+        for key, size in _SIZES.items():
+            layout[key], at = slice(at, at + size), at + size
+        return EXPERTS[self.name](layout, self.spec.action, self.num_envs, imperfection=imperfection)
+
+
+def make(name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None, processes: int = 0) -> RobosuiteVecEnv:
+    """A task of robosuite as a VecEnv.
+
+    Args:
+        name: one of `task_names()`.
+        seed: names the stream of training episodes.
+        horizon: steps to truncation; None: as the module says.
+        processes: 0: all envs in this process; else so many workers (about 0.4 GB each).
+
+    Raises:
+        ConfigError: no such task, or a horizon below 1.
+    """
+    if name not in TASKS:
+        raise ConfigError(f"task.name={name!r}: not one of the tasks adapted here. {closest(name, task_names())}")
+    *_, text, steps = TASKS[name]
+    steps = steps if horizon is None else horizon
+    if steps < 1:
+        raise ConfigError(f"task.horizon: expected at least 1 step, found {horizon}")
+    one = functools.partial(RobosuiteEnv, name)
+    envs = vector_env(one, f"robosuite/{name}", num_envs, horizon=steps, processes=processes, name=name)
+    return RobosuiteVecEnv(name, envs, seed=seed, instructions=text, horizon=steps, action=ACTION)

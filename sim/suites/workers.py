@@ -1,0 +1,169 @@
+"""A suite's envs, one at a time underneath, as one vector env: in this process or dealt over several.
+
+A process costs the suite's whole import (0.3 to 0.7 GB), an env next to nothing: so a worker runs many envs, and there
+are as many workers as cores that may be used, not as envs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import TimeLimit
+
+from robopolicy.errors import ConfigError, RobopolicyError
+
+MakeEnv = Callable[[], gymnasium.Env]
+
+
+def vector_env(make: MakeEnv, ident: str, num_envs: int, *, horizon: int, processes: int, **task: Any) -> VectorEnv:
+    """`num_envs` copies of what `make` builds, whose ended episodes wait to be reset (AutoresetMode.DISABLED).
+
+    Args:
+        make: builds one env; picklable where `processes` > 0.
+        ident: names the task in specs and rows.
+        processes: 0: in this one; else so many workers, at most one an env.
+        task: whatever else defines the task; it enters the spec's digest.
+
+    Raises:
+        ConfigError: a negative number of processes.
+    """
+    if processes < 0:
+        raise ConfigError(f"task.processes: expected 0 (in this process) or a number of workers, found {processes}")
+    one = Limited(make, horizon)
+    count = min(processes, num_envs)
+    envs = Workers(one, num_envs, count) if count else _sync(one, num_envs)
+    envs.spec = gymnasium.envs.registration.EnvSpec(ident, max_episode_steps=horizon, kwargs=task)
+    return envs
+
+
+class Limited:
+    """A factory of time-limited envs, which pickles as long as `make` does."""
+
+    def __init__(self, make: MakeEnv, horizon: int) -> None:
+        self.make, self.horizon = make, horizon
+
+    def __call__(self) -> gymnasium.Env:
+        return TimeLimit(self.make(), self.horizon)
+
+
+def _sync(one: MakeEnv, count: int) -> SyncVectorEnv:
+    return SyncVectorEnv([one] * count, autoreset_mode=AutoresetMode.DISABLED)
+
+
+class Workers(VectorEnv):
+    """N envs over K processes, each stepping its share; all answers are in the order of the envs.
+
+    Raises:
+        RobopolicyError: an env failed in its worker (the traceback is in the message), or a worker died.
+    """
+
+    def __init__(self, one: MakeEnv, num_envs: int, processes: int) -> None:
+        self.num_envs = num_envs
+        edges = np.linspace(0, num_envs, processes + 1).round().astype(int).tolist()
+        self._slices = [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        context = multiprocessing.get_context("spawn")  # a forked child would inherit torch's and a renderer's threads
+        self._pipes: list[Connection] = []
+        self._workers = []
+        for part in self._slices:
+            ours, theirs = context.Pipe()
+            worker = context.Process(target=_work, args=(theirs, one, part.stop - part.start), daemon=True)
+            worker.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._workers.append(worker)
+        facts = self._gather()[0]
+        self.single_observation_space, self.single_action_space, metadata = facts
+        self.metadata = {**metadata, "autoreset_mode": AutoresetMode.DISABLED}
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        seeds = [None] * self.num_envs if seed is None else list(seed)
+        options = dict(options or {})
+        mask = options.pop("reset_mask", None)
+        for pipe, part in zip(self._pipes, self._slices, strict=True):
+            chosen = None if mask is None else mask[part]
+            # A share in which nothing is to be reset says what it observes, without a reset.
+            _send(pipe, ("reset", (seeds[part], options if chosen is None else {**options, "reset_mask": chosen})))
+        parts = self._gather()
+        return _joined([obs for obs, _ in parts]), {}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        for pipe, part in zip(self._pipes, self._slices, strict=True):
+            _send(pipe, ("step", actions[part]))
+        parts = self._gather()
+        obs = _joined([p[0] for p in parts])
+        reward, terminated, truncated = (np.concatenate([p[i] for p in parts]) for i in (1, 2, 3))
+        return obs, reward, terminated, truncated, {"success": np.concatenate([p[4] for p in parts])}
+
+    def close_extras(self, **_: Any) -> None:
+        for pipe in self._pipes:
+            _send(pipe, ("close", None))
+        for worker in self._workers:
+            worker.join(timeout=5)
+            if worker.is_alive():
+                worker.terminate()
+
+    def _gather(self) -> list[Any]:
+        """Everybody's answer; all are heard before an error is raised, so that pipes stay in step."""
+        answers = []
+        for pipe, worker in zip(self._pipes, self._workers, strict=True):
+            try:
+                answers.append(pipe.recv())
+            except (EOFError, OSError):
+                worker.join(timeout=5)
+                answers.append((False, f"the process died (exit code {worker.exitcode}); is memory short?"))
+        broken = [answer for fine, answer in answers if not fine]
+        if broken:
+            self.close()
+            raise RobopolicyError(f"{len(broken)} of {len(answers)} env workers failed, the first with:\n{broken[0]}")
+        return [answer for _, answer in answers]
+
+
+def _send(pipe: Connection, request: Any) -> None:
+    """To a worker that may be dead, which `_gather` then finds out."""
+    with contextlib.suppress(OSError):
+        pipe.send(request)
+
+
+def _joined(parts: list[Any]) -> Any:
+    if isinstance(parts[0], dict):
+        return {k: np.concatenate([p[k] for p in parts]) for k in parts[0]}
+    return np.concatenate(parts)
+
+
+def _work(pipe: Connection, one: MakeEnv, count: int) -> None:
+    """Answer (True, result) or (False, text) to every request until "close"."""
+    try:
+        import torch
+
+        torch.set_num_threads(1)  # K workers of many threads each would only wait for one another
+        env = _sync(one, count)
+        pipe.send((True, (env.single_observation_space, env.single_action_space, env.metadata)))
+        seen: Any = None
+        while True:
+            what, given = pipe.recv()
+            if what == "close":
+                env.close()
+                return
+            if what == "step":
+                seen, reward, terminated, truncated, info = env.step(given)
+                success = np.asarray(info.get("success", np.zeros(count)), dtype=bool)
+                pipe.send((True, (seen, reward, terminated, truncated, success)))
+            else:
+                seeds, options = given
+                if options.get("reset_mask") is None or options["reset_mask"].any():
+                    seen, _ = env.reset(seed=seeds, options=options)
+                pipe.send((True, (seen, {})))
+    except (EOFError, KeyboardInterrupt):  # the parent is gone, or was told to stop
+        return
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            known = isinstance(error, RobopolicyError)
+            pipe.send((False, str(error) if known else traceback.format_exc()))

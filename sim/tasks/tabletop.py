@@ -1,0 +1,266 @@
+"""Tabletop: three cubes and a button. What to do with which of them is said by the instruction, and by nothing else.
+
+Seven goals in one scene: pick up or push away the red, the green or the blue cube, or press the button. Where things
+lie does not depend on the goal, so a picture or a state alone tells a policy nothing about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.errors import ConfigError, closest
+from robopolicy.types import TASK
+from sim.experts import Expert
+from sim.tasks import register
+from sim.tasks.base import Array, Body, Bool, Joint, Range, Scene, Task, fold, free_box, planar_fixture
+
+COLOURS = {"red": "0.8 0.15 0.15 1", "green": "0.15 0.6 0.2 1", "blue": "0.15 0.3 0.85 1"}
+GOALS = (*(f"pick_{c}" for c in COLOURS), *(f"push_{c}" for c in COLOURS), "press")
+_CUBES = len(COLOURS)
+_PRESS = len(GOALS) - 1
+
+# How a goal is worded. "varied" is what a policy for unseen wordings learns from; "unseen" has other sentences, mostly
+# of the same words.
+_WORDS: dict[str, dict[str, tuple[str, ...]]] = {
+    "plain": {
+        "pick": ("pick up the {} cube",),
+        "push": ("push the {} cube away",),
+        "press": ("press the button",),
+    },
+    "varied": {
+        "pick": ("pick up the {} cube", "lift the {} cube", "grab the {} block and raise it", "take the {} block"),
+        "push": ("push the {} cube away", "shove the {} cube forward", "slide the {} block away",
+                 "move the {} block forward"),
+        "press": ("press the button", "push the button down", "hit the button", "press the white button"),
+    },
+    "unseen": {
+        "pick": ("raise the {} block", "take the {} cube and lift it"),
+        "push": ("slide the {} cube forward", "move the {} block away from you"),
+        "press": ("push down the white button", "hit the white button"),
+    },
+}  # fmt: skip
+_CELLS = 6  # places on the table, in two rows
+_ROWS = (0.42, 0.60)  # m: a cube can be pushed 5 cm towards the other row, and a finger fits behind one of the far row
+_COLUMNS = {"seen": (-0.15, 0.0, 0.15), "unseen": (-0.075, 0.075, 0.225)}  # m
+_TOP = 0.045  # m, the button's, at rest
+
+
+class TabletopExpert(Expert):
+    """Go above (or behind) what the instruction names, descend, close, then lift, push or press."""
+
+    phases = 4
+    offset = (0.014, 0.014, 0.008, 0.3)
+    noise = 1.0
+
+    def act(self, obs):
+        self.goal = self.task.goal_of(obs[TASK].numpy())  # [N]
+        return super().act(obs)
+
+    def plan(self, f, phase):
+        n, goal, tcp = np.arange(self.num_envs), self.goal, f["tcp"]
+        pick, push = goal < _CUBES, (goal >= _CUBES) & (goal < _PRESS)
+        rel = np.stack([*(f[f"{c}_rel"] for c in COLOURS), f["button_rel"]], axis=1)
+        turn = np.stack([*(f[f"{c}_turn"] for c in COLOURS), 0 * f["yaw"]], axis=1)
+        which = np.where(goal == _PRESS, _CUBES, goal % _CUBES)
+        aim = tcp + rel[n, which] + self.bias[:, :3]
+        first, early = phase == 0, phase <= 1
+        at, kind = np.array([0.0, 0.0, 0.08]), [pick[:, None], push[:, None]]
+        behind = aim * [1, 1, 0] + np.array([-0.06, 0, 0])
+        above = np.select(kind, [aim + at, behind + at], aim + at)
+        there = np.select(kind, [aim, behind + [0, 0, 0.02]], aim + [0, 0, 0.015])
+        # A push aims 1 cm a step beyond contact: slowly, or the cube tips.
+        forth = aim * [1, 1, 0] + [-0.016, 0, 0.02]
+        last = np.select(kind, [tcp * [1, 1, 0] + [0, 0, 0.20], forth], aim - [0, 0, 0.02])
+        pos = np.select([first[:, None], (phase <= 2)[:, None]], [above, there], last)
+        held = f["yaw"] + f["lag"][:, 3]
+        yaw = np.where(pick, np.where(early, f["yaw"] + turn[n, which] + self.bias[:, 3], held), 0.0)
+        return pos, yaw, np.where(pick & early, 1.0, -1.0)
+
+    def done(self, f, phase, gap, turn, clock):
+        pick = self.goal < _CUBES
+        return np.select(
+            [phase == 0, phase == 1, phase == 2],
+            [
+                (gap < 0.02) & (turn < 0.1) | (clock > 25),
+                (gap < np.where(pick, 0.006, 0.01)) | (clock > 12),
+                (clock >= 5) | ~pick,
+            ],
+            False,
+        )
+
+    def retry(self, f, phase):
+        """The cube was lost on the way up, or slipped aside of the push."""
+        n, which = np.arange(self.num_envs), self.goal % _CUBES
+        rel = np.stack([f[f"{c}_rel"] for c in COLOURS], axis=1)[n, which]
+        lost = (self.goal < _CUBES) & (f["tcp"][:, 2] > 0.09) & (rel[:, 2] < -0.05)
+        push = (self.goal >= _CUBES) & (self.goal < _PRESS)
+        return (phase == 3) & (lost | push & ((np.abs(rel[:, 1]) > 0.03) | (rel[:, 0] < 0.0)))
+
+
+class Things(NamedTuple):
+    cubes: tuple[Body, ...]
+    x: Joint
+    y: Joint
+    button: Joint
+    distractors: tuple[Body, ...]
+
+
+@register("tabletop")
+@dataclass(frozen=True)
+class Tabletop(Task):
+    """Args beside those of every task:
+
+    only: the goals of `GOALS` that episodes have; (): all.
+    wording: "plain": one sentence a goal; "varied": four; "unseen": two others, to evaluate on.
+    told: "other": the instruction names another goal than the episode's own (a control).
+    judged: which goal counts, the episode's own or the one it was told.
+    positions: "unseen": columns between and beside those of training.
+    distractors: further objects on the table, which nothing ever asks for; at most two.
+    """
+
+    hold: int = 3
+    cube_half: float = 0.02  # m
+    cube_mass: float = 0.06  # kg
+    lift: float = 0.08  # m above the table, for a cube to be picked up
+    push: float = 0.05  # m away from the robot
+    press: float = 0.006  # m down
+    range_x: float = 0.02  # m, either side of a cell's centre
+    range_y: float = 0.025
+    range_yaw: float = float(np.pi / 4)
+    only: tuple[str, ...] = ()
+    wording: Literal["plain", "varied", "unseen"] = "plain"
+    told: Literal["own", "other"] = "own"
+    judged: Literal["own", "told"] = "own"
+    positions: Literal["seen", "unseen"] = "seen"
+    distractors: int = 0
+
+    name = "tabletop"
+    extra_size = 2 + _CUBES  # the goal that counts, the index of the instruction, where each cube began along x
+    expert = TabletopExpert
+
+    def __post_init__(self) -> None:
+        for key, known in (("wording", _WORDS), ("told", ("own", "other")), ("judged", ("own", "told")),
+                           ("positions", _COLUMNS)):  # fmt: skip
+            if (found := getattr(self, key)) not in known:
+                raise ConfigError(f"tabletop: {key}={found!r} is unknown. {closest(str(found), known)}")
+        for goal in self.only:
+            if goal not in GOALS:
+                raise ConfigError(f"tabletop: only={goal!r} is no goal. {closest(goal, GOALS)}")
+        if not 0 <= self.distractors <= _CELLS - _CUBES - 1:
+            raise ConfigError(f"tabletop: distractors must be from 0 to 2, found {self.distractors}")
+        if self.told == "other" and len(self.goals) < 2:
+            raise ConfigError("tabletop: told='other' needs two goals at least; widen `only`")
+
+    @property
+    def goals(self) -> NDArray[np.int64]:
+        """[G] the goals that episodes have, as indices into GOALS; instructions come in this order."""
+        return np.array([GOALS.index(g) for g in self.only or GOALS])
+
+    @property
+    def instructions(self) -> tuple[str, ...]:  # type: ignore[override]
+        named = [GOALS[g].partition("_") for g in self.goals]
+        return tuple(text.format(c) for verb, _, c in named for text in _WORDS[self.wording][verb])
+
+    def goal_of(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The goal [N], into GOALS, that the instruction of `index` [N] names."""
+        return self.goals[index // len(_WORDS[self.wording]["pick"])]
+
+    def bodies(self) -> str:
+        size = (self.cube_half,) * 3
+        cubes = "".join(free_box(c, size, mass=self.cube_mass, rgba=rgba) for c, rgba in COLOURS.items())
+        others = (
+            free_box("purple", (0.015, 0.03, 0.015), mass=self.cube_mass, rgba="0.5 0.2 0.6 1"),
+            free_box("yellow", (0.025, 0.025, 0.012), mass=self.cube_mass, rgba="0.9 0.75 0.1 1"),
+        )
+        button = f"""
+      <geom name="stand" type="cylinder" size="0.032 0.015" pos="0 0 0.015" rgba="0.25 0.25 0.27 1"/>
+      <body name="button" pos="0 0 {_TOP}" gravcomp="1">
+        <inertial mass="0.05" pos="0 0 0" diaginertia="1e-5 1e-5 1e-5"/>
+        <joint name="button" type="slide" axis="0 0 -1" range="0 0.01" stiffness="150" damping="3"/>
+        <geom name="button" type="cylinder" size="0.022 0.0075" pos="0 0 -0.0075" rgba="0.95 0.95 0.95 1"/>
+      </body>"""
+        return planar_fixture("stand", button) + cubes + "".join(others[: self.distractors])
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        def places(*things: str) -> dict[str, Range]:
+            x = {f"{name}_x": (-self.range_x, self.range_x) for name in things}
+            y = {f"{name}_y": (-self.range_y, self.range_y) for name in things}
+            yaw = {f"{name}_yaw": (-self.range_yaw, self.range_yaw) for name in things if name != "button"}
+            return {**x, **y, **yaw}
+
+        cells = {f"cell_{k}": (0.0, 1.0) for k in range(_CELLS)}  # their order says what lies where
+        whole = {"goal": (0.0, 1.0), "other": (0.0, 1.0), "sentence": (0.0, 1.0), **cells}
+        # Distractors last: drawn by position, the rest of a seed's scene is the same with and without them.
+        return {**whole, **places(*COLOURS, "button"), **places(*("purple", "yellow")[: self.distractors])}
+
+    def bind(self, model: mujoco.MjModel) -> Things:
+        x, y, button = (Joint.find(model, k) for k in ("stand_x", "stand_y", "button"))
+        others = tuple(Body.find(model, n) for n in ("purple", "yellow")[: self.distractors])
+        return Things(tuple(Body.find(model, c) for c in COLOURS), x, y, button, others)
+
+    def reset(self, at: Things, draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
+        cell = np.argsort(np.stack([draw[f"cell_{k}"] for k in range(_CELLS)], axis=1), axis=1)  # [M 6] which cell
+        rows, columns = np.array(_ROWS), np.array(_COLUMNS[self.positions])
+
+        def place(k: int, name: str) -> tuple[Array, Array]:
+            return rows[cell[:, k] // 3] + draw[f"{name}_x"], columns[cell[:, k] % 3] + draw[f"{name}_y"]
+
+        heights = (*(self.cube_half,) * _CUBES, 0.015, 0.012)
+        for k, (name, body) in enumerate(zip((*COLOURS, "purple", "yellow"), (*at.cubes, *at.distractors))):  # noqa: B905
+            x, y = place(k, name)
+            body.place(qpos, x, y, heights[k], draw[f"{name}_yaw"])
+            if k < _CUBES:
+                extra[:, 2 + k] = x
+        x, y = place(_CELLS - 1, "button")
+        at.x.place(qpos, x), at.y.place(qpos, y)
+
+        count, per = len(self.goals), len(_WORDS[self.wording]["pick"])
+        own = (draw["goal"] * count).astype(np.int64)
+        told = own
+        if self.told == "other":
+            told = (own + 1 + (draw["other"] * (count - 1)).astype(np.int64)) % count
+        extra[:, 0] = self.goals[own if self.judged == "own" else told]
+        extra[:, 1] = told * per + (draw["sentence"] * per).astype(np.int64)
+
+    def task_index(self, scene: Scene) -> NDArray[np.int64]:
+        return scene.extra[:, 1].astype(np.int64)
+
+    def observe(self, at: Things, scene: Scene) -> Mapping[str, Array]:
+        found: dict[str, Array] = {}
+        for colour, cube in zip(COLOURS, at.cubes, strict=True):
+            found[f"{colour}_rel"] = cube.pos(scene) - scene.tcp
+            found[f"{colour}_turn"] = fold(cube.yaw(scene) - scene.yaw, np.pi / 2)  # to the nearest face
+            found[f"{colour}_vel"] = cube.vel(scene)
+        return {**found, "button_rel": self._button(at, scene) - scene.tcp, "button": at.button.pos(scene)}
+
+    def _button(self, at: Things, scene: Scene) -> Array:
+        """[M 3] m, the middle of its top."""
+        return np.stack([at.x.pos(scene), at.y.pos(scene), _TOP - at.button.pos(scene)], axis=1)
+
+    def achieved(self, at: Things, scene: Scene) -> Bool:
+        """[M 7]: which of GOALS hold now."""
+        pos = np.stack([c.pos(scene) for c in at.cubes], axis=1)  # [M 3 3]
+        picked = pos[..., 2] - self.cube_half > self.lift
+        pushed = (pos[..., 0] - scene.extra[:, 2:] > self.push) & (pos[..., 2] < 1.5 * self.cube_half)
+        return np.concatenate([picked, pushed, (at.button.pos(scene) > self.press)[:, None]], axis=1)
+
+    def success(self, at: Things, scene: Scene) -> Bool:
+        return self.achieved(at, scene)[np.arange(len(scene.extra)), scene.extra[:, 0].astype(np.int64)]
+
+    def dense(self, at: Things, scene: Scene) -> Array:
+        goal, n = scene.extra[:, 0].astype(np.int64), np.arange(len(scene.extra))
+        pos = np.stack([*(c.pos(scene) for c in at.cubes), self._button(at, scene)], axis=1)
+        which = np.where(goal == _PRESS, _CUBES, goal % _CUBES)
+        near = 1 - np.tanh(8 * np.sqrt(((pos[n, which] - scene.tcp) ** 2).sum(axis=1)))
+        cube = pos[n, np.minimum(which, _CUBES - 1)]
+        forth = (cube[:, 0] - scene.extra[n, 2 + np.minimum(which, _CUBES - 1)]) / self.push
+        done = np.select([goal < _CUBES, goal < _PRESS], [(cube[:, 2] - self.cube_half) / self.lift, forth],
+                         at.button.pos(scene) / self.press)  # fmt: skip
+        return 0.4 * near + 0.6 * np.clip(done, 0, 1)

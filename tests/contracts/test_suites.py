@@ -1,0 +1,126 @@
+"""The VecEnv contract, held over the suites that are installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from robopolicy.build import build
+from robopolicy.errors import SpecError
+from robopolicy.noise import keyed_uniform
+from robopolicy.suite_packages import PACKAGES
+from robopolicy.types import STATE, Stateful, VecEnv
+
+# suite: (its config, steps after which the first contact has been made or lost)
+TASKS: dict[str, tuple[dict[str, Any], int]] = {
+    "metaworld": ({"_target_": "sim.suites.metaworld.make", "name": "push-v3"}, 40),
+    "maniskill": ({"_target_": "sim.suites.maniskill.make", "name": "StackCube-v1"}, 13),
+    "robosuite": ({"_target_": "sim.suites.robosuite.make", "name": "Lift"}, 19),
+    "libero": ({"_target_": "sim.suites.libero.make", "name": "0", "cameras": []}, 5),
+    "pusht": ({"_target_": "sim.suites.gym.make", "package": "gym_pusht", "name": "gym_pusht/PushT-v0"}, 20),
+    "fetch": ({"_target_": "sim.suites.gym.make", "package": "gymnasium_robotics", "name": "FetchPush-v4"}, 20),
+}
+SEEDS = torch.tensor([5, 2**40 + 6, 2**41 + 7])  # one of each split
+
+
+PARAMS = [pytest.param(n, marks=pytest.mark.slow) if n == "libero" else n for n in TASKS]  # it reloads its model
+
+
+@pytest.fixture(params=PARAMS, scope="module")
+def suite(request) -> Iterator[tuple[str, Callable[..., VecEnv], int]]:
+    """(name, how to make an env of it, steps)."""
+    name = request.param
+    try:
+        importlib.metadata.version(PACKAGES[name].distribution)
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"{PACKAGES[name].distribution} is not installed")
+    node, steps = TASKS[name]
+    made = []
+
+    def make(num_envs: int, **options: Any) -> VecEnv:
+        made.append(build({**node, **options}, "task", num_envs=num_envs, seed=0))
+        return made[-1]
+
+    yield name, make, steps
+    for env in made:
+        env.close()
+
+
+def trajectories(env: VecEnv, seeds: torch.Tensor, steps: int) -> dict[int, torch.Tensor]:
+    """{seed: [steps Ds] successors} of the episodes `seeds`, under the expert where there is one, else noise."""
+    expert = env.make_expert(imperfection=0.2) if hasattr(env, "make_expert") else None
+    obs = env.reset(seeds)
+    if expert is not None:
+        expert.reset(None, episode_seed=env.episode_seed)
+    age = torch.zeros(env.num_envs, dtype=torch.int64)
+    found: dict[int, list[torch.Tensor]] = {int(s): [] for s in seeds}
+    low, high = torch.tensor(env.spec.action.low), torch.tensor(env.spec.action.high)
+    while any(len(rows) < steps for rows in found.values()):
+        now = env.episode_seed.tolist()
+        if expert is not None:
+            action = expert.act(obs)
+        else:
+            action = low + (high - low) * keyed_uniform(env.episode_seed, age, (len(low),), stream=1)
+        step = env.step(action)
+        for i, seed in enumerate(now):
+            if seed in found and len(found[seed]) < steps:
+                assert not step.terminated[i], "too short an episode for this test"
+                found[seed].append(step.next_obs[STATE][i])
+        age = torch.where(step.ended, 0, age + 1)
+        if expert is not None:
+            expert.reset(step.ended, episode_seed=env.episode_seed)
+        obs = step.obs
+    return {seed: torch.stack(rows) for seed, rows in found.items()}
+
+
+def test_follows_the_protocols_and_its_own_spec(suite):
+    _, make, _ = suite
+    env = make(2)
+    assert isinstance(env, VecEnv) and isinstance(env, Stateful)
+    obs = env.reset(SEEDS[:2])
+    assert env.episode_seed.tolist() == SEEDS[:2].tolist()
+    step = env.step(torch.zeros(2, env.spec.action.dim))
+    for found in (obs, step.obs):
+        assert found.keys() == env.spec.observation.keys()
+        for key, feature in env.spec.observation.items():
+            assert found[key].shape == (2, *feature.shape) and found[key].dtype == feature.torch_dtype, key
+    assert step.obs is step.next_obs and not step.ended.any()
+    assert not torch.equal(obs[STATE][0], obs[STATE][1]), "two episodes begin alike"
+    assert env.spec.tasks[0] and env.spec.dt > 0
+    wild = torch.full((2, env.spec.action.dim), 1e3)
+    assert torch.equal(env.step(wild).executed, torch.tensor(env.spec.action.high).expand(2, -1))
+    wild[1, 0] = float("nan")
+    with pytest.raises(SpecError, match=env.spec.action.names[0]):
+        env.step(wild)
+
+
+def test_an_episode_is_a_function_of_its_seed_whatever_n_and_what_came_before(suite):
+    """The third episode begins after the first in the env of two, and alone in the other."""
+    _, make, steps = suite
+    many = trajectories(make(2, horizon=steps), SEEDS, steps)
+    alone = trajectories(make(1, horizon=steps), SEEDS[2:], steps)
+    last = int(SEEDS[2])
+    assert torch.equal(many[last], alone[last])
+    assert not torch.equal(many[last], many[int(SEEDS[0])])
+
+
+def test_time_limits_are_no_terminations_and_next_obs_is_the_true_successor(suite):
+    _, make, _ = suite
+    short, long = make(2, horizon=3), make(2, horizon=9)
+    assert short.spec.digest != long.spec.digest and short.spec.horizon == 3
+    seeds = torch.cat([SEEDS, SEEDS[:1] + 1])
+    first = make(2).reset(seeds[2:])
+    short.reset(seeds)
+    long.reset(seeds)
+    action = 0.5 * torch.tensor(short.spec.action.low) + 0.5 * torch.tensor(short.spec.action.high)
+    for t in range(3):
+        a, b = short.step(action.expand(2, -1)), long.step(action.expand(2, -1))
+        assert torch.equal(a.next_obs[STATE], b.next_obs[STATE]), "the successor is the state before the reset"
+        assert a.truncated.all() == (t == 2) and not a.terminated.any() and not b.ended.any()
+    assert a.obs is not a.next_obs and short.episode_seed.tolist() == seeds[2:].tolist()
+    assert torch.equal(a.obs[STATE], first[STATE]), "obs starts the next episode"

@@ -1,0 +1,200 @@
+"""A whole suite: every task with its interval, in parallel, nothing done twice."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from robopolicy import build, suite_eval, verbs
+from robopolicy.build import build_policy
+from robopolicy.checkpoint import Checkpointer
+from robopolicy.cli import find_verb
+from robopolicy.config import compose, group_options
+from robopolicy.errors import CheckpointError, ConfigError, RobopolicyError
+from robopolicy.evaluate import rollout
+from robopolicy.evaluate.rows import Rows
+from robopolicy.evaluate.suite import Suite, SuiteResult
+from robopolicy.noise import episode_seeds
+from robopolicy.normalize import Normalizer
+from robopolicy.suite_eval import Numbered, evaluate_suite
+from robopolicy.types import TASK, Feature
+from tests.evaluate.points import make_rows, named_point
+from tests.test_checkpoint import gaussian
+
+POINTS = Suite(
+    name="points",
+    protocol="Twelve steps, then it is over.",
+    task={"_target_": "tests.evaluate.points.named_point"},
+    tasks={"near": {}, "far": {"name": "distant", "horizon": 5}},
+    episodes=4,
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A trained policy for the point env."""
+    monkeypatch.setattr(build, "PACKAGES", {*build.PACKAGES, "tests"})
+    folder = tmp_path / "near"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("task: {_target_: point}\n")
+    Checkpointer(folder).save(1, policy=gaussian(0), state={})
+    return folder
+
+
+@pytest.fixture
+def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the tasks that were really evaluated."""
+    seen: list[str] = []
+    real = suite_eval._evaluate
+
+    def counted(job: Any) -> None:
+        seen.append(job.task)
+        real(job)
+
+    monkeypatch.setattr(suite_eval, "_evaluate", counted)
+    code(monkeypatch, "1.0+abc")
+    return seen
+
+
+def code(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    for module in (suite_eval, rollout):
+        monkeypatch.setattr(module, "version", lambda: version)
+
+
+def test_every_task_has_an_interval_and_so_has_the_total():
+    """4 of 8 with Wilson's interval: (4 + z²/2 ± z √(2 + z²/4)) / (8 + z²), z = 1.96."""
+    rows = {"near": make_rows([True, True, True, False]), "far": make_rows([False, False, True, False])}
+    result = SuiteResult(POINTS, rows)
+    found = {r["task"]: (round(r["value"], 4), round(r["low"], 4), round(r["high"], 4)) for r in result.records()}
+    assert found["near"] == (0.75, 0.3006, 0.9544)
+    assert found["far"][0] == 0.25 and found["all"] == (0.5, 0.2152, 0.7848)
+    assert "| near | 75.0% | 30.1 – 95.4 | 4 |" in result.text() and POINTS.protocol in result.text()
+
+
+def test_the_success_rule_is_the_suites():
+    rows = make_rows([True, True, True, False])
+    rows.frame["success_at_end"] = False
+    assert SuiteResult(replace(POINTS, criterion="success_at_end"), {"near": rows}).total().value == 0.0
+
+
+def test_finished_tasks_are_not_redone_and_changed_ones_are(run, evaluated, capsys):
+    result = evaluate_suite(POINTS, run, jobs=1)
+    assert evaluated == ["near", "far"] and list(result.rows) == ["near", "far"]
+    folder = run / "suites" / "points"
+    assert {p.name for p in folder.iterdir()} >= {"table.md", "suite.json", "report.html"}
+    facts = json.loads((folder / "suite.json").read_text())
+    assert [t["episodes"] for t in facts["tasks"]] == [4, 4, 8] and facts["protocol"] == POINTS.protocol
+    assert result.rows["near"].seeds == episode_seeds("test", 0, 4).tolist()
+    evaluate_suite(POINTS, run, jobs=1)
+    assert len(evaluated) == 2 and "2 kept" in capsys.readouterr().out
+    evaluate_suite(replace(POINTS, tasks={**POINTS.tasks, "near": {"horizon": 7}}), run, jobs=1)
+    assert evaluated[2:] == ["near"]
+    evaluate_suite(POINTS, run, jobs=1, episodes=6)
+    assert evaluated[3:] == ["near", "far"], "more episodes"
+    Checkpointer(run).save(2, policy=gaussian(1), state={})
+    evaluate_suite(POINTS, run, jobs=1, only=("far",), episodes=6)
+    assert evaluated[5:] == ["far"], "other weights"
+
+
+def test_rows_of_uncommitted_code_are_redone(run, evaluated, monkeypatch):
+    """Two changed trees have one name."""
+    code(monkeypatch, "1.0+abc+dirty")
+    for _ in range(2):
+        evaluate_suite(POINTS, run, jobs=1, only=("near",))
+    assert evaluated == ["near", "near"]
+
+
+def test_a_task_that_fails_is_named_and_tried_again_alone(run, evaluated):
+    suite = replace(POINTS, tasks={"near": {}, "broken": {}})
+    for _ in range(2):
+        with pytest.raises(RobopolicyError, match=r"1 of 2 tasks failed.*broken: task.name='broken'"):
+            evaluate_suite(suite, run, jobs=1)
+    assert evaluated == ["near", "broken", "broken"]
+    table = (run / "suites" / "points" / "table.md").read_text()
+    assert "Not evaluated: **broken**" in table and "| near |" in table
+
+
+def test_at_stands_for_the_task(run, evaluated):
+    with pytest.raises(CheckpointError, match="far: no such file"):
+        evaluate_suite(POINTS, run.parent / "@", jobs=1)
+    assert not evaluated, "before anything is evaluated"
+    other = run.parent / "far"
+    other.mkdir()
+    (other / "config.yaml").write_text("task: {_target_: point}\n")
+    Checkpointer(other).save(1, policy=gaussian(3), state={})
+    result = evaluate_suite(POINTS, run.parent / "@", jobs=1)
+    policies = [rows.frame["policy"].iloc[0] for rows in result.rows.values()]
+    assert policies[0].startswith("near/") and policies[1].startswith("far/")
+    assert (run.parent / "suites" / "points" / "table.md").is_file()
+
+
+@pytest.mark.slow  # two processes import torch
+def test_processes_change_nothing(run):
+    one = evaluate_suite(POINTS, run, jobs=1, out=run / "one")
+    two = evaluate_suite(POINTS, run, jobs=2, out=run / "two")
+    for task in POINTS.tasks:
+        a, b = (r.rows[task].frame.drop(columns="wall_s") for r in (one, two))
+        assert a.equals(b)
+
+
+@pytest.mark.slow
+def test_a_failure_in_a_process_leaves_the_others(run):
+    suite = replace(POINTS, tasks={"near": {}, "broken": {}})
+    with pytest.raises(RobopolicyError, match=r"broken: task\.name='broken'"):
+        evaluate_suite(suite, run, jobs=2)
+    assert len(list((run / "suites" / "points").glob("near-*.csv"))) == 1
+
+
+def test_fixed_initial_states_are_taken_in_order():
+    suite = replace(POINTS, seeds="in_order")
+    assert suite.episode_seeds("test", 3).tolist() == [2 << 40, (2 << 40) + 1, (2 << 40) + 2]
+    for split, episodes in (("validation", 1), ("test", 5)):  # the same states again
+        with pytest.raises(ConfigError, match=f"a fixed list of 4 .*found split={split}, episodes={episodes}"):
+            suite.episode_seeds(split, episodes)
+    assert Rows(make_rows([True, False]).frame.assign(seed=suite.episode_seeds("test", 2).tolist())).split == "test"
+
+
+def test_a_policy_of_many_tasks_is_told_which_one_it_is():
+    env = named_point("near", 2)
+    text = env.spec.tasks[0]
+    wrapped = Numbered(env, ("another", text))
+    assert wrapped.reset()[TASK].tolist() == [1, 1]
+    assert wrapped.step(torch.zeros(2, 2)).next_obs[TASK].tolist() == [1, 1]
+    assert wrapped.spec.tasks[1] == text
+    with pytest.raises(ConfigError, match="is none of 'another'"):
+        Numbered(env, ("another",))
+
+
+def test_a_policy_of_many_tasks_is_evaluated_on_each(run, tmp_path):
+    policy = gaussian(0)
+    tasks = ("another", named_point("near", 1).spec.tasks[0])
+    spec = replace(policy.spec, observation={**policy.spec.observation, TASK: Feature((), "int64")}, tasks=tasks)
+    many = build_policy(policy.config, spec=spec, normalizer=Normalizer.from_limits(spec.observation, spec.action))
+    Checkpointer(run).save(2, policy=many, state={})
+    result = evaluate_suite(POINTS, run, out=tmp_path / "out", jobs=1)
+    assert not result.missing and set(result.rows) == {"near", "far"}
+
+
+def test_what_does_not_belong_together_is_refused(run):
+    with pytest.raises(ConfigError, match="brings its own tasks"):
+        verbs.evaluate(checkpoint=run, suite=POINTS, name="x")
+    with pytest.raises(ConfigError, match="are for suites"):
+        verbs.evaluate(checkpoint=run, jobs=2)
+    with pytest.raises(ConfigError, match=r"no task 'fur'\. Did you mean 'far'"):
+        evaluate_suite(POINTS, run, only=("fur",))
+
+
+@pytest.mark.parametrize("name", sorted(group_options()["suite"]))
+def test_suites_are_whole(name):
+    """Each says how it is run, for how long, and over which tasks; nothing is built."""
+    config = compose(find_verb("eval"), [f"suite={name}", "checkpoint=x"], checked=False)["suite"]
+    suite = Suite(**config)
+    assert suite.name == name and len(suite.protocol) > 100 and suite.episodes >= 50
+    assert all("name" in node and "_target_" in node for node in suite.nodes().values())
+    sizes = {"metaworld_mt10": 10, "metaworld_mt50": 50, "libero_90": 90, "libero_10": 10}
+    assert len(suite.tasks) == sizes.get(name, len(suite.tasks))

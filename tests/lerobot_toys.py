@@ -1,0 +1,97 @@
+"""Tiny policies of LeRobot, built and saved by its own classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.types import ENV_STATE, STATE, ActionSpec, EnvSpec, Feature
+from tests.toy import ACTION
+
+DIM = 3  # of the state
+ENV = EnvSpec(
+    id="toy", observation={STATE: Feature((DIM,)), "task_index": Feature((), "int64")}, action=ACTION,
+    tasks=("toy",), dt=0.05, horizon=20, digest="toy-1",
+)  # fmt: skip
+SIZES: dict[str, dict[str, Any]] = {
+    "act": {
+        "chunk_size": 6, "n_action_steps": 4, "dim_model": 32, "n_heads": 2, "dim_feedforward": 64,
+        "n_encoder_layers": 1, "n_vae_encoder_layers": 1, "pretrained_backbone_weights": None,
+    },
+    "diffusion": {
+        "horizon": 8, "n_action_steps": 4, "down_dims": (16, 32), "n_groups": 4, "num_inference_steps": 4,
+        "noise_scheduler_type": "DDIM", "pretrained_backbone_weights": None,
+    },
+    "vqbet": {
+        "n_obs_steps": 2, "action_chunk_size": 4, "n_action_pred_token": 3, "crop_shape": None, "gpt_n_layer": 1,
+        "gpt_n_head": 2, "gpt_input_dim": 32, "gpt_output_dim": 32, "gpt_hidden_dim": 32, "vqvae_embedding_dim": 16,
+        "vqvae_enc_hidden_dim": 16, "pretrained_backbone_weights": None,
+    },
+}  # fmt: skip
+
+
+def env(cameras: dict[str, int] | None = None, **changes: Any) -> EnvSpec:
+    """`ENV` with square pictures of the given sizes."""
+    pictures = {f"observation.images.{k}": Feature((3, s, s), "uint8") for k, s in (cameras or {}).items()}
+    return EnvSpec(**{**vars(ENV), "observation": {**ENV.observation, **pictures}, **changes})
+
+
+def save(
+    kind: str, folder: Path, *, cameras: dict[str, int] | None = None, action: ActionSpec = ACTION, dim: int = DIM,
+    scale: float = 1.0, seed: int = 0, **changes: Any,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """Write a policy directory as `lerobot-train` does; LeRobot's policy and processors."""
+    from lerobot.configs import FeatureType, PolicyFeature
+    from lerobot.policies.factory import get_policy_class, make_policy_config, make_pre_post_processors
+
+    inputs = {STATE: PolicyFeature(FeatureType.STATE, (dim,))}
+    for name, size in (cameras or {}).items():
+        inputs[f"observation.images.{name}"] = PolicyFeature(FeatureType.VISUAL, (3, size, size))
+    if not cameras:
+        inputs[ENV_STATE] = PolicyFeature(FeatureType.ENV, (dim,))
+    outputs = {"action": PolicyFeature(FeatureType.ACTION, (action.dim,))}
+    torch.manual_seed(seed)
+    config = make_policy_config(
+        kind, input_features=inputs, output_features=outputs, device="cpu", push_to_hub=False,
+        **{**SIZES.get(kind, {}), **changes},
+    )  # fmt: skip
+    policy = get_policy_class(kind)(config).eval()
+    if kind == "vqbet":
+        policy.vqbet.action_head.vqvae_model.discretized.fill_(True)
+    pre, post = make_pre_post_processors(config, dataset_stats=statistics({**inputs, **outputs}, scale))
+    folder.mkdir(parents=True, exist_ok=True)
+    policy.save_pretrained(folder)
+    pre.save_pretrained(folder, config_filename="policy_preprocessor.json")
+    post.save_pretrained(folder, config_filename="policy_postprocessor.json")
+    return policy, pre, post
+
+
+def statistics(features: dict[str, Any], scale: float = 1.0) -> dict[str, dict[str, Tensor]]:
+    """Of data far from zero mean and unit deviation, so that a scale that is left out shows."""
+    generator = torch.Generator().manual_seed(7)
+    found = {}
+    for key, feature in features.items():
+        shape = (3, 1, 1) if "images" in key else tuple(feature.shape)
+        mean = 5.0 + torch.rand(shape, generator=generator)
+        numbers = {"mean": mean, "std": 0.3 + torch.rand(shape, generator=generator), "min": mean - 2.0,
+                   "max": mean + 3.0, "q01": mean - 1.5, "q99": mean + 2.5}  # fmt: skip
+        found[key] = {name: scale * value for name, value in numbers.items()}
+    return found
+
+
+def observations(steps: int, rows: int, spec: EnvSpec = ENV, *, seed: int = 0) -> dict[str, Tensor]:
+    """[rows steps ...] of everything that `spec` offers."""
+    generator = torch.Generator().manual_seed(seed)
+    obs = {}
+    for key, feature in spec.observation.items():
+        shape = (rows, steps, *feature.shape)
+        if feature.dtype == "uint8":
+            obs[key] = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+        elif feature.dtype == "int64":
+            obs[key] = torch.zeros(shape, dtype=torch.int64)
+        else:
+            obs[key] = 5.0 + torch.randn(shape, generator=generator)
+    return obs

@@ -1,0 +1,376 @@
+"""The policy node in this process, over real DDS on a domain of its own: life, faults, parameters, ways out, Ctrl-C.
+
+A driver that plays what comes exactly waits for every command, so that a busy machine changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rclpy")
+
+import rclpy
+from rclpy.experimental import EventsExecutor
+from rclpy.lifecycle import TransitionCallbackReturn
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+from rclpy.signals import SignalHandlerOptions
+from sensor_msgs.msg import JointState
+from std_msgs.msg import Bool, Float64MultiArray, String
+from std_srvs.srv import Trigger
+from trajectory_msgs.msg import JointTrajectory
+
+from real.joint_order import JointOrder
+from real.recording import RecordedChain, Recorder, describe
+from real.replay import read, reproduce
+from real.ros2 import messages
+from real.ros2.keys import RemoteKeys
+from real.ros2.node import PolicyNode
+from real.ros2.qos import profile_of
+from real.ros2.spin import run
+from real.ros2.timeline import Timeline
+from real.ros2.wiring import parse
+from real.safety import Mode, SafetyChain, load_profile
+from tests.real.ros2_graph import private_domain
+from tests.real.test_ros2_inputs import changed
+from tests.real.test_ros2_outputs import STREAM
+from tests.real.test_ros2_plain import SPEC
+from tests.real.test_ros2_session import DT, FAST, HOME, Sweep
+
+pytestmark = pytest.mark.timeout(240)
+OK, NO = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
+
+
+@pytest.fixture
+def ros(monkeypatch):
+    """Starts ROS with arguments; ends it afterwards."""
+    for key, value in private_domain().items():
+        monkeypatch.setenv(key, value)
+    yield lambda *args: rclpy.init(args=list(args), signal_handler_options=SignalHandlerOptions.NO)
+    if rclpy.ok():
+        rclpy.shutdown()
+
+
+class Toy:
+    """A brain that drives a joint to and fro, and remembers which episodes began and ended."""
+
+    names, cameras = (), {}
+
+    def __init__(self, wiring, recorder=None) -> None:
+        self.wiring, self.recorder, self.told, self.pressed = wiring, recorder, [], []
+        self.press = self.pressed.append
+
+    def chain(self):
+        dogs, profile = self.wiring.watchdogs, load_profile("panda", **FAST)
+        how = {"dt": DT, "state": dogs["state"], "enable": dogs["enable"]}
+        return SafetyChain(profile, **how) if self.recorder is None else RecordedChain(
+            profile, put=self.recorder.put, **how
+        )  # fmt: skip
+
+    def loop(self, robot, chain, clock):
+        return Sweep(robot, chain, clock)
+
+    def warm_up(self, state) -> None: ...
+
+    def begin(self, chain, seed) -> None:
+        self.told.append("begin")
+        if self.recorder is not None:
+            self.recorder.begin(describe(chain, observation={}, policy=SPEC, seed=seed))
+
+    def end(self, success, **outcome) -> None:
+        self.told.append(("end", success))
+        if self.recorder is not None:
+            self.recorder.end(success=success, **outcome)
+
+    def close(self) -> None:
+        self.end(None)
+
+
+class Driver(Node):
+    """An arm that is exactly where it is told to be."""
+
+    def __init__(self, wiring) -> None:
+        super().__init__("driver")
+        self.wiring, self.tick, self.enabling = wiring, 1_000_000, True
+        self.line, self.order = Timeline(HOME, self.tick), JointOrder(wiring.joints)
+        self.played, self.answers = [], []
+        self.pub = {
+            role: self.create_publisher(kind, topic.name, profile_of(topic))
+            for role, kind in (("joint_states", JointState), ("joint_commands", JointState), ("enable", Bool))
+            if (topic := wiring.topics[role]) is not None
+        }
+        kind = JointTrajectory if wiring.output.type == "trajectory" else Float64MultiArray
+        self.create_subscription(kind, wiring.output.name, lambda m: self.answers.append(m), profile_of(wiring.output))
+
+    def play(self) -> None:
+        """A tick: take what has come, move, say so."""
+        came, self.answers = self.answers, []
+        for message in came:
+            if isinstance(message, Float64MultiArray):
+                self.line.rest(np.array(message.data), self.tick)
+            elif message.points:
+                assert not (why := self.line.offer(*messages.points_of(message, self.order, self.wiring.dt_ns))), why
+        q = self.line.play()
+        self.played.append(q)
+        ns, names = self.tick * self.wiring.dt_ns, (*self.wiring.joints, *self.wiring.gripper)
+        self.pub["enable"].publish(Bool(data=self.enabling))
+        if "joint_commands" in self.pub:
+            self.pub["joint_commands"].publish(messages.joint_state(self.wiring.joints, ns, q))
+        state = np.array([*q, 0.04, 0.04])
+        self.pub["joint_states"].publish(messages.joint_state(names, ns, state, np.zeros(9)))
+        self.tick += 1
+
+    @property
+    def speed(self) -> float:
+        return float(np.abs(self.played[-1] - self.played[-2]).max() / DT)
+
+
+class Rig:
+    """Node and driver, one step after the other."""
+
+    def __init__(self, wiring=None, recorder=None) -> None:
+        self.wiring = wiring or parse(changed())
+        self.brain = Toy(self.wiring, recorder)
+        self.node, self.driver = PolicyNode(self.wiring, lambda: self.brain, lockstep=True), Driver(self.wiring)
+        self.executor = EventsExecutor()
+        for node in (self.node, self.driver):
+            self.executor.add_node(node)
+
+    def until(self, condition, what: str) -> None:
+        end = time.monotonic() + 20.0
+        while not condition():
+            assert time.monotonic() < end, f"in vain: {what}"
+            self.executor.spin_once(timeout_sec=0.02)
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            tick = self.driver.tick
+            self.driver.play()
+            session = self.node.session
+            expected = tick * DT
+            self.until(lambda: session.clock.newest >= expected - 1e-6, "the state")  # noqa: B023
+            if self.node.pump() and session.active:
+                self.until(lambda: bool(self.driver.answers), "a command")
+
+    def close(self) -> None:
+        self.executor.shutdown(timeout_sec=1.0)
+        self.node.destroy_node()
+        self.driver.destroy_node()
+
+    def meet(self) -> None:
+        """Until everybody has found everybody."""
+        assert self.node.trigger_configure() == OK, self.node.why
+        pubs = list(self.driver.pub.values())
+        self.until(lambda: all(p.get_subscription_count() for p in pubs), "subscriptions")
+        self.until(lambda: self.node.topics.output._out.get_subscription_count() > 0, "the driver")
+        self.step(3)
+
+    def reset(self) -> str:
+        answer = self.node._on_reset(Trigger.Request(), Trigger.Response())
+        return "" if answer.success else answer.message
+
+
+@pytest.fixture
+def rig(ros):
+    ros()
+    made = Rig()
+    yield made
+    made.close()
+
+
+# -- faults ---------------------------------------------------------------------------------------------------------
+def test_an_activation_that_fails_after_a_fault_leaves_nothing_half_begun(rig):
+    """Refused while the reason lasts, by reset and by activate; the arm stands, and the next one succeeds."""
+    rig.meet()
+    assert rig.node.trigger_activate() == OK, rig.node.why
+    rig.step(110)
+    assert rig.driver.speed > 0.3 and rig.brain.told == [("end", None), "begin"]
+    rig.driver.enabling = False
+    rig.step(5)
+    assert rig.node.session.mode is Mode.FAULT
+    assert "still braking" in rig.reset()
+    rig.step(150)
+    assert rig.driver.speed == 0.0
+    assert "the operator must enable" in rig.reset()
+    assert rig.node.session.mode is Mode.FAULT and rig.brain.told[-1] == "begin", "the episode goes on, faulted"
+
+    rig.driver.enabling = True
+    rig.step(2)
+    start, rig.node.session.loop.start = rig.node.session.loop.start, lambda seed=0: 1 / 0
+    assert "reset: ZeroDivisionError" in rig.reset(), "it began, and failed on the way"
+    assert not rig.node.session.active and rig.brain.told[-2:] == ["begin", ("end", None)]
+    still = rig.driver.played[-1]
+    rig.step(20)
+    assert np.array_equal(rig.driver.played[-1], still), "an activation that failed moves nothing"
+    assert rig.node.trigger_deactivate() == OK
+    assert rig.node.trigger_activate() == NO and "ZeroDivisionError" in rig.node.why
+    assert rig.brain.told[-2:] == ["begin", ("end", None)] and not rig.node.session.active
+
+    rig.node.session.loop.start = start
+    assert rig.node.trigger_activate() == OK, rig.node.why
+    rig.step(60)
+    assert rig.node.session.mode is Mode.RUN and rig.driver.speed > 0.1
+    begun, ended = rig.brain.told.count("begin"), sum(t[0] == "end" for t in rig.brain.told if t != "begin")
+    assert begun == 4 and ended >= 3
+
+
+# -- parameters -----------------------------------------------------------------------------------------------------
+def test_parameters_given_on_the_command_line_are_in_force(ros):
+    ros("--ros-args", "-p", "safety.tcp_speed:=0.11", "-p", "seed:=7")
+    rig = Rig()
+    try:
+        rig.meet()
+        assert rig.node.session.chain.profile.settings.tcp_speed == 0.11
+        assert rig.node.session.chain.profile.digest == load_profile("panda", **{**FAST, "tcp_speed": 0.11}).digest
+        assert rig.node.get_parameter("seed").value == 7
+        assert rig.node.trigger_activate() == OK, rig.node.why
+        rig.step(200)
+        body = rig.node.session.chain.governor.body
+        speed = np.linalg.norm(np.diff(body.at(np.array(rig.driver.played)).points[:, body.tcp], axis=0), axis=1)
+        assert 0.05 < speed.max() / DT <= 0.11, "of the tool"
+        loosened = rig.node.set_parameters([Parameter("safety.tcp_speed", value=1.0)])[0]
+        assert not loosened.successful and "loosened only while inactive" in loosened.reason
+        assert rig.node.trigger_deactivate() == OK
+        assert rig.node.set_parameters([Parameter("safety.tcp_speed", value=0.2)])[0].successful
+        assert rig.node.session.chain.profile.settings.tcp_speed == 0.2
+    finally:
+        rig.close()
+
+
+@pytest.mark.parametrize("value", ["-1.0", ".nan", "1", "fast"])
+def test_a_parameter_that_makes_no_sense_refuses_to_configure(ros, value):
+    ros("--ros-args", "-p", f"safety.tcp_speed:={value}")
+    rig = Rig()
+    try:
+        assert rig.node.trigger_configure() == NO
+        assert "tcp_speed" in rig.node.why and rig.node.session is None
+    finally:
+        rig.close()
+
+
+# -- ways out -------------------------------------------------------------------------------------------------------
+def test_positions_over_dds_end_at_rest(ros):
+    """Streamed a tick at a time; a deactivation at speed plays the certified stop before it returns."""
+    ros()
+    stream = {**STREAM, "topics__trajectory": {**STREAM["topics__trajectory"], "depth": 100}}
+    rig = Rig(parse(changed(**stream)))
+    try:
+        rig.meet()
+        assert rig.node.trigger_activate() == OK, rig.node.why
+        rig.step(110)
+        assert rig.driver.speed > 0.3 and rig.node.session.mode is Mode.RUN
+        left = len(rig.node.topics.output._left)
+        assert rig.node.trigger_deactivate() == OK
+        rig.until(lambda: len(rig.driver.answers) >= left, "the stop")
+        stop = np.array([m.data for m in rig.driver.answers])
+        assert np.array_equal(stop[-1], stop[-2]) or np.abs(stop[-1] - stop[-2]).max() / DT < 0.05
+    finally:
+        rig.close()
+
+
+def test_keys_come_in_and_who_drives_goes_out(rig):
+    """Over DDS: a key reaches the brain, one that is none is refused by name, and bags can tell when a human drove."""
+    keys = rig.driver.create_publisher(String, "keys", profile_of(rig.wiring.topic("keys")))
+    heard = []
+    rig.driver.create_subscription(
+        Bool, "intervention", lambda m: heard.append(m.data), profile_of(rig.wiring.topic("intervention"))
+    )
+    operator = RemoteKeys()
+    rig.brain.press = lambda text: rig.brain.pressed.append(text) or operator.press(text)
+    rig.meet()
+    rig.until(lambda: keys.get_subscription_count() and rig.driver.count_publishers("intervention"), "each other")
+    assert rig.node.trigger_activate() == OK, rig.node.why
+    rig.until(lambda: rig.step(2) or heard, "that the policy drives")
+    assert set(heard) == {False}
+    keys.publish(String(data="t"))
+    rig.until(lambda: rig.brain.pressed == ["t"], "the key")
+    rig.node.session.loop.driver = "rewind"
+    rig.until(lambda: rig.step(2) or True in heard, "that a human drives")
+    keys.publish(String(data="fire"))
+    rig.until(lambda: "keys" in rig.node.topics.refused, "the refusal")
+    assert "'fire' is no key" in rig.node.topics.refused["keys"] and operator() == "t" and operator() is None
+
+
+# -- Ctrl-C ---------------------------------------------------------------------------------------------------------
+def test_ctrl_c_ends_a_recording_as_it_should(ros, tmp_path):
+    """In the middle of a motion: the arm is left its stop, the file has its footer and replays."""
+    ros()
+    rig = Rig(recorder=Recorder(tmp_path / "r"))
+    rig.meet()
+    assert rig.node.trigger_activate() == OK, rig.node.why
+    rig.step(110)
+    assert rig.driver.speed > 0.3
+    rig.executor.remove_node(rig.node)
+    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    timer.start()
+    try:
+        run(rig.node)
+    finally:
+        timer.join()
+        for name, handler in before.items():
+            signal.signal(name, handler)
+    assert not rclpy.ok()
+    found = read(tmp_path / "r" / "episode_000000.mcap")
+    assert found.footer["success"] is None and found.footer["mode"] == "RUN" and not found.lost
+    result = reproduce(found)
+    assert not result.difference and result.reproduced >= 110
+    rig.executor.shutdown(timeout_sec=1.0)
+    rig.driver.destroy_node()
+
+
+# -- the client of an action, over DDS --------------------------------------------------------------------------------
+def test_goals_are_answered_over_dds(ros):
+    """With another action, as no wheel has FollowJointTrajectory: accepted, rejected, canceled, aborted."""
+    Fibonacci = pytest.importorskip("test_msgs.action").Fibonacci
+    from rclpy.action import ActionClient, ActionServer, GoalResponse
+
+    from real.ros2.outputs import Goals
+
+    ros()
+    node, server = Node("client"), Node("server")
+
+    class Goal(Fibonacci.Goal):
+        trajectory = None
+
+    wiring = parse(changed(topics__trajectory={"name": "go", "rate_hz": 50, "type": "action"}, lead_ticks=8))
+    accept, end, said = [True], ["abort"], []
+    made = ActionServer(
+        server, Fibonacci, "go", goal_callback=lambda goal: GoalResponse.ACCEPT if accept[0] else GoalResponse.REJECT,
+        execute_callback=lambda handle: getattr(handle, end[0])() or Fibonacci.Result(),
+    )  # fmt: skip
+    goals = Goals.__new__(Goals)
+    goals.wiring, goals.fault, goals.type, goals.every = wiring, said.append, SimpleNamespace(Goal=Goal), 5
+    goals._client, goals._number, goals._due = ActionClient(node, Fibonacci, "go"), 0, 0
+    executor = EventsExecutor()
+    executor.add_node(node)
+    executor.add_node(server)
+
+    def until(condition) -> None:
+        limit = time.monotonic() + 30.0
+        while not condition():
+            assert time.monotonic() < limit
+            executor.spin_once(timeout_sec=0.02)
+
+    try:
+        until(lambda: not goals.problems())
+        goals.send(100, np.tile(HOME, (9, 1)), 3)
+        until(lambda: said)
+        assert said[0].startswith("driver: goal 1 on 'go' was aborted")
+        accept[0] = False
+        goals.send(105, np.tile(HOME, (9, 1)), 3)
+        until(lambda: len(said) == 2)
+        assert "goal 2 on 'go' was rejected" in said[1]
+    finally:
+        goals.close()
+        made.destroy()
+        executor.shutdown(timeout_sec=1.0)
+        node.destroy_node()
+        server.destroy_node()

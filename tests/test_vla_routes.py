@@ -1,0 +1,75 @@
+"""A VLA through the command line: demonstrations with language and pictures, imitation, and every route over it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from robopolicy.cli import main
+from robopolicy.policies.vla import VLAPolicy
+from robopolicy.policy_files import load_policy
+from robopolicy.types import IMAGES, STATE, TASK
+from sim.tasks.tabletop import Tabletop
+
+pytestmark = pytest.mark.slow
+TASK_ARGS = ["task=tabletop", "task.cameras=[front]", "task.image_size=[64,64]"]
+SMALL = [
+    "policy.prefix.width=32", "policy.prefix.depth=1", "policy.prefix.vision.dims=[8,16,16]", "policy.network.width=32",
+    "policy.network.depth=1", "policy.prefix.proprioception=[tcp_x,tcp_y,tcp_z,yaw,gripper]", "policy.sampling_steps=3",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vla")
+    assert main(["demos", *TASK_ARGS, f"out={folder / 'demos'}", "episodes=5", "num_envs=5"]) == 0
+    arguments = ["algo=bc", "policy=vla", "tracker=quiet", f"dataset={folder / 'demos'}", f"run_dir={folder / 'base'}"]
+    sizes = ["loop.steps=2", "loop.batch_size=8", "horizon=4", "n_action_steps=2"]
+    assert main(["train", *arguments, *SMALL, *sizes]) == 0
+    return folder / "base"
+
+
+def test_imitation_reads_pictures_words_and_the_arm(base: Path):
+    policy = load_policy(base)
+    assert isinstance(policy, VLAPolicy)
+    assert policy.spec.observation.keys() == {STATE, TASK, IMAGES + "front"}
+    assert policy.spec.tasks == Tabletop().instructions
+    assert len(policy.encoder.columns) == 5, "cubes are seen, not told"
+
+
+def test_language_evaluation(base: Path):
+    arguments = [f"checkpoint={base}", *TASK_ARGS, "task.horizon=3", "episodes=3", "videos=0", "variants=language"]
+    assert main(["eval", *arguments]) == 0
+    found = {p.stem.removeprefix("episodes-"): pd.read_csv(p) for p in base.glob("episodes-*.csv")}
+    assert found.keys() == {"seen", "words", "places", "company", "told_wrong", "as_told"}
+    assert found["told_wrong"]["task"].tolist() == found["as_told"]["task"].tolist()
+    assert found["told_wrong"]["task"].tolist() != found["seen"]["task"].tolist()
+
+
+def test_ppo_through_the_flow(base: Path, tmp_path: Path):
+    run = tmp_path / "dppo"
+    sizes = ["num_envs=3", "loop.total_steps=12", "loop.rollout_steps=2", "algo.minibatch=6", "algo.epochs=1"]
+    tuned = ["policy.tuned_steps=2", "policy.lora_rank=2", "validation_episodes=0", "algo.critic_warmup=0"]
+    assert (
+        main(["train", "algo=dppo", "tracker=quiet", f"base={base}", f"run_dir={run}", *TASK_ARGS, *sizes, *tuned]) == 0
+    )
+    refined, before = load_policy(run), load_policy(base)
+    assert isinstance(refined, VLAPolicy) and refined.tuned_steps == 2
+    assert torch.equal(refined.network.out.weight, before.network.out.weight)
+    factors = [p for n, p in refined.tuned.named_parameters() if n.endswith(".b")]
+    assert factors and any(bool(p.any()) for p in factors), "nothing was learned"
+
+
+def test_a_residual_on_all_tasks(base: Path, tmp_path: Path):
+    run = tmp_path / "residual"
+    sizes = ["num_envs=3", "loop.total_steps=60", "loop.warmup_steps=30", "loop.batch_size=16", "validation_episodes=0",
+             "loop.eval_every=0", "loop.critic_only_updates=2"]  # fmt: skip
+    assert (
+        main(["train", "algo=residual_fast", "tracker=quiet", f"base={base}", f"run_dir={run}", *TASK_ARGS, *sizes])
+        == 0
+    )
+    refined = load_policy(run)
+    assert TASK in refined.spec.observation and isinstance(refined.base, VLAPolicy)

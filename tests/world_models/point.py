@@ -1,0 +1,101 @@
+"""A world whose dynamics are known exactly: a point that moves by its action."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.data.episodes import Episodes
+from robopolicy.types import STATE, EnvSpec, Feature, Metrics, Obs
+from tests.fakes import POINT_ACTION
+from world_models.dynamics import Dynamics, Imagined
+from world_models.imagined_env import ImaginedEnv, Starts
+from world_models.world import World
+
+FEATURES = {STATE: Feature((2,), names=("x", "y"))}
+SPEC = EnvSpec(
+    id="point", observation=FEATURES, action=POINT_ACTION, tasks=("go to the origin",), dt=0.1, horizon=6, digest="p",
+)  # fmt: skip
+
+
+class PointDynamics(Dynamics):
+    """next = state + action + `drift` · (draw > ½); doubt is |y|; beyond x = 9 is outside; x < −5 breaks down."""
+
+    def __init__(self, *, drift: float = 0.0) -> None:
+        super().__init__()
+        self.spec, self.latent_dim, self.feature_dim, self.unroll, self.drift = SPEC, 2, 2, 2, drift
+
+    def encode(self, obs: Obs) -> Tensor:
+        return obs[STATE][:, -1]
+
+    def decode(self, latent: Tensor) -> Obs:
+        return {STATE: latent.clone()}
+
+    def features(self, latent: Tensor) -> Tensor:
+        return latent
+
+    def outside(self, latent: Tensor) -> Tensor:
+        return latent[:, 0] > 9.0
+
+    def step(self, latent: Tensor, action: Tensor, *, episode: Tensor, draw: Tensor | None) -> Imagined:
+        shift = 0.0 if draw is None else self.drift * (draw > 0.5).float()[:, None]
+        after = latent + action + shift
+        return Imagined(torch.where(latent[:, :1] < -5.0, torch.nan, after), latent[:, 1].abs())
+
+    def loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
+        return batch["state"].sum() * 0.0, {}
+
+
+class NearOrigin(nn.Module):
+    """Success where |x| < 0.05 after the action and at the latent before: it has lasted two steps."""
+
+    threshold: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window = 2
+        self.register_buffer("threshold", torch.tensor(0.5))
+
+    def forward(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        now = features[:, -1, 0].abs() < 0.05
+        after = (features[:, -1, 0] + action[:, 0]).abs() < 0.05
+        return (now & after).float(), features[:, 0]
+
+
+def point_world(*, bound: float = 1.0, drift: float = 0.0) -> World:
+    world = World(SPEC, PointDynamics(drift=drift), NearOrigin())  # type: ignore[arg-type]
+    world.bound.fill_(bound)
+    return world
+
+
+def point_env(
+    starts: list[list[float]], num_envs: int, *, bound: float = 1.0, drift: float = 0.0, **kw: Any
+) -> ImaginedEnv:
+    obs = {STATE: torch.tensor(starts)[:, None].expand(-1, 2, -1)}
+    return ImaginedEnv(point_world(bound=bound, drift=drift), Starts(obs), num_envs, **kw)
+
+
+def walk(lengths: list[int], *, seed: int = 0, success: list[bool] | None = None, dims: int = 2) -> Episodes:
+    """Episodes of random steps of the point; state t+1 = state t + action t. Successful ones succeed at their end."""
+    generator = torch.Generator().manual_seed(seed)
+    total = sum(lengths)
+    action = 0.2 * torch.rand(total, 2, generator=generator) - 0.1
+    state, at = torch.zeros(total, dims), 0
+    for n in lengths:
+        state[at] = torch.rand(dims, generator=generator)
+        for t in range(1, n):
+            state[at + t, :2] = state[at + t - 1, :2] + action[at + t - 1]
+            state[at + t, 2:] = state[at + t - 1, 2:]
+        at += n
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), torch.tensor(lengths).cumsum(0)])
+    won = torch.zeros(total, dtype=torch.bool)
+    for e, good in enumerate(success or [False] * len(lengths)):
+        won[starts[e + 1] - 1] = good
+    names = ("x", "y", "p", "q")[:dims]
+    return Episodes(
+        obs={STATE: state}, action=action, reward=won.float(), terminated=won.clone(), success=won, starts=starts,
+        seeds=torch.arange(len(lengths)), observation={STATE: Feature((dims,), names=names)}, action_spec=POINT_ACTION,
+        dt=0.1, tasks=("go to the origin",),
+    )  # fmt: skip

@@ -1,0 +1,271 @@
+"""ImaginedEnv: a world model as a `VecEnv`, so that what learns in a simulator learns in imagination unchanged.
+
+It ends episodes for four reasons: success (terminated, reward 1), the horizon (truncated), doubt or a state beyond the
+data (terminated with a pessimistic value: nothing is ever bootstrapped from a state that is not believed), and numbers
+that are not finite (truncated, not valid).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from robopolicy.data.episodes import Episodes
+from robopolicy.data.lerobot import load_episodes
+from robopolicy.errors import CheckpointError, ConfigError
+from robopolicy.noise import episode_seeds, keyed_uniform
+from robopolicy.runs import read_config
+from robopolicy.schema import Count, Positive
+from robopolicy.spec import check_action_spec, check_features
+from robopolicy.storage import MANIFEST
+from robopolicy.types import EnvSpec, Obs, Step, check_action
+from world_models.assess import faults
+from world_models.world import World, find_world, load_world
+
+_START_STREAM, _DRAW_STREAM = 9101, 9102
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Windows of S real observations [S W ...] that imagined episodes begin with; the last frame is the first state."""
+
+    obs: Obs
+
+    @classmethod
+    def of(cls, episodes: Episodes, window: int, *, where: Literal["first", "any"] = "first") -> Starts:
+        """First frames of all episodes, or all frames that are not yet a success, with the frames before them."""
+        frames = episodes.starts[:-1] if where == "first" else (~episodes.success).nonzero()[:, 0]
+        return cls({k: v for k, v in episodes.history(frames, window).items() if k in episodes.observation})
+
+    def __len__(self) -> int:
+        return len(next(iter(self.obs.values())))
+
+
+class ImaginedEnv:
+    """N episodes dreamed at once.
+
+    Args:
+        world: trained and calibrated.
+        starts: where episodes begin; the seed of an episode chooses one.
+        num_envs: N. seed: names the stream of training episodes.
+        horizon: primitive steps to truncation; None: the env's own.
+        trust: times the calibrated bound on doubt; larger believes more.
+        pessimism: value of a state that is not believed, given as reward at the step that leads there.
+        sampled: phases of contact are drawn; False takes the likeliest.
+
+    Raises:
+        ConfigError: an uncalibrated world, no starts, or a pessimism that is better than the worst return.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        starts: Starts,
+        num_envs: int,
+        *,
+        seed: int = 0,
+        horizon: int | None = None,
+        trust: float = 1.0,
+        pessimism: float = 0.0,
+        sampled: bool = True,
+        digest: str = "",
+    ) -> None:
+        if num_envs < 1:
+            raise ConfigError(f"num_envs must be at least 1, found {num_envs}")
+        if not bool(torch.isfinite(world.bound)) or not bool(torch.isfinite(world.success.threshold)):
+            raise ConfigError("world.model: is not calibrated, its bound or threshold is missing. Train it to its end.")
+        if not len(starts):
+            raise ConfigError("world.starts: holds no frame to start from")
+        if pessimism > 0.0:
+            raise ConfigError(
+                f"world.pessimism: expected at most 0, the return of an episode that fails, found {pessimism}: doubt "
+                "would pay"
+            )
+        self.world, self.starts, self.num_envs = world.eval(), starts, num_envs
+        self.device = torch.device("cpu")
+        self.trust, self.pessimism, self.sampled = trust, pessimism, sampled
+        self.spec: EnvSpec = replace(
+            world.spec, id=f"imagined {world.spec.id}", horizon=horizon or world.spec.horizon,
+            digest=digest or world.spec.digest, joint_access=False, resumable=True,
+        )  # fmt: skip
+        self._low, self._high = torch.tensor([self.spec.action.low, self.spec.action.high])
+        self._seed, self._handed = seed, 0
+        self._given = torch.zeros(0, dtype=torch.int64)
+        self.episode_seed = torch.zeros(num_envs, dtype=torch.int64)
+        self._t = torch.zeros(num_envs, dtype=torch.int64)
+        self._window = torch.zeros(num_envs, world.success.window, world.dynamics.latent_dim)  # newest last
+        self._episode = torch.zeros(num_envs)  # uniform number of the episode
+        self.reset()
+
+    # -- VecEnv ------------------------------------------------------------------------------------------------------
+    def reset(self, seeds: Tensor | None = None) -> Obs:
+        if seeds is not None and (seeds.ndim != 1 or len(seeds) < self.num_envs):
+            raise ConfigError(f"reset: seeds must be [M] with M >= {self.num_envs}, found {tuple(seeds.shape)}")
+        self._given = torch.zeros(0, dtype=torch.int64) if seeds is None else seeds.to(torch.int64).cpu().clone()
+        self._begin(torch.arange(self.num_envs))
+        return self.observe()
+
+    @torch.no_grad()
+    def step(self, action: Tensor) -> Step:
+        check_action(action, self.spec, self.num_envs)
+        executed = torch.clamp(action.detach().float().cpu(), self._low, self._high)
+        dynamics, latent = self.world.dynamics, self._window[:, -1]
+        draw = keyed_uniform(self.episode_seed, self._t, (1,), stream=_DRAW_STREAM)[:, 0]
+        imagined = dynamics.step(latent, executed, episode=self._episode, draw=draw if self.sampled else None)
+        score = _by_blocks(self.world.score, self._window, executed)
+        bad = ~(torch.isfinite(imagined.latent).all(1) & torch.isfinite(imagined.doubt) & torch.isfinite(score))
+        after = torch.where(bad[:, None], latent, imagined.latent)
+        doubted = ((imagined.doubt > self.trust * self.world.bound) | dynamics.outside(after)) & ~bad
+        success = (score > self.world.success.threshold) & ~bad & ~doubted
+        self._t += 1
+        terminated = success | doubted
+        truncated = ((self._t >= self.spec.horizon) & ~terminated) | bad
+        self._window = torch.cat([self._window[:, 1:], after[:, None]], dim=1)
+        next_obs = self.observe()
+        obs, ended = next_obs, terminated | truncated
+        if bool(ended.any()):
+            self._begin(ended.nonzero()[:, 0])
+            obs = self.observe()
+        return Step(
+            obs=obs,
+            next_obs=next_obs,
+            executed=executed,
+            steps=torch.ones(self.num_envs, dtype=torch.int64),
+            reward=success.float() + self.pessimism * doubted.float(),
+            terminated=terminated,
+            truncated=truncated,
+            success=success,
+            valid=~bad,
+            info={"doubt": torch.where(bad, 0.0, imagined.doubt), "doubted": doubted, "diverged": bad},
+        )
+
+    def observe(self) -> Obs:
+        """The observation to act on now, e.g. after `load_state_dict`."""
+        return self.world.dynamics.decode(self._window[:, -1])
+
+    # -- Stateful ----------------------------------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "window": self._window.clone(), "t": self._t.clone(), "episode_seed": self.episode_seed.clone(),
+            "given": self._given.clone(), "handed": self._handed, "seed": self._seed, "digest": self.spec.digest,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["digest"] != self.spec.digest or state["window"].shape != self._window.shape:
+            raise CheckpointError(
+                f"{self.spec.id}: the saved state is of world {state['digest']} with {len(state['t'])} envs; this one "
+                f"is {self.spec.digest} with {self.num_envs}. Resume with the world model it was saved under."
+            )
+        self._window, self._t, self._given = (state[k].clone() for k in ("window", "t", "given"))
+        self.episode_seed = state["episode_seed"].clone()
+        self._handed, self._seed = int(state["handed"]), int(state["seed"])
+        self._episode = _unit(self.episode_seed)[:, 1]
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+    def _begin(self, rows: Tensor) -> None:
+        """Start the next episodes in the queue in `rows` [M]."""
+        seeds, self._given = self._given[: len(rows)], self._given[len(rows) :]
+        if missing := len(rows) - len(seeds):
+            seeds = torch.cat([seeds, episode_seeds("train", self._seed, missing, start=self._handed)])
+            self._handed += missing
+        unit = _unit(seeds)
+        chosen = (unit[:, 0].double() * len(self.starts)).long()
+        window = torch.stack(
+            [self.world.dynamics.encode({k: v[chosen, i : i + 1] for k, v in self.starts.obs.items()})
+             for i in range(self._window.shape[1])], dim=1,
+        )  # fmt: skip
+        self.episode_seed = self.episode_seed.clone()  # steps handed out before keep the seeds they were made with
+        self.episode_seed[rows] = seeds
+        self._episode[rows] = unit[:, 1]
+        self._window[rows] = window
+        self._t[rows] = 0
+
+
+def make(
+    model: Path | None = None,
+    *,
+    num_envs: Count,
+    seed: int = 0,
+    which: Literal["latest", "best"] = "latest",
+    starts: Path | None = None,
+    start_at: Literal["first", "any"] = "first",
+    horizon: Count | None = None,
+    trust: Positive = 1.0,
+    pessimism: float = 0.0,
+    sampled: bool = True,
+    even_if_bad: bool = False,
+) -> ImaginedEnv:
+    """The env imagined by a trained world model.
+
+    Args:
+        model: run directory of `train algo=world_model`. which: its newest or best checkpoint.
+        starts: dataset whose states episodes begin in; None: those that the model was trained on.
+        start_at: "first" frames of its episodes, or "any" that are not yet a success.
+        even_if_bad: also one whose open-loop error is worse than that of copying the last state.
+        horizon, trust, pessimism, sampled: see ImaginedEnv.
+
+    Raises:
+        ConfigError: no model or starts named, a model that predicts worse than no model.
+        CheckpointError: not a whole and trained model. SpecError, DataError: starts that do not fit it.
+    """
+    if model is None:
+        raise ConfigError("world.model: needs a value. Add world.model=<run directory of train algo=world_model>")
+    world = load_world(model, which=which)
+    bad = faults(world.report)
+    if bad and not even_if_bad:
+        raise ConfigError(
+            f"world.model={model}: on held-out episodes it is not fit to learn in:\n  - " + "\n  - ".join(bad)
+            + "\nTrain it longer or on more data; to look at it nevertheless: world.even_if_bad=true."
+        )  # fmt: skip
+    paths = [starts] if starts is not None else _trained_on(Path(model))
+    parts = [Starts.of(_fitting(p, world), world.success.window, where=start_at).obs for p in paths]
+    together = Starts({k: torch.cat([p[k] for p in parts]) for k in parts[0]})
+    text = (find_world(model, which=which) / MANIFEST).read_bytes()
+    text += repr((start_at, horizon, trust, pessimism, sampled)).encode() + _bytes(together)
+    return ImaginedEnv(
+        world, together, num_envs, seed=seed, horizon=horizon, trust=trust, pessimism=pessimism, sampled=sampled,
+        digest=hashlib.sha256(text).hexdigest()[:16],
+    )  # fmt: skip
+
+
+def _trained_on(model: Path) -> list[Path]:
+    run = next((p for p in (model, *model.resolve().parents) if (p / "config.yaml").is_file()), None)
+    config = (read_config(run) if run is not None else None) or {}
+    named = [config.get("dataset"), *((config.get("loop") or {}).get("data") or {}).values()]
+    if not (paths := [Path(p) for p in named if p]):
+        raise ConfigError(f"world.starts: {model} does not say what it was trained on. Add world.starts=<dataset>.")
+    return paths
+
+
+def _fitting(path: Path, world: World) -> Episodes:
+    episodes = load_episodes(path, needed=world.spec.observation)
+    said = {"needs": "the world model", "offers": str(path)}
+    problems = check_features(world.spec.observation, episodes.observation, **said)
+    problems += check_action_spec(world.spec.action, episodes.action_spec, **said)
+    if abs(world.spec.dt - episodes.dt) > 1e-6:
+        problems.append(f"dt: the world model steps {world.spec.dt} s, {path} has a frame every {episodes.dt} s")
+    if problems:
+        raise ConfigError("world.starts does not fit the world model:\n  - " + "\n  - ".join(problems))
+    return episodes
+
+
+def _unit(seeds: Tensor) -> Tensor:
+    """[M 2] uniform numbers of episodes: which start, which member."""
+    return keyed_uniform(seeds, torch.zeros_like(seeds), (2,), stream=_START_STREAM)
+
+
+def _by_blocks(function: Any, *inputs: Tensor, block: int = 64) -> Tensor:
+    """`function` of [N ...] inputs in blocks of equal size: a row's result does not depend on how many there are."""
+    rows = len(inputs[0])
+    short = -rows % block
+    padded = [torch.cat([x, x[:1].expand(short, *x.shape[1:])]).split(block) for x in inputs]
+    return torch.cat([function(*part) for part in zip(*padded, strict=True)])[:rows]
+
+
+def _bytes(starts: Starts) -> bytes:
+    return b"".join(v.contiguous().numpy().tobytes() for _, v in sorted(starts.obs.items()))

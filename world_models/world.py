@@ -1,0 +1,144 @@
+"""A world: dynamics, what success is, and the bound up to which both are believed. One directory on disk.
+
+model/    world.json (the config nodes that rebuild it) · spec.json · report.json · model.safetensors · manifest.json
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.build import build
+from robopolicy.errors import CheckpointError, ConfigError
+from robopolicy.evaluate.provenance import version
+from robopolicy.schema import plain
+from robopolicy.storage import load_weights, read_json, read_tensors, verify, write_manifest, write_tensors
+from robopolicy.types import ActionSpec, EnvSpec, Feature, Metrics
+from world_models.dynamics import Dynamics
+from world_models.success import SuccessClassifier
+
+FORMAT = 1
+FOLDER = "model"
+
+
+class World(nn.Module):
+    """What is learned of an environment. `report` says how well; it is empty until the training has ended.
+
+    Args:
+        spec: the env that is modelled, as its data describes it.
+        nodes: {"world_model": …, "success": …}, from which `load_world` rebuilds it.
+    """
+
+    bound: Tensor
+    folder = FOLDER
+
+    def __init__(
+        self, spec: EnvSpec, dynamics: Dynamics, success: SuccessClassifier, *, nodes: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__()
+        self.spec, self.dynamics, self.success = spec, dynamics, success
+        self.nodes = nodes
+        self.report: dict[str, Any] = {}
+        self.register_buffer("bound", torch.tensor(torch.nan))  # on `Imagined.doubt`; NaN until calibrated
+
+    def score(self, latents: Tensor, action: Tensor) -> Tensor:
+        """[B] of windows of latents [B W C] and the action [B Da] taken at the last of them."""
+        score: Tensor = self.success(self.dynamics.features(latents), action)[0]
+        return score
+
+    def loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
+        """Both losses, which share no weights, so one optimiser serves both."""
+        loss, metrics = self.dynamics.loss(batch)
+        features = self.dynamics.features(batch["window"])
+        other, more = self.success.loss(features, batch["window_action"], batch["label"])
+        return loss + other, {**metrics, **more}
+
+    def write(self, folder: Path) -> None:
+        """Fill an empty folder."""
+        if self.nodes is None:
+            raise CheckpointError("this World does not know the config nodes that rebuild it; build it by `make_world`")
+        meta = {"format": FORMAT, "robopolicy": version(), "nodes": plain(self.nodes)}
+        for name, data in (("world", meta), ("spec", asdict(self.spec)), ("report", self.report)):
+            (folder / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        write_tensors(self.state_dict(), folder / "model.safetensors")
+        write_manifest(folder)
+
+
+def make_world(spec: EnvSpec, nodes: dict[str, Any]) -> World:
+    """Build an untrained world.
+
+    Raises:
+        ConfigError: a node is of something else.
+    """
+    dynamics = build(nodes["world_model"], "world_model", spec=spec)
+    if not isinstance(dynamics, Dynamics):
+        raise ConfigError(f"world_model: built a {type(dynamics).__name__}, expected a world_models.dynamics.Dynamics")
+    success = build(nodes["success"], "success", feature_dim=dynamics.feature_dim, action=spec.action)
+    return World(spec, dynamics, success, nodes=nodes)
+
+
+def find_world(path: Path | str, *, which: Literal["latest", "best"] = "latest") -> Path:
+    """The model directory that a run directory, checkpoint or model directory stands for."""
+    path = Path(path)
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: no such directory; expected a run directory of `train algo=world_model`")
+    if (path / "checkpoints").is_dir():
+        pointer = path / "checkpoints" / which
+        if not pointer.is_file():
+            raise CheckpointError(f"{path}: its training has not written a {which!r} checkpoint yet")
+        path = path / "checkpoints" / pointer.read_text(encoding="utf-8").strip()
+    path = path / FOLDER if (path / FOLDER).is_dir() else path
+    if not (path / "world.json").is_file():
+        kind = "a policy lies there" if (path / "policy").is_dir() or (path / "policy.json").is_file() else "it is not"
+        raise CheckpointError(f"{path}: expected a world model (world.json), {kind}. Train one: train algo=world_model")
+    return path
+
+
+def load_world(path: Path | str, *, which: Literal["latest", "best"] = "latest") -> World:
+    """Rebuild a trained world and load its weights strictly.
+
+    Raises:
+        CheckpointError: missing, damaged, of a newer format, not trained to its end, weights that are not finite.
+    """
+    folder = find_world(path, which=which)
+    verify(folder)
+    meta = read_json(folder / "world.json")
+    if meta.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{folder}: format {meta.get('format')!r}, this robopolicy reads {FORMAT}. Train it again, or use the "
+            f"version that wrote it ({meta.get('robopolicy')})."
+        )
+    report = read_json(folder / "report.json")
+    if not report:
+        raise CheckpointError(
+            f"{folder}: its training has not ended, so nothing says how far it can be believed. Repeat the command "
+            "that began it: it goes on."
+        )
+    try:
+        world = make_world(_spec(read_json(folder / "spec.json")), meta["nodes"])
+    except ConfigError as error:
+        raise CheckpointError(f"{folder}: world.json does not describe a world of this robopolicy: {error}") from error
+    load_weights(world, read_tensors(folder / "model.safetensors"), where=str(folder))
+    world.report = report
+    return world.eval()
+
+
+def _spec(data: dict[str, Any]) -> EnvSpec:
+    """Inverse of `asdict`: lists are tuples again."""
+    known = {f.name for f in fields(EnvSpec)}
+    if set(data) != known:
+        raise CheckpointError(
+            f"spec.json: missing fields {sorted(known - set(data))}, unknown fields {sorted(set(data) - known)}"
+        )
+    observation = {
+        k: Feature(tuple(f["shape"]), f["dtype"], None if f["names"] is None else tuple(f["names"]))
+        for k, f in data["observation"].items()
+    }
+    parts: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data["action"].items()}
+    action = ActionSpec(**parts)
+    return EnvSpec(**{**data, "observation": observation, "action": action, "tasks": tuple(data["tasks"])})
