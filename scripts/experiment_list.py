@@ -88,6 +88,7 @@ PICK_ACT = Base(
         "--steps=5000",
     ),
 )
+LIMITED = "task.joint_filter={_target_: real.joint_filter.SafetyFilter, dt: 0.05, profile: {_target_: real.safety.load_profile, robot: panda, tcp_speed: 1.0}}"  # noqa: E501
 CURVE = ("loop.eval_every=50000", *WATCH)
 SOLVED = "loop.stop_success=1"
 ABLATION = {  # one change each of algo=dppo
@@ -225,6 +226,9 @@ EXPERIMENTS = {
         extra=("mean",),
     ),
     "lerobot_base_residual": Experiment((Setting(PICK_ACT, {"refined": ("algo=residual_fast",)}),)),
+    "trained_under_limits": Experiment(
+        (Setting(PICK, {"free": ("algo=residual_fast",), "limited": ("algo=residual_fast", LIMITED)}),)
+    ),
     "pick_dppo": Experiment((Setting(PICK, {"refined": ("algo=dppo", SOLVED)}),), seeds=(0, 1, 2, 3, 4)),
     "peg_dppo": Experiment((Setting(PEG, {"refined": ("algo=dppo", "loop.total_steps=3000000", SOLVED)}),)),
     "native_suite_dppo": Experiment(
