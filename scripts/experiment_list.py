@@ -246,13 +246,22 @@ EXPERIMENTS = {
             Setting(
                 PICK_FLOW,
                 {
-                    f"k{k}": (
+                    "k4": (
                         "algo=dppo",
-                        f"policy.sampling={{sampling_steps: {k}}}",
-                        f"policy.tuned_steps={k}",
+                        "policy.sampling={sampling_steps: 4, noise_level: 0.7}",
+                        "policy.tuned_steps=4",
+                        "algo.actor_lr=4e-4",
                         SOLVED,
-                    )
-                    for k in (4, 1)
+                    ),
+                    "k1": (
+                        "algo=dppo",
+                        "policy.sampling={sampling_steps: 1}",
+                        "policy.tuned_steps=1",
+                        "algo.noise.floor=0.15",
+                        "algo.minibatch=350",
+                        "algo.actor_lr=1e-4",
+                        SOLVED,
+                    ),
                 },
             ),
         )
