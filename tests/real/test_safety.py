@@ -178,6 +178,20 @@ def explode(*_):
     raise Broken("no solver today")
 
 
+def test_a_governor_that_starts_again_is_like_a_new_one():
+    """Commands and the reasons that are named: nothing is left of what it did before."""
+    profile = load_profile("panda", workspace=Box((0.4, -0.05, 0.1), (0.6, 0.05, 0.3)))
+    used, new = ready(profile), ready(profile)
+    target = home(profile) + np.array([0.5, 0.3, 0, 0, 0, 0, 0])
+    for _ in range(120):
+        used.filter(target[None])
+    assert used.search.near and used.search.first
+    used.reset(home(profile)[None])
+    for k in range(120):
+        a, b = (governor.filter(target[None] * (1 + 1e-3 * k)) for governor in (used, new))
+        assert np.array_equal(a.command, b.command) and np.array_equal(a.reasons, b.reasons)
+
+
 @pytest.mark.parametrize("kind", ["exception", "limit raises", "late", "not a number", "lies"])
 def test_trouble_inside_brakes_within_the_tick(kind):
     """Injected after a run-up: the next command is the stored stop's."""
