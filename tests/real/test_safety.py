@@ -179,17 +179,16 @@ def explode(*_):
 
 
 def test_a_governor_that_starts_again_is_like_a_new_one():
-    """Commands and the reasons that are named: nothing is left of what it did before."""
+    """Nothing is left of what it did before, or a recording that begins there could not be reproduced."""
     profile = load_profile("panda", workspace=Box((0.4, -0.05, 0.1), (0.6, 0.05, 0.3)))
     used, new = ready(profile), ready(profile)
-    target = home(profile) + np.array([0.5, 0.3, 0, 0, 0, 0, 0])
     for _ in range(120):
-        used.filter(target[None])
+        used.filter(home(profile)[None] + np.array([0.5, 0.3, 0, 0, 0, 0, 0]))
     assert used.search.near and used.search.first
     used.reset(home(profile)[None])
-    for k in range(120):
-        a, b = (governor.filter(target[None] * (1 + 1e-3 * k)) for governor in (used, new))
-        assert np.array_equal(a.command, b.command) and np.array_equal(a.reasons, b.reasons)
+    for name, value in new.state_dict().items():
+        if name not in ("last", "stop"):  # of which nothing is read before it is written
+            assert np.array_equal(used.state_dict()[name], value), name
 
 
 @pytest.mark.parametrize("kind", ["exception", "limit raises", "late", "not a number", "lies"])
