@@ -73,3 +73,6 @@ def test_a_residual_on_all_tasks(base: Path, tmp_path: Path):
     )
     refined = load_policy(run)
     assert TASK in refined.spec.observation and isinstance(refined.base, VLAPolicy)
+    evaluation = ["task.horizon=3", "episodes=3", "videos=0", "variants=language"]
+    assert main(["eval", f"checkpoint={run}", *TASK_ARGS, *evaluation]) == 0
+    assert (run / "episodes-words.csv").is_file(), "sentences that the residual has no number for"
