@@ -284,7 +284,9 @@ class Reader(PointPolicy):
 def two_tasks(kind):
     """A residual that has learned to go ±0.5 on the tasks left and right, on a base of `kind` that stands still."""
     base = kind(gain=0.0)
-    spec = replace(base.spec, observation={**base.spec.observation, TASK: Feature((), "int64")}, tasks=("left", "right"))
+    spec = replace(
+        base.spec, observation={**base.spec.observation, TASK: Feature((), "int64")}, tasks=("left", "right")
+    )
     base.spec = spec
     normalizer = Normalizer.from_limits(spec.observation, spec.action)
     policy = ResidualPolicy(spec, normalizer, base, hidden=(), scale=0.5)
