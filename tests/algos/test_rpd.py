@@ -17,6 +17,7 @@ from robopolicy.networks.mlp import MLP
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import Policy
 from robopolicy.policies.gaussian import GaussianPolicy
+from robopolicy.policies.residual import ResidualPolicy
 from robopolicy.types import STATE, Feature
 from robopolicy.wrappers import wrap_for
 from tests.algos.test_dppo import make as dppo
@@ -77,7 +78,7 @@ def first_batch(algo: RPD, env: PointEnv | None = None) -> Any:
     seen: list[Any] = []
     original = algo.update
     algo.update = lambda batch, progress: (seen.append(batch), original(batch, progress=progress))[1]
-    train(algo, env)
+    algo.rows = train(algo, env).rows
     return seen[0]
 
 
@@ -87,7 +88,7 @@ def test_the_teacher_is_asked_once_a_chunk_in_what_it_alone_reads():
     env = wrap_for(algo.policy, SecretPoint(8), teacher=guide)
     assert env.spec.history == 2, "the teacher reads two frames"
     batch = first_batch(algo, SecretPoint(8))
-    assert guide.calls == 3 * 8 * 6, "three rollouts, eight envs, a chunk planned at 0, 3, 6, 9, 12 and the cut"
+    assert guide.calls == sum(row["train/chunks"] for _, row in algo.rows) > 0, "whatever the number of epochs"
     state = batch.chunks.cond[:, :2] * 0.3  # the student's encoder passes the normalised state on
     want = (-10.0 * state).clamp(-0.1, 0.1) / 0.1  # what the env would have made of it
     torch.testing.assert_close(batch.target, want[:, None].expand(-1, 3, 2), atol=1e-4, rtol=0.0)
@@ -139,6 +140,20 @@ def test_a_teacher_of_other_actions_is_refused():
         make(other)
     with pytest.raises(SpecError, match=r"policy and environment do not fit(.|\n)*secret"):
         wrap_for(student(), PointEnv(2), teacher=Guide())
+
+
+def test_a_refined_teacher_brings_its_base_along():
+    base = PointPolicy(gain=4.0)
+    refined = ResidualPolicy(base.spec, student().normalizer, base, hidden=(8,))
+    algo = make(refined)
+    batch = first_batch(algo)
+    assert batch.target.shape[1:] == (1, 2), "a residual looks one step ahead"
+    first = batch.chunks.cond[:, 3] < -0.9  # episode step 0: base and student plan at the same moment
+    want = (-batch.chunks.cond[first, :2] * 0.3).clamp(-0.1, 0.1) / 0.1
+    assert bool(first.any())
+    torch.testing.assert_close(batch.target[first, 0], want, atol=1e-4, rtol=0.0)
+    with pytest.raises(SpecError, match="both have a policy underneath"):
+        wrap_for(refined, PointEnv(2), teacher=refined)
 
 
 def test_resume_is_bit_for_bit_and_with_the_same_teacher_only():
