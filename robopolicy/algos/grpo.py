@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algos.dppo import DPPO, ChainOptions
-from robopolicy.algos.learner import ActorOptions, Learner
+from robopolicy.algos.learner import Learner, Options
 from robopolicy.algos.returns import chunk_weight, executed_steps, group_advantage
 from robopolicy.algos.value import Scores
 from robopolicy.data.rollout import Rollout
@@ -41,7 +41,7 @@ class GRPO(DPPO):
         self.groups = Groups(group_size)
         super().__init__(policy, **options)
 
-    def _learner(self, parameters: list[nn.Parameter], **options: Unpack[ActorOptions]) -> Learner:
+    def _learner(self, parameters: list[nn.Parameter], **options: Unpack[Options]) -> Learner:
         return Learner(parameters, self.policy.cond_dim, judge=self.groups, **options)
 
 
