@@ -183,5 +183,4 @@ def test_a_student_passes_its_slow_teacher_and_what_it_learns_alone():
     for algo in (held, alone):
         train(algo, PointEnv(64), total_steps=64 * 24 * 12, rollout_steps=24)
     taught, slow, single = success(held.policy), success(teacher), success(alone.policy)
-    print(taught, slow, single)
     assert taught > slow + 0.2 and taught > single + 0.2, (taught, slow, single)
