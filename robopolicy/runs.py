@@ -161,8 +161,12 @@ def _scheduled(config: Mapping[str, Any]) -> list[str]:
     known, _ = parameters(target, algo)
     asks = "steps" in known  # supplied by the loop's number of steps
     if "progress" in inspect.signature(getattr(target, "update", lambda: None)).parameters:
-        constant = "lr_schedule" in known and algo.get("lr_schedule", "constant") == "constant"
-        asks |= not constant or bool(algo.get("progressive"))
+        kinds = [
+            algo.get(k, p.default if isinstance(p.default, str) else "constant")
+            for k, p in known.items()
+            if k.endswith("_schedule")
+        ]
+        asks |= not kinds or any(kind != "constant" for kind in kinds) or bool(algo.get("progressive"))
     return [f"loop.{name}" for name in _MAY_GROW if name in loop] if asks else []
 
 

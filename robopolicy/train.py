@@ -20,7 +20,7 @@ from robopolicy.build import build, build_policy, resolve
 from robopolicy.checkpoint import Checkpointer, load_policy
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.lerobot import load_episodes
-from robopolicy.errors import CheckpointError, ConfigError, SpecError
+from robopolicy.errors import CheckpointError, ConfigError, SpecError, closest
 from robopolicy.evaluate.rollout import evaluate
 from robopolicy.noise import episode_seeds
 from robopolicy.normalize import Normalizer
@@ -32,7 +32,7 @@ from robopolicy.spec import PolicySpec, changes, check_action_spec, check_featur
 from robopolicy.storage import load_weights, read_tensors, write_text
 from robopolicy.tracking import Tracker
 from robopolicy.types import BASE_ACTION, IMAGES, TASK, EnvSpec, Metrics, VecEnv
-from robopolicy.wrappers import wrap_for
+from robopolicy.wrappers import GroupedEnv, wrap_for
 
 _EVAL_ENVS = 100  # envs that validation episodes are run in; outcomes do not depend on it
 
@@ -50,11 +50,13 @@ def train(
     dataset: Path | None = None,
     incomplete: bool = False,
     base: Path | None = None,
+    teacher: Path | None = None,
     n_obs_steps: Count = 1,
     horizon: Count = 8,
     n_action_steps: Count = 4,
     cameras: tuple[str, ...] | None = None,
     num_envs: Count = 32,
+    group_size: Count | None = None,
     validation_episodes: Natural = 200,
     keep_checkpoints: Count = 2,
     seed: int = 0,
@@ -70,7 +72,9 @@ def train(
         dataset: demonstrations (LeRobotDataset v3).
         incomplete: a dataset whose recording was interrupted will do.
         base: directory of the policy underneath, or "hold" for the one that stands still: learning from scratch.
+        teacher: directory of a policy to learn from beside the env; any that fits it.
         n_obs_steps, horizon, n_action_steps: To, H, Ta of a policy without a base.
+        group_size: envs that start in the same state, see GroupedEnv; None: each in one of its own.
 
     Returns:
         What the loop returns.
@@ -86,7 +90,7 @@ def train(
     torch.manual_seed(seed)
     settings = Settings(
         run_dir, policy, loop, algo, task, dataset, incomplete, base, (n_obs_steps, horizon, n_action_steps), cameras,
-        num_envs, validation_episodes, seed, torch.device(device), world, world_model,
+        num_envs, validation_episodes, seed, torch.device(device), world, world_model, group_size, teacher,
     )  # fmt: skip
     checkpointer = Checkpointer(run_dir, keep=keep_checkpoints)
     parts = Parts(settings, checkpointer)
@@ -124,13 +128,16 @@ class Settings:
     device: torch.device
     world: dict[str, Any] | None
     world_node: dict[str, Any] | None
+    group_size: int | None
+    teacher: Path | None
 
 
 class Parts:
     """What loops, algorithms and policies may ask for, by the name of a parameter; each is made on first use."""
 
-    NAMES = ("algo", "base", "checkpointer", "dataset", "demos", "device", "env", "episodes", "evaluate", "incomplete",
-             "normalizer", "policy", "seed", "spec", "steps", "stop", "world_model")  # fmt: skip
+    NAMES = ("algo", "base", "checkpointer", "dataset", "demos", "device", "env", "episodes", "evaluate", "group_size",
+             "incomplete", "normalizer", "policy", "seed", "spec", "steps", "stop", "teacher",
+             "world_model")  # fmt: skip
 
     def __init__(self, settings: Settings, checkpointer: Checkpointer) -> None:
         self.settings, self.checkpointer = settings, checkpointer
@@ -175,7 +182,15 @@ class Parts:
     @cached_property
     def env(self) -> VecEnv:
         """Training envs in the pipeline of the policy: history, and the base's action where there is a base."""
-        return wrap_for(self.policy, self.raw_env)
+        size = self.settings.group_size
+        env = GroupedEnv(self.raw_env, size, seed=self.seed) if size else self.raw_env
+        return wrap_for(self.policy, env, teacher=self.teacher if self.settings.teacher else None)
+
+    @property
+    def group_size(self) -> int:
+        if self.settings.group_size is None:
+            raise ConfigError("group_size: is needed by this algo: how many envs start in the same state, e.g. 8")
+        return self.settings.group_size
 
     @cached_property
     def evaluate(self) -> Callable[[Policy, int], Metrics] | None:
@@ -257,6 +272,14 @@ class Parts:
             return load_policy(path, device=self.device, env=self.env_spec)
 
     @cached_property
+    def teacher(self) -> Policy:
+        given = self.settings.teacher
+        if given is None:
+            raise ConfigError("teacher: is needed by this algo. Give teacher=<run directory> of a trained policy.")
+        with self._blamed("teacher", given):
+            return load_policy(given, device=self.device, env=self.env_spec)
+
+    @cached_property
     def spec(self) -> PolicySpec:
         """What the policy shall read and command: as its base does, or else as the dataset has it."""
         s = self.settings
@@ -268,6 +291,12 @@ class Parts:
     def _offered_spec(self, source: Episodes | EnvSpec) -> PolicySpec:
         """All that a dataset or an env has to offer."""
         observation = {k: v for k, v in source.observation.items() if k != TASK or len(source.tasks) > 1}
+        if self.settings.cameras is not None:
+            chosen = {IMAGES + name for name in self.settings.cameras}
+            offered = [k.removeprefix(IMAGES) for k in observation if k.startswith(IMAGES)]
+            if strange := sorted(set(self.settings.cameras) - set(offered)):
+                raise ConfigError(f"cameras: there is no {strange[0]!r}. {closest(strange[0], offered)}")
+            observation = {k: v for k, v in observation.items() if not k.startswith(IMAGES) or k in chosen}
         action = source.action_spec if isinstance(source, Episodes) else source.action
         to, h, ta = self.settings.steps
         return PolicySpec(observation, action, source.dt, to, h, ta, source.tasks)

@@ -13,6 +13,7 @@ from robopolicy.data.demos import Recording, record_demos
 from robopolicy.errors import ConfigError, DataError
 from robopolicy.evaluate import compare as comparing
 from robopolicy.evaluate import rollout, video
+from robopolicy.evaluate.forgetting import forgetting, frame, table
 from robopolicy.evaluate.provenance import version
 from robopolicy.evaluate.report import write_report
 from robopolicy.evaluate.rows import Rows
@@ -24,6 +25,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.policy_files import is_ours, policy_digest
 from robopolicy.runs import CONFIG, read_config
 from robopolicy.schema import Count, Device, Fraction, Natural, Node, Positive
+from robopolicy.storage import write_text
 from robopolicy.tracking import Tracker
 from robopolicy.types import VecEnv
 
@@ -137,6 +139,8 @@ def compare(
 ) -> comparing.Comparison:
     """Both checkpoints on the same episodes; rows of both, films and comparison.json go to `out`.
 
+    Of several instructions also tasks.csv: what each gained or lost, so that forgetting shows.
+
     Raises:
         ConfigError: `names` are not two different ones.
     """
@@ -157,6 +161,10 @@ def compare(
     mark = label(checkpoint=place_b.checkpoint, **how)
     result.save(place_b.out / f"{_joined('comparison', mark)}.json")
     print(result.text())
+    if len(changes := forgetting(rows_a, rows_b)) > 1:
+        text = frame(changes).to_csv(index=False, lineterminator="\n")
+        write_text(place_b.out / f"{_joined('tasks', mark)}.csv", text)
+        print(f"\nby instruction, {called[0]} before and {called[1]} after:\n{table(changes)}")
     if videos:
         _filming(lambda: video.film_pairs(
             (first, rows_a), (second, rows_b), env, place_b.out / "videos" / _joined("pairs", mark), names=called,

@@ -1,6 +1,7 @@
 """Env wrappers that turn training difficulties into observations; two pipelines and only these.
 
 Per-step learners:  BaseActionEnv(HistoryEnv(env), base)      Chunk learners:  ChunkedEnv(HistoryEnv(env))
+Under either, GroupedEnv(env) lets envs start alike.
 
 They live beside the executor rather than in `sim`, because imagination and the real arm wear them too.
 """
@@ -13,11 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.errors import SpecError
+from robopolicy.errors import ConfigError, SpecError
 from robopolicy.execute import ChunkExecutor
+from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import Policy
 from robopolicy.spec import check_fits
 from robopolicy.types import BASE_ACTION, TASK, Feature, Obs, Stateful, Step, VecEnv
+
+_PLACE = 48  # bit of an episode seed at which the place in a group begins; seeds themselves lie below
 
 
 class Wrapper:
@@ -83,6 +87,80 @@ class HistoryEnv(Wrapper):
         self.frames = dict(state["frames"])
 
 
+class GroupedEnv(Wrapper):
+    """Starts each `size` neighbouring envs in the same state, all together, every `horizon` steps.
+
+    For algorithms that compare episodes of the same start. An env whose episode is over earlier waits: its steps have
+    no length and are not valid, until they end, truncated, where all envs start anew. What it simulates meanwhile
+    nobody sees. Within a group the reported `episode_seed` differs in its highest bits, or envs would draw the same
+    noise and do the same; the state they start in comes from what lies below these bits.
+
+    Args:
+        size: envs of a group. seed: names the stream of training episodes.
+
+    Raises:
+        ConfigError: the envs do not make up whole groups of at least two.
+    """
+
+    def __init__(self, env: VecEnv, size: int, *, seed: int = 0) -> None:
+        if env.spec.history or env.spec.chunk:
+            raise SpecError(f"{env.spec.id}: GroupedEnv goes directly on an env that emits single frames")
+        if size < 2 or env.num_envs % size:
+            raise ConfigError(
+                f"group_size={size}: num_envs={env.num_envs} envs do not make up whole groups of two or more. Set "
+                "num_envs to a multiple of it."
+            )
+        super().__init__(env)
+        self.size, self.seed = size, seed
+        self.place = (torch.arange(env.num_envs, device=env.device) % size) << _PLACE
+        self.start = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)  # seed of the common start
+        self.waits = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
+        self.handed, self.clock = 0, 0  # starts handed out, and steps since the newest
+
+    @property
+    def episode_seed(self) -> Tensor:
+        return self.start + self.place
+
+    def reset(self, seeds: Tensor | None = None) -> Obs:
+        """Start anew everywhere. seeds: [≥ N/size], one for each group; None: the training stream."""
+        groups = self.num_envs // self.size
+        if seeds is None:
+            seeds = episode_seeds("train", self.seed, groups, start=self.handed)
+            self.handed += groups
+        self.start = seeds[:groups].to(self.start).repeat_interleave(self.size)
+        self.waits, self.clock = torch.zeros_like(self.waits), 0
+        return self.env.reset(self.start)
+
+    def step(self, action: Tensor) -> Step:
+        step, waited = self.env.step(action), self.waits
+        self.waits, self.clock = waited | step.ended, self.clock + 1
+        anew = self.clock == self.spec.horizon
+        if anew and not bool(self.waits.all()):
+            raise SpecError(
+                f"{self.spec.id}: {int((~self.waits).sum())} episodes go on after {self.clock} steps, its horizon is "
+                f"{self.spec.horizon}. The env must truncate there."
+            )
+        step = step._replace(
+            steps=step.steps.masked_fill(waited, 0),
+            reward=step.reward.masked_fill(waited, 0.0),
+            terminated=step.terminated & ~waited,
+            truncated=torch.where(waited, anew, step.truncated),
+            success=step.success & ~waited,
+            valid=step.valid & ~waited,
+            info={k: v.masked_fill(waited, 0) for k, v in step.info.items()},
+        )
+        return step._replace(obs=self.reset()) if anew else step
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {"start": self.start.clone(), "waits": self.waits.clone(), "handed": self.handed, "clock": self.clock}
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.start, self.waits = state["start"].clone(), state["waits"].clone()
+        self.handed, self.clock = int(state["handed"]), int(state["clock"])
+
+
 class BaseActionEnv(Wrapper):
     """Adds the frozen base policy's next action to the observation: `base_action` [N Da]. It changes nothing else.
 
@@ -132,16 +210,21 @@ class BaseActionEnv(Wrapper):
         self.executor.load_state_dict(state["executor"])
 
 
-def wrap_for(policy: Policy, env: VecEnv) -> VecEnv:
+def wrap_for(policy: Policy, env: VecEnv, *, teacher: Policy | None = None) -> VecEnv:
     """The pipeline that `policy` needs: history always, and a base action for each policy underneath it.
 
+    Args:
+        teacher: another policy that is asked about the same observations.
+
     Raises:
-        SpecError: policy and env do not fit; all differences are listed.
+        SpecError: policy and env do not fit; all differences are listed. Or both policy and teacher have a base.
     """
-    chain = [policy]
-    while chain[-1].base is not None:
-        chain.append(chain[-1].base)
-    for member in chain:
+    chain, beside = chain_of(policy), [] if teacher is None else chain_of(teacher)
+    bases = chain[1:] or beside[1:]
+    if chain[1:] and beside[1:]:
+        raise SpecError(f"teacher: {type(teacher).__name__} and the policy both have a policy underneath, and only one "
+                        f"of these can be in {BASE_ACTION!r}")  # fmt: skip
+    for member in (*chain, *beside):
         check_fits(member.spec, env.spec, ignore=[BASE_ACTION] if member.base is not None else [])
         blind = member.base is not None and TASK in member.base.spec.observation and TASK not in member.spec.observation
         if blind and len(env.spec.tasks) > 1:
@@ -155,7 +238,12 @@ def wrap_for(policy: Policy, env: VecEnv) -> VecEnv:
                 f"{', '.join(sorted(set(env.spec.tasks) ^ set(member.spec.tasks))[:6]) or 'the same ones'}. A policy "
                 "that reads instructions (policy=vla) takes others where it is loaded for the env."
             )
-    wrapped: VecEnv = HistoryEnv(env, max(member.spec.n_obs_steps for member in chain))
-    for base in reversed(chain[1:]):
+    wrapped: VecEnv = HistoryEnv(env, max(member.spec.n_obs_steps for member in (*chain, *beside)))
+    for base in reversed(bases):
         wrapped = BaseActionEnv(wrapped, base)
     return wrapped
+
+
+def chain_of(policy: Policy) -> list[Policy]:
+    """`policy` and those underneath it, from the top."""
+    return [policy] if policy.base is None else [policy, *chain_of(policy.base)]

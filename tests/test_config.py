@@ -237,6 +237,8 @@ def test_a_config_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
         (["algo=dppo"], "loop.total_steps", True),
         (["algo=ppo"], "loop.total_steps", True),
         (["algo=policy_flow"], "loop.total_steps", True),
+        (["algo=grpo"], "loop.total_steps", True),
+        (["algo=rpd", "algo.lr_schedule=constant"], "loop.total_steps", True),
         (["algo=dppo", "algo.lr_schedule=constant"], "loop.total_steps", False),
         (["algo=dppo", "algo.lr_schedule=constant", "algo.progressive=0.5"], "loop.total_steps", True),
         (["algo=bc", "algo.steps=100"], "loop.steps", False),

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from robopolicy.cli import main
+from robopolicy.policies.gaussian import GaussianPolicy
 from robopolicy.policies.vla import VLAPolicy
 from robopolicy.policy_files import load_policy
 from robopolicy.types import IMAGES, STATE, TASK
@@ -63,6 +64,30 @@ def test_ppo_through_the_flow(base: Path, tmp_path: Path):
     assert factors and any(bool(p.any()) for p in factors), "nothing was learned"
 
 
+ROUTES = {
+    "grpo": ["group_size=2", "policy.tuned_steps=2"],
+    "co_dppo": ["task.only=[press]", "policy.tuned_steps=2", "algo.critic_warmup=0", "algo.data_batch=8"],
+    "rpd": ["n_action_steps=2", "policy.network.width=16"],
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_the_other_routes(base: Path, tmp_path: Path, route: str):
+    run = tmp_path / route
+    sizes = ["num_envs=4", "task.horizon=3", "loop.rollout_steps=3", "loop.total_steps=24", "algo.minibatch=6"]
+    source = f"teacher={base}" if route == "rpd" else f"base={base}"
+    sizes += [f"dataset={base.parent / 'demos'}"] if route == "co_dppo" else []
+    arguments = [f"algo={route}", source, f"run_dir={run}", "tracker=quiet", "validation_episodes=0", "algo.epochs=1"]
+    assert main(["train", *arguments, *TASK_ARGS, *sizes, *ROUTES[route]]) == 0
+    refined = load_policy(run)
+    if route == "rpd":
+        assert isinstance(refined, GaussianPolicy) and refined.spec.observation.keys() == {STATE, TASK}
+        return
+    assert isinstance(refined, VLAPolicy) and len(refined.spec.tasks) == (1 if route == "co_dppo" else 7)
+    same = [torch.equal(a, b) for a, b in zip(refined.tuned.parameters(), refined.network.parameters(), strict=True)]
+    assert all(same) == (route == "grpo"), "so short a time is enough for nobody, so groups have nothing to compare"
+
+
 def test_a_residual_on_all_tasks(base: Path, tmp_path: Path):
     run = tmp_path / "residual"
     sizes = ["num_envs=3", "loop.total_steps=60", "loop.warmup_steps=30", "loop.batch_size=16", "validation_episodes=0",
@@ -73,3 +98,6 @@ def test_a_residual_on_all_tasks(base: Path, tmp_path: Path):
     )
     refined = load_policy(run)
     assert TASK in refined.spec.observation and isinstance(refined.base, VLAPolicy)
+    evaluation = ["task.horizon=3", "episodes=3", "videos=0", "variants=language"]
+    assert main(["eval", f"checkpoint={run}", *TASK_ARGS, *evaluation]) == 0
+    assert (run / "episodes-words.csv").is_file(), "sentences that the residual has no number for"

@@ -13,9 +13,9 @@ from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from robopolicy.algos.learner import Learner, Options
+from robopolicy.algos.learner import ActorOptions, Learner, Options
 from robopolicy.algos.returns import clip_schedule, clipped_loss, denoising_discount
 from robopolicy.algos.value import Scores
 from robopolicy.data.rollout import Record, Rollout
@@ -35,6 +35,19 @@ class Samples(NamedTuple):
     log_prob: Tensor  # [M] mean over executed elements, when it was drawn
     scores: Scores  # [D]
     anchor: Tensor | None = None  # [M Ta Da] means of the frozen policy
+
+
+class ChainOptions(ActorOptions, total=False):
+    """Keywords of every PPO through a chain; see DPPO."""
+
+    noise: Callable[..., ChainNoise]
+    denoising_gamma: Fraction
+    clip: Positive
+    clip_first: Positive
+    clip_rate: Positive
+    anchor: NonNegative
+    entropy: NonNegative
+    progressive: Fraction
 
 
 class DPPO:
@@ -79,10 +92,13 @@ class DPPO:
         device = policy.tuned_parameters()[0].device
         self.noise = noise(cond_dim=policy.cond_dim, action_dim=policy.spec.action.dim, steps=self.steps).to(device)
         policy.check_noise(self.noise)
-        self.learner = Learner([*policy.tuned_parameters(), *self.noise.parameters()], policy.cond_dim, **options)
+        self.learner = self._learner([*policy.tuned_parameters(), *self.noise.parameters()], **options)
         self.clip = clip_schedule(self.steps, first=clip_first, last=clip, rate=clip_rate).to(device)
         self.discount = denoising_discount(self.steps, denoising_gamma).to(device)
         self.anchor, self.entropy, self.progressive = anchor, entropy, progressive
+
+    def _learner(self, parameters: list[nn.Parameter], **options: Unpack[Options]) -> Learner:
+        return Learner(parameters, self.policy.cond_dim, **options)
 
     @property
     def noise_shape(self) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algos.returns import STATS, minibatches, schedule
-from robopolicy.algos.value import Scores, Value
+from robopolicy.algos.value import Judge, Scores, Value
 from robopolicy.errors import RobopolicyError
 from robopolicy.networks.mlp import MLP
 from robopolicy.optim import load_optimizer_state, optimizer_state
@@ -20,44 +20,57 @@ from robopolicy.types import Metrics
 Loss = Callable[[Tensor], tuple[Tensor, Tensor]]  # of sample rows [B]: the loss, and its STATS
 
 
-class Options(TypedDict, total=False):
-    """Keywords of every PPO.
+class ActorOptions(TypedDict, total=False):
+    """Keywords of every PPO, with a critic or without.
+
+    epochs, minibatch: passes over the samples, and samples per gradient step.
+    microbatch: a minibatch's gradient is summed up in pieces of at most this size; None: in one.
+    actor_lr: learning rate; lr_schedule, lr_final: of it over the training, and the factor at its end.
+    target_kl: the policy stops learning from a rollout at the first minibatch beyond.
+    """
+
+    epochs: Count
+    minibatch: Count
+    microbatch: Count | None
+    actor_lr: Positive
+    lr_schedule: Literal["constant", "linear", "cosine"]
+    lr_final: Fraction
+    weight_decay: NonNegative
+    grad_norm: Positive
+    target_kl: Positive
+    seed: int
+
+
+class Options(ActorOptions, total=False):
+    """Keywords of every PPO with a critic.
 
     critic: makes V's network; called as critic(size of the encoded observation, 1).
     gamma: discount per primitive step. gae_lambda: per chunk.
-    epochs, minibatch: passes over the samples, and samples per gradient step.
-    microbatch: a minibatch's gradient is summed up in pieces of at most this size; None: in one.
-    actor_lr, critic_lr: learning rates; lr_schedule, lr_final: of both over the training, and the factor at its end.
-    target_kl: the policy stops learning from a rollout at the first minibatch beyond.
+    critic_lr: its learning rate, which follows the schedule too.
     critic_warmup: rollouts at the beginning from which the critic alone learns.
     """
 
     critic: Callable[[int, int], nn.Module]
     gamma: Fraction
     gae_lambda: Fraction
-    epochs: Count
-    minibatch: Count
-    microbatch: Count | None
-    actor_lr: Positive
     critic_lr: Positive
-    lr_schedule: Literal["constant", "linear", "cosine"]
-    lr_final: Fraction
-    weight_decay: NonNegative
-    grad_norm: Positive
-    target_kl: Positive
     critic_warmup: Natural
     reward_clip: Positive
-    seed: int
 
 
 class Learner:
-    """Minimises a clipped objective over `parameters`, and the error of V(cond) of size `cond_dim`; see Options."""
+    """Minimises a clipped objective over `parameters`, and the error of V(cond) of size `cond_dim`; see Options.
+
+    Args:
+        judge: scores chunks in place of a critic; None: a Value of `critic`'s network.
+    """
 
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
         cond_dim: int,
         *,
+        judge: Judge | None = None,
         critic: Callable[[int, int], nn.Module] = MLP,
         gamma: float = 0.99,
         gae_lambda: float = 0.95,
@@ -77,10 +90,10 @@ class Learner:
     ) -> None:
         self.parameters = list(parameters)
         self.optimizer = torch.optim.AdamW(self.parameters, lr=actor_lr, weight_decay=weight_decay, fused=True)
-        network = critic(cond_dim, 1).to(self.parameters[0].device)
-        self.value = Value(
-            network, gamma=gamma, gae_lambda=gae_lambda, lr=critic_lr, grad_norm=grad_norm, reward_clip=reward_clip
-        )
+        self.value = judge or Value(
+            critic(cond_dim, 1).to(self.parameters[0].device), gamma=gamma, gae_lambda=gae_lambda, lr=critic_lr,
+            grad_norm=grad_norm, reward_clip=reward_clip,
+        )  # fmt: skip
         self.epochs, self.minibatch, self.microbatch = epochs, minibatch, microbatch or minibatch
         self.lr, self.schedule = actor_lr, partial(schedule, lr_schedule, final=lr_final)
         self.grad_norm, self.target_kl, self.critic_warmup = grad_norm, target_kl, critic_warmup
@@ -109,9 +122,8 @@ class Learner:
                 learns = float(stats[0]) <= self.target_kl
         means = dict(zip((*STATS, "grad_norm"), (sums / max(1, count)).tolist(), strict=True))
         return means | {
-            "actor_steps": count, "lr": self.lr * factor, "critic_loss": sum(critic_losses) / len(critic_losses),
-            "explained_variance": scores.explained, "reward_scale": self.value.reward_scale.deviation,
-            "chunks": len(cond),
+            "actor_steps": count, "lr": self.lr * factor, "chunks": len(cond),
+            **self.value.numbers(scores, critic_losses),
         }  # fmt: skip
 
     def step(self, rows: Tensor, loss: Loss) -> Tensor:

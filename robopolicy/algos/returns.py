@@ -73,6 +73,39 @@ def gae(
     return Advantages(advantage, advantage + value, steps[planned], good[planned])
 
 
+def executed_steps(planned: Tensor, ended: Tensor) -> Tensor:
+    """[D] int64: primitive steps until an env plans again, or its episode ends; planned, ended: [T N] bool."""
+    steps, count = torch.zeros_like(planned, dtype=torch.int64), planned.new_zeros(planned.shape[1], dtype=torch.int64)
+    for t in range(len(planned) - 1, -1, -1):
+        steps[t] = count = count.masked_fill(ended[t], 0) + 1
+        count = count.masked_fill(planned[t], 0)
+    return steps[planned]
+
+
+def chunk_weight(steps: Tensor, chunk_steps: int) -> Tensor:
+    """[D Ta] share of each executed step in a mean over its chunk, of which `steps` [D] were executed; 0 beyond."""
+    executed = torch.arange(chunk_steps, device=steps.device) < steps[:, None]
+    return executed / executed.sum(1, keepdim=True)
+
+
+def group_advantage(total: Tensor, counts: Tensor, size: int) -> Tensor:
+    """(return − mean) / deviation among `size` neighbours, zero where these do not differ (GRPO, Shao et al. 2024).
+
+    Args:
+        total: [N] returns of whole episodes. counts: [N] bool; other episodes get zero and do not enter a mean.
+
+    Returns:
+        [N]; the deviation is that of the group itself, not an estimate from a sample.
+    """
+    total, counts = total.view(-1, size), counts.view(-1, size)
+    number = counts.sum(1, keepdim=True).clamp_min(1)
+    mean = total.masked_fill(~counts, 0.0).sum(1, keepdim=True) / number
+    centred = (total - mean).masked_fill(~counts, 0.0)
+    deviation = (centred.square().sum(1, keepdim=True) / number).sqrt()
+    same = deviation <= 1e-8 + 1e-6 * mean.abs()  # but for rounding
+    return torch.where(same, torch.zeros_like(total), centred / deviation).flatten()
+
+
 class RewardScale:
     """Divides rewards by the running deviation of their discounted return, so that values are of order one.
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algos.returns import RewardScale, gae, standardize
+from robopolicy.algos.returns import RewardScale, chunk_weight, gae, standardize
 from robopolicy.data.rollout import Rollout
 from robopolicy.errors import RobopolicyError
 from robopolicy.optim import load_optimizer_state, optimizer_state
-from robopolicy.types import Obs
+from robopolicy.types import Metrics, Obs
 
 
 class Scores(NamedTuple):
@@ -30,6 +30,17 @@ class Scores(NamedTuple):
         """Share of the targets' variance that the values explain."""
         left, all = (self.target - self.value).var(correction=0), self.target.var(correction=0)
         return float(1.0 - left / all.clamp_min(1e-8))
+
+
+class Judge(Protocol):
+    """Says how good the chunks of a rollout were: a critic (Value), or a comparison that needs none (grpo.Groups)."""
+
+    def scores(self, rollout: Rollout, cond: Tensor, encode: Callable[[Obs], Tensor], chunk_steps: int) -> Scores: ...
+    def learn(self, cond: Tensor, target: Tensor) -> float: ...
+    def set_lr(self, factor: float) -> None: ...
+    def numbers(self, scores: Scores, losses: list[float]) -> Metrics: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class Value:
@@ -79,8 +90,7 @@ class Value:
                 f"PPO: physics failed in all {len(keep)} chunks of a rollout; nothing is left to learn from. Look at "
                 "what the policy commands (algo.noise, the base's normaliser) and at the task's contacts."
             )
-        executed = torch.arange(chunk_steps, device=keep.device) < found.steps[keep, None]
-        weight = executed / executed.sum(1, keepdim=True)
+        weight = chunk_weight(found.steps[keep], chunk_steps)
         advantage = standardize(found.advantage[keep])
         parts = (keep, advantage, found.target[keep], value[keep], weight)
         return Scores(*(part.to(cond.device) for part in parts))
@@ -106,6 +116,13 @@ class Value:
 
     def set_lr(self, factor: float) -> None:
         self.optimizer.param_groups[0]["lr"] = self.lr * factor
+
+    def numbers(self, scores: Scores, losses: list[float]) -> Metrics:
+        """What to log of a rollout's scores, and of what `learn` returned."""
+        return {
+            "critic_loss": sum(losses) / len(losses), "explained_variance": scores.explained,
+            "reward_scale": self.reward_scale.deviation,
+        }  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -16,7 +16,10 @@ Record = dict[str, Tensor]
 
 
 class Explorer(Protocol):
-    """An algorithm as the collector sees it."""
+    """An algorithm as the collector sees it.
+
+    One that reads more than its policy does says so by an attribute `reads`: the policy's spec with more observations.
+    """
 
     policy: Policy
 
@@ -120,7 +123,8 @@ class _Recorder(Policy):
 
     def __init__(self, explorer: Explorer) -> None:
         super().__init__()
-        self.spec, self.noise_shape, self.explore = explorer.policy.spec, explorer.noise_shape, explorer.explore
+        self.spec = getattr(explorer, "reads", explorer.policy.spec)
+        self.noise_shape, self.explore = explorer.noise_shape, explorer.explore
         self.records: list[Record] = []
 
     def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:

@@ -38,7 +38,7 @@ def on_policy(
     checkpointer: Checkpoints,
     evaluate: Callable[[Any, int], Metrics] | None,
     total_steps: Count,
-    rollout_steps: Count,
+    rollout_steps: Count | None,
     eval_every: Natural = 0,
     save_every: Natural = 0,
     stop_success: Fraction | None = None,
@@ -47,7 +47,8 @@ def on_policy(
 
     Args:
         env: emits [N To ...] and takes primitive actions: HistoryEnv(env).
-        rollout_steps: T primitive steps of every env per iteration; ⌊total_steps / (N·T)⌋ iterations are made.
+        rollout_steps: T primitive steps of every env per iteration, of which ⌊total_steps / (N·T)⌋ are made; None: the
+            env's horizon.
         evaluate: called with policy and step every `eval_every` env steps and at the end, never where that is 0;
             not counted as training.
         stop_success: end early once the newest 100 training episodes, exploration included, succeed that often.
@@ -58,6 +59,7 @@ def on_policy(
     Raises:
         ConfigError: not even one rollout fits into `total_steps`.
     """
+    rollout_steps = rollout_steps or env.spec.horizon
     per_rollout = env.num_envs * rollout_steps
     iterations = total_steps // per_rollout
     if not iterations:

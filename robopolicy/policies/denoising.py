@@ -120,6 +120,21 @@ class ChunkDenoiser(DenoisingPolicy):
         """Noised chunk [B H Da], its time [B] in [0, 1] and the regression target [B H Da] of a clean chunk."""
 
     @abstractmethod
+    def noised(self, action: Tensor, noise: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Latents [B H Da] that sampling steps `index` [B] begin at, and the regression target [B H Da] there."""
+
+    def tuned_loss(self, cond: Tensor, action: Tensor, keep: Tensor, *, k: Tensor, noise: Tensor) -> Tensor:
+        """[] `loss` of the fine-tuned copy, at steps that it runs: the same error, at times of the sampling grid.
+
+        Args:
+            cond: [B C]. action: [B H Da] normalised; those in keep [B H] bool count.
+            k: [B] int64, 0 the noisiest … K'−1. noise: [B H Da] standard normal.
+        """
+        x, target = self.noised(action, noise, k + len(self.times) - self.tuned_steps)
+        error = (self.prediction(cond, x, k) - target).square().mean(-1)  # [B H]
+        return (error * keep).sum() / keep.sum()
+
+    @abstractmethod
     def mean_std(self, x: Tensor, prediction: Tensor, index: int | Tensor) -> tuple[Tensor, Tensor]:
         """Mean [B H Da] and standard deviation (broadcasts) of the latent after sampling step `index`, one or [B]."""
 

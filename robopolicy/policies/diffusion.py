@@ -83,14 +83,20 @@ class DiffusionPolicy(ChunkDenoiser):
         """Forward process at a random step per chunk (Ho et al. 2020, eq. 4); steps are balanced within the batch."""
         step = (stratified(action.shape[0], action.device, each=self.noise_samples) * self.denoising_steps).long()
         alpha_bar = self.alpha_bar[step, None, None]
-        signal, spread = alpha_bar.sqrt(), (1.0 - alpha_bar).sqrt()
-        noise = torch.randn_like(action)
+        x, target = self._mixed(action, torch.randn_like(action), alpha_bar.sqrt(), (1.0 - alpha_bar).sqrt())
+        return x, step / self.denoising_steps, target
+
+    def noised(self, action: Tensor, noise: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """See ChunkDenoiser."""
+        return self._mixed(action, noise, *self.levels[:, index, None, None])
+
+    def _mixed(self, action: Tensor, noise: Tensor, signal: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
         target = {
             "epsilon": lambda: noise,
             "sample": lambda: action,
             "v_prediction": lambda: signal * noise - spread * action,
         }[self.target]()
-        return signal * action + spread * noise, step / self.denoising_steps, target
+        return signal * action + spread * noise, target
 
     def mean_std(self, x: Tensor, prediction: Tensor, index: int | Tensor) -> tuple[Tensor, Tensor]:
         """Mean [B H Da] and standard deviation (broadcasts) of the next latent.

@@ -61,6 +61,11 @@ class FlowPolicy(ChunkDenoiser):
         velocity = action - noise
         return torch.addcmul(noise, t[:, None, None], velocity), t, velocity
 
+    def noised(self, action: Tensor, noise: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        """See ChunkDenoiser."""
+        velocity = action - noise
+        return torch.addcmul(noise, self.times[index, None, None], velocity), velocity
+
     def mean_std(self, x: Tensor, prediction: Tensor, index: int | Tensor) -> tuple[Tensor, Tensor]:
         """Mean [B H Da] and standard deviation (broadcasts) of the next latent.
 

@@ -20,8 +20,8 @@ class ResidualPolicy(Policy):
 
     `act` returns the *full* action, so deployment calls this very policy. All arithmetic is in normalised action
     units, the demonstrated range being [-1, 1]. The last layer starts at zero: before training this is the base,
-    clamped to the box of `widen`. Of several tasks it is told which,
-    as the base is.
+    clamped to the box of `widen`. Of several tasks it is told which, as the base is, but by number: in instructions
+    that it was not trained on it is silent, and the base acts alone.
 
     Args:
         spec: the base's; observation gains `base_action`, chunks shrink to one step.
@@ -31,6 +31,7 @@ class ResidualPolicy(Policy):
             base does wrong. `gripper_scale` for the gripper channel, which has to be able to overrule the base.
         widen: the demonstrated range is widened by this fraction on each side, then met with the env's limits;
             the full action never leaves that box.
+        tasks: instructions that it was trained on, where those of `spec` are others; None: the same.
 
     Raises:
         SpecError: the observation has no `observation.state`, or has images (state observations only so far).
@@ -46,6 +47,7 @@ class ResidualPolicy(Policy):
         scale: Positive = 1.0,
         gripper_scale: NonNegative = 1.5,
         widen: NonNegative = 0.25,
+        tasks: tuple[str, ...] | None = None,
     ) -> None:
         super().__init__()
         extra = [k for k in spec.observation if k not in (STATE, BASE_ACTION, TASK)]
@@ -56,9 +58,11 @@ class ResidualPolicy(Policy):
             )
         action = spec.action
         observation = {STATE: spec.observation[STATE], BASE_ACTION: Feature((action.dim,), names=action.names)}
-        self.tasks = len(spec.tasks) if TASK in spec.observation else 0
+        self.known = tuple(spec.tasks if tasks is None else tasks)
+        self.tasks = len(self.known) if TASK in spec.observation else 0
         if self.tasks:
             observation[TASK] = spec.observation[TASK]
+        self.register_buffer("numbers", _numbers(spec.tasks, self.known), persistent=False)
         self.spec = replace(spec, observation=observation, n_obs_steps=1, horizon=1, n_action_steps=1)
         self.base = base.eval().requires_grad_(False)
         self.normalizer = normalizer
@@ -78,11 +82,28 @@ class ResidualPolicy(Policy):
         self.register_buffer("low", low.clamp(min=-1.0 - 2.0 * widen))
         self.register_buffer("high", high.clamp(max=1.0 + 2.0 * widen))
 
+    def instruct(self, tasks: tuple[str, ...]) -> None:
+        """Known instructions keep their numbers in any order; others the base alone follows, if it reads them.
+
+        Raises:
+            SpecError: there are others, and the base cannot follow them.
+        """
+        assert self.base is not None
+        self.base.instruct(tasks)
+        if not self.tasks or TASK not in self.base.spec.observation:
+            super().instruct(tasks)
+            return
+        self.numbers = _numbers(tasks, self.known).to(self.numbers.device)
+        self.spec = replace(self.spec, tasks=tuple(tasks))
+        if node := getattr(self, "config", None):  # what it is saved with has to tell both apart
+            self.config = {**node, "tasks": list(self.known)}
+
     def features(self, obs: Obs) -> tuple[Tensor, Tensor]:
         """Normalised state, with the task as one of T numbers, [B Ds+T] and base action [B Da] of frames [B ...]."""
         state = self.normalizer.normalize(STATE, obs[STATE])
         if self.tasks:
-            state = torch.cat([state, nn.functional.one_hot(obs[TASK], self.tasks).to(state.dtype)], dim=-1)
+            number = self.numbers[obs[TASK]].clamp_min(0)  # an unknown one has any: see `act`
+            state = torch.cat([state, nn.functional.one_hot(number, self.tasks).to(state.dtype)], dim=-1)
         return state, self.normalizer.normalize("action", obs[BASE_ACTION])
 
     def residual(self, state: Tensor, base_action: Tensor) -> Tensor:
@@ -97,5 +118,14 @@ class ResidualPolicy(Policy):
         """[B 1 Da] from `observation.state` [B To Ds] and `base_action` [B Da]; it has no noise of its own."""
         newest = {k: obs[k][:, -1] for k in (STATE, TASK) if k in self.spec.observation}
         state, base_action = self.features({**obs, **newest})
-        full = self.combine(base_action, self.residual(state, base_action))
-        return self.normalizer.unnormalize("action", full)[:, None]
+        u = self.residual(state, base_action)
+        if self.tasks:
+            u = u * (self.numbers[newest[TASK]] >= 0)[:, None]
+        return self.normalizer.unnormalize("action", self.combine(base_action, u))[:, None]
+
+
+def _numbers(tasks: tuple[str, ...], known: tuple[str, ...]) -> Tensor:
+    """[T] int64: where each of `tasks` stands in `known`; −1 where it does not."""
+    if tasks == known:
+        return torch.arange(len(tasks))
+    return torch.tensor([known.index(task) if task in known else -1 for task in tasks], dtype=torch.int64)

@@ -272,3 +272,58 @@ def test_of_several_tasks_it_is_told_which():
     env = PointEnv(2)
     env.spec = replace(env.spec, observation=told, tasks=("left", "right"))
     assert TASK in wrap_for(policy, env).spec.observation
+
+
+class Reader(PointPolicy):
+    """A base that reads instructions, whatever they are."""
+
+    def instruct(self, tasks):
+        self.spec = replace(self.spec, tasks=tuple(tasks))
+
+
+def two_tasks(kind):
+    """A residual that has learned to go ±0.5 on the tasks left and right, on a base of `kind` that stands still."""
+    base = kind(gain=0.0)
+    spec = replace(
+        base.spec, observation={**base.spec.observation, TASK: Feature((), "int64")}, tasks=("left", "right")
+    )
+    base.spec = spec
+    normalizer = Normalizer.from_limits(spec.observation, spec.action)
+    policy = ResidualPolicy(spec, normalizer, base, hidden=(), scale=0.5)
+    with torch.no_grad():
+        policy.net[-1].weight[:, 4:6] = torch.tensor([[9.0, -9.0], [0.0, 0.0]])
+    return policy
+
+
+def moves(policy):
+    """[T] how far along x it goes on each task of its spec."""
+    count = len(policy.spec.tasks)
+    obs = {STATE: torch.zeros(count, 1, 4), BASE_ACTION: torch.zeros(count, 2), TASK: torch.arange(count)[:, None]}
+    return (policy.act(obs)[:, 0, 0] / 0.1).tolist()
+
+
+def test_in_other_words_it_is_silent_and_known_ones_keep_their_numbers():
+    policy = two_tasks(Reader)
+    policy.instruct(("to the left", "right", "left"))
+    assert moves(policy) == pytest.approx([0.0, -0.5, 0.5], abs=1e-4)
+    env = PointEnv(2)
+    env.spec = replace(env.spec, observation={**env.spec.observation, TASK: Feature((), "int64")},
+                       tasks=("to the left", "right", "left"))  # fmt: skip
+    wrap_for(policy, env)  # the whole chain follows the env's instructions
+    policy.instruct(("left", "right"))
+    assert moves(policy) == pytest.approx([0.5, -0.5], abs=1e-4)
+
+
+def test_other_words_over_a_base_that_cannot_read_are_refused():
+    with pytest.raises(SpecError, match="by number, and the env's are others: left, to the left"):
+        two_tasks(PointPolicy).instruct(("to the left", "right"))
+
+
+def test_what_an_instructed_residual_is_saved_with_tells_both_apart():
+    policy = two_tasks(Reader)
+    policy.config = {"_target_": "robopolicy.policies.residual.ResidualPolicy", "hidden": [], "scale": 0.5}
+    policy.instruct(("to the left", "right", "left"))
+    options = {k: v for k, v in policy.config.items() if k != "_target_"}
+    again = ResidualPolicy(policy.spec, policy.normalizer, policy.base, **options)
+    again.load_state_dict(policy.state_dict())
+    assert moves(again) == pytest.approx([0.0, -0.5, 0.5], abs=1e-4)

@@ -1,0 +1,112 @@
+"""DPPO that keeps imitating: reinforcement in simulation beside a supervised loss on other data (RLinf-Co).
+
+What the env teaches may take away what it never asks for: other tasks, the real arm's pictures, the demonstrated way of
+moving. A batch of real or held-out demonstrations in every gradient step holds on to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from robopolicy.algos.dppo import DPPO, ChainOptions, Samples
+from robopolicy.algos.learner import Options
+from robopolicy.data.episodes import Episodes
+from robopolicy.errors import ConfigError
+from robopolicy.loops.offline import Batches, step_seed
+from robopolicy.normalize import ACTION
+from robopolicy.policies.base import Policy
+from robopolicy.policies.denoising import ChunkDenoiser
+from robopolicy.schema import Count, Positive
+from robopolicy.types import Metrics
+
+
+class CoOptions(ChainOptions, Options, total=False):
+    """Keywords of DPPO."""
+
+
+class CoDPPO(DPPO):
+    """DPPO's loss plus `supervised` · the policy's imitation loss at the fine-tuned steps, on batches of `episodes`.
+
+    The base's encoder is frozen, as ever; pictures are not shifted.
+
+    Args:
+        episodes: demonstrations of what shall not be forgotten. A policy that reads is told their own instructions;
+            one that tells tasks apart by number needs those of the env.
+        supervised: weight of the imitation loss. data_batch: frames of a batch, one a gradient step (or piece of one).
+        **options: see DPPO.
+
+    Raises:
+        SpecError: data and policy do not fit.
+        ConfigError: the data are fewer than a batch.
+    """
+
+    def __init__(
+        self,
+        policy: ChunkDenoiser,
+        episodes: Episodes,
+        *,
+        supervised: Positive = 0.1,
+        data_batch: Count = 256,
+        **options: Unpack[CoOptions],
+    ) -> None:
+        super().__init__(policy, **options)
+        if episodes.num_frames < data_batch:
+            raise ConfigError(f"algo.data_batch={data_batch}: the dataset has but {episodes.num_frames} frames")
+        self.batches = Batches(
+            episodes, policy.spec, batch_size=data_batch, seed=options.get("seed", 0), device=self.clip.device
+        )
+        self.denoiser, self.tasks, self.supervised, self.drawn = policy, episodes.tasks, supervised, 0
+        with told(policy, self.tasks):  # what cannot be followed shows now
+            pass
+        self.losses: list[Tensor] = []  # of the update under way
+
+    def loss(self, batch: Samples, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """DPPO's loss of samples `rows` [B] with the weighted imitation loss of the next batch of data, and STATS."""
+        loss, stats = super().loss(batch, rows)
+        imitation = self.imitation(self.drawn)
+        self.drawn += 1
+        self.losses.append(imitation.detach())
+        return loss + self.supervised * imitation, stats
+
+    def imitation(self, number: int) -> Tensor:
+        """[] the loss on batch `number`; its noise is a function of that number and the seed."""
+        data, policy = self.batches[number], self.denoiser
+        action = policy.normalizer.normalize(ACTION, data[ACTION])
+        with torch.no_grad(), told(policy, self.tasks):
+            cond = policy.encode(data)
+        generator = torch.Generator().manual_seed(step_seed(self.batches.seed, number, stream=2))
+        k = torch.randint(self.steps, (len(action),), generator=generator).to(action.device)
+        noise = torch.randn(action.shape, generator=generator).to(action)
+        return policy.tuned_loss(cond, action, ~data["action_is_pad"], k=k, noise=noise)
+
+    def update(self, batch: Samples, *, progress: float) -> Metrics:
+        """See DPPO; `imitation` is the mean loss on the data."""
+        self.losses = []
+        found = super().update(batch, progress=progress)
+        return found | ({"imitation": float(torch.stack(self.losses).mean())} if self.losses else {})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "drawn": self.drawn}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.drawn = int(state["drawn"])
+
+
+@contextmanager
+def told(policy: Policy, tasks: tuple[str, ...]) -> Iterator[None]:
+    """Let `task_index` count in `tasks` for a while; see Policy.instruct."""
+    before = policy.spec.tasks
+    if tasks == before:
+        yield
+        return
+    policy.instruct(tasks)
+    try:
+        yield
+    finally:
+        policy.instruct(before)

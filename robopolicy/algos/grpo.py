@@ -1,0 +1,115 @@
+"""PPO through the denoising chain without a critic: an episode is as good as it did better than others of its start.
+
+GRPO (Shao et al. 2024) on a flow or diffusion policy, as Flow-GRPO (Liu et al. 2025) and RLinf do it: groups of
+envs begin in the same state (wrappers.GroupedEnv), and each chunk of an episode has its episode's advantage. Sampling,
+scoring, clips and the anchor are DPPO's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.algos.dppo import DPPO, ChainOptions
+from robopolicy.algos.learner import Learner, Options
+from robopolicy.algos.returns import chunk_weight, executed_steps, group_advantage
+from robopolicy.algos.value import Scores
+from robopolicy.data.rollout import Rollout
+from robopolicy.errors import ConfigError, RobopolicyError
+from robopolicy.policies.base import DenoisingPolicy
+from robopolicy.schema import Count
+from robopolicy.types import Metrics, Obs
+
+
+class GRPO(DPPO):
+    """DPPO whose advantages are (return − group mean) / group deviation; where all fare alike, nothing is learned.
+
+    Returns are not discounted.
+
+    Args:
+        group_size: envs that begin in the same state; the env is a GroupedEnv of this size underneath.
+        **options: see ChainOptions. `anchor` is the KL to the frozen policy that GRPO has as β.
+
+    Raises:
+        ConfigError: groups of one.
+    """
+
+    def __init__(self, policy: DenoisingPolicy, *, group_size: Count, **options: Unpack[ChainOptions]) -> None:
+        self.groups = Groups(group_size)
+        super().__init__(policy, **options)
+
+    def _learner(self, parameters: list[nn.Parameter], **options: Unpack[Options]) -> Learner:
+        return Learner(parameters, self.policy.cond_dim, judge=self.groups, **options)
+
+
+class Groups:
+    """See Judge: compares the episodes of `size` neighbouring envs; there is nothing to learn.
+
+    Raises:
+        ConfigError: a group of one has nobody to be compared with.
+    """
+
+    def __init__(self, size: int) -> None:
+        if size < 2:
+            raise ConfigError(
+                f"group_size: episodes are compared with others of their start; expected ≥ 2, found {size}"
+            )
+        self.size = size
+
+    def scores(self, rollout: Rollout, cond: Tensor, encode: Callable[[Obs], Tensor], chunk_steps: int) -> Scores:
+        """Every chunk has the advantage of its episode; episodes in which physics failed are left out.
+
+        Raises:
+            ConfigError: the rollout stops amid episodes, or its envs are not in groups of this size.
+            RobopolicyError: physics failed in every episode.
+        """
+        reward, ended = rollout.reward, rollout.terminated | rollout.truncated
+        self._check(ended)
+        advantage, keep, begin = torch.zeros_like(reward), torch.zeros_like(rollout.planned), 0
+        for end in (ended.all(1).nonzero()[:, 0] + 1).tolist():
+            over = ended[begin:end].long().cumsum(0) - ended[begin:end].long() > 0  # the env waits for the others
+            total = reward[begin:end].masked_fill(over, 0.0).sum(0)
+            counts = (rollout.valid[begin:end] | over).all(0)
+            advantage[begin:end] = group_advantage(total, counts, self.size)
+            keep[begin:end] = ~over & counts
+            begin = end
+        keep, advantage = keep[rollout.planned], advantage[rollout.planned]
+        if not bool(keep.any()):
+            raise RobopolicyError(
+                "GRPO: physics failed in every episode of a rollout; nothing is left to learn from. Look at what the "
+                "policy commands (algo.noise, the base's normaliser) and at the task's contacts."
+            )
+        weight = chunk_weight(executed_steps(rollout.planned, ended)[keep], chunk_steps)
+        advantage = advantage[keep]
+        none = torch.zeros_like(advantage)  # there is no critic
+        keep, advantage, none, weight = (part.to(cond.device) for part in (keep, advantage, none, weight))
+        return Scores(keep, advantage, none, none, weight)
+
+    def _check(self, ended: Tensor) -> None:
+        if ended.shape[1] % self.size:
+            raise ConfigError(f"group_size={self.size} does not divide num_envs={ended.shape[1]}")
+        if not bool(ended[-1].all()):
+            raise ConfigError(
+                f"loop.rollout_steps={len(ended)}: the rollout stops amid {int((~ended[-1]).sum())} of "
+                f"{ended.shape[1]} episodes, and GRPO compares whole ones. Set it to the task's horizon or a multiple "
+                "of it (null: the horizon), on envs in groups (group_size)."
+            )
+
+    def learn(self, cond: Tensor, target: Tensor) -> float:
+        return 0.0
+
+    def set_lr(self, factor: float) -> None:
+        pass
+
+    def numbers(self, scores: Scores, losses: list[float]) -> Metrics:
+        """`informative`: share of the chunks whose group did not all fare alike."""
+        return {"informative": float((scores.advantage != 0.0).float().mean())}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass

@@ -1,0 +1,140 @@
+"""Refined policy distillation (RPD, Jülg et al. 2025): a small PPO student that is held to what its teacher would do.
+
+The teacher, any policy however slow, is asked once for every chunk that the student plans, while it explores; its
+answer stays with the rollout through all epochs (the published code asks anew for every minibatch).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal, NamedTuple, Unpack
+
+import torch
+from torch import Tensor
+
+from robopolicy.algos.learner import Options
+from robopolicy.algos.ppo import PPO, Chunks
+from robopolicy.algos.returns import schedule
+from robopolicy.data.rollout import Record, Rollout
+from robopolicy.errors import CheckpointError, SpecError
+from robopolicy.normalize import ACTION
+from robopolicy.policies.base import Policy
+from robopolicy.policies.gaussian import GaussianPolicy
+from robopolicy.schema import Fraction, NonNegative, Positive
+from robopolicy.spec import PolicySpec, check_action_spec
+from robopolicy.types import BASE_ACTION, Metrics, Obs
+
+
+class Taught(NamedTuple):
+    """D chunks of a rollout, and what the teacher would have done at their observations."""
+
+    chunks: Chunks
+    target: Tensor  # [D Tt Da] normalised, within the limits; Tt: steps that teacher and student both have
+
+
+class RPD:
+    """PPO's loss plus weight · distance(student's mean, teacher's chunk), over steps that the student executes.
+
+    Args:
+        teacher: asked without noise; it may read more, or other, observations than the student.
+        distance: "mse": mean square in normalised units, as published; "kl": to a Gaussian of the student's own
+            deviation around the teacher's chunk, ½((mean − target)/σ)² per element.
+        anchor: weight at the beginning; anchor_schedule, anchor_final: how it falls over the training, and its factor
+            at the end.
+        clip: PPO's. **options: see Options.
+
+    Raises:
+        SpecError: teacher and student command other actions, or at another rate.
+    """
+
+    def __init__(
+        self,
+        policy: GaussianPolicy,
+        teacher: Policy,
+        *,
+        distance: Literal["mse", "kl"] = "mse",
+        anchor: NonNegative = 1.0,
+        anchor_schedule: Literal["constant", "linear", "cosine"] = "linear",
+        anchor_final: Fraction = 0.0,
+        clip: Positive = 0.02,
+        **options: Unpack[Options],
+    ) -> None:
+        _check(policy.spec, teacher.spec)
+        self.policy, self.teacher = policy, teacher.eval().requires_grad_(False)
+        self.ppo = PPO(policy, clip=clip, **options)
+        self.distance, self.anchor = distance, anchor
+        self.schedule = partial(schedule, anchor_schedule, final=anchor_final)
+        self.count = min(policy.spec.n_action_steps, teacher.spec.horizon)  # Tt
+        own, other = policy.spec, teacher.spec
+        both, frames = {**other.observation, **own.observation}, max(own.n_obs_steps, other.n_obs_steps)
+        self.reads = replace(own, observation=both, n_obs_steps=frames)  # see Explorer
+        self.limits = torch.tensor([own.action.low, own.action.high], device=self.ppo.clip.device)
+
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        return self.ppo.noise_shape
+
+    @torch.no_grad()
+    def explore(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Record]:
+        """See Explorer: an ordinary sample of the student; the teacher's chunk goes into the record."""
+        chunk, record = self.ppo.explore(_part(obs, self.policy.spec), noise)
+        there = {k: v.to(self.limits.device) for k, v in _part(obs, self.teacher.spec).items()}
+        wanted = self.teacher.act(there, deterministic=True)[:, : self.count].clamp(*self.limits)
+        return chunk, {**record, "teacher": self.policy.normalizer.normalize(ACTION, wanted)}
+
+    def returns(self, rollout: Rollout) -> Taught:
+        """PPO's, and the teacher's chunks beside."""
+        chunks = self.ppo.returns(rollout)
+        return Taught(chunks, rollout.record["teacher"][chunks.scores.keep])
+
+    def update(self, batch: Taught, *, progress: float) -> Metrics:
+        """All epochs over one rollout; see Learner.update."""
+        weight, (chunks, _) = self.anchor * self.schedule(progress), batch
+        samples = torch.arange(len(chunks.cond), device=chunks.cond.device)
+        with torch.no_grad():
+            apart = float(self.apart(batch, samples))
+        loss = partial(self.loss, batch, weight=weight)
+        found = self.ppo.learner.update(samples, loss, chunks.cond, chunks.scores, progress=progress)
+        return {**found, "anchor": weight, "teacher_distance": apart}
+
+    def loss(self, batch: Taught, rows: Tensor, *, weight: float) -> tuple[Tensor, Tensor]:
+        """The clipped objective of chunks `rows` [B] with the weighted distance to the teacher, and its STATS."""
+        loss, stats = self.ppo.loss(batch.chunks, rows)
+        return (loss + weight * self.apart(batch, rows) if weight else loss), stats
+
+    def apart(self, batch: Taught, rows: Tensor) -> Tensor:
+        """[] distance of the student's means to the teacher's chunks, mean over all elements of `rows` [B]."""
+        mean, std = self.policy.density(batch.chunks.cond[rows])
+        gap = mean[:, : self.count] - batch.target[rows]
+        if self.distance == "kl":
+            gap = gap / (std[: self.count].detach() * 2**0.5)
+        return gap.square().mean()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self.ppo.state_dict(), "teacher": _fingerprint(self.teacher)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if abs(state["teacher"] - (found := _fingerprint(self.teacher))) > 1e-6 * abs(found):
+            raise CheckpointError(
+                "teacher: its weights are not those that the run began with. Restore them, or give a new run_dir."
+            )
+        self.ppo.load_state_dict(state)
+
+
+def _part(obs: Obs, spec: PolicySpec) -> Obs:
+    """What a policy of `spec` reads of `obs`."""
+    return {k: obs[k] if k == BASE_ACTION else obs[k][:, -spec.n_obs_steps :] for k in spec.observation}
+
+
+def _fingerprint(policy: Policy) -> float:
+    """A number that other weights hardly have."""
+    return float(sum(p.detach().double().abs().sum() for p in policy.parameters()))
+
+
+def _check(student: PolicySpec, teacher: PolicySpec) -> None:
+    problems = check_action_spec(student.action, teacher.action, needs="the student", offers="the teacher")
+    if abs(student.dt - teacher.dt) > 1e-6:
+        problems.append(f"dt: the student acts every {student.dt} s, the teacher every {teacher.dt} s")
+    if problems:
+        raise SpecError("the teacher cannot teach this student:\n  - " + "\n  - ".join(problems))
