@@ -65,9 +65,10 @@ def run(run_dir: Path, data: Path | None, /, **changes: Any) -> Any:
         "labelled": 16, "holdout": 0.3, "warmup": 5, "lr": 3e-3, "seed": 0, "device": torch.device("cpu"),
         "tracker": NoTracker(), "checkpointer": checkpointer, "log_every": 10, "save_every": 10,
     }  # fmt: skip
-    result = fit(**{**given, **changes})
+    given |= changes
+    result = fit(**given)
     run_dir.mkdir(exist_ok=True)
-    (run_dir / "config.yaml").write_text(f"dataset: {data}\nloop: {{data: {{}}}}\n")
+    (run_dir / "config.yaml").write_text(f"dataset: {data}\nloop: {{data: {{}}, holdout: {given['holdout']}}}\n")
     return result
 
 
@@ -116,13 +117,18 @@ def test_a_trained_world_says_how_good_it_is_and_beats_standing_still(trained: P
 
 
 def test_the_env_of_a_run_starts_in_its_data_and_reproduces(trained: Path, data: Path) -> None:
-    a, b = make(trained, num_envs=5, seed=3), make(trained, num_envs=5, seed=3, starts=data)
+    a, b = make(trained, num_envs=5, seed=3, part="all"), make(trained, num_envs=5, seed=3, starts=data)
     assert torch.equal(a.observe()[STATE], b.observe()[STATE]) and a.spec.digest == b.spec.digest
     for _ in range(15):
         x, y = a.step(torch.full((5, 2), 0.05)), b.step(torch.full((5, 2), 0.05))
         assert torch.equal(x.obs[STATE], y.obs[STATE]) and torch.equal(x.ended, y.ended)
     assert make(trained, num_envs=1, start_at="any").spec.digest != a.spec.digest
     assert len(make(trained, num_envs=1, start_at="any").starts) > 3 * len(a.starts)
+    seen, held = (make(trained, num_envs=1, part=p).starts.obs[STATE] for p in ("train", "held_out"))
+    counts = {name: found["episodes"] for name, found in load_world(trained).report["data"].items()}
+    assert len(seen) == counts["train"] and len(held) == counts["calibration"] + counts["validation"] > 20
+    assert not (seen[:, None, -1] == held[None, :, -1]).all(2).any()
+    assert torch.equal(make(trained, num_envs=1).held_out().obs[STATE], held)
     assert make(trained, num_envs=1, horizon=4).spec.horizon == 4
 
 
