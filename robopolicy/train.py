@@ -91,7 +91,7 @@ def train(
     if rounds:
         if coevolve is None or world is None:
             raise ConfigError("rounds: need a world to imagine in and to refit: world=imagined, world.model=<its run>.")
-        return build(coevolve, "coevolve", rounds=rounds, run_dir=run_dir, config=read_config(run_dir))  # type: ignore[no-any-return]
+        return build(coevolve, "coevolve", rounds=rounds, run_dir=run_dir, config=read_config(run_dir))
     torch.manual_seed(seed)
     settings = Settings(
         run_dir, policy, loop, algo, task, dataset, incomplete, base, (n_obs_steps, horizon, n_action_steps), cameras,

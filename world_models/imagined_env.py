@@ -32,8 +32,8 @@ _START_STREAM, _DRAW_STREAM = 9101, 9102
 class ImaginedEnv:
     """N episodes dreamed at once.
 
-    `held_out`: starts that neither the model nor the training in it has met; None where that is not known. `gate`: node
-    of what decides which updates of a training in here are kept; None: all are.
+    `held_out`: starts that the model was not trained on, nor this env begins in unless it was told to; None where that
+    is not known. `gate`: node of what decides which updates of a training in here are kept; None: all are.
 
     Args:
         world: trained and calibrated.

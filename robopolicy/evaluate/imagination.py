@@ -149,15 +149,16 @@ def _model(look: dict[str, Any], name: str) -> str:
 
 def _gap_chart(x: list[float], imagined: list[Any], true: list[Any], label: str) -> str:
     """Success in imagination and in truth, where that is known, with their intervals."""
-    series = [Series("imagined", x, *_columns(imagined), colour="c1")]
+    series = [_with_band("imagined", x, imagined, "c1")]
     known = [(at, t) for at, t in zip(x, true, strict=True) if t is not None and t[0] is not None]
     if known:
-        series.append(Series("true", [at for at, _ in known], *_columns([t for _, t in known]), colour="c2"))
+        series.append(_with_band("true", [at for at, _ in known], [t for _, t in known], "c2"))
     return line_chart(series, title="Success, imagined and true", x_label=label, share=True)
 
 
-def _columns(intervals: list[Any]) -> list[list[float]]:
-    return [[math.nan if i[k] is None else float(i[k]) for i in intervals] for k in range(3)]
+def _with_band(name: str, x: list[float], intervals: list[Any], colour: str) -> Series:
+    value, low, high = ([math.nan if i[k] is None else float(i[k]) for i in intervals] for k in range(3))
+    return Series(name, x, value, low, high, colour)
 
 
 def _curve(name: str, values: list[float | None], dt: float, colour: str) -> Series:

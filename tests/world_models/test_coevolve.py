@@ -184,7 +184,7 @@ def test_what_cannot_go_on_from_round_to_round(tmp_path: Path) -> None:
 
 
 def test_rollouts_are_what_was_evaluated() -> None:
-    """Seven episodes in three envs: rows as `evaluate` gives them, frames that follow from each other by the actions."""
+    """Seven episodes in three envs: rows as `evaluate` gives them, frames that follow one another by the actions."""
     seeds, policy = episode_seeds("train", 5, 7), PointPolicy(noise=0.05)
     rows, episodes = roll_out(policy, PointEnv(3), seeds)
     plain = evaluate(policy, PointEnv(7), seeds)

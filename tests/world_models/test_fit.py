@@ -257,3 +257,18 @@ def test_algorithms_run_in_imagination_unchanged(algo: str, tmp_path: Path, monk
     assert (tmp_path / "rl" / "episodes-validation.csv").is_file()
     rows = (tmp_path / "rl" / "episodes-imagined-validation.csv").read_text()
     assert rows.count("imagined reach") == 4
+    decisions = json.loads((tmp_path / "rl" / "gate.json").read_text())
+    assert len(decisions) > 2 and decisions[0]["accepted"] and all(d["true"] is None for d in decisions)
+    assert main(["report", "run_dir=[rl,world]", "look.episodes=2"]) == 0
+    page = (tmp_path / "rl" / "report.html").read_text()
+    for title in ("What was kept (rl)", "Real and imagined (rl)", "Real and imagined (world)", "The world model (rl)"):
+        assert f"<h2>{title}</h2>" in page
+    if algo == "dppo":
+        refit = ("rounds=1", "coevolve.episodes=4", "coevolve.refit_steps=20", "coevolve.starts=10")
+        again = ["train", f"algo={algo}", "task=reach", "base=rl", "run_dir=rounds", *imagined, *loop, *refit, *quiet]
+        assert main(again) == 0
+        (record,) = json.loads((tmp_path / "rounds" / "rounds.json").read_text())
+        assert record["episodes"] == 4 and 0 < record["real_steps"] <= 4 * 100
+        model = load_world(tmp_path / "rounds" / "round_1" / "model")
+        assert model.report["data"]["train"]["episodes"] > load_world("world").report["data"]["train"]["episodes"]
+        assert main(["eval", "checkpoint=rounds", "episodes=4", "videos=0"]) == 0
