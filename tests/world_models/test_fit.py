@@ -19,6 +19,8 @@ from robopolicy.schema import TARGET
 from robopolicy.train import check_same_world
 from robopolicy.types import STATE, Obs
 from tests.fakes import NoTracker, PointEnv
+from tests.world_models.point import FEATURES, walk
+from world_models.coordinates import Coordinates
 from world_models.fit import fit
 from world_models.imagined_env import make
 from world_models.world import find_world, load_world
@@ -164,6 +166,26 @@ def test_sources_are_mixed_by_name(data: Path, tmp_path: Path) -> None:
     assert sum(part["episodes"] for part in load_world(tmp_path / "run").report["data"].values()) == 160
 
 
+def test_a_model_goes_on_from_the_weights_of_another(trained: Path, data: Path, tmp_path: Path) -> None:
+    run(tmp_path / "refit", data, init=trained, steps=1, warmup=0, lr=1e-9)
+    before, after = (load_world(p).state_dict() for p in (trained, tmp_path / "refit"))
+    for name, value in before.items():
+        torch.testing.assert_close(after[name], value, atol=1e-6, rtol=0, equal_nan=True, msg=name)
+    with pytest.raises(CheckpointError, match=r"loop\.init="):
+        run(tmp_path / "other", data, init=trained, world_model={**MODEL, "depth": 2}, steps=1)
+
+
+def test_new_data_widens_what_is_believed_and_leaves_the_units() -> None:
+    old, new = walk([30] * 4), walk([30] * 4, seed=1)
+    new.obs[STATE][:, 0] += 5.0
+    coordinates = Coordinates(FEATURES[STATE], old.action_spec).fit(old)
+    mean, low, state = coordinates.mean.clone(), coordinates.low.clone(), new.obs[STATE][:1]
+    assert coordinates.outside(state).all()
+    coordinates.widen(new)
+    assert not coordinates.outside(new.obs[STATE]).any() and not coordinates.outside(old.obs[STATE]).any()
+    assert torch.equal(coordinates.mean, mean) and (coordinates.low <= low).all()
+
+
 def test_too_little_to_learn_from(data: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"too few successful episodes.*needed 5000 for train \(found \d+\)"):
         run(tmp_path / "a", data, success={**SUCCESS, "min_positives": 5000})
@@ -250,7 +272,8 @@ def test_algorithms_run_in_imagination_unchanged(algo: str, tmp_path: Path, monk
         "dppo": ("loop.total_steps=320", "loop.rollout_steps=10", "algo.epochs=1", "num_envs=8",
                  "policy.tuned_steps=4", "algo.minibatch=64"),
     }[algo]  # fmt: skip
-    imagined = ("world=imagined", "world.model=world", "world.even_if_bad=true")  # 150 updates are few
+    # Its 150 updates are few.
+    imagined = ("world=imagined", "world.model=world", "world.even_if_bad=true", "world.gate.starts=10")
     assert main(["train", f"algo={algo}", "task=reach", "base=bc", "run_dir=rl", *imagined, *loop, *quiet]) == 0
     assert main(["eval", "checkpoint=rl", "episodes=4", "split=validation", "videos=0"]) == 0
     assert main(["eval", "checkpoint=rl", "episodes=4", "split=validation", *imagined]) == 0
@@ -259,14 +282,14 @@ def test_algorithms_run_in_imagination_unchanged(algo: str, tmp_path: Path, monk
     assert rows.count("imagined reach") == 4
     decisions = json.loads((tmp_path / "rl" / "gate.json").read_text())
     assert len(decisions) > 2 and decisions[0]["accepted"] and all(d["true"] is None for d in decisions)
-    assert main(["report", "run_dir=[rl,world]", "look.episodes=2"]) == 0
-    page = (tmp_path / "rl" / "report.html").read_text()
-    for title in ("What was kept (rl)", "Real and imagined (rl)", "Real and imagined (world)", "The world model (rl)"):
-        assert f"<h2>{title}</h2>" in page
     if algo == "dppo":
-        refit = ("rounds=1", "coevolve.episodes=4", "coevolve.refit_steps=20", "coevolve.starts=10")
+        assert main(["report", "run_dir=[rl,world]", "look.episodes=2"]) == 0
+        page = (tmp_path / "rl" / "report.html").read_text()
+        titles = ("What was kept (rl)", "Real and imagined (rl)", "Real and imagined (world)", "The world model (rl)")
+        assert all(f"<h2>{title}</h2>" in page for title in titles)
+        refit = ("rounds=1", "coevolve.episodes=4", "coevolve.refit_steps=5", "coevolve.starts=10")
         again = ["train", f"algo={algo}", "task=reach", "base=rl", "run_dir=rounds", *imagined, *loop, *refit, *quiet]
-        assert main(again) == 0
+        assert main([*again, "loop.total_steps=80"]) == 0
         (record,) = json.loads((tmp_path / "rounds" / "rounds.json").read_text())
         assert record["episodes"] == 4 and 0 < record["real_steps"] <= 4 * 100
         model = load_world(tmp_path / "rounds" / "round_1" / "model")
