@@ -182,14 +182,19 @@ def report(
     runs = [run_dir] if isinstance(run_dir, Path) else list(run_dir)
     if not runs:
         raise ConfigError("run_dir: expected at least one run directory, found []")
-    for run in runs if look is not None else ():
-        try:
-            build(look, "look", run_dir=run)
-        except RobopolicyError as error:  # a report is wanted most when something went wrong
-            print(f"{run}: nothing of its world is shown: {error}")
+    if look is not None:
+        _look(look, runs)
     path = write_report(runs, out or runs[0] / "report.html", title=title, max_video_mib=max_video_mib)
     print(f"report: {path}")
     return path
+
+
+def _look(node: dict[str, Any], runs: list[Path]) -> None:
+    for run in runs:
+        try:
+            build(node, "look", run_dir=run)
+        except RobopolicyError as error:  # a report is wanted most when something went wrong
+            print(f"{run}: nothing of its world is shown: {error}")
 
 
 class Place:

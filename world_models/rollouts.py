@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -45,7 +45,7 @@ def roll_out(policy: Policy, env: VecEnv, seeds: Tensor, *, policy_id: str = "")
     """The rows of `seeds` and their episodes, both in that order; `env` emits single frames."""
     recorded = RecordedEnv(env)
     with torch.random.fork_rng():
-        rows = evaluate(policy, recorded, seeds, policy_id=policy_id)
+        rows = evaluate(policy, cast(VecEnv, recorded), seeds, policy_id=policy_id)
     return rows, [recorded.episodes[s] for s in seeds.tolist()]
 
 

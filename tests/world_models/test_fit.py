@@ -170,7 +170,7 @@ def test_a_model_goes_on_from_the_weights_of_another(trained: Path, data: Path, 
     run(tmp_path / "refit", data, init=trained, steps=1, warmup=0, lr=1e-9)
     before, after = (load_world(p).state_dict() for p in (trained, tmp_path / "refit"))
     for name, value in before.items():
-        torch.testing.assert_close(after[name], value, atol=1e-6, rtol=0, equal_nan=True, msg=name)
+        torch.testing.assert_close(after[name], value, atol=1e-6, rtol=1e-6, equal_nan=True, msg=name)
     with pytest.raises(CheckpointError, match=r"loop\.init="):
         run(tmp_path / "other", data, init=trained, world_model={**MODEL, "depth": 2}, steps=1)
 
@@ -288,8 +288,8 @@ def test_algorithms_run_in_imagination_unchanged(algo: str, tmp_path: Path, monk
         titles = ("What was kept (rl)", "Real and imagined (rl)", "Real and imagined (world)", "The world model (rl)")
         assert all(f"<h2>{title}</h2>" in page for title in titles)
         refit = ("rounds=1", "coevolve.episodes=4", "coevolve.refit_steps=5", "coevolve.starts=10")
-        again = ["train", f"algo={algo}", "task=reach", "base=rl", "run_dir=rounds", *imagined, *loop, *refit, *quiet]
-        assert main([*again, "loop.total_steps=80"]) == 0
+        again = ["train", f"algo={algo}", "task=reach", "base=rl", "run_dir=rounds", *imagined, *refit, *quiet]
+        assert main([*again, "loop.total_steps=80", *loop[1:]]) == 0
         (record,) = json.loads((tmp_path / "rounds" / "rounds.json").read_text())
         assert record["episodes"] == 4 and 0 < record["real_steps"] <= 4 * 100
         model = load_world(tmp_path / "rounds" / "round_1" / "model")
