@@ -24,7 +24,7 @@ from robopolicy.storage import write_text
 
 CONFIG = "config.yaml"
 PROVENANCE = "provenance.json"
-_MAY_GROW = ("steps", "total_steps")  # a run may be extended; `_check_schedule` warns where that shows
+_MAY_GROW = ("steps", "total_steps", "rounds")  # a run may be extended; `_check_schedule` warns where that shows
 # What may change in a run. `threads` changes the last bits of float sums, no more; Checkpointer.latest warns of it.
 # `incomplete` says what data may be; those that the run began with are checked by themselves.
 _FREE = ("tracker.", "run_dir", "threads", "keep_checkpoints", "incomplete")
@@ -103,7 +103,7 @@ def check_same(run_dir: Path, config: Mapping[str, Any]) -> None:
         if has_checkpoint(run_dir):
             raise ConfigError(f"run_dir={run_dir}: holds checkpoints but no {CONFIG}; give a new run_dir")
         return
-    old, new = flatten(before), flatten(config)
+    old, new = flatten(_used(before)), flatten(_used(config))
     differ = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and not _harmless(k, old.get(k), new.get(k))]
     if differ:
         lines = [f"  - {k}: was {_shown(old, k)}, now {_shown(new, k)}" for k in differ]
@@ -143,11 +143,16 @@ def dump(config: Mapping[str, Any]) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(dict(config)))
 
 
+def _used(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What counts: without rounds not how they would be carried out, of which older runs say nothing."""
+    return config if config.get("rounds") else {k: v for k, v in config.items() if k not in ("rounds", "coevolve")}
+
+
 def _harmless(key: str, old: Any, new: Any) -> bool:
     if any(key == free or (free.endswith(".") and key.startswith(free)) for free in _FREE):
         return True
     longer = isinstance(old, int | float) and isinstance(new, int | float) and new > old
-    return longer and key.startswith(("loop.", "algo.")) and key.rsplit(".", 1)[-1] in _MAY_GROW
+    return longer and (key == "rounds" or key.startswith(("loop.", "algo."))) and key.rsplit(".", 1)[-1] in _MAY_GROW
 
 
 def _scheduled(config: Mapping[str, Any]) -> list[str]:

@@ -34,6 +34,8 @@ from robopolicy.tracking import Tracker
 from robopolicy.types import BASE_ACTION, IMAGES, TASK, EnvSpec, Metrics, VecEnv
 from robopolicy.wrappers import GroupedEnv, wrap_for
 
+_ANCHOR = 0.05  # in imagination, where `algo.anchor` does not say
+_LOOKS = 8  # evaluation points of a gate, where `loop.eval_every` does not say
 _EVAL_ENVS = 100  # envs that validation episodes are run in; outcomes do not depend on it
 
 
@@ -47,6 +49,8 @@ def train(
     task: Node | None = None,
     world: Node | None = None,
     world_model: Node | None = None,
+    rounds: Natural = 0,
+    coevolve: Node | None = None,
     dataset: Path | None = None,
     incomplete: bool = False,
     base: Path | None = None,
@@ -69,6 +73,7 @@ def train(
         policy, algo, loop, tracker, task: nodes; what their targets need beside the config is supplied by `Parts`.
         world: node of the env that is learned in instead of the task's, an imagined one; validation stays with `task`.
         world_model: node of the dynamics to learn, where that is what is trained.
+        rounds: of imagining, a few real rollouts and refitting the world; coevolve: node of what carries them out.
         dataset: demonstrations (LeRobotDataset v3).
         incomplete: a dataset whose recording was interrupted will do.
         base: directory of the policy underneath, or "hold" for the one that stands still: learning from scratch.
@@ -87,6 +92,10 @@ def train(
     """
     if threads is not None:
         torch.set_num_threads(threads)
+    if rounds:
+        if coevolve is None or world is None:
+            raise ConfigError("rounds: need a world to imagine in and to refit: world=imagined, world.model=<its run>.")
+        return build(coevolve, "coevolve", rounds=rounds, run_dir=run_dir, config=read_config(run_dir))
     torch.manual_seed(seed)
     settings = Settings(
         run_dir, policy, loop, algo, task, dataset, incomplete, base, (n_obs_steps, horizon, n_action_steps), cameras,
@@ -95,6 +104,7 @@ def train(
     checkpointer = Checkpointer(run_dir, keep=keep_checkpoints)
     parts = Parts(settings, checkpointer)
     call = parts.complete(loop, "loop")  # loads data, builds envs and the policy: whatever does not fit shows now
+    loop, call = parts.gated(loop, call)
     if policy is not None:
         write_text(run_dir / "spec.json", parts.policy.spec.to_json() + "\n")
     parts.tracker = build(tracker, "tracker", run_dir=run_dir, config=read_config(run_dir))
@@ -135,8 +145,8 @@ class Settings:
 class Parts:
     """What loops, algorithms and policies may ask for, by the name of a parameter; each is made on first use."""
 
-    NAMES = ("algo", "base", "checkpointer", "dataset", "demos", "device", "env", "episodes", "evaluate", "group_size",
-             "incomplete", "normalizer", "policy", "seed", "spec", "steps", "stop", "teacher",
+    NAMES = ("algo", "anchor", "base", "checkpointer", "dataset", "demos", "device", "env", "episodes", "evaluate",
+             "group_size", "incomplete", "normalizer", "policy", "seed", "spec", "steps", "stop", "teacher",
              "world_model")  # fmt: skip
 
     def __init__(self, settings: Settings, checkpointer: Checkpointer) -> None:
@@ -354,6 +364,26 @@ class Parts:
                 )
 
     # -- learning ----------------------------------------------------------------------------------------------------
+    def gated(self, loop: dict[str, Any], call: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """`loop` and its arguments where the env judges what is learned in it: its gate evaluates, and is saved.
+
+        The true task is asked only where `loop.eval_every` says so, and to be logged alone.
+        """
+        node = getattr(self.raw_env, "gate", None) if {"env", "evaluate"} <= set(call) else None
+        if node is None:
+            return loop, call
+        asked = loop.get("eval_every", 0) > 0
+        truth = call["evaluate"] if asked else None
+        gate = build(node, "world.gate", algo=self.algo, env=self.raw_env, truth=truth, run_dir=self.settings.run_dir)
+        every = loop["eval_every"] if asked else max(1, self.steps // _LOOKS)
+        call = {**call, "evaluate": gate, "checkpointer": gate.keeping(self.checkpointer)}
+        return {**loop, "eval_every": every}, call
+
+    @property
+    def anchor(self) -> float:
+        """Weight of the pull towards the base: what a model says far away from its data is not to be believed."""
+        return 0.0 if self.settings.world is None else _ANCHOR
+
     @cached_property
     def algo(self) -> Any:
         if self.settings.algo is None:

@@ -10,7 +10,7 @@ import torch
 from robopolicy.build import build
 from robopolicy.checkpoint import find_policy, load_policy
 from robopolicy.data.demos import Recording, record_demos
-from robopolicy.errors import ConfigError, DataError
+from robopolicy.errors import ConfigError, DataError, RobopolicyError
 from robopolicy.evaluate import compare as comparing
 from robopolicy.evaluate import rollout, video
 from robopolicy.evaluate.forgetting import forgetting, frame, table
@@ -176,15 +176,33 @@ def compare(
 
 
 def report(
-    *, run_dir: Path | tuple[Path, ...], out: Path | None = None, title: str = "", max_video_mib: Positive = 16.0
+    *,
+    run_dir: Path | tuple[Path, ...],
+    out: Path | None = None,
+    title: str = "",
+    max_video_mib: Positive = 16.0,
+    look: Node | None = None,
 ) -> Path:
-    """Write a self-contained page about one run or several."""
+    """Write a self-contained page about one run or several.
+
+    look: node of what looks at runs of a world model or in imagination, before the page is written; None: nobody.
+    """
     runs = [run_dir] if isinstance(run_dir, Path) else list(run_dir)
     if not runs:
         raise ConfigError("run_dir: expected at least one run directory, found []")
+    if look is not None:
+        _look(look, runs)
     path = write_report(runs, out or runs[0] / "report.html", title=title, max_video_mib=max_video_mib)
     print(f"report: {path}")
     return path
+
+
+def _look(node: dict[str, Any], runs: list[Path]) -> None:
+    for run in runs:
+        try:
+            build(node, "look", run_dir=run)
+        except RobopolicyError as error:  # a report is wanted most when something went wrong
+            print(f"{run}: nothing of its world is shown: {error}")
 
 
 class Place:

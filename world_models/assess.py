@@ -9,6 +9,7 @@ import torch
 from robopolicy.data.episodes import Episodes
 from robopolicy.types import STATE
 from world_models.data import Sequences
+from world_models.ranking import spearman
 from world_models.success import choose_threshold, verdict
 from world_models.validate import (
     Rollout,
@@ -19,7 +20,6 @@ from world_models.validate import (
     open_loop,
     per_episode,
     scores,
-    spearman,
     succeeded,
 )
 from world_models.world import World
@@ -71,7 +71,7 @@ def assess(
             "believed": believed,
             "flagged_episodes": float((per_episode(flagged.float(), validation) > 0).float().mean()),
             "flagged_steps": float(flagged.float().mean()),
-            "spearman_doubt_error": spearman(doubt[known], error[known]),
+            "spearman_doubt_error": spearman(doubt[known].tolist(), error[known].tolist()),
             "error_believed": float(rest.mean()) if len(rest) else None,
             "error_flagged": float(suspect.mean()) if len(suspect) else None,
         },

@@ -93,16 +93,22 @@ class Coordinates(nn.Module):
         if not bool(moves.any()):
             raise DataError("no number of the state changes within an episode: there are no dynamics to learn")
         keep, relation, offset = _relations(x, moves, delta.abs().mean(0), std, self.period > 0)
-        span = x.amax(0) - x.amin(0)
         self.mean.copy_(mean)
         self.std.copy_(torch.where(std > 0, std, typical))
         self.predicted.copy_(keep & moves)
         self.delta_std.copy_(torch.where(moves, delta_std, 0.0))
         self.relation.zero_()[: self.size] = relation.to(self.relation.dtype)
         self.offset.copy_(offset)
-        self.low.copy_(x.amin(0) - _WIDER * span - 1e-3 * typical)
-        self.high.copy_(x.amax(0) + _WIDER * span + 1e-3 * typical)
+        low, high = _reach(x, typical)
+        self.low.copy_(low)
+        self.high.copy_(high)
         return self
+
+    def widen(self, episodes: Episodes) -> None:
+        """Let the range that a state may lie in reach over `episodes` too; units stay as the weights know them."""
+        low, high = _reach(episodes.obs[STATE].to(torch.float64), self.std.median().double())
+        self.low.copy_(torch.minimum(self.low, low.to(self.low.dtype)))
+        self.high.copy_(torch.maximum(self.high, high.to(self.high.dtype)))
 
     def wrap(self, difference: Tensor) -> Tensor:
         """Differences [... Ds] of angles to the nearest turn."""
@@ -138,6 +144,12 @@ class Coordinates(nn.Module):
     def outside(self, state: Tensor) -> Tensor:
         """[...] bool: some number is far from all that the data has shown."""
         return ((state < self.low) | (state > self.high)).any(-1)
+
+
+def _reach(x: Tensor, typical: Tensor) -> tuple[Tensor, Tensor]:
+    """Lowest and highest [Ds] that a state may be of which `x` [F Ds] has been seen."""
+    span = x.amax(0) - x.amin(0)
+    return x.amin(0) - _WIDER * span - 1e-3 * typical, x.amax(0) + _WIDER * span + 1e-3 * typical
 
 
 def _relations(x: Tensor, moves: Tensor, change: Tensor, std: Tensor, angle: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -19,6 +19,7 @@ from robopolicy.noise import keyed_uniform
 from robopolicy.spec import check_action_spec, check_features
 from robopolicy.types import IMAGES, STATE
 
+HOLDOUT = 0.15  # share of episodes that a model is not trained on, where its config does not say
 _SPLIT_STREAM, _DRAW_STREAM = 9201, 9202
 _NEAR = 15  # frames before an episode's end that are looked at more often for negatives: they look like success
 

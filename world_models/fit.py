@@ -16,11 +16,12 @@ from robopolicy.errors import CheckpointError, ConfigError, DataError, SpecError
 from robopolicy.loops.offline import Tracker, seed_generators, step_seed
 from robopolicy.policies.base import Policy
 from robopolicy.schema import Count, Fraction, Natural, Node, NonNegative, Positive
+from robopolicy.storage import load_weights
 from robopolicy.types import STATE, TASK, EnvSpec, Metrics
 from world_models.assess import assess, summary
-from world_models.data import Batches, Mixture, check_learnable, mix, split
+from world_models.data import HOLDOUT, Batches, Mixture, check_learnable, mix, split
 from world_models.validate import succeeded
-from world_models.world import World, make_world
+from world_models.world import World, load_world, make_world
 
 
 def fit(
@@ -35,10 +36,11 @@ def fit(
     device: torch.device,
     tracker: Tracker,
     checkpointer: Any,
+    init: Path | None = None,
     data: dict[str, Path] | None = None,
     mix_weights: dict[str, NonNegative] | None = None,
     labelled: Count = 256,
-    holdout: Fraction = 0.15,
+    holdout: Fraction = HOLDOUT,
     believed: Fraction = 0.95,
     lr: Positive = 1e-3,
     warmup: Natural = 200,
@@ -54,6 +56,7 @@ def fit(
         world_model: node of a Dynamics. success: node of a SuccessClassifier.
         dataset: the source called "dataset". data: further ones, {name: path}; mix_weights: {name: weight}, by frames
             where not given.
+        init: run of a model whose weights, and units of the state, this one begins with; None: from scratch.
         batch_size: sequences per member and update. labelled: pairs for the classifier, half of them successes.
         holdout: share of episodes kept out of the training, half for calibration and half for the report.
         believed: see `assess`.
@@ -63,7 +66,7 @@ def fit(
 
     Raises:
         ConfigError, DataError, SpecError: data that cannot teach a world model; see world_models/data.py.
-        CheckpointError: a resumed run finds other data than it began with.
+        CheckpointError: a resumed run finds other data than it began with; `init` is of another shape.
     """
     began = time.perf_counter()
     paths = {**({"dataset": dataset} if dataset is not None else {}), **(data or {})}
@@ -75,7 +78,11 @@ def fit(
     check_learnable(mixture.episodes, unroll=world.dynamics.unroll)
     parts = _parts(mixture, holdout, world)
     train = parts["train"].episodes
-    if (coordinates := getattr(world.dynamics, "coordinates", None)) is not None:
+    coordinates = getattr(world.dynamics, "coordinates", None)
+    if init is not None:
+        load_weights(world, load_world(init).state_dict(), where=f"loop.init={init}")
+        getattr(coordinates, "widen", lambda episodes: None)(train)
+    elif coordinates is not None:
         coordinates.fit(train)
     algo = BC(
         cast(Policy, world), steps=steps, lr=lr, warmup=warmup, weight_decay=weight_decay, clip_norm=clip_norm,

@@ -8,46 +8,32 @@ that are not finite (truncated, not valid).
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from robopolicy.data.episodes import Episodes
-from robopolicy.data.lerobot import load_episodes
 from robopolicy.errors import CheckpointError, ConfigError
 from robopolicy.noise import episode_seeds, keyed_uniform
-from robopolicy.runs import read_config
-from robopolicy.schema import Count, Positive
-from robopolicy.spec import check_action_spec, check_features
+from robopolicy.schema import Count, Node, Positive
 from robopolicy.storage import MANIFEST
 from robopolicy.types import EnvSpec, Obs, Step, check_action
 from world_models.assess import faults
+from world_models.starts import Part, Starts, fitting, own_starts
 from world_models.world import World, find_world, load_world
 
 _START_STREAM, _DRAW_STREAM = 9101, 9102
 
 
-@dataclass(frozen=True)
-class Starts:
-    """Windows of S real observations [S W ...] that imagined episodes begin with; the last frame is the first state."""
-
-    obs: Obs
-
-    @classmethod
-    def of(cls, episodes: Episodes, window: int, *, where: Literal["first", "any"] = "first") -> Starts:
-        """First frames of all episodes, or all frames that are not yet a success, with the frames before them."""
-        frames = episodes.starts[:-1] if where == "first" else (~episodes.success).nonzero()[:, 0]
-        return cls({k: v for k, v in episodes.history(frames, window).items() if k in episodes.observation})
-
-    def __len__(self) -> int:
-        return len(next(iter(self.obs.values())))
-
-
 class ImaginedEnv:
     """N episodes dreamed at once.
+
+    `held_out`: starts that the model was not trained on, nor this env begins in unless it was told to; None where that
+    is not known. `gate`: node of what decides which updates of a training in here are kept; None: all are.
 
     Args:
         world: trained and calibrated.
@@ -61,6 +47,9 @@ class ImaginedEnv:
     Raises:
         ConfigError: an uncalibrated world, no starts, or a pessimism that is better than the worst return.
     """
+
+    held_out: Callable[[], Starts] | None = None
+    gate: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -164,7 +153,7 @@ class ImaginedEnv:
         self._window, self._t, self._given = (state[k].clone() for k in ("window", "t", "given"))
         self.episode_seed = state["episode_seed"].clone()
         self._handed, self._seed = int(state["handed"]), int(state["seed"])
-        self._episode = _unit(self.episode_seed)[:, 1]
+        self._episode = self._choose(self.episode_seed)[1]
 
     # -- inside ------------------------------------------------------------------------------------------------------
     def _begin(self, rows: Tensor) -> None:
@@ -173,17 +162,21 @@ class ImaginedEnv:
         if missing := len(rows) - len(seeds):
             seeds = torch.cat([seeds, episode_seeds("train", self._seed, missing, start=self._handed)])
             self._handed += missing
-        unit = _unit(seeds)
-        chosen = (unit[:, 0].double() * len(self.starts)).long()
+        chosen, unit = self._choose(seeds)
         window = torch.stack(
             [self.world.dynamics.encode({k: v[chosen, i : i + 1] for k, v in self.starts.obs.items()})
              for i in range(self._window.shape[1])], dim=1,
         )  # fmt: skip
         self.episode_seed = self.episode_seed.clone()  # steps handed out before keep the seeds they were made with
         self.episode_seed[rows] = seeds
-        self._episode[rows] = unit[:, 1]
+        self._episode[rows] = unit
         self._window[rows] = window
         self._t[rows] = 0
+
+    def _choose(self, seeds: Tensor) -> tuple[Tensor, Tensor]:
+        """What episodes `seeds` [M] begin with: the number of a start [M], and the uniform number [M] of a member."""
+        unit = keyed_uniform(seeds, torch.zeros_like(seeds), (2,), stream=_START_STREAM)
+        return (unit[:, 0].double() * len(self.starts)).long(), unit[:, 1]
 
 
 def make(
@@ -193,21 +186,24 @@ def make(
     seed: int = 0,
     which: Literal["latest", "best"] = "latest",
     starts: Path | None = None,
+    part: Part = "train",
     start_at: Literal["first", "any"] = "first",
     horizon: Count | None = None,
     trust: Positive = 1.0,
     pessimism: float = 0.0,
     sampled: bool = True,
     even_if_bad: bool = False,
+    gate: Node | None = None,
 ) -> ImaginedEnv:
     """The env imagined by a trained world model.
 
     Args:
         model: run directory of `train algo=world_model`. which: its newest or best checkpoint.
-        starts: dataset whose states episodes begin in; None: those that the model was trained on.
+        starts: dataset whose states episodes begin in, all of it; None: what the model was made from.
+        part: which episodes of that: those that it learned from, those that it was calibrated and judged on, or all.
         start_at: "first" frames of its episodes, or "any" that are not yet a success.
         even_if_bad: also one whose open-loop error is worse than that of copying the last state.
-        horizon, trust, pessimism, sampled: see ImaginedEnv.
+        horizon, trust, pessimism, sampled, gate: see ImaginedEnv.
 
     Raises:
         ConfigError: no model or starts named, a model that predicts worse than no model.
@@ -222,41 +218,18 @@ def make(
             f"world.model={model}: on held-out episodes it is not fit to learn in:\n  - " + "\n  - ".join(bad)
             + "\nTrain it longer or on more data; to look at it nevertheless: world.even_if_bad=true."
         )  # fmt: skip
-    paths = [starts] if starts is not None else _trained_on(Path(model))
-    parts = [Starts.of(_fitting(p, world), world.success.window, where=start_at).obs for p in paths]
-    together = Starts({k: torch.cat([p[k] for p in parts]) for k in parts[0]})
+    if starts is not None:
+        together = Starts.of(fitting(starts, world), world.success.window, where=start_at)
+    else:
+        together = own_starts(model, world, part, where=start_at)
     text = (find_world(model, which=which) / MANIFEST).read_bytes()
     text += repr((start_at, horizon, trust, pessimism, sampled)).encode() + _bytes(together)
-    return ImaginedEnv(
+    env = ImaginedEnv(
         world, together, num_envs, seed=seed, horizon=horizon, trust=trust, pessimism=pessimism, sampled=sampled,
         digest=hashlib.sha256(text).hexdigest()[:16],
     )  # fmt: skip
-
-
-def _trained_on(model: Path) -> list[Path]:
-    run = next((p for p in (model, *model.resolve().parents) if (p / "config.yaml").is_file()), None)
-    config = (read_config(run) if run is not None else None) or {}
-    named = [config.get("dataset"), *((config.get("loop") or {}).get("data") or {}).values()]
-    if not (paths := [Path(p) for p in named if p]):
-        raise ConfigError(f"world.starts: {model} does not say what it was trained on. Add world.starts=<dataset>.")
-    return paths
-
-
-def _fitting(path: Path, world: World) -> Episodes:
-    episodes = load_episodes(path, needed=world.spec.observation)
-    said = {"needs": "the world model", "offers": str(path)}
-    problems = check_features(world.spec.observation, episodes.observation, **said)
-    problems += check_action_spec(world.spec.action, episodes.action_spec, **said)
-    if abs(world.spec.dt - episodes.dt) > 1e-6:
-        problems.append(f"dt: the world model steps {world.spec.dt} s, {path} has a frame every {episodes.dt} s")
-    if problems:
-        raise ConfigError("world.starts does not fit the world model:\n  - " + "\n  - ".join(problems))
-    return episodes
-
-
-def _unit(seeds: Tensor) -> Tensor:
-    """[M 2] uniform numbers of episodes: which start, which member."""
-    return keyed_uniform(seeds, torch.zeros_like(seeds), (2,), stream=_START_STREAM)
+    env.held_out, env.gate = partial(own_starts, model, world, "held_out"), gate
+    return env
 
 
 def _by_blocks(function: Any, *inputs: Tensor, block: int = 64) -> Tensor:

@@ -139,9 +139,3 @@ def per_episode(values: Tensor, episodes: Episodes) -> Tensor:
 def succeeded(episodes: Episodes) -> Tensor:
     """[E] bool: success held at some frame."""
     return per_episode(episodes.success.float(), episodes) > 0
-
-
-def spearman(a: Tensor, b: Tensor) -> float:
-    """Rank correlation of [n] and [n], ties broken by order."""
-    ra, rb = (x.argsort(stable=True).argsort(stable=True).double() for x in (a, b))
-    return float(torch.corrcoef(torch.stack([ra, rb]))[0, 1])

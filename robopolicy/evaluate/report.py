@@ -12,6 +12,7 @@ from pathlib import Path
 from robopolicy.errors import DataError
 from robopolicy.evaluate import plots, sections
 from robopolicy.evaluate.compare import compare
+from robopolicy.evaluate.imagination import imagination
 from robopolicy.evaluate.provenance import write_atomically
 from robopolicy.evaluate.rows import Rows
 from robopolicy.evaluate.run_dir import Evaluation, Run, read_run
@@ -54,6 +55,7 @@ def write_report(
         sections.paired(pair, comparison),
         sections.checkpoints(evaluations, pair),
         sections.learning(runs, pair),
+        imagination(runs),
         sections.films([v for run in runs for v in run.videos], max_bytes=int(max_video_mib * 2**20)),
         sections.episodes(evaluations, max_rows),
         sections.reproduce(runs),

@@ -85,7 +85,7 @@ def off_policy(
     state = checkpointer.latest()
     steps, owed, train_s, result, metrics, tally = 0, 0.0, 0.0, {}, {}, Tally()
     evaluated, saved, logged = -1, -1, 0  # env step at which that was done last
-    best = -1.0  # success rate of the best evaluation
+    best = -1.0  # `standing` of the best evaluation
     most = env.num_envs * max(1, env.spec.chunk)  # primitive steps that one more `env.step` may take
     if state is None:
         obs = env.reset()
@@ -129,7 +129,7 @@ def off_policy(
             if evaluate is not None and eval_every and look:
                 result, evaluated = evaluate(algo.policy, steps), steps
                 tracker.log({f"eval/{k}": v for k, v in result.items()}, steps)
-                best, better = max(best, result["success_rate"]), result["success_rate"] >= best
+                best, better = max(best, standing(result)), standing(result) >= best
             if due(save_every, max(saved, 0), steps) or (last and saved < steps) or better or checkpointer.requested:
                 saved = steps
                 checkpointer.save(steps, policy=algo.policy, state=snapshot(), best=better)
@@ -212,6 +212,11 @@ def solved(recent: deque[float], wanted: float | None, steps: int, env: VecEnv) 
     if wanted is None or len(recent) < (recent.maxlen or 0) or steps < 2 * env.num_envs * env.spec.horizon:
         return False
     return sum(recent) >= wanted * len(recent)
+
+
+def standing(result: Metrics) -> float:
+    """What `best` is chosen by: the evaluation's `rank` where it gives one, or else its success rate."""
+    return result["rank"] if "rank" in result else result["success_rate"]
 
 
 def due(every: int, previous: int, steps: int) -> bool:

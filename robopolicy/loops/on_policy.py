@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from robopolicy.data.rollout import Collector, Explorer, Rollout
 from robopolicy.errors import ConfigError
-from robopolicy.loops.off_policy import Checkpoints, due, solved
+from robopolicy.loops.off_policy import Checkpoints, due, solved, standing
 from robopolicy.memory import release_memory
 from robopolicy.schema import Count, Fraction, Natural
 from robopolicy.types import Metrics, VecEnv
@@ -72,7 +72,7 @@ def on_policy(
     state = checkpointer.latest()
     done, steps, train_s, result = 0, 0, 0.0, {}
     evaluated, saved = -1, 0  # env step at which that was done last
-    best = -1.0  # success rate of the best evaluation
+    best = -1.0  # `standing` of the best evaluation
     recent: deque[float] = deque(maxlen=100)  # success of the newest training episodes
     if state is None:
         collector.reset()
@@ -96,7 +96,7 @@ def on_policy(
             if evaluate is not None and eval_every and look:
                 result, evaluated = evaluate(algo.policy, steps), steps
                 tracker.log({f"eval/{k}": v for k, v in result.items()}, steps)
-                best, better = max(best, result["success_rate"]), result["success_rate"] >= best
+                best, better = max(best, standing(result)), standing(result) >= best
             if due(save_every, saved, steps) or last or better or checkpointer.requested:
                 saved = steps
                 checkpointer.save(steps, policy=algo.policy, state=snapshot(), best=better)

@@ -19,6 +19,8 @@ from robopolicy.schema import TARGET
 from robopolicy.train import check_same_world
 from robopolicy.types import STATE, Obs
 from tests.fakes import NoTracker, PointEnv
+from tests.world_models.point import FEATURES, walk
+from world_models.coordinates import Coordinates
 from world_models.fit import fit
 from world_models.imagined_env import make
 from world_models.world import find_world, load_world
@@ -65,9 +67,10 @@ def run(run_dir: Path, data: Path | None, /, **changes: Any) -> Any:
         "labelled": 16, "holdout": 0.3, "warmup": 5, "lr": 3e-3, "seed": 0, "device": torch.device("cpu"),
         "tracker": NoTracker(), "checkpointer": checkpointer, "log_every": 10, "save_every": 10,
     }  # fmt: skip
-    result = fit(**{**given, **changes})
+    given |= changes
+    result = fit(**given)
     run_dir.mkdir(exist_ok=True)
-    (run_dir / "config.yaml").write_text(f"dataset: {data}\nloop: {{data: {{}}}}\n")
+    (run_dir / "config.yaml").write_text(f"dataset: {data}\nloop: {{data: {{}}, holdout: {given['holdout']}}}\n")
     return result
 
 
@@ -116,13 +119,18 @@ def test_a_trained_world_says_how_good_it_is_and_beats_standing_still(trained: P
 
 
 def test_the_env_of_a_run_starts_in_its_data_and_reproduces(trained: Path, data: Path) -> None:
-    a, b = make(trained, num_envs=5, seed=3), make(trained, num_envs=5, seed=3, starts=data)
+    a, b = make(trained, num_envs=5, seed=3, part="all"), make(trained, num_envs=5, seed=3, starts=data)
     assert torch.equal(a.observe()[STATE], b.observe()[STATE]) and a.spec.digest == b.spec.digest
     for _ in range(15):
         x, y = a.step(torch.full((5, 2), 0.05)), b.step(torch.full((5, 2), 0.05))
         assert torch.equal(x.obs[STATE], y.obs[STATE]) and torch.equal(x.ended, y.ended)
     assert make(trained, num_envs=1, start_at="any").spec.digest != a.spec.digest
     assert len(make(trained, num_envs=1, start_at="any").starts) > 3 * len(a.starts)
+    seen, held = (make(trained, num_envs=1, part=p).starts.obs[STATE] for p in ("train", "held_out"))
+    counts = {name: found["episodes"] for name, found in load_world(trained).report["data"].items()}
+    assert len(seen) == counts["train"] and len(held) == counts["calibration"] + counts["validation"] > 20
+    assert not (seen[:, None, -1] == held[None, :, -1]).all(2).any()
+    assert torch.equal(make(trained, num_envs=1).held_out().obs[STATE], held)
     assert make(trained, num_envs=1, horizon=4).spec.horizon == 4
 
 
@@ -156,6 +164,26 @@ def test_sources_are_mixed_by_name(data: Path, tmp_path: Path) -> None:
     more = record(tmp_path / "more", seed=1, episodes=40)
     run(tmp_path / "run", data, data={"more": more}, mix_weights={"more": 0.5, "dataset": 0.5}, steps=2)
     assert sum(part["episodes"] for part in load_world(tmp_path / "run").report["data"].values()) == 160
+
+
+def test_a_model_goes_on_from_the_weights_of_another(trained: Path, data: Path, tmp_path: Path) -> None:
+    run(tmp_path / "refit", data, init=trained, steps=1, warmup=0, lr=1e-9)
+    before, after = (load_world(p).state_dict() for p in (trained, tmp_path / "refit"))
+    for name, value in before.items():
+        torch.testing.assert_close(after[name], value, atol=1e-6, rtol=1e-6, equal_nan=True, msg=name)
+    with pytest.raises(CheckpointError, match=r"loop\.init="):
+        run(tmp_path / "other", data, init=trained, world_model={**MODEL, "depth": 2}, steps=1)
+
+
+def test_new_data_widens_what_is_believed_and_leaves_the_units() -> None:
+    old, new = walk([30] * 4), walk([30] * 4, seed=1)
+    new.obs[STATE][:, 0] += 5.0
+    coordinates = Coordinates(FEATURES[STATE], old.action_spec).fit(old)
+    mean, low, state = coordinates.mean.clone(), coordinates.low.clone(), new.obs[STATE][:1]
+    assert coordinates.outside(state).all()
+    coordinates.widen(new)
+    assert not coordinates.outside(new.obs[STATE]).any() and not coordinates.outside(old.obs[STATE]).any()
+    assert torch.equal(coordinates.mean, mean) and (coordinates.low <= low).all()
 
 
 def test_too_little_to_learn_from(data: Path, tmp_path: Path) -> None:
@@ -244,10 +272,26 @@ def test_algorithms_run_in_imagination_unchanged(algo: str, tmp_path: Path, monk
         "dppo": ("loop.total_steps=320", "loop.rollout_steps=10", "algo.epochs=1", "num_envs=8",
                  "policy.tuned_steps=4", "algo.minibatch=64"),
     }[algo]  # fmt: skip
-    imagined = ("world=imagined", "world.model=world", "world.even_if_bad=true")  # 150 updates are few
+    # Its 150 updates are few.
+    imagined = ("world=imagined", "world.model=world", "world.even_if_bad=true", "world.gate.starts=10")
     assert main(["train", f"algo={algo}", "task=reach", "base=bc", "run_dir=rl", *imagined, *loop, *quiet]) == 0
     assert main(["eval", "checkpoint=rl", "episodes=4", "split=validation", "videos=0"]) == 0
     assert main(["eval", "checkpoint=rl", "episodes=4", "split=validation", *imagined]) == 0
     assert (tmp_path / "rl" / "episodes-validation.csv").is_file()
     rows = (tmp_path / "rl" / "episodes-imagined-validation.csv").read_text()
     assert rows.count("imagined reach") == 4
+    decisions = json.loads((tmp_path / "rl" / "gate.json").read_text())
+    assert len(decisions) > 2 and decisions[0]["accepted"] and all(d["true"] is None for d in decisions)
+    if algo == "dppo":
+        assert main(["report", "run_dir=[rl,world]", "look.episodes=2"]) == 0
+        page = (tmp_path / "rl" / "report.html").read_text()
+        titles = ("What was kept (rl)", "Real and imagined (rl)", "Real and imagined (world)", "The world model (rl)")
+        assert all(f"<h2>{title}</h2>" in page for title in titles)
+        refit = ("rounds=1", "coevolve.episodes=4", "coevolve.refit_steps=5", "coevolve.starts=10")
+        again = ["train", f"algo={algo}", "task=reach", "base=rl", "run_dir=rounds", *imagined, *refit, *quiet]
+        assert main([*again, "loop.total_steps=80", *loop[1:]]) == 0
+        (record,) = json.loads((tmp_path / "rounds" / "rounds.json").read_text())
+        assert record["episodes"] == 4 and 0 < record["real_steps"] <= 4 * 100
+        model = load_world(tmp_path / "rounds" / "round_1" / "model")
+        assert model.report["data"]["train"]["episodes"] > load_world("world").report["data"]["train"]["episodes"]
+        assert main(["eval", "checkpoint=rounds", "episodes=4", "videos=0"]) == 0

@@ -16,7 +16,6 @@ from world_models.validate import (
     open_loop,
     per_episode,
     scores,
-    spearman,
     succeeded,
 )
 
@@ -77,8 +76,6 @@ def test_per_episode_and_rank_correlation() -> None:
     episodes = walk([2, 3], success=[False, True])
     assert per_episode(torch.tensor([1.0, 3, -5, -2, -9]), episodes).tolist() == [3.0, -2.0]
     assert succeeded(episodes).tolist() == [False, True]
-    assert spearman(torch.tensor([1.0, 2, 30]), torch.tensor([5.0, 6, 7])) == pytest.approx(1.0)
-    assert spearman(torch.tensor([1.0, 2, 3, 4]), torch.tensor([2.0, 1, 4, 3])) == pytest.approx(0.6)
 
 
 def test_a_model_that_is_not_to_be_learned_in_is_named() -> None:

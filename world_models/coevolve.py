@@ -1,0 +1,257 @@
+"""Policy and world model in turns: imagine, try a few episodes for real, refit the model on what happened, go on.
+
+Every step of a round is a command of its own in a folder of its own, which resumes by itself:
+round_<n>/  imagined/ (train world=…) · rollouts/ and rollouts.csv · model/ (train algo=world_model) · judged.json
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from robopolicy.build import build
+from robopolicy.checkpoint import Checkpointer, load_policy
+from robopolicy.cli import call, find_verb
+from robopolicy.data.meta import recorded
+from robopolicy.errors import ConfigError
+from robopolicy.evaluate.rows import Rows
+from robopolicy.evaluate.statistics import Interval
+from robopolicy.noise import episode_seeds
+from robopolicy.policies.base import Policy
+from robopolicy.runs import read_config
+from robopolicy.schema import TARGET, Count, Fraction
+from robopolicy.storage import write_text
+from robopolicy.types import Metrics
+from world_models.assess import faults
+from world_models.exam import Exam, examine
+from world_models.gate import LEVEL
+from world_models.rollouts import record_rollouts
+from world_models.starts import run_of
+from world_models.world import load_world
+
+_FIRST_SEED = 1 << 20  # of the run's training stream: envs that train have not come that far
+_TUNED = "robopolicy.policies.tuned.tuned"
+
+
+def coevolve(
+    *,
+    rounds: Count,
+    run_dir: Path,
+    config: dict[str, Any] | None,
+    episodes: Count = 12,
+    real_steps: Count = 5_000,
+    refit_steps: Count = 2_000,
+    share: Fraction = 0.25,
+    starts: Count = 100,
+) -> Metrics:
+    """Carry out `rounds`, going on after the newest that is done.
+
+    A round's policy is kept where its gate accepted something and the truth does not contradict what was imagined of
+    it. Where the refitted model and the truth still part beyond their intervals, it stops: more imagining would only
+    widen the gap.
+
+    Args:
+        config: of the whole command; its `world` is imagined in, its `task` is the truth.
+        episodes: real rollouts of a round's policy. real_steps: primitive env steps of all rounds together, at most.
+        refit_steps: updates of the model a round, from its weights. share: of its batches that is of these rollouts.
+        starts: held-out ones that the gap is measured from.
+
+    Returns:
+        Of the last round: success in imagination and in truth, their gap; rounds done and real steps taken.
+
+    Raises:
+        ConfigError: no task to try it in, a policy that cannot go on from the round before.
+    """
+    if config is None:
+        raise ConfigError("rounds: are of `robopolicy train`, which says with its config what a round is made of")
+    if config.get("task") is None:
+        raise ConfigError("rounds: a few rollouts of each round are real, in task=<name>; none is given")
+    if (config.get("policy") or {}).get(TARGET) != _TUNED or config.get("base") is None:
+        raise ConfigError(
+            "rounds: each goes on from the policy of the one before, as policy=tuned does on base=<run directory> "
+            f"(algo=dppo, ppo, policy_flow); found policy {(config.get('policy') or {}).get(TARGET)!r}."
+        )
+    if run_of(Path(config["world"]["model"] or "")) is None:
+        raise ConfigError(f"world.model={config['world']['model']}: is not in a run, so nobody knows how to refit it")
+    if config["world"].get("starts") is not None:
+        raise ConfigError("world.starts: in rounds, episodes begin where the model's own data does; leave it away")
+    checkpointer = Checkpointer(run_dir, keep=int(config.get("keep_checkpoints", 2)))
+    state = checkpointer.latest() or {"records": [], "policy": "", "model": ""}
+    driver = Rounds(run_dir, config, episodes, real_steps, refit_steps, share, starts)
+    while (reason := driver.over(state, rounds)) == "":
+        state = driver.round(state)
+        kept = state["records"][-1]["kept"]
+        policy = load_policy(driver.policy(state))
+        write_text(run_dir / "spec.json", policy.spec.to_json() + "\n")
+        write_text(run_dir / "rounds.json", json.dumps(state["records"], indent=1) + "\n")
+        checkpointer.save(len(state["records"]), policy=policy, state=state, best=kept)
+    print(f"rounds: {reason}")
+    last = state["records"][-1]
+    return {
+        "rounds": len(state["records"]), "real_steps": last["real_steps_total"], "gap": last["gap"],
+        "imagined_success": last["imagined"][0], "success_rate": last["true"][0],
+    }  # fmt: skip
+
+
+class Rounds:
+    """What a round does, given what is left of the rounds before: `records`, and `policy` and `model` to go on from.
+
+    Both are names of runs below `run_dir`; "" stands for those that the command names.
+    """
+
+    def __init__(
+        self, run_dir: Path, config: dict[str, Any], episodes: int, real_steps: int, refit_steps: int, share: float,
+        starts: int,
+    ) -> None:  # fmt: skip
+        self.run_dir, self.config, self.starts = run_dir, config, starts
+        self.episodes, self.real_steps, self.refit_steps, self.share = episodes, real_steps, refit_steps, share
+        self.env = build(config["task"], "task", num_envs=min(episodes, 64), seed=0)
+
+    def policy(self, state: dict[str, Any]) -> Path:
+        return self.run_dir / state["policy"] if state["policy"] else Path(self.config["base"])
+
+    def model(self, state: dict[str, Any]) -> Path:
+        return self.run_dir / state["model"] if state["model"] else Path(self.config["world"]["model"])
+
+    def over(self, state: dict[str, Any], rounds: int) -> str:
+        """Why there is not another round; "" where there is."""
+        records = state["records"]
+        if records and records[-1]["stop"]:
+            return str(records[-1]["stop"])
+        if len(records) >= rounds:
+            return f"all {rounds} are done"
+        used = records[-1]["real_steps_total"] if records else 0
+        if self.real_steps - used < 2 * self.env.spec.horizon:
+            return f"{used} of {self.real_steps} real steps are taken, and two more episodes may need more than is left"
+        return ""
+
+    def round(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Carry out the next round, or what is left of it."""
+        records, number = state["records"], len(state["records"]) + 1
+        name, folder = f"round_{number}", self.run_dir / f"round_{number}"
+        used = records[-1]["real_steps_total"] if records else 0
+        imagined, model = folder / "imagined", folder / "model"
+        if not (folder / "imagined.done").exists():
+            call(find_verb("train"), self._imagining(state, imagined, number))
+            write_text(folder / "imagined.done", "")
+        policy = load_policy(imagined, env=self.env.spec)
+        count = min(self.episodes, (self.real_steps - used) // self.env.spec.horizon)
+        rows = self._real(policy, folder, first=sum(r["episodes"] for r in records), count=count)
+        if not (folder / "model.done").exists():
+            call(find_verb("train"), self._refitting(state, model, number))
+            write_text(folder / "model.done", "")
+        judged = _once(folder / "judged.json", lambda: {
+            "imagined": self._judge(policy, self.model(state)), "imagined_refitted": self._judge(policy, model),
+            "faults": faults(load_world(model).report),
+        })  # fmt: skip
+        record = _record(number, rows, judged, gate=_decisions(imagined), used=used)
+        usable = not judged["faults"] or bool(self.config["world"].get("even_if_bad"))
+        print(f"round {number}: {record['reason']}")
+        return {
+            "records": [*records, record],
+            "policy": f"{name}/imagined" if record["kept"] else state["policy"],
+            "model": f"{name}/model" if usable else state["model"],
+        }
+
+    def _imagining(self, state: dict[str, Any], run_dir: Path, number: int) -> dict[str, Any]:
+        config = copy.deepcopy(self.config)
+        config |= {
+            "run_dir": str(run_dir),
+            "rounds": 0,
+            "base": str(self.policy(state)),
+            "seed": config["seed"] + number,
+        }
+        config["world"]["model"] = str(self.model(state))
+        return config
+
+    def _real(self, policy: Policy, folder: Path, *, first: int, count: int) -> Rows:
+        """Each round's own starts, which no training in imagination and no evaluation knows."""
+        out, file = folder / "rollouts", folder / "rollouts.csv"
+        seeds = episode_seeds("train", int(self.config["seed"]), count, start=_FIRST_SEED + first)
+        if not (file.exists() and recorded(out) == "whole"):
+            record_rollouts(policy, self.env, seeds, out, facts={"round": folder.name, "episodes": count}).save(file)
+        return Rows.load(file)
+
+    def _refitting(self, state: dict[str, Any], run_dir: Path, number: int) -> dict[str, Any]:
+        """The first model's own config, from the newest weights, with all rollouts so far beside its data."""
+        first = run_of(Path(self.config["world"]["model"]))
+        assert first is not None
+        config = copy.deepcopy(read_config(first))
+        if config is None or "loop" not in config:
+            raise ConfigError(f"world.model={first}: does not say how it was trained")
+        loop, fresh = config["loop"], {f"round_{n}": str(self.run_dir / f"round_{n}" / "rollouts")
+                                       for n in range(1, number + 1)}  # fmt: skip
+        weights = dict(loop.get("mix_weights") or {})
+        known = sum(weights.values()) if weights else 1.0  # of what has none, shares of frames, which sum to about 1
+        each = known * self.share / max(1e-9, 1.0 - self.share) / len(fresh)
+        loop |= {
+            "init": str(self.model(state)), "steps": self.refit_steps, "data": {**(loop.get("data") or {}), **fresh},
+            "mix_weights": {**weights, **dict.fromkeys(fresh, each)},
+        }  # fmt: skip
+        config |= {"run_dir": str(run_dir), "rounds": 0, "seed": config["seed"] + number}
+        return config | {k: self.config[k] for k in ("tracker", "threads") if k in self.config}
+
+    def _judge(self, policy: Policy, model: Path) -> list[float]:
+        """Success of `policy` as `model` has it, with its interval."""
+        world = {**self.config["world"], "model": str(model), "even_if_bad": True}
+        exam = Exam.crossed(build(world, "world", num_envs=1, seed=0), self.starts)
+        return list(examine(policy, exam).interval(level=LEVEL, resamples=2_000))
+
+
+def parted(imagined: Interval, true: Interval) -> bool:
+    """They lie beyond each other's intervals."""
+    return imagined.low > true.high or imagined.high < true.low
+
+
+def _record(
+    number: int, rows: Rows, judged: dict[str, Any], *, gate: list[dict[str, Any]], used: int
+) -> dict[str, Any]:
+    """What a round came to, and what follows."""
+    true, steps = rows.success_rate(level=LEVEL), int(rows.frame["length"].sum())
+    imagined, after = Interval(*judged["imagined"]), Interval(*judged["imagined_refitted"])
+    accepted = not gate or any(d["accepted"] for d in gate[1:])
+    promised = imagined.low > true.high  # too much
+    stop = ""
+    if not all(map(math.isfinite, imagined + after)):
+        stop = "the model's numbers are not finite"
+    elif parted(imagined, true) and parted(after, true):
+        stop = (
+            f"imagined and true success part beyond their intervals, {_said(after)} and {_said(true)}, and refitting "
+            "the model did not mend it"
+        )
+    reason = f"imagined {_said(imagined)}, true {_said(true)} over {len(rows)} episodes and {steps} steps; "
+    reason += "kept" if accepted and not promised else "taken back: the model promised too much" if promised else (
+        "nothing that the gate accepted"
+    )  # fmt: skip
+    reason += f"; the refitted model says {_said(after)}"
+    if judged["faults"]:
+        reason += f", and is not fit to learn in ({'; '.join(judged['faults'])})"
+    return {
+        "round": number, "episodes": len(rows), "real_steps": steps, "real_steps_total": used + steps,
+        "imagined": list(imagined), "true": list(true), "gap": imagined.value - true.value,
+        "imagined_refitted": list(after), "gap_refitted": after.value - true.value, "parted": parted(imagined, true),
+        "accepted": accepted, "kept": accepted and not promised, "stop": stop,
+        "reason": f"{reason}; stopped: {stop}" if stop else reason,
+    }  # fmt: skip
+
+
+def _said(interval: Interval) -> str:
+    return f"{100 * interval.value:.0f}% ({100 * interval.low:.0f}–{100 * interval.high:.0f})"
+
+
+def _decisions(run_dir: Path) -> list[dict[str, Any]]:
+    """Of the gate of a run; none where it had none."""
+    file = run_dir / "gate.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+
+
+def _once(file: Path, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `work` gave, now or before."""
+    if not file.is_file():
+        write_text(file, json.dumps(work(), indent=1) + "\n")
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
