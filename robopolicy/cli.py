@@ -30,7 +30,7 @@ _VERBS = {
     "deploy": ("run a checkpoint on an arm, behind safety limits", "real.deploy:deploy", True),
     "serve": ("a policy for arms on other machines", "real.server:serve", True),
     "replay": ("reproduce every safety decision of a recorded deployment", "real.replay:replay", True),
-    "convert": ("make training data of recorded deployments", "real.dataset:convert", True),
+    "convert": ("make training data of recorded deployments, or of others' files", "real.dataset:convert", True),
     "export": ("a checkpoint for LeRobot's commands", "robopolicy.lerobot.export:export", True),
     "quickstart": ("all of the above on the pick task, in minutes", "robopolicy.quickstart:quickstart", True),
     "doctor": ("what this machine has, what is missing, how to mend it", "robopolicy.doctor:main", False),
