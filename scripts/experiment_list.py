@@ -88,6 +88,7 @@ PICK_ACT = Base(
         "--steps=5000",
     ),
 )
+LIMITED = "task.joint_filter={_target_: real.joint_filter.SafetyFilter, dt: 0.05, profile: {_target_: real.safety.load_profile, robot: panda, tcp_speed: 1.0}}"  # noqa: E501
 CURVE = ("loop.eval_every=50000", *WATCH)
 SOLVED = "loop.stop_success=1"
 ABLATION = {  # one change each of algo=dppo
@@ -225,6 +226,9 @@ EXPERIMENTS = {
         extra=("mean",),
     ),
     "lerobot_base_residual": Experiment((Setting(PICK_ACT, {"refined": ("algo=residual_fast",)}),)),
+    "trained_under_limits": Experiment(
+        (Setting(PICK, {"free": ("algo=residual_fast",), "limited": ("algo=residual_fast", LIMITED)}),)
+    ),
     "pick_dppo": Experiment((Setting(PICK, {"refined": ("algo=dppo", SOLVED)}),), seeds=(0, 1, 2, 3, 4)),
     "peg_dppo": Experiment((Setting(PEG, {"refined": ("algo=dppo", "loop.total_steps=3000000", SOLVED)}),)),
     "native_suite_dppo": Experiment(
@@ -242,13 +246,22 @@ EXPERIMENTS = {
             Setting(
                 PICK_FLOW,
                 {
-                    f"k{k}": (
+                    "k4": (
                         "algo=dppo",
-                        f"policy.sampling={{sampling_steps: {k}}}",
-                        f"policy.tuned_steps={k}",
+                        "policy.sampling={sampling_steps: 4, noise_level: 0.7}",
+                        "policy.tuned_steps=4",
+                        "algo.actor_lr=4e-4",
                         SOLVED,
-                    )
-                    for k in (4, 1)
+                    ),
+                    "k1": (
+                        "algo=dppo",
+                        "policy.sampling={sampling_steps: 1}",
+                        "policy.tuned_steps=1",
+                        "algo.noise.floor=0.15",
+                        "algo.minibatch=350",
+                        "algo.actor_lr=1e-4",
+                        SOLVED,
+                    ),
                 },
             ),
         )

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from real.safety.errors import SafetyError
 from real.safety.few import apart, clip, within
 from real.safety.governor import Governor, Past
+from real.safety.joint_space import joint_limits
 from real.safety.ladder import Mode, Patience, Watchdog
-from real.safety.limits import Limit, joint_limits
+from real.safety.limits import Limit
 from real.safety.profile import Profile
 from real.safety.projection import Projection, project
 from real.safety.risk import RiskCritic

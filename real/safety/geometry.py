@@ -160,12 +160,17 @@ def apart(
     Distances that cannot matter are left out: with at least d at one sampled knot and a change of at most x to the
     next, the value there is at least d − x, and so is the next distance.
     """
+    known = np.empty(pairs.shape[1])  # m, at an arm's first knot
     for arm in range(len(out)):
         out[arm] = np.inf
         for p in range(pairs.shape[1]):
+            known[p] = nearest(points[first[arm]], pairs[0, p], pairs[1, p], ends)[0] - least[p]
+        closest = int(known.argmin())  # goes first: it leaves out most
+        for step in range(pairs.shape[1]):
+            p = (closest + step) % pairs.shape[1]
             i, j = pairs[0, p], pairs[1, p]
-            known, at = nearest(points[first[arm]], i, j, ends)[0] - least[p], first[arm]  # at the knot `at`
-            lowest = known  # at the knot m, at least
+            distance, at = known[p], first[arm]  # at the knot `at`
+            lowest = distance  # at the knot m, at least
             for m in range(first[arm], first[arm + 1] - 1):
                 change = 0.0
                 for joint in range(travel.shape[1]):
@@ -173,10 +178,10 @@ def apart(
                 lowest -= change
                 if lowest > out[arm] + 1e-3:  # m, far more than `nearest` errs where axes are almost parallel
                     continue
-                before = known if at == m else nearest(points[m], i, j, ends)[0] - least[p]
-                known, at = nearest(points[m + 1], i, j, ends)[0] - least[p], m + 1
-                lowest = known
-                value = 0.5 * (before + known - change)
+                before = distance if at == m else nearest(points[m], i, j, ends)[0] - least[p]
+                distance, at = nearest(points[m + 1], i, j, ends)[0] - least[p], m + 1
+                lowest = distance
+                value = 0.5 * (before + distance - change)
                 if not value >= out[arm] and out[arm] == out[arm]:  # what is no number stays
                     out[arm] = value
 

@@ -18,7 +18,8 @@ from real.safety import motion
 from real.safety.body import Body
 from real.safety.errors import SafetyError
 from real.safety.few import every, some, within
-from real.safety.limits import EPSILON, Limit, broken, joint_limits
+from real.safety.joint_space import EPSILON, joint_limits
+from real.safety.limits import Limit, broken
 from real.safety.path import Path
 from real.safety.profile import Profile
 from real.safety.projection import Projection, project
@@ -112,7 +113,9 @@ class Governor:
             rest = q.copy()
             fine = self._post_check(rest)
             _settle(fine, rest, rest, rest, fine)
-            put(rest[:, None], np.arange(len(rest)), rest[:, None])
+            every = np.arange(len(rest))
+            put(rest[:, None], every, rest[:, None], every)
+            _advance(history, rest[:, None], every, rest, fine, history.copy(), every.copy())
         self.c[rows], self.last[rows], self.active[rows] = history, q, True
         self._stop[rows], self._at[rows] = q[:, None], 0
         self._before = self.past()
@@ -232,11 +235,22 @@ class Governor:
 
     def _accept(self, command: Array, stop: Array, going: Bool) -> None:
         self._before = self.past()
-        self.c = np.concatenate([self.c[:, 1:], command[:, None]], axis=1)
-        self._at = np.minimum(self._at + 1, self._stop.shape[1] - 1)
+        self.c, self._at = np.empty_like(self.c), np.empty_like(self._at)
+        _advance(*self._before, command, going, self.c, self._at)
         if some(going):
-            self._stop = put(self._stop, np.flatnonzero(going), stop[going])
-            self._at[going] = 0
+            rows = np.flatnonzero(going)
+            self._stop = put(self._stop, rows, stop, rows)
+
+
+@njit(cache=True, nogil=True)
+def _advance(
+    c: Array, stop: Array, at: NDArray[np.int64], command: Array, going: Bool, new_c: Array, new_at: NDArray[np.int64]
+) -> None:
+    """History and next samples of the stops once `command` is published; those of arms that are `going` are new."""
+    for arm in range(len(going)):
+        new_c[arm, :-1] = c[arm, 1:]
+        new_c[arm, -1] = command[arm]
+        new_at[arm] = 0 if going[arm] else min(at[arm] + 1, stop.shape[1] - 1)
 
 
 @njit(cache=True, nogil=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -28,6 +28,9 @@ class Samples(NamedTuple):
     """
 
     first: Ints  # [N + 1] where each arm's knots begin
+    # [3 N K n] rad/s, rad/s², rad/s³ between a control point and those before it, to the end of each arm's stop; of the
+    # i-th kind from the i-th control point on, the first being the 0th, and undefined before
+    differences: Array
     q: Array  # [M n] rad
     qd: Array  # [M n] rad/s
     speed: Array  # [M n] rad/s
@@ -48,6 +51,7 @@ class Path:
     ticks: Ints  # [N] of the stop; beyond them it rests
     body: Body
     dt: float
+    memo: dict[object, Array] = field(default_factory=dict)  # what limits have measured on it
 
     @classmethod
     def of(cls, history: Array, command: Array, body: Body, dt: float) -> Path:
@@ -69,21 +73,13 @@ class Path:
         return self.c[:, HISTORY + 1 :]
 
     @cached_property
-    def differences(self) -> Array:
-        """[3 N K n] rad/s, rad/s², rad/s³ between a control point and those before it, to the end of each arm's stop.
-
-        Of the i-th kind from the i-th control point on, the first being the 0th; those before are undefined.
-        """
-        found = np.empty((3, *self.c.shape))
-        _differences(self.c, self.ticks, self.dt, *found)
-        return found
-
-    @cached_property
     def samples(self) -> Samples:
-        stride, first = self.stride_at(self.dt), np.empty(len(self.c) + 1, dtype=np.int64)
-        found = Samples(first, *np.empty((6, _first(self.ticks, stride, first), self.c.shape[2])))
-        _sample(self.c, self.differences, self.dt, stride, *found)
-        return found
+        stride, (arms, k, n) = self.stride_at(self.dt), self.c.shape
+        first, differences = np.empty(arms + 1, dtype=np.int64), np.empty((3, arms, k, n))
+        most = arms * ((k - HISTORY) // stride + 1)
+        found = np.empty((6, most, n))
+        size = _sample(self.c, self.ticks, self.dt, stride, first, differences, *found)
+        return Samples(first, differences, *found[:, :size])
 
     @cached_property
     def pose(self) -> Pose:
@@ -103,8 +99,25 @@ class Path:
 
 
 @njit(cache=True, nogil=True)
-def _differences(c: Array, ticks: Ints, dt: float, v: Array, a: Array, j: Array) -> None:
+def _sample(
+    c: Array,
+    ticks: Ints,
+    dt: float,
+    stride: int,
+    first: Ints,
+    differences: Array,
+    q: Array,
+    qd: Array,
+    speed: Array,
+    accel: Array,
+    jerk: Array,
+    travel: Array,
+) -> int:
+    """M."""
+    v, a, j = differences[0], differences[1], differences[2]
+    first[0] = 0
     for arm in range(c.shape[0]):
+        first[arm + 1] = first[arm] + (ticks[arm] + 1) // stride + 1
         for k in range(1, HISTORY + 1 + ticks[arm]):
             for i in range(c.shape[2]):
                 v[arm, k, i] = (c[arm, k, i] - c[arm, k - 1, i]) / dt
@@ -112,32 +125,6 @@ def _differences(c: Array, ticks: Ints, dt: float, v: Array, a: Array, j: Array)
                     a[arm, k, i] = (v[arm, k, i] - v[arm, k - 1, i]) / dt
                 if k > 2:
                     j[arm, k, i] = (a[arm, k, i] - a[arm, k - 1, i]) / dt
-
-
-@njit(cache=True, nogil=True)
-def _first(ticks: Ints, stride: int, first: Ints) -> int:
-    first[0] = 0
-    for arm in range(len(ticks)):
-        first[arm + 1] = first[arm] + (ticks[arm] + 1) // stride + 1
-    return first[len(ticks)]
-
-
-@njit(cache=True, nogil=True)
-def _sample(
-    c: Array,
-    differences: Array,
-    dt: float,
-    stride: int,
-    first: Ints,
-    q: Array,
-    qd: Array,
-    speed: Array,
-    accel: Array,
-    jerk: Array,
-    travel: Array,
-) -> None:
-    v, a, j = differences[0], differences[1], differences[2]
-    for arm in range(c.shape[0]):
         for m in range(first[arm], first[arm + 1]):
             k = HISTORY - 2 + stride * (m - first[arm])
             for i in range(c.shape[2]):
@@ -153,6 +140,7 @@ def _sample(
                             hardest = _most(hardest, j[arm, step, i])
                 speed[m, i], accel[m, i], jerk[m, i] = fastest, strongest, hardest
                 travel[m, i] = fastest * (stride * dt)
+    return first[c.shape[0]]
 
 
 @njit(cache=True, nogil=True)

@@ -23,6 +23,7 @@ from real.safety.propose import propose
 
 Array = NDArray[np.float64]
 Bool = NDArray[np.bool_]
+Ints = NDArray[np.int64]
 
 
 class Found(NamedTuple):
@@ -73,7 +74,8 @@ class Search:
             rows = left(free, going)
             if not len(rows):
                 break
-            given_up[rows] = True
+            those = rows if len(rows) < len(c) else slice(None)  # all, without copies
+            given_up[those] = True
             if blend == 0.0 and self.projection is not None:
                 if solved:
                     continue  # it was just tried
@@ -81,13 +83,13 @@ class Search:
                     if (v := self._project(c[row], wish[row], low[row], high[row])) is not None:
                         command[row] = c[row, -1] + self.dt * v
             else:
-                command[rows] += 0.5 * (braking[rows] - command[rows])
-            path = Path.of(c[rows], command[rows], self.body, self.dt)
+                command[those] += 0.5 * (braking[those] - command[those])
+            path = Path.of(c[those], command[those], self.body, self.dt)
             # What an only arm's first candidate breaks decides most often about the next ones: begin with that.
             k = int(failed[0].argmax()) if len(c) == 1 else 0
-            fine = none(broken((*self.limits[k:], *self.limits[:k]), path), free[rows])
-            going[rows] = fine
-            stop = put(stop, rows[fine], path.stop[fine])
+            fine = none(broken((*self.limits[k:], *self.limits[:k]), path), free[those])
+            going[those] = fine
+            stop = put(stop, rows[fine], path.stop, np.flatnonzero(fine))
         return Found(command, stop, going, failed & free[:, None], free & ~inside, given_up)
 
     def warm_up(self, c: Array) -> None:
@@ -113,20 +115,20 @@ class Search:
         return self.projection(wish, low, high, g, h)
 
 
-def put(stops: Array, rows: NDArray[np.int64], new: Array) -> Array:
-    """`stops` [N S n] with `new` [M S' n] in `rows` [M]; the shorter are lengthened by their last sample."""
+def put(stops: Array, rows: Ints, new: Array, picks: Ints) -> Array:
+    """`stops` [N S n] with `new` [M' S' n] of `picks` [M] in `rows` [M]; the shorter end in repeats of their last."""
     out = np.empty((stops.shape[0], max(stops.shape[1], new.shape[1]), stops.shape[2]))
-    _put(stops, rows, new, out)
+    _put(stops, rows, new, picks, out)
     return out
 
 
 @njit(cache=True, nogil=True)
-def _put(stops: Array, rows: NDArray[np.int64], new: Array, out: Array) -> None:
+def _put(stops: Array, rows: Ints, new: Array, picks: Ints, out: Array) -> None:
     if len(rows) < len(stops):
         for arm in range(len(stops)):
             _lengthen(stops[arm], out[arm])
     for k in range(len(rows)):
-        _lengthen(new[k], out[rows[k]])
+        _lengthen(new[picks[k]], out[rows[k]])
 
 
 @njit(cache=True, nogil=True)
@@ -147,6 +149,6 @@ def none(failed: Bool, free: Bool) -> Bool:
 
 
 @njit(cache=True, nogil=True)
-def left(free: Bool, going: Bool) -> NDArray[np.int64]:
+def left(free: Bool, going: Bool) -> Ints:
     """[M] arms that are `free` [N] and not `going` [N]."""
     return np.flatnonzero(free & ~going)

@@ -63,9 +63,9 @@ class EnergyTank:
 
     def margin(self, path: Path) -> Array:
         """[N] J left at the worst point on the way, whatever it touches."""
+        start = path.c[0, HISTORY - 1] if self._q is None else self._q
         if len(path.c) != 1:
             raise SafetyError(f"energy: a tank is of one arm, found a path of {len(path.c)}")
-        start = path.c[0, HISTORY - 1] if self._q is None else self._q
         out, torque = np.empty(len(path.c)), np.zeros(len(start)) if self._torque is None else self._torque
         _left(path.c, start, torque, self.energy, self.stiffness, out)
         return out

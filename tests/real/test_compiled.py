@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from real.safety import Governor, load_profile, profile_names
-from real.safety.limits import joint_limits
+from real.safety.joint_space import joint_limits
 from real.safety.motion import HISTORY
 from real.safety.path import Path
 from real.safety.profile import Box, Plane

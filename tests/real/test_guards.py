@@ -21,7 +21,7 @@ from real.loop import ControlLoop
 from real.safety import Governor, SafetyChain, load_profile, profile_names
 from real.safety.clearance import KeepOut, Planes, SelfCollision
 from real.safety.governor import ERROR, INPUT, LATE, POST
-from real.safety.limits import EdgeVelocity, Finite, JointPosition, _Difference
+from real.safety.joint_space import EdgeVelocity, Finite, JointPosition, _Difference
 from real.safety.profile import Box, Plane, Settings
 from real.safety.risk import RiskCritic
 from real.safety.singularity import Singularity

@@ -11,7 +11,7 @@ import pytest
 from real.safety import Governor, SafetyError, load_profile, profile_names
 from real.safety.audit import joint_violations, space_violations
 from real.safety.body import Body
-from real.safety.limits import joint_limits
+from real.safety.joint_space import joint_limits
 from real.safety.motion import HISTORY
 from real.safety.path import Path
 from real.safety.profile import Box, Plane, Profile

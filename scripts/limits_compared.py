@@ -1,0 +1,101 @@
+"""Policies under the safety limits that were trained with and without them: success, and how much the limits take away.
+
+    python scripts/limits_compared.py --runs runs/experiments [--episodes 500] [--record]
+
+Reads the base and the two refined policies of `python scripts/experiments.py trained_under_limits` and plays all three
+on the same test episodes under the limits. `intervention_rate`: share of control steps in which a joint's command was
+changed by more than a hundredth of a degree. `withheld`: the distance in joint space between what was wanted and what
+was permitted, as a share of the distance that was wanted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import sim
+from real.joint_filter import Array, SafetyFilter
+from real.safety import load_profile
+from robopolicy.checkpoint import load_policy
+from robopolicy.evaluate import rollout
+from robopolicy.evaluate.evidence import Evidence, measured, of_rows, write
+from robopolicy.noise import episode_seeds
+from scripts.experiment_list import PICK
+
+ROOT, ID = Path(__file__).resolve().parents[1], "trained_under_limits"
+DT, SPEED = 0.05, 1.0  # s, m/s: those of LIMITED in scripts/experiment_list.py
+CHANGED = np.radians(0.01)
+ENVS = 100
+
+
+class Counting(SafetyFilter):
+    """Counts what it changes of the commands of arms in `mask` [N]."""
+
+    mask: NDArray[np.bool_] = np.ones(ENVS, dtype=bool)
+    steps, changed = 0, 0
+    wanted, withheld = 0.0, 0.0  # rad, summed
+
+    def __call__(self, wanted: Array) -> Array:
+        assert self.governor is not None
+        before = self.governor.c[:, -1].copy()
+        allowed = super().__call__(wanted)
+        off = (wanted - allowed)[self.mask]
+        self.steps += len(off)
+        self.changed += int((np.abs(off).max(axis=1, initial=0.0) > CHANGED).sum())
+        self.wanted += float(np.linalg.norm((wanted - before)[self.mask], axis=1).sum())
+        self.withheld += float(np.linalg.norm(off, axis=1).sum())
+        return allowed
+
+
+def measure(checkpoint: Path, setting: str, seed: int, episodes: int) -> Iterator[Evidence]:
+    limits = Counting(load_profile("panda", tcp_speed=SPEED), dt=DT)
+    env = sim.make("pick", num_envs=ENVS, joint_filter=limits)
+    policy = load_policy(checkpoint, env=env.spec)
+
+    def watch(_: object, running: list[rollout.Running]) -> None:
+        limits.mask = np.isin(np.arange(ENVS), [r.slot for r in running])
+
+    rows = rollout.evaluate(policy, env, episode_seeds("test", 0, episodes), policy_id=setting, watch=watch)
+    notes = f"under the limits, {SPEED} m/s; {limits.steps} control steps"
+    yield of_rows(rows, id=ID, setting=setting, seed=seed, notes=notes)
+    for metric, value in (
+        ("intervention_rate", limits.changed / limits.steps),
+        ("withheld", limits.withheld / limits.wanted),
+    ):
+        yield measured(
+            id=ID, setting=setting, metric=metric, interval=value, seeds=seed, episodes=episodes, notes=notes
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=Path("runs/experiments"))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="training seeds")
+    parser.add_argument("--episodes", type=int, default=500)
+    parser.add_argument("--record", action="store_true", help=f"add to docs/results/{ID}.json")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: list[Evidence] = []
+    for seed in args.seeds:
+        places = {"base": args.runs / "bases" / f"{PICK.name}-{seed}" / "bc"}
+        places |= {name: args.runs / ID / f"{name}-{seed}" for name in ("free", "limited")}
+        for name, checkpoint in places.items():
+            new = list(measure(checkpoint, f"{name}/under_limits", seed, args.episodes))
+            print(*(json.dumps(asdict(row), ensure_ascii=False) for row in new), sep="\n", flush=True)
+            rows += new
+    if args.record:
+        print(*write(rows, root=ROOT / "docs" / "results"), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
