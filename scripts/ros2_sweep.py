@@ -38,6 +38,8 @@ def limits() -> Profile:
 class Sweep:
     """The loop (`real.ros2.session.Loop`)."""
 
+    driver, halted = "policy", ""
+
     def __init__(self, robot: Robot, chain: SafetyChain, clock: Callable[[], float]) -> None:
         self.robot, self.chain, self.clock = robot, chain, clock
         self.begin, self.step, self.counts = 0.0, 0, Counter[str]()
@@ -62,10 +64,13 @@ class SweepBrain:
     """In a checkpoint's stead (`real.ros2.node.Driving`)."""
 
     names: tuple[str, ...] = ()
+    press: Callable[[str], None] | None = None  # nobody may take over
 
     def __init__(self, wiring: Wiring) -> None:
         self.wiring, self.cameras = wiring, dict[str, tuple[int, ...]]()
-        self.loop = Sweep
+
+    def loop(self, robot: Robot, chain: SafetyChain, clock: Callable[[], float]) -> Sweep:
+        return Sweep(robot, chain, clock)
 
     def take(self, names: object, values: object) -> None:
         """Features are not looked at."""

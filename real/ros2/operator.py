@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import rclpy
@@ -71,7 +71,7 @@ class Operator(Node):
         self._executor.add_node(self)
         self._thread = threading.Thread(target=self._spin, name="operator", daemon=True)
 
-    def __enter__(self) -> Operator:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -67,6 +67,19 @@ class Topics:
         self._connected: list[tuple[str, Topic, bool]] = []  # role, topic, published by us
         self._entities: list[tuple[Callable[..., Any], Any]] = []
         self._states, self._commands = messages.StateReader(wiring, profile), JointOrder(wiring.joints)
+        self._out: dict[str, Any] = {}
+        self._told: tuple[bool, float] | None = None  # of a human who drives, at which s
+        try:
+            self._connect(refuse)
+            self.output = output_of(node, wiring, refuse=refuse, fault=fault)
+        except BaseException:  # nothing half configured hears anything
+            self._destroy()
+            raise
+        if wiring.output.type != "action":  # which has a quality of service of its own
+            self._connected.append(("trajectory", wiring.output, True))
+
+    def _connect(self, refuse: Callable[[str], None]) -> None:
+        node, wiring, inputs = self.node, self.wiring, self.inputs
         for role, kind, handle in (
             ("joint_states", JointState, self._on_state), ("joint_commands", JointState, self._on_commanded),
             ("enable", Bool, self._on_enable),
@@ -80,11 +93,6 @@ class Topics:
             camera = wiring.cameras[key]
             handle = partial(self._on_image, key, ImageReader(key, shape, camera))
             self._hear(key, message_type(camera), camera, handle, refuse)
-        self.output = output_of(node, wiring, refuse=refuse, fault=fault)
-        if wiring.output.type != "action":  # which has a quality of service of its own
-            self._connected.append(("trajectory", wiring.output, True))
-        self._told: tuple[bool, float] | None = None  # of a human who drives, at which s
-        self._out: dict[str, Any] = {}
         for role, kind in (("gripper", Float64), ("intervention", Bool)):
             if (topic := wiring.topics[role]) is not None:
                 events = on_publisher(role, refuse)
@@ -150,6 +158,9 @@ class Topics:
 
     def close(self) -> None:
         self.output.close()
+        self._destroy()
+
+    def _destroy(self) -> None:
         for destroy, entity in self._entities:
             destroy(entity)
         self._entities, self._connected = [], []

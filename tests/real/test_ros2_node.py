@@ -255,6 +255,24 @@ def test_a_parameter_that_makes_no_sense_refuses_to_configure(ros, value):
         rig.close()
 
 
+def test_a_configuration_that_fails_half_way_hears_nothing(ros):
+    """Or messages would reach a node that has nothing to handle them."""
+    ros()
+    rig = Rig()
+    try:
+        before = len(list(rig.node.subscriptions))
+        odd = SimpleNamespace(
+            names=("cube",), cameras={}, chain=rig.brain.chain, close=lambda: None, end=lambda _: None
+        )
+        rig.node.make_brain = lambda: odd  # it has no `press`
+        assert rig.node.trigger_configure() == NO and "press" in rig.node.why
+        assert len(list(rig.node.subscriptions)) == before and rig.node.topics is None
+        rig.node.make_brain = lambda: Toy(rig.wiring)
+        assert rig.node.trigger_configure() == OK
+    finally:
+        rig.close()
+
+
 # -- ways out -------------------------------------------------------------------------------------------------------
 def test_positions_over_dds_end_at_rest(ros):
     """Streamed a tick at a time; a deactivation at speed plays the certified stop before it returns."""
