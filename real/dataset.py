@@ -1,7 +1,8 @@
 """`robopolicy convert`: recordings of deployments as a LeRobotDataset v3, so that what the arm did can be trained on.
 
-A frame is a control step: what was seen, and the action that was *executed*. That is the policy's own, clamped, where
-it was carried out; where the limits slowed or held the arm, it is the action that has the effect of what was commanded
+rosbag2 bags and the HDF5 files of others go the same way (real.ros2.bag_dataset, robopolicy.data.hdf5). In ours, a
+frame is a control step: what was seen, and the action that was *executed*. That is the policy's own, clamped, where it
+was carried out; where the limits slowed or held the arm, it is the action that has the effect of what was commanded
 instead. Such frames are marked.
 
 intervention   bool, the arm was commanded something else than the policy asked for: by the limits, or by a human
@@ -21,6 +22,8 @@ from numpy.typing import NDArray
 from real.bag_options import BagOptions
 from real.replay import Recording, read
 from real.safety import Mode
+from robopolicy.data.hdf5.convert import convert_hdf5, find_hdf5
+from robopolicy.data.hdf5.options import Hdf5Options
 from robopolicy.data.writer import DatasetWriter
 from robopolicy.errors import ConfigError, DataError
 from robopolicy.spec import PolicySpec
@@ -63,11 +66,13 @@ def convert(
     only_success: bool = False,
     overwrite: bool = False,
     bag: BagOptions | None = None,
+    hdf5: Hdf5Options | None = None,
 ) -> Converted:
     """Write the recordings in a folder, or one, as a LeRobotDataset v3.
 
     Episodes whose success nobody recorded count as failures. The last control step, which was cut, is left out.
-    With `bag.wiring`, `recording` is a rosbag2 bag, or a folder of such (real.ros2.bag_dataset).
+    With `bag.wiring`, `recording` is a rosbag2 bag, or a folder of such (real.ros2.bag_dataset). An HDF5 file, or a
+    folder that holds one, is robomimic's, Minari's or ManiSkill's (robopolicy.data.hdf5).
 
     Raises:
         DataError: a recording is damaged, or of another policy, task or rate than the first; nothing is left to keep.
@@ -82,6 +87,10 @@ def convert(
                 f"bag.wiring: reading rosbag2 needs ROS 2 ({error}): ./scripts/setup.sh ros, or source an installation"
             ) from error
         return convert_bags(recording, out, bag, overwrite=overwrite)
+    if (file := find_hdf5(recording)) is not None:
+        options = hdf5 or Hdf5Options()
+        found = convert_hdf5(file, out, options, only_success=only_success, overwrite=overwrite)
+        return Converted(out, found.episodes, found.frames, 0, found.left_out)
     if any(recording.glob("**/metadata.yaml")):
         raise DataError(
             f"recording={recording}: a rosbag2 bag. Give bag.wiring=<robot>, which says what its topics are."

@@ -19,18 +19,20 @@ from robopolicy.errors import RobopolicyError, closest
 if TYPE_CHECKING:
     from robopolicy.config import Verb
 
-# name: (what it does, module:function, has configs/<name>.yaml). Modules are imported when their verb runs.
+# name: (what it does, module:function, has a config in configs/). Modules are imported when their verb runs.
 _VERBS = {
     "demos": ("record demonstrations of a scripted expert as a LeRobot dataset", "robopolicy.verbs:demos", True),
     "teleop": ("record demonstrations of your own, driving the arm by keys", "real.teleop:teleop", True),
     "train": ("imitation (algo=bc) or reinforcement on a base (algo=residual_fast)", "robopolicy.train:train", True),
     "eval": ("run a checkpoint on test episodes: rates, intervals, videos", "robopolicy.verbs:evaluate", True),
     "compare": ("two checkpoints on the same episodes, with a paired test", "robopolicy.verbs:compare", True),
+    "robustness": ("success under latency, other friction and mass, noise", "robopolicy.robustness:robustness", True),
     "report": ("one self-contained HTML page about a run", "robopolicy.verbs:report", True),
     "deploy": ("run a checkpoint on an arm, behind safety limits", "real.deploy:deploy", True),
     "serve": ("a policy for arms on other machines", "real.server:serve", True),
     "replay": ("reproduce every safety decision of a recorded deployment", "real.replay:replay", True),
-    "convert": ("make training data of recorded deployments", "real.dataset:convert", True),
+    "convert": ("make training data of recorded deployments, or of others' files", "real.dataset:convert", True),
+    "data check": ("every defect of a dataset, by episode and frame", "robopolicy.data.inspect:data_check", True),
     "export": ("a checkpoint for LeRobot's commands", "robopolicy.lerobot.export:export", True),
     "quickstart": ("all of the above on the pick task, in minutes", "robopolicy.quickstart:quickstart", True),
     "doctor": ("what this machine has, what is missing, how to mend it", "robopolicy.doctor:main", False),
@@ -46,6 +48,7 @@ _WHAT_NOW = {  # after Ctrl-C
     "train": _RESUMES,
     "eval": _EVALUATED,
     "compare": _EVALUATED,
+    "robustness": _EVALUATED,
     "report": _ANEW,
     "deploy": "Recordings of finished episodes are kept; the same command begins with the first episode, and wants a "
     "new folder where it says record=",
@@ -53,6 +56,7 @@ _WHAT_NOW = {  # after Ctrl-C
     "replay": _ANEW,
     "convert": "Finished episodes are kept as an incomplete dataset, unless one was to be replaced, which is as it "
     "was; the same command with overwrite=true begins anew and replaces it",
+    "data check": _ANEW,
     "export": _ANEW,
     "quickstart": _RESUMES,
     "doctor": _ANEW,
@@ -101,11 +105,13 @@ def _main(argv: Sequence[str] | None) -> int:
         print(f"robopolicy {version()}")
         return 0
     debug = "--debug" in arguments
+    words = 2 if " ".join(arguments[:2]) in _VERBS else 1
+    name = " ".join(arguments[:words])
     try:
-        return _run(arguments[0], arguments[1:])
+        return _run(name, arguments[words:])
     except KeyboardInterrupt:
         command = shlex.join([_program(), *arguments])
-        _say(f"Interrupted. {_WHAT_NOW.get(arguments[0], _ANEW)}:\n  {command}")
+        _say(f"Interrupted. {_WHAT_NOW.get(name, _ANEW)}:\n  {command}")
         return 130
     except RobopolicyError as error:
         if debug:

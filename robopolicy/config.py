@@ -31,7 +31,12 @@ class Verb:
     name: str
     summary: str
     target: str  # module:function, imported only when it runs
-    config: bool = True  # configs/<name>.yaml
+    config: bool = True  # configs/<file>.yaml
+
+    @property
+    def file(self) -> str:
+        """The config's name: a verb may have two words."""
+        return self.name.replace(" ", "_")
 
     def load(self) -> Any:
         import importlib
@@ -76,12 +81,12 @@ def compose(
     """
     with _hydra(config_dirs) as hydra:
         chosen, values = _sort(hydra, verb, [_parse(text) for text in overrides])
-        config = hydra.compose(verb.name, [o.text for o in chosen] + [_forced(o) for o in values])
+        config = hydra.compose(verb.file, [o.text for o in chosen] + [_forced(o) for o in values])
         for key, value in (settings or {}).items():
             if value is not None:
                 config[key] = str(value) if isinstance(value, Path) else plain(value)
         if checked:
-            _check_roots(config, known=hydra.keys(verb.name))
+            _check_roots(config, known=hydra.keys(verb.file))
     if checked:
         from robopolicy.build import call_problems, raise_all
 
@@ -158,7 +163,7 @@ def _sort(hydra: _Hydra, verb: Verb, overrides: list[Override]) -> tuple[list[Ov
         if o.value not in (options := hydra.options(group)) and o.value != "null" and o.prefix != "~":
             raise UsageError(f"{group}={o.value}: no such option of the group {group!r}. {closest(o.value, options)}")
     direct = [o for o in chosen if o.key not in ALIASES]
-    used = hydra.choices(verb.name, [o.text for o in direct if _in_defaults(hydra, verb, o)])
+    used = hydra.choices(verb.file, [o.text for o in direct if _in_defaults(hydra, verb, o)])
     for o in direct:
         if o.key not in used and not o.prefix:
             raise UsageError(f"{o.text}: `{verb.name}` has no group {o.key!r}. {closest(o.key, used)}")
@@ -180,7 +185,7 @@ def _sort(hydra: _Hydra, verb: Verb, overrides: list[Override]) -> tuple[list[Ov
 
 
 def _in_defaults(hydra: _Hydra, verb: Verb, override: Override) -> bool:
-    return override.prefix != "" or override.key in hydra.choices(verb.name, [])
+    return override.prefix != "" or override.key in hydra.choices(verb.file, [])
 
 
 def _check_roots(config: Mapping[str, Any], known: set[str]) -> None:

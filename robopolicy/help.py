@@ -16,7 +16,7 @@ def verb_help(verb: Verb, overrides: Sequence[str] = (), config_dirs: Sequence[P
     """Groups with their options, and every key with the value that it has under `overrides`."""
     if not verb.config:
         return f"robopolicy {verb.name}: {verb.summary}"
-    file = config_folder() / f"{verb.name}.yaml"
+    file = config_folder() / f"{verb.file}.yaml"
     config = compose(verb, overrides, config_dirs=config_dirs, checked=False)
     groups = {g: o for g, o in group_options(config_dirs).items() if g in config or _inside(config, ALIASES.get(g, ""))}
     groups |= {g: o for g, o in group_options(config_dirs).items() if f"- {g}:" in file.read_text(encoding="utf-8")}

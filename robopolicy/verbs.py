@@ -103,7 +103,7 @@ def evaluate(
     if only or jobs is not None:
         raise ConfigError("only, jobs: are for suites; add suite=<name>, or leave them away")
     episodes = episodes or 500
-    _threads(threads)
+    set_threads(threads)
     place, every = Place.of(checkpoint, which, out), []
     name = name or ("" if world is None else "imagined")
     for variant, changes in (variants or {"": {}}).items():
@@ -113,7 +113,7 @@ def evaluate(
         )  # fmt: skip
         env = _env({**(world or task_of(task, place)), **changes}, num_envs, episodes)
         policy = load_policy(checkpoint, device=device, env=env.spec, which=which)
-        rows = _rows(policy, env, place, called, episodes, split, deterministic)
+        rows = evaluated_rows(policy, env, place, called, episodes, split, deterministic)
         every.append(rows)
         what = f"{env.spec.id}{f' ({variant})' if variant else ''}"
         print(f"{place.name} on {what}, {split} seeds: {rows.summary()}{rows.task_table()}")
@@ -144,7 +144,7 @@ def compare(
     Raises:
         ConfigError: `names` are not two different ones.
     """
-    _threads(threads)
+    set_threads(threads)
     place_b = Place.of(b, "latest", out)
     place_a = Place.of(a, "latest", place_b.out)
     called = names or _names(place_a, place_b)
@@ -155,8 +155,8 @@ def compare(
     label_b = label(called[1] if called[1] != place_b.name else "", checkpoint=place_b.checkpoint, **how)
     env = _env(task_of(task, place_b), num_envs, episodes)
     first, second = (load_policy(path, device=device, env=env.spec) for path in (a, b))
-    rows_a = _rows(first, env, place_a, label_a, episodes, split, deterministic)
-    rows_b = _rows(second, env, place_b, label_b, episodes, split, deterministic)
+    rows_a = evaluated_rows(first, env, place_a, label_a, episodes, split, deterministic)
+    rows_b = evaluated_rows(second, env, place_b, label_b, episodes, split, deterministic)
     result = comparing.compare(rows_a, rows_b, names=called)
     mark = label(checkpoint=place_b.checkpoint, **how)
     result.save(place_b.out / f"{_joined('comparison', mark)}.json")
@@ -266,7 +266,7 @@ def _filming(work: Any) -> None:
         print(f"films: {paths[0].parent}")
 
 
-def _rows(
+def evaluated_rows(
     policy: Policy, env: VecEnv, place: Place, called: str, episodes: int, split: Split, deterministic: bool
 ) -> Rows:
     """Evaluate, or take the rows on disk where they are of these very weights, task, seeds, settings and code."""
@@ -333,6 +333,6 @@ def _names(a: Place, b: Place) -> tuple[str, str]:
     return (a.name, b.name) if a.name != b.name else (f"{a.name} (a)", f"{b.name} (b)")
 
 
-def _threads(threads: int | None) -> None:
+def set_threads(threads: int | None) -> None:
     if threads is not None:
         torch.set_num_threads(threads)

@@ -19,14 +19,18 @@ from robopolicy.data.source import Source
 from robopolicy.errors import DataError, closest
 
 
-def read_table(source: Source, episodes: Sequence[int] | None, keys: Sequence[str]) -> tuple[pa.Table, Tensor]:
-    """All wanted columns, and `starts` [E+1]."""
+def read_files(source: Source, keys: Sequence[str]) -> pa.Table:
+    """All rows that there are, with the columns `keys` and those that say where a frame belongs.
+
+    Raises:
+        DataError: no files, files that are cut off, a column that is missing.
+    """
     files = sorted((source.root / "data").glob("*/*.parquet"))
     if not files:
         raise DataError(f"{source.root}: empty, no parquet file under data/. Copy the whole folder, or record again.")
     extra = [k for k in (SEED, "next.reward", "next.done", "next.truncated", "next.success") if k in source.columns]
     wanted = ["action", "timestamp", "frame_index", "episode_index", "task_index", *extra]
-    wanted += [k for k in keys if source.columns[k]["dtype"] != "video"]
+    wanted += [k for k in keys if source.columns[k]["dtype"] != "video" and k not in wanted]
     parts = []
     for file in files:
         try:
@@ -40,7 +44,16 @@ def read_table(source: Source, episodes: Sequence[int] | None, keys: Sequence[st
             raise DataError(
                 f"{file}: cannot be read ({error}). The recording was killed before `finalize`; record again."
             ) from error
-    table = pa.concat_tables(parts)
+    return pa.concat_tables(parts)
+
+
+def read_table(source: Source, episodes: Sequence[int] | None, keys: Sequence[str]) -> tuple[pa.Table, Tensor]:
+    """All wanted columns, and `starts` [E+1].
+
+    Raises:
+        DataError: as `read_files`, or frames are missing.
+    """
+    table = read_files(source, keys)
     if table.num_rows != source.total_frames:
         raise DataError(
             f"{source.root}: data/ holds {table.num_rows} frames, meta/info.json says {source.total_frames}. "

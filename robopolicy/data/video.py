@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from robopolicy.data.check import Defect
 from robopolicy.data.source import Source
 from robopolicy.errors import DataError
 from robopolicy.types import Feature
@@ -85,6 +86,51 @@ def read_video(path: Path, times: NDArray[np.float64], rows: NDArray[np.int64], 
         raise DataError(f"{path}: cannot be decoded ({error}). It is missing or was cut off.") from error
     if at < len(times):
         raise DataError(f"{path}: ends after {at} of {len(times)} frames. It was cut off while recording.")
+
+
+def check_video(source: Source, key: str, index: NDArray[np.int64], stamp: NDArray[np.float64]) -> list[Defect]:
+    """Frames of the table that a camera's files have no picture for; nothing is decoded.
+
+    Args:
+        index, stamp: [F] episode and seconds into it.
+    """
+    fix = "The recording was cut off, or a file was lost: copy the whole folder, or load without it (cameras=…)"
+    try:
+        where = _placements(source, key)
+    except DataError as error:
+        return [Defect(key, str(error), fix)]
+    found, shown = [], dict[Path, NDArray[np.float64] | str]()
+    for episode in dict.fromkeys(index.tolist()):
+        if episode not in where:
+            found.append(Defect(key, "has no entry in meta/episodes", fix, episode))
+            continue
+        chunk, file, begin = where[episode]
+        path = source.root / str(source.video_path).format(video_key=key, chunk_index=chunk, file_index=file)
+        if path not in shown:
+            shown[path] = _times(path)
+        times, wanted = shown[path], begin + stamp[index == episode]
+        if isinstance(times, str):
+            found.append(Defect(key, times, fix, episode))
+            continue
+        near = np.clip(np.searchsorted(times, wanted - 0.25 / source.fps), 0, max(0, len(times) - 1))
+        off = np.abs(times[near] - wanted) > 0.25 / source.fps if len(times) else np.ones(len(wanted), dtype=bool)
+        if off.any():
+            problem = f"{path.name} has no picture for {int(off.sum())} of its {len(wanted)} frames"
+            found.append(Defect(key, problem, fix, episode, int(np.argmax(off))))
+    return found
+
+
+def _times(path: Path) -> NDArray[np.float64] | str:
+    """Seconds at which a file shows frames, ascending; or what is wrong with it."""
+    import av
+
+    try:
+        with av.open(str(path)) as container:
+            stream = container.streams.video[0]
+            stamps = [p.pts for p in container.demux(stream) if p.pts is not None]
+            return np.sort(np.array(stamps, dtype=np.float64)) * float(stream.time_base or 0)
+    except (av.FFmpegError, OSError, IndexError) as error:
+        return f"{path.name} cannot be read ({error})"
 
 
 def load_images(source: Source, table: pa.Table, key: str, feature: Feature) -> Tensor:

@@ -1,0 +1,248 @@
+"""`robopolicy data check`: every defect of a dataset, by episode and frame, those too that training would survive.
+
+Loading a dataset stops at the first kind of defect (lerobot.py); this goes on and lists them all. Nothing is mended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from robopolicy.data.check import LIMIT_TOLERANCE, Defect, raise_defects
+from robopolicy.data.source import Source, resolve_action_spec
+from robopolicy.data.stats import check_stats
+from robopolicy.data.tables import Columns, read_files, read_tasks
+from robopolicy.data.video import check_video
+from robopolicy.errors import DataError
+from robopolicy.schema import Count, Fraction
+from robopolicy.types import TASK, ActionSpec
+
+Array = NDArray[Any]
+TIME_TOLERANCE = 1e-3  # s
+_AGAIN = "Drop or re-record these episodes (load_episodes(episodes=…) selects)"
+
+
+@dataclass(frozen=True)
+class Episode:
+    """Rows [first, end) of the table."""
+
+    index: int
+    first: int
+    end: int
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.first, self.end)
+
+
+def data_check(*, dataset: Path, saturated: Fraction = 0.5, shown: Count = 50) -> None:
+    """Name every defect of a dataset.
+
+    Args:
+        saturated: share of an episode's frames up to which an action may lie at its limit; the gripper always may.
+        shown: so many defects at most are put into words.
+
+    Raises:
+        DataError: there are defects, or no dataset.
+    """
+    source = Source.open(dataset)
+    raise_defects(inspect(source, saturated=saturated), dataset, shown=shown)
+    cameras = [k for k in source.offered if k not in (TASK, *_numeric(source))]
+    print(f"{dataset}: {source.total_frames} frames at {source.fps:g} Hz, no defects in {len(_numeric(source))} columns"
+          + f" and {len(cameras)} cameras" * bool(cameras))  # fmt: skip
+
+
+def inspect(source: Source, *, saturated: float = 0.5) -> list[Defect]:
+    """All defects: rows first, then what the episodes are together.
+
+    Raises:
+        DataError: the table cannot be read at all.
+    """
+    keys = [k for k in _numeric(source) if k in source.columns]
+    table = read_files(source, keys)
+    found = _check_count(source, table)
+    if not table.num_rows:
+        return found
+    index = table["episode_index"].to_numpy()
+    edges = np.flatnonzero(np.r_[True, index[1:] != index[:-1], True])
+    episodes = [Episode(int(index[a]), int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    column = Columns(table, torch.from_numpy(edges), source)
+    values, unreadable = _values(source, column, keys)
+    stamps, frames = column("timestamp", ()).astype(np.float64), column("frame_index", ())
+    spec, unknown = _spec(source)
+    found += [*unreadable, *unknown]
+    for episode in episodes:
+        found += _check_frames(episode, frames)
+        found += _check_rate(episode, stamps, source.fps)
+        found += _check_finite(episode, values, source)
+        found += _check_stride(episode, values, source.fps)
+        if "action" in values:
+            found += _check_limits(episode, values["action"], spec)
+            found += _check_saturation(episode, values["action"], spec, saturated)
+    found += _check_duplicates(episodes, values)
+    found += _check_tasks(source, column)
+    found += check_stats(source, values)
+    videos = [k for k, c in source.columns.items() if c["dtype"] == "video"]
+    return found + [d for key in videos for d in check_video(source, key, index, stamps)]
+
+
+def ranges(frames: Array) -> str:
+    """`frames 3–5, 9` of ascending numbers."""
+    parts = np.split(frames, np.flatnonzero(np.diff(frames) != 1) + 1)
+    said = [f"{p[0]}–{p[-1]}" if len(p) > 1 else f"{p[0]}" for p in parts]
+    return f"frame{'s' * (len(frames) > 1)} {', '.join(said[:6])}" + (" …" if len(said) > 6 else "")
+
+
+# -- inside ---------------------------------------------------------------------------------------------------------
+def _numeric(source: Source) -> list[str]:
+    """Columns of numbers that are compared frame by frame."""
+    wanted = [source.names_there[k] for k in source.offered if k in source.names_there]
+    known = [*wanted, "action", "next.reward"]
+    return [k for k in known if k in source.columns and source.columns[k]["dtype"] not in ("video", "image")]
+
+
+def _check_count(source: Source, table: pa.Table) -> list[Defect]:
+    if table.num_rows == source.total_frames:
+        return []
+    problem = f"data/ holds {table.num_rows} frames, meta/info.json says {source.total_frames}"
+    return [Defect("dataset", problem, "A file is missing or the recording was cut off: copy it again, or re-record")]
+
+
+def _values(source: Source, column: Columns, keys: list[str]) -> tuple[dict[str, Array], list[Defect]]:
+    values, found = {}, []
+    for key in keys:
+        shape = tuple(source.columns[key]["shape"])
+        try:
+            values[key] = column(key, shape).reshape(column.table.num_rows, -1)
+        except DataError as error:
+            found.append(Defect(key, str(error).partition(": ")[2].rstrip("."), "Record again, or mend the table"))
+    return values, found
+
+
+def _spec(source: Source) -> tuple[ActionSpec | None, list[Defect]]:
+    """What the actions mean; where nobody says so, limits are not checked."""
+    if source.meta is None:
+        return None, []
+    try:
+        return resolve_action_spec(source, None), []
+    except DataError as error:
+        return None, [Defect("action", str(error).rstrip("."), "Give the spec that these data were recorded with")]
+
+
+def _check_frames(episode: Episode, frames: Array) -> Iterator[Defect]:
+    """Gaps in the numbering."""
+    numbers = frames[episode.rows]
+    steps = np.diff(np.r_[-1, numbers])
+    for row in np.flatnonzero(steps != 1):
+        before = "the episode's begin" if row == 0 else f"frame {numbers[row - 1]}"
+        lost = f"{steps[row] - 1} frames are missing" if steps[row] > 1 else "frames are out of order"
+        yield Defect("frame_index", f"{lost}: {numbers[row]} follows {before}", _AGAIN, episode.index, int(row))
+
+
+def _check_rate(episode: Episode, stamps: Array, fps: float) -> Iterator[Defect]:
+    """Episodes of another frequency, and single frames that come too late or too early."""
+    gaps = np.diff(stamps[episode.rows])
+    if not len(gaps):
+        return
+    usual = float(np.median(gaps))
+    if len(gaps) > 2 and usual > 0 and abs(usual - 1 / fps) > TIME_TOLERANCE:
+        fix = "Mixed frequencies cannot be trained on: resample to one rate, or split the dataset by rate"
+        yield Defect(
+            "timestamp", f"was recorded at {1 / usual:.3g} Hz, the dataset says {fps:g}", fix, episode.index, 0
+        )
+        return
+    for k in np.flatnonzero(np.abs(gaps - 1 / fps) > TIME_TOLERANCE):
+        lost = round(float(gaps[k]) * fps) - 1
+        what = f"a gap of {gaps[k]:.4f} s" if gaps[k] > 0 else f"time stands still or runs back ({gaps[k]:.4f} s)"
+        what += f", in which {lost} frames are missing" if lost > 0 else f", expected {1 / fps:.4f} s"
+        yield Defect("timestamp", what, _AGAIN, episode.index, int(k) + 1)
+
+
+def _check_finite(episode: Episode, values: Mapping[str, Array], source: Source) -> Iterator[Defect]:
+    for key, value in values.items():
+        part = value[episode.rows]
+        if part.dtype.kind != "f" or np.isfinite(part).all():
+            continue
+        bad = ~np.isfinite(part)
+        frame, element = map(int, np.argwhere(bad)[0])
+        names = source.columns[key].get("names")
+        what = f"element {names[element] if isinstance(names, list) and len(names) == part.shape[1] else element!r}"
+        where = ranges(np.flatnonzero(bad.any(axis=1)))
+        yield Defect(key, f"{what} is {part[frame, element]} ({where})", _AGAIN, episode.index, frame)
+
+
+def _check_stride(episode: Episode, values: Mapping[str, Array], fps: float) -> Iterator[Defect]:
+    """Frames that repeat the one before at a regular stride: a lower rate, written at a higher one."""
+    seen = [v[episode.rows] for k, v in values.items() if k.startswith("observation")]
+    if not seen:
+        return
+    moves = np.flatnonzero(np.any([(v[1:] != v[:-1]).any(axis=1) for v in seen], axis=0))
+    strides = np.unique(np.diff(moves))
+    if len(moves) > 2 and len(strides) == 1 and strides[0] > 1:
+        every = int(strides[0])
+        problem = f"only one frame in {every} is new: it looks like {fps / every:g} Hz, written at {fps:g}"
+        fix = "Write it with the rate that it was recorded at"
+        yield Defect("frequency", problem, fix, episode.index, int(moves[0]))
+
+
+def _check_limits(episode: Episode, action: Array, spec: ActionSpec | None) -> Iterator[Defect]:
+    if spec is None:
+        return
+    part, low, high = action[episode.rows], np.array(spec.low), np.array(spec.high)
+    slack = LIMIT_TOLERANCE * (high - low)
+    outside = (part < low - slack) | (part > high + slack)
+    for k in np.flatnonzero(outside.any(axis=0)):
+        frames = np.flatnonzero(outside[:, k])
+        problem = (f"{spec.names[k]!r} is {part[frames[0], k]:.4g} {spec.units[k]}, limits are "
+                   f"[{low[k]:g}, {high[k]:g}] ({ranges(frames)})")  # fmt: skip
+        fix = "Check units and order of the action, or give the limits that the data were recorded under"
+        yield Defect("action", problem, fix, episode.index, int(frames[0]))
+
+
+def _check_saturation(episode: Episode, action: Array, spec: ActionSpec | None, most: float) -> Iterator[Defect]:
+    """Channels that lie at a limit (unknown: at an extreme of the data) in more than `most` of an episode's frames."""
+    low, high = (action.min(axis=0), action.max(axis=0)) if spec is None else (np.array(spec.low), np.array(spec.high))
+    slack, part = LIMIT_TOLERANCE * (high - low), action[episode.rows]
+    for side, end, at in (("lower", low, part <= low + slack), ("upper", high, part >= high - slack)):
+        for k in np.flatnonzero((at.mean(axis=0) > most) & (high > low) & ~_switches(action)):
+            if spec is not None and k == spec.gripper:
+                continue
+            frames = np.flatnonzero(at[:, k])
+            name = spec.names[k] if spec is not None else f"element {k}"
+            problem = (f"{name!r} is at its {side} {'limit' if spec else 'extreme'} {end[k]:g} in "
+                       f"{100 * at[:, k].mean():.0f}% of the frames ({ranges(frames)})")  # fmt: skip
+            fix = "Widen the limits or slow the demonstrations down: what was wanted beyond the limit is lost"
+            yield Defect("action", problem, fix, episode.index, int(frames[0]))
+
+
+def _switches(action: Array) -> NDArray[np.bool_]:
+    """[Da] channels that only know two values in the whole dataset, as a gripper does."""
+    return np.array([len(np.unique(action[:, k])) <= 2 for k in range(action.shape[1])])
+
+
+def _check_duplicates(episodes: list[Episode], values: Mapping[str, Array]) -> Iterator[Defect]:
+    first: dict[bytes, int] = {}
+    for episode in episodes:
+        digest = hashlib.sha256()
+        for key in sorted(values):
+            digest.update(key.encode() + np.ascontiguousarray(values[key][episode.rows]).tobytes())
+        same = first.setdefault(digest.digest(), episode.index)
+        if same != episode.index:
+            fix = "It counts twice in training, and splits share it: leave one out (load_episodes(episodes=…))"
+            yield Defect("episode", f"is episode {same} again, in every frame", fix, episode.index, 0)
+
+
+def _check_tasks(source: Source, column: Columns) -> list[Defect]:
+    try:
+        read_tasks(source, column("task_index", ()))
+    except DataError as error:
+        return [Defect(TASK, str(error).partition(": ")[2].rstrip("."), "Mend meta/tasks.parquet, or record again")]
+    return []
