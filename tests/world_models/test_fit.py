@@ -226,28 +226,41 @@ def test_the_command_line_composes() -> None:
         compose(train, ["run_dir=x", "algo=world_model", "world_model.widht=3"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("algo", ["residual_fast", "dppo"])
-def test_algorithms_run_in_imagination_unchanged(algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """reach: demonstrations → base and world model → refinement without the task's env → evaluation in truth."""
-    monkeypatch.chdir(tmp_path)
-    quiet = ("tracker=quiet", "threads=1")
-    assert main(["demos", "task=reach", "out=data", "episodes=80", "imperfection=0.4", "only_success=false"]) == 0
+QUIET = ("tracker=quiet", "threads=1")
+
+
+@pytest.fixture(scope="module")
+def reach(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """reach: demonstrations in data, a base in bc, and a world model in world."""
+    folder = tmp_path_factory.mktemp("reach")
+    data = f"dataset={folder / 'data'}"
+    demos = ("task=reach", f"out={folder / 'data'}", "episodes=80", "imperfection=0.4", "only_success=false")
+    assert main(["demos", *demos]) == 0
     policy = ("loop.steps=20", "loop.batch_size=16", "loop.save_every=0", "horizon=4", "n_action_steps=2")
-    assert main(["train", "task=reach", "dataset=data", "run_dir=bc", "validation_episodes=0", *policy, *quiet]) == 0
+    bc = ("task=reach", f"run_dir={folder / 'bc'}", "validation_episodes=0")
+    assert main(["train", *bc, data, *policy, *QUIET]) == 0
     model = ("world_model.heads=2", "world_model.width=32", "loop.steps=150", "loop.holdout=0.3",
              "loop.success.min_positives=8")  # fmt: skip
-    assert main(["train", "algo=world_model", "dataset=data", "run_dir=world", *model, *quiet]) == 0
+    assert main(["train", "algo=world_model", data, f"run_dir={folder / 'world'}", *model, *QUIET]) == 0
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["residual_fast", "dppo"])
+def test_algorithms_run_in_imagination_unchanged(algo: str, reach: Path, tmp_path: Path) -> None:
+    """Refinement of a base without the task's env, then evaluation in truth."""
     loop = {
         "residual_fast": ("loop.total_steps=200", "loop.warmup_steps=40", "loop.critic_only_updates=4",
-                          "loop.batch_size=16", "dataset=data", "loop.demo_fraction=0", "num_envs=8"),
+                          "loop.batch_size=16", f"dataset={reach / 'data'}", "loop.demo_fraction=0", "num_envs=8"),
         "dppo": ("loop.total_steps=320", "loop.rollout_steps=10", "algo.epochs=1", "num_envs=8",
                  "policy.tuned_steps=4", "algo.minibatch=64"),
     }[algo]  # fmt: skip
-    imagined = ("world=imagined", "world.model=world", "world.even_if_bad=true")  # 150 updates are few
-    assert main(["train", f"algo={algo}", "task=reach", "base=bc", "run_dir=rl", *imagined, *loop, *quiet]) == 0
-    assert main(["eval", "checkpoint=rl", "episodes=4", "split=validation", "videos=0"]) == 0
-    assert main(["eval", "checkpoint=rl", "episodes=4", "split=validation", *imagined]) == 0
-    assert (tmp_path / "rl" / "episodes-validation.csv").is_file()
-    rows = (tmp_path / "rl" / "episodes-imagined-validation.csv").read_text()
+    imagined = ("world=imagined", f"world.model={reach / 'world'}", "world.even_if_bad=true")  # 150 updates are few
+    run = tmp_path / "rl"
+    refine = (f"algo={algo}", "task=reach", f"base={reach / 'bc'}", f"run_dir={run}", "validation_episodes=8")
+    assert main(["train", *refine, *imagined, *loop, *QUIET]) == 0
+    assert main(["eval", f"checkpoint={run}", "episodes=4", "split=validation", "videos=0"]) == 0
+    assert main(["eval", f"checkpoint={run}", "episodes=4", "split=validation", *imagined]) == 0
+    assert (run / "episodes-validation.csv").is_file()
+    rows = (run / "episodes-imagined-validation.csv").read_text()
     assert rows.count("imagined reach") == 4
