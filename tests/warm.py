@@ -94,14 +94,19 @@ def attend(asked: socket.socket) -> dict[str, Any]:
     for stream in (0, 1, 2, *streams):
         os.close(stream)  # whoever reads them waits for the child alone
     ended = os.pidfd_open(child)
-    asked.sendall(f"{child}\n".encode())
+    _tell(asked, child)
     found, _, _ = select.select([ended, asked], [], [])
     if ended not in found:
         os.killpg(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if ended in found:
-        asked.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+        _tell(asked, os.waitstatus_to_exitcode(status))
     os._exit(0)
+
+
+def _tell(asked: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # killed meanwhile; the connection's end tells it
+        asked.sendall(f"{number}\n".encode())
 
 
 def _receive(asked: socket.socket) -> tuple[dict[str, Any], list[int]]:
