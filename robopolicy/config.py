@@ -7,6 +7,7 @@ the YAML as long as the constructor behind its node takes it; every other key is
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -222,7 +223,7 @@ class _Hydra:
         folders = ",".join(f"file://{Path(d).resolve()}" for d in config_dirs)
         self.search = [f"hydra.searchpath=[{folders}]"] if config_dirs else []
         self.roots = [config_folder(), *map(Path, config_dirs)]
-        self._done: dict[tuple[str, ...], Any] = {}
+        self._composed = functools.cache(_composed) if config_dirs else _built_in
 
     def groups(self) -> set[str]:
         return {f.parent.name for root in self.roots for f in root.glob("*/*.yaml")} - NO_GROUPS
@@ -252,22 +253,28 @@ class _Hydra:
             raise UsageError(f"config: {_first_line(error)}") from error
 
     def _compose(self, name: str, overrides: list[str]) -> Any:
-        from hydra import compose
-        from hydra.errors import HydraException
-        from omegaconf import OmegaConf
-        from omegaconf.errors import OmegaConfBaseException
+        return self._composed(name, (*self.search, *overrides))
 
-        key = (name, *overrides)
-        if key not in self._done:
-            try:
-                self._done[key] = compose(name, [*self.search, *overrides], return_hydra_config=True)
-            except (HydraException, OmegaConfBaseException) as error:
-                text = _first_line(error).replace("Ambiguous value for argument", "several values given in")
-                if "several values" in text:
-                    text += "; one run takes one value. A list is written key=[a,b]."
-                raise UsageError(f"config: {text}") from error
-            OmegaConf.set_readonly(self._done[key], False)
-        return self._done[key]
+
+def _composed(name: str, overrides: tuple[str, ...]) -> Any:
+    """Hydra's config of a verb, its own settings included."""
+    from hydra import compose
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        config = compose(name, list(overrides), return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        text = _first_line(error).replace("Ambiguous value for argument", "several values given in")
+        if "several values" in text:
+            text += "; one run takes one value. A list is written key=[a,b]."
+        raise UsageError(f"config: {text}") from error
+    OmegaConf.set_readonly(config, False)
+    return config
+
+
+_built_in = functools.lru_cache(maxsize=32)(_composed)  # configs/ stays as it is while a process lives
 
 
 @contextlib.contextmanager

@@ -11,6 +11,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # One pytest worker a core (eight at most: each holds its own torch), one torch thread a worker.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} MKL_NUM_THREADS=${MKL_NUM_THREADS:-1}
-# Tests neither log in anywhere nor download.
-export WANDB_MODE=${WANDB_MODE:-offline} HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}
+# Tests neither log in anywhere nor download; wandb starts where a test says so, not beside every run.
+export WANDB_MODE=disabled HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}
+# They start many processes: without bytecode on disk each would compile torch and LeRobot anew.
+unset PYTHONDONTWRITEBYTECODE
 exec .venv/bin/python -m pytest -n logical --maxprocesses 8 --dist loadgroup "$@"

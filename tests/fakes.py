@@ -45,17 +45,16 @@ class PointEnv:
         return self._obs()
 
     def _start(self, mask: Tensor) -> None:
-        for i in mask.nonzero()[:, 0].tolist():
-            if len(self.queue):
-                seed, self.queue = self.queue[0], self.queue[1:]
-            else:
-                seed = episode_seeds("train", self.seed, 1, start=self.handed)[0]
-                self.handed += 1
-            self.episode_seed[i] = seed
-            u = keyed_uniform(seed[None], torch.zeros(1, dtype=torch.int64), (2,))[0]
-            radius, angle = 0.2 + 0.4 * u[0], 6.2831853 * u[1]
-            self.position[i] = radius * torch.stack([angle.cos(), angle.sin()])
-            self.time[i] = 0
+        count = int(mask.sum())
+        given, self.queue = self.queue[:count], self.queue[count:]
+        drawn = episode_seeds("train", self.seed, count - len(given), start=self.handed)
+        self.handed += len(drawn)
+        seeds = torch.cat([given, drawn])
+        u = keyed_uniform(seeds, torch.zeros_like(seeds), (2,))
+        radius, angle = 0.2 + 0.4 * u[:, :1], 6.2831853 * u[:, 1:]
+        self.episode_seed[mask] = seeds
+        self.position[mask] = radius * torch.cat([angle.cos(), angle.sin()], dim=1)
+        self.time[mask] = 0
 
     def _obs(self) -> Obs:
         extra = torch.stack([(self.episode_seed % 1000).float(), self.time.float()], dim=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,7 +53,10 @@ def test_wandb_offline_run_lies_in_the_run_directory_and_keeps_its_id(tmp_path: 
         "t = Tracker(sys.argv[1], wandb='offline'); t.log({'loss': 1.0}, 1); t.close()\n"
     )
     for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True, text=True,
+            env={**os.environ, "WANDB_MODE": "offline"},
+        )  # fmt: skip
         assert "wandb failed" not in done.stderr
     runs = list((tmp_path / "wandb").glob("offline-run-*"))
     ident = (tmp_path / "wandb_id").read_text().strip()

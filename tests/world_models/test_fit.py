@@ -254,44 +254,57 @@ def test_the_command_line_composes() -> None:
         compose(train, ["run_dir=x", "algo=world_model", "world_model.widht=3"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("algo", ["residual_fast", "dppo"])
-def test_algorithms_run_in_imagination_unchanged(algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """reach: demonstrations → base and world model → refinement without the task's env → evaluation in truth."""
-    monkeypatch.chdir(tmp_path)
-    quiet = ("tracker=quiet", "threads=1")
-    assert main(["demos", "task=reach", "out=data", "episodes=80", "imperfection=0.4", "only_success=false"]) == 0
+QUIET = ("tracker=quiet", "threads=1")
+
+
+@pytest.fixture(scope="module")
+def reach(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """reach: demonstrations in data, a base in bc, and a world model in world."""
+    folder = tmp_path_factory.mktemp("reach")
+    data = f"dataset={folder / 'data'}"
+    demos = ("task=reach", f"out={folder / 'data'}", "episodes=80", "imperfection=0.4", "only_success=false")
+    assert main(["demos", *demos]) == 0
     policy = ("loop.steps=20", "loop.batch_size=16", "loop.save_every=0", "horizon=4", "n_action_steps=2")
-    assert main(["train", "task=reach", "dataset=data", "run_dir=bc", "validation_episodes=0", *policy, *quiet]) == 0
+    bc = ("task=reach", f"run_dir={folder / 'bc'}", "validation_episodes=0")
+    assert main(["train", *bc, data, *policy, *QUIET]) == 0
     model = ("world_model.heads=2", "world_model.width=32", "loop.steps=150", "loop.holdout=0.3",
              "loop.success.min_positives=8")  # fmt: skip
-    assert main(["train", "algo=world_model", "dataset=data", "run_dir=world", *model, *quiet]) == 0
+    assert main(["train", "algo=world_model", data, f"run_dir={folder / 'world'}", *model, *QUIET]) == 0
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algo", ["residual_fast", "dppo"])
+def test_algorithms_run_in_imagination_unchanged(algo: str, reach: Path, tmp_path: Path) -> None:
+    """Refinement of a base without the task's env, then evaluation in truth."""
     loop = {
         "residual_fast": ("loop.total_steps=200", "loop.warmup_steps=40", "loop.critic_only_updates=4",
-                          "loop.batch_size=16", "dataset=data", "loop.demo_fraction=0", "num_envs=8"),
+                          "loop.batch_size=16", f"dataset={reach / 'data'}", "loop.demo_fraction=0", "num_envs=8"),
         "dppo": ("loop.total_steps=320", "loop.rollout_steps=10", "algo.epochs=1", "num_envs=8",
                  "policy.tuned_steps=4", "algo.minibatch=64"),
     }[algo]  # fmt: skip
+    world, run = reach / "world", tmp_path / "rl"
     # Its 150 updates are few.
-    imagined = ("world=imagined", "world.model=world", "world.even_if_bad=true", "world.gate.starts=10")
-    assert main(["train", f"algo={algo}", "task=reach", "base=bc", "run_dir=rl", *imagined, *loop, *quiet]) == 0
-    assert main(["eval", "checkpoint=rl", "episodes=4", "split=validation", "videos=0"]) == 0
-    assert main(["eval", "checkpoint=rl", "episodes=4", "split=validation", *imagined]) == 0
-    assert (tmp_path / "rl" / "episodes-validation.csv").is_file()
-    rows = (tmp_path / "rl" / "episodes-imagined-validation.csv").read_text()
+    imagined = ("world=imagined", f"world.model={world}", "world.even_if_bad=true", "world.gate.starts=10")
+    refine = (f"algo={algo}", "task=reach", f"base={reach / 'bc'}", f"run_dir={run}", "validation_episodes=8")
+    assert main(["train", *refine, *imagined, *loop, *QUIET]) == 0
+    assert main(["eval", f"checkpoint={run}", "episodes=4", "split=validation", "videos=0"]) == 0
+    assert main(["eval", f"checkpoint={run}", "episodes=4", "split=validation", *imagined]) == 0
+    assert (run / "episodes-validation.csv").is_file()
+    rows = (run / "episodes-imagined-validation.csv").read_text()
     assert rows.count("imagined reach") == 4
-    decisions = json.loads((tmp_path / "rl" / "gate.json").read_text())
+    decisions = json.loads((run / "gate.json").read_text())
     assert len(decisions) > 2 and decisions[0]["accepted"] and all(d["true"] is None for d in decisions)
     if algo == "dppo":
-        assert main(["report", "run_dir=[rl,world]", "look.episodes=2"]) == 0
-        page = (tmp_path / "rl" / "report.html").read_text()
+        assert main(["report", f"run_dir=[{run},{world}]", "look.episodes=2"]) == 0
+        page = (run / "report.html").read_text()
         titles = ("What was kept (rl)", "Real and imagined (rl)", "Real and imagined (world)", "The world model (rl)")
         assert all(f"<h2>{title}</h2>" in page for title in titles)
-        refit = ("rounds=1", "coevolve.episodes=4", "coevolve.refit_steps=5", "coevolve.starts=10")
-        again = ["train", f"algo={algo}", "task=reach", "base=rl", "run_dir=rounds", *imagined, *refit, *quiet]
-        assert main([*again, "loop.total_steps=80", *loop[1:]]) == 0
-        (record,) = json.loads((tmp_path / "rounds" / "rounds.json").read_text())
+        rounds, refit = tmp_path / "rounds", ("rounds=1", "coevolve.episodes=4", "coevolve.refit_steps=5")
+        again = ["train", f"algo={algo}", "task=reach", f"base={run}", f"run_dir={rounds}", *imagined, *refit, *QUIET]
+        assert main([*again, "coevolve.starts=10", "loop.total_steps=80", *loop[1:]]) == 0
+        (record,) = json.loads((rounds / "rounds.json").read_text())
         assert record["episodes"] == 4 and 0 < record["real_steps"] <= 4 * 100
-        model = load_world(tmp_path / "rounds" / "round_1" / "model")
-        assert model.report["data"]["train"]["episodes"] > load_world("world").report["data"]["train"]["episodes"]
-        assert main(["eval", "checkpoint=rounds", "episodes=4", "videos=0"]) == 0
+        model = load_world(rounds / "round_1" / "model")
+        assert model.report["data"]["train"]["episodes"] > load_world(world).report["data"]["train"]["episodes"]
+        assert main(["eval", f"checkpoint={rounds}", "episodes=4", "videos=0"]) == 0
