@@ -9,6 +9,7 @@ import pickle
 import resource
 import signal
 import subprocess
+import sys
 import textwrap
 import time
 from dataclasses import replace
@@ -26,7 +27,6 @@ from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import Policy
 from robopolicy.storage import read_tensors, write_tensors
 from robopolicy.types import STATE, Feature
-from tests import warm
 from tests.fakes import PointEnv, PointPolicy
 
 GAUSSIAN = {
@@ -470,16 +470,14 @@ KILLED = """
 def killed_while_saving(run: Path, stop_at: int) -> str:
     """Start a process that saves twice and SIGKILL it before fsync number `stop_at` of the second save."""
     root = Path(__file__).parents[1]
-    program = run.parent / "killed.py"
-    program.write_text(textwrap.dedent(KILLED))
     process = subprocess.Popen(
-        [*warm.command(), str(program), str(run), str(stop_at)],
+        [sys.executable, "-c", textwrap.dedent(KILLED), str(run), str(stop_at)],
         stdout=subprocess.PIPE, text=True, cwd=root, env={**os.environ, "PYTHONPATH": str(root)},
     )  # fmt: skip
     assert process.stdout is not None
     said = process.stdout.readline()
     process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.wait()
     return said
 
 

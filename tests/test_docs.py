@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,29 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm
-
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs" / "bring_your_own").glob("*.md")), ROOT / "docs" / "lerobot.md"]
 BLOCK = re.compile(r"^```(python|yaml|bash)(?: title=\"([\w/.]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMANDS = {"robopolicy": "robopolicy.cli", "lerobot-train": "lerobot.scripts.lerobot_train",
             "lerobot-eval": "lerobot.scripts.lerobot_eval"}  # fmt: skip
-# Started as in a user's shell, each verb somewhere; all else begins with its imports done. LeRobot's own commands are
-# started so in test_lerobot_commands.py.
-COLD = {"algorithm": "train", "gym_env": "compare", "lerobot": "eval export", "task": "demos"}
-
-
-def prelude(page: str) -> str:
-    """The commands as functions of a shell, as they are not installed in a checkout."""
-    functions = "".join(f'{name}() {{ start {module} "$@"; }}\n' for name, module in COMMANDS.items())
-    return f"""set -e
-start() {{ # MODULE VERB ARGUMENTS
-    case " {COLD.get(page, "")} " in
-    *" $2 "*) {shlex.quote(sys.executable)} -m "$@" ;;
-    *) {shlex.join(warm.command())} -m "$@" ;;
-    esac
-}}
-{functions}"""
+PRELUDE = "set -e\n" + "".join(  # not installed in a checkout
+    f'{name}() {{ "{sys.executable}" -m {module} "$@"; }}\n' for name, module in COMMANDS.items()
+)
 
 
 def programs(text: str) -> Iterator[tuple[str, str]]:
@@ -86,8 +70,8 @@ def test_page_runs(page: Path, tmp_path: Path) -> None:
             (tmp_path / kind).write_text(code)
             continue
         program = tmp_path / f"{page.stem}_md"
-        program.write_text(code if kind == "python" else prelude(page.stem) + code)
-        command = [*(warm.command() if kind == "python" else ["bash"]), str(program)]
+        program.write_text(code if kind == "python" else PRELUDE + code)
+        command = [sys.executable if kind == "python" else "bash", str(program)]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=400, check=False)
         assert done.returncode == 0, f"{page.name} (python: lines are the page's):\n{code}\n{done.stderr[-4000:]}"
         ran += 1

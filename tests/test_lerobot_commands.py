@@ -23,7 +23,6 @@ from robopolicy.lerobot.export import export
 from robopolicy.normalize import Normalizer
 from robopolicy.types import STATE
 from robopolicy.wrappers import wrap_for
-from tests import warm
 from tests.fakes import PointEnv, PointPolicy
 from tests.lerobot_toys import save
 
@@ -37,14 +36,14 @@ SMALL = {
 }
 
 
-def run(module: str, *arguments: str, cwd: Path, python: tuple[str, ...] = (sys.executable,)) -> str:
+def run(module: str, *arguments: str, cwd: Path) -> str:
     """The output of one of LeRobot's commands, offline."""
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
         "HF_LEROBOT_HOME": str(cwd / "home"),
     }  # fmt: skip
     done = subprocess.run(
-        [*python, "-m", f"lerobot.scripts.{module}", *arguments], cwd=cwd, env=environment, text=True,
+        [sys.executable, "-m", f"lerobot.scripts.{module}", *arguments], cwd=cwd, env=environment, text=True,
         capture_output=True, timeout=280,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
@@ -105,7 +104,6 @@ def test_lerobot_train_on_our_dataset_and_task(kind: str, tmp_path: Path) -> Non
         "--batch_size=4", "--num_workers=0", "--prefetch_factor=null", "--persistent_workers=false",
         f"--output_dir={tmp_path / 'out'}", *OURS, "--env.task=reach", '--env.options={"horizon": 5}',
         "--env_eval_freq=2", "--eval.n_episodes=2", "--eval.batch_size=2", cwd=tmp_path,
-        python=(sys.executable,) if kind == "act" else tuple(warm.command()),
     )  # fmt: skip
     policy = load_policy(tmp_path / "out", env=env.spec)
     assert policy.spec.action == env.spec.action

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from real.ros2.operator import Operator, arm_command, processes
 from real.ros2.wiring import load_wiring
-from tests import warm
 
 TASK = {"_target_": "sim.make", "task": "reach", "horizon": 12, "joint_noise": 0.0, "cameras": ("front",),
         "image_size": (24, 32)}  # fmt: skip
@@ -24,15 +23,14 @@ def private_domain() -> dict[str, str]:
 @contextlib.contextmanager
 def graph(
     wiring: Path | str = WIRING, *, arm_wiring: Path | str | None = None, lost: float = 0.0, record: Path | str = "",
-    human: bool = False, cold: bool = False,
+    human: bool = False,
 ):  # fmt: skip
     """(operator, processes) with the arm in lockstep and the node unconfigured; all ended afterwards.
 
-    `human`: one may take over. `cold`: by a plain Python, which has all its imports before it.
+    `human`: one may take over.
     """
-    python = [sys.executable] if cold else warm.command()
-    node = [*python, "-m", "tests.real.ros2_graph", str(wiring), str(record), "human" if human else ""]
-    arm = [*python, *arm_command(TASK, str(arm_wiring or wiring), lost=lost, lockstep=True)[1:]]
+    node = [sys.executable, "-m", "tests.real.ros2_graph", str(wiring), str(record), "human" if human else ""]
+    arm = arm_command(TASK, str(arm_wiring or wiring), lost=lost, lockstep=True)
     with processes(arm, node) as running, Operator(load_wiring(str(wiring))) as operator:
         operator.wait(lambda: all(operator.heard.values()), 600.0, f"both nodes ({[p.poll() for p in running]})")
         yield operator, running

@@ -44,7 +44,7 @@ def patient(tmp_path):
 def test_a_life_over_dds(tmp_path):
     """Refused before it is configured and without an enable; drives; tightens, never loosens; dies; the arm stands."""
     path = patient(tmp_path)
-    with graph(path, lost=0.05, record=tmp_path / "recorded", cold=True) as (operator, running):
+    with graph(path, lost=0.05, record=tmp_path / "recorded") as (operator, running):
         with pytest.raises(SafetyError):
             operator.transition("activate")
         operator.enabling = False
