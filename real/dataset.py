@@ -89,8 +89,8 @@ def convert(
         return convert_bags(recording, out, bag, overwrite=overwrite)
     if (file := find_hdf5(recording)) is not None:
         options = hdf5 or Hdf5Options()
-        found = convert_hdf5(file, out, options, only_success=only_success, overwrite=overwrite)
-        return Converted(out, found.episodes, found.frames, 0, found.left_out)
+        whole = convert_hdf5(file, out, options, only_success=only_success, overwrite=overwrite)
+        return Converted(out, whole.episodes, whole.frames, 0, whole.left_out)
     if any(recording.glob("**/metadata.yaml")):
         raise DataError(
             f"recording={recording}: a rosbag2 bag. Give bag.wiring=<robot>, which says what its topics are."

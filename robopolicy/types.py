@@ -139,7 +139,11 @@ class VecEnv(Protocol):
     spec: EnvSpec
     num_envs: int
     device: torch.device
-    episode_seed: Tensor  # [N] int64: seed of the episode that `obs` belongs to
+
+    @property
+    def episode_seed(self) -> Tensor:
+        """[N] int64: seed of the episode that `obs` belongs to."""
+        ...
 
     def reset(self, seeds: Tensor | None = None) -> Obs:
         """Start new episodes everywhere.

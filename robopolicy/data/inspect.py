@@ -117,7 +117,8 @@ def _check_count(source: Source, table: pa.Table) -> list[Defect]:
 
 
 def _values(source: Source, column: Columns, keys: list[str]) -> tuple[dict[str, Array], list[Defect]]:
-    values, found = {}, []
+    values: dict[str, Array] = {}
+    found: list[Defect] = []
     for key in keys:
         shape = tuple(source.columns[key]["shape"])
         try:
