@@ -168,11 +168,11 @@ def test_ctrl_c_saves_says_how_to_go_on_and_loses_nothing(
 MOMENTS = [
     ("bc", "robopolicy.loops.offline.Batches", 1, 1),
     ("bc", "robopolicy.algos.bc.BC.update", 5, 5),
-    ("bc", "robopolicy.train.evaluate", 1, 25),
+    ("bc", "robopolicy.parts.evaluate", 1, 25),
     ("bc", "robopolicy.checkpoint.write_state", 1, 20),
     ("residual", "robopolicy.loops.off_policy.base_actions", 1, 0),
-    ("residual", "robopolicy.train.evaluate", 1, 0),
-    ("residual", "robopolicy.train.evaluate", 2, 100),
+    ("residual", "robopolicy.parts.evaluate", 1, 0),
+    ("residual", "robopolicy.parts.evaluate", 2, 100),
     ("residual", "robopolicy.algos.residual.ResidualTD3.update", 1, 40),
     ("residual", "robopolicy.checkpoint.write_state", 2, 80),
 ]
@@ -238,8 +238,8 @@ def test_other_data_than_it_began_with_is_refused_before_weights_load(
 
     run = folder / "bc"
     before = (run / "spec.json").read_text(), (run / "metrics.jsonl").read_text()
-    monkeypatch.setattr("robopolicy.train.load_episodes", another)
-    monkeypatch.setattr("robopolicy.train.load_weights", None)
+    monkeypatch.setattr("robopolicy.parts.load_episodes", another)
+    monkeypatch.setattr("robopolicy.parts.load_weights", None)
     assert main(command(folder, "bc", run)) == 1
     said = capsys.readouterr().err
     assert "data and env are not those that the run began with:\n  - action.high: 0.02 → 1.0\n  - dt: was 0.05" in said

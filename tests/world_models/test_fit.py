@@ -14,9 +14,9 @@ from robopolicy.cli import find_verb, main
 from robopolicy.config import compose
 from robopolicy.data.demos import record_demos
 from robopolicy.errors import CheckpointError, ConfigError, DataError, SpecError
+from robopolicy.fits import check_same_world
 from robopolicy.noise import keyed_normal
 from robopolicy.schema import TARGET
-from robopolicy.train import check_same_world
 from robopolicy.types import STATE, Obs
 from tests.fakes import NoTracker, PointEnv
 from tests.world_models.point import FEATURES, walk
