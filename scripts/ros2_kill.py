@@ -4,6 +4,8 @@
 
 A simulated arm at 1 kHz and a node that drives it to and fro, two processes over DDS. Each trial waits until a joint
 moves at its permitted speed, kills the node, and checks with the independent checker all that the arm then played.
+Times are in ticks of the arm, from the first point of the last trajectory that the node had sent: a busy machine may
+kill late, and hear late, and neither counts. A trial whose node had already slowed down when it died is done again.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 from rclpy.qos import QoSProfile
 from sensor_msgs.msg import JointState
+from trajectory_msgs.msg import JointTrajectory
 
 from real.ros2 import arm, messages
 from real.ros2.cell import activate
 from real.ros2.operator import Operator, arm_command, private_environment, processes
+from real.ros2.qos import profile_of
 from real.ros2.wiring import load_wiring
 from real.safety import Profile, SafetyError
 from real.safety.audit import joint_violations, space_violations
@@ -46,9 +50,14 @@ class Watcher(Operator):
     def __init__(self, name: str) -> None:
         super().__init__(load_wiring(WIRING), node_name=name)
         self.points: dict[int, list[float]] = {}
-        self.last = -1  # tick
+        self.last = self.told = -1  # newest tick that was played, and that a trajectory began with
         topic = self.wiring.topic("joint_commands").name
         self.create_subscription(JointState, topic, self._on_point, QoSProfile(depth=2000))
+        way = self.wiring.topic("trajectory")
+        self.create_subscription(JointTrajectory, way.name, self._on_trajectory, profile_of(way))
+
+    def _on_trajectory(self, message: JointTrajectory) -> None:
+        self.told = max(self.told, round(messages.to_ns(message.header.stamp) / self.wiring.dt_ns))
 
     def _on_point(self, message: JointState) -> None:
         tick = round(messages.to_ns(message.header.stamp) / self.wiring.dt_ns)
@@ -102,16 +111,11 @@ def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, ob
             operator.transition("configure")
             operator.reset_arm(number)
             operator.points.clear()
-            operator.last = -1
+            operator.last = operator.told = -1
             activate(operator, patience=20.0)
             time.sleep(0.3 + 0.013 * (number % 50))
 
-            speeds = [0.0]  # looked at once: by the next look another point may be there
-
-            def fast() -> bool:
-                speeds.append(permitted(operator.newest(2), profile, dt))
-                return speeds[-1] > FULL
-
+            fast = lambda: permitted(operator.newest(2), profile, dt) > FULL  # noqa: E731
             restarts = wait_through_faults(operator, fast, "full speed")
             os.kill(pid, SIGNALS[kind])
             killed = operator.last
@@ -122,7 +126,9 @@ def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, ob
             gaps = int((np.diff(ticks) != 1).sum())
             played = np.array([operator.points[t] for t in ticks])
             moving = np.flatnonzero((np.diff(played, axis=0) != 0).any(axis=1))
-            stop_s = (ticks[moving[-1] + 1] - killed) * dt
+            stop_s = (ticks[moving[-1] + 1] - operator.told) * dt
+            at = ticks.index(operator.told)
+            speed = permitted(played[at - 1 : at + 1], profile, dt)
             commands = np.concatenate([np.repeat(played[:1], 3, axis=0), played])[:, None]
             bad = joint_violations(commands, profile, dt)
             bad |= space_violations(commands, profile, dt, poses=300, seed=number)
@@ -131,11 +137,11 @@ def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, ob
         with suppress(ProcessLookupError):  # a killed one is gone already
             os.kill(pid, signal.SIGKILL)
     return {
-        "kind": kind, "trial": number, "speed": speeds[-1], "stop_s": round(stop_s, 4), "gaps": gaps,
+        "kind": kind, "trial": number, "speed": speed, "stop_s": round(stop_s, 4), "gaps": gaps,
         "restarts": restarts,
         "aborted": aborted, "violations": sum(bad.values()), "bad": {k: v for k, v in bad.items() if v},
         "fine": not aborted and not gaps and sum(bad.values()) == 0
-        and 0.0 < stop_s <= profile.longest_stop + (wiring.lead_ticks + 12) * dt,
+        and stop_s <= profile.longest_stop + 12 * dt,
     }  # fmt: skip
 
 
@@ -172,8 +178,12 @@ def main() -> None:
         for kind in SIGNALS:
             done = []
             for number in range(args.trials):
-                done.append(trial(zygote, kind, number))
-                print(json.dumps(done[-1]), file=sys.stderr, flush=True)
+                for again in range(10):
+                    found = trial(zygote, kind, number + again * args.trials)
+                    print(json.dumps(found), file=sys.stderr, flush=True)
+                    if float(str(found["speed"])) > FULL or not found["fine"]:
+                        break
+                done.append(found)
             fine, slowest = sum(bool(d["fine"]) for d in done), max(float(str(d["stop_s"])) for d in done)
             slow = min(float(str(d["speed"])) for d in done)
             note = f"a joint, or the tool, at {100 * slow:.0f}% or more of its permitted speed when the node was ended"

@@ -119,6 +119,7 @@ class Governor:
         self.c[rows], self.last[rows], self.active[rows] = history, q, True
         self._stop[rows], self._at[rows] = q[:, None], 0
         self._before = self.past()
+        self.search.near, self.search.first = False, 0  # an only arm begins as a new governor's does
 
     def filter(self, target: Array, *, hold: Bool | None = None, pace: float = 1.0) -> Verdict:
         """The next command for joint targets `target` [N n] rad.
@@ -195,8 +196,10 @@ class Governor:
 
     def state_dict(self) -> dict[str, Array | Bool | NDArray[np.int64]]:
         """What the next commands depend on, limits aside."""
-        near = np.array([self.search.near])
-        return {"c": self.c, "last": self.last, "stop": self._stop, "at": self._at, "active": self.active, "near": near}
+        return {
+            "c": self.c, "last": self.last, "stop": self._stop, "at": self._at, "active": self.active,
+            "search": np.array([self.search.near, self.search.first], dtype=np.int64),
+        }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Array]) -> None:
         """Go on from what `state_dict` of a governor of as many arms gave, under the same limits.
@@ -208,7 +211,7 @@ class Governor:
             raise SafetyError(f"governor: the saved state is of arms {state['c'].shape}, these are {self.c.shape}")
         self.c, self.last, self._stop = (np.array(state[k], dtype=np.float64) for k in ("c", "last", "stop"))
         self._at, self.active = np.array(state["at"], dtype=np.int64), np.array(state["active"], dtype=bool)
-        self.search.near = bool(state["near"][0])
+        self.search.near, self.search.first = bool(state["search"][0]), int(state["search"][1])
         self._before = self.past()
 
     # -- inside -----------------------------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ class Search:
     ) -> None:
         self.profile, self.body, self.limits, self.dt, self.projection = profile, body, tuple(limits), dt, projection
         self.near = False  # a limit changed the last command
+        self.first = 0  # the limit that an only arm broke last: most often the next one too, so asked first
 
     def choose(self, c: Array, wanted: Array, before: Array, free: Bool, braking: Array, pace: float) -> Found:
         """Commands after history `c` [N H n] towards `wanted` [N n], which was `before` [N n] a tick ago.
@@ -67,7 +68,7 @@ class Search:
             if v is not None and apart(v, wish[0]) > TOLERANCE:
                 command, given_up[:] = c[:, -1] + self.dt * v, True
         path = Path.of(c, command, self.body, self.dt)
-        failed, stop = broken(self.limits, path), path.stop
+        failed, stop = self._broken(path), path.stop
         going = none(failed, free)
         self.near = some(given_up) or some(failed.ravel())
         for blend in (0.0, 0.5):  # the projection; half-way from there to the stop
@@ -85,12 +86,20 @@ class Search:
             else:
                 command[those] += 0.5 * (braking[those] - command[those])
             path = Path.of(c[those], command[those], self.body, self.dt)
-            # What an only arm's first candidate breaks decides most often about the next ones: begin with that.
-            k = int(failed[0].argmax()) if len(c) == 1 else 0
-            fine = none(broken((*self.limits[k:], *self.limits[:k]), path), free[those])
+            fine = none(self._broken(path), free[those])
             going[those] = fine
             stop = put(stop, rows[fine], path.stop, np.flatnonzero(fine))
         return Found(command, stop, going, failed & free[:, None], free & ~inside, given_up)
+
+    def _broken(self, path: Path) -> Bool:
+        """[M L]: see `broken`. One arm's first broken limit is asked first the next time."""
+        if len(path.c) > 1:
+            return broken(self.limits, path)
+        k = self.first
+        failed = np.roll(broken((*self.limits[k:], *self.limits[:k]), path), k, axis=1)
+        if some(failed[0]):
+            self.first = int(failed[0].argmax())
+        return failed
 
     def warm_up(self, c: Array) -> None:
         """Compile, or load, all that a tick may call: the first one must not be late. `c` [N H n] is at rest."""
@@ -98,7 +107,7 @@ class Search:
         for near, target in ((True, c[:, -1] + 1e-6), (False, c[:, -1] + 1.0)):
             self.near = near
             self.choose(c, target, c[:, -1].copy(), free, c[:, -1].copy(), 1.0)
-        self.near = False
+        self.near, self.first = False, 0
         if self.projection is not None:
             still = np.zeros(c.shape[2])
             self._project(c[0], still, still, still)

@@ -178,6 +178,19 @@ def explode(*_):
     raise Broken("no solver today")
 
 
+def test_a_governor_that_starts_again_is_like_a_new_one():
+    """Nothing is left of what it did before, or a recording that begins there could not be reproduced."""
+    profile = load_profile("panda", workspace=Box((0.4, -0.05, 0.1), (0.6, 0.05, 0.3)))
+    used, new = ready(profile), ready(profile)
+    for _ in range(120):
+        used.filter(home(profile)[None] + np.array([0.5, 0.3, 0, 0, 0, 0, 0]))
+    assert used.search.near and used.search.first
+    used.reset(home(profile)[None])
+    for name, value in new.state_dict().items():
+        if name not in ("last", "stop"):  # of which nothing is read before it is written
+            assert np.array_equal(used.state_dict()[name], value), name
+
+
 @pytest.mark.parametrize("kind", ["exception", "limit raises", "late", "not a number", "lies"])
 def test_trouble_inside_brakes_within_the_tick(kind):
     """Injected after a run-up: the next command is the stored stop's."""
