@@ -133,6 +133,7 @@ def perturbed(task: dict[str, Any], what: str, value: float, *, num_envs: int) -
     if value == NOMINAL[what]:
         return build(task, "task", **how)
     if not own_physics(task):
-        return Perturbed(build(task, "task", **how), **{what: value})
+        changes: dict[str, Any] = {what: value}
+        return Perturbed(build(task, "task", **how), **changes)
     changed = value if what == "sensor_noise" else [value, value]
     return build({**task, "randomization": {**(task.get("randomization") or {}), what: changed}}, "task", **how)

@@ -95,7 +95,7 @@ def _filtered(file: Group, key: str) -> list[str]:
 def _action(known: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The controller in words, and what its actions mean as far as that is known."""
     given = known.get("controller_configs") or {}
-    config = given[0] if isinstance(given, list) else given
+    config: dict[str, Any] = given[0] if isinstance(given, list) else given
     config = (config.get("body_parts") or {}).get("right", config)  # robosuite 1.5 has one for each part of the body
     kind = str(config.get("type"))
     delta = config.get("control_delta", config.get("input_type", "delta") == "delta")
