@@ -368,6 +368,7 @@ def test_goals_are_answered_over_dds(ros):
     goals = Goals.__new__(Goals)
     goals.wiring, goals.fault, goals.type, goals.every = wiring, said.append, SimpleNamespace(Goal=Goal), 5
     goals._client, goals._number, goals._due = ActionClient(node, Fibonacci, "go"), 0, 0
+    goals._unanswered = {}
     executor = EventsExecutor()
     executor.add_node(node)
     executor.add_node(server)
