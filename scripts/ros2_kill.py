@@ -44,6 +44,10 @@ SIGNALS = {"sigkill": signal.SIGKILL, "sigstop": signal.SIGSTOP}
 FULL = 0.9  # of a joint's permitted speed, or of the tool's; the limits keep a little for the stop
 
 
+class NotBegunError(Exception):
+    """The node of a trial never took over the arm."""
+
+
 class Watcher(Operator):
     """An operator that writes down every control point that the arm plays."""
 
@@ -107,12 +111,15 @@ def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, ob
     pid = fork(zygote, name)
     try:
         with Watcher(name) as operator:
-            operator.wait(lambda: all(operator.heard.values()), 60.0, "both nodes")
-            operator.transition("configure")
-            operator.reset_arm(number)
-            operator.points.clear()
-            operator.last = operator.told = -1
-            activate(operator, patience=20.0)
+            try:
+                operator.wait(lambda: all(operator.heard.values()), 60.0, "both nodes")
+                operator.transition("configure")
+                operator.reset_arm(number)
+                operator.points.clear()
+                operator.last = operator.told = -1
+                activate(operator, patience=20.0)
+            except SafetyError as error:  # before anything moved: of a hundred forks one may find nobody
+                raise NotBegunError(str(error)) from error
             time.sleep(0.3 + 0.013 * (number % 50))
 
             fast = lambda: permitted(operator.newest(2), profile, dt) > FULL  # noqa: E731
@@ -179,10 +186,16 @@ def main() -> None:
             done = []
             for number in range(args.trials):
                 for again in range(10):
-                    found = trial(zygote, kind, number + again * args.trials)
+                    try:
+                        found = trial(zygote, kind, number + again * args.trials)
+                    except NotBegunError as error:
+                        print(f"{kind} {number}: again, {error}", file=sys.stderr, flush=True)
+                        continue
                     print(json.dumps(found), file=sys.stderr, flush=True)
                     if float(str(found["speed"])) > FULL or not found["fine"]:
                         break
+                else:
+                    raise SafetyError(f"{kind} {number}: ten times no node drove at full speed")
                 done.append(found)
             fine, slowest = sum(bool(d["fine"]) for d in done), max(float(str(d["stop_s"])) for d in done)
             slow = min(float(str(d["speed"])) for d in done)
