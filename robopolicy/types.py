@@ -155,7 +155,7 @@ class VecEnv(Protocol):
         ...
 
     def step(self, action: Tensor) -> Step:
-        """Apply `action` [N Da] (ChunkedEnv: [N Ta Da]) in physical units; it is clamped to the spec's limits.
+        """Apply `action` [N Da] in physical units; it is clamped to the spec's limits.
 
         Raises:
             SpecError: wrong shape, or a non-finite entry (the env index and dimension are named).

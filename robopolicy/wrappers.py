@@ -1,6 +1,6 @@
 """Env wrappers that turn training difficulties into observations; two pipelines and only these.
 
-Per-step learners:  BaseActionEnv(HistoryEnv(env), base)      Chunk learners:  ChunkedEnv(HistoryEnv(env))
+Learners on a base:  BaseActionEnv(HistoryEnv(env), base)      Others:  HistoryEnv(env), whose collector plays chunks
 Under either, GroupedEnv(env) lets envs start alike.
 
 They live beside the executor rather than in `sim`, because imagination and the real arm wear them too.

@@ -88,7 +88,11 @@ PICK_ACT = Base(
         "--steps=5000",
     ),
 )
-LIMITED = "task.joint_filter={_target_: real.joint_filter.SafetyFilter, dt: 0.05, profile: {_target_: real.safety.load_profile, robot: panda, tcp_speed: 1.0}}"  # noqa: E501
+LIMITS_DT, LIMITS_SPEED = 0.05, 1.0  # s, m/s; scripts/limits_compared.py plays under the same ones
+LIMITED = (
+    f"task.joint_filter={{_target_: real.joint_filter.SafetyFilter, dt: {LIMITS_DT}, "
+    f"profile: {{_target_: real.safety.load_profile, robot: panda, tcp_speed: {LIMITS_SPEED}}}}}"
+)
 CURVE = ("loop.eval_every=50000", *WATCH)
 SOLVED = "loop.stop_success=1"
 ABLATION = {  # one change each of algo=dppo

@@ -30,10 +30,9 @@ from robopolicy.checkpoint import load_policy
 from robopolicy.evaluate import rollout
 from robopolicy.evaluate.evidence import Evidence, measured, of_rows, write
 from robopolicy.noise import episode_seeds
-from scripts.experiment_list import PICK
+from scripts.experiment_list import LIMITS_DT, LIMITS_SPEED, PICK
 
 ROOT, ID = Path(__file__).resolve().parents[1], "trained_under_limits"
-DT, SPEED = 0.05, 1.0  # s, m/s: those of LIMITED in scripts/experiment_list.py
 CHANGED = np.radians(0.01)
 ENVS = 100
 
@@ -58,7 +57,7 @@ class Counting(SafetyFilter):
 
 
 def measure(checkpoint: Path, setting: str, seed: int, episodes: int) -> Iterator[Evidence]:
-    limits = Counting(load_profile("panda", tcp_speed=SPEED), dt=DT)
+    limits = Counting(load_profile("panda", tcp_speed=LIMITS_SPEED), dt=LIMITS_DT)
     env = sim.make("pick", num_envs=ENVS, joint_filter=limits)
     policy = load_policy(checkpoint, env=env.spec)
 
@@ -66,7 +65,7 @@ def measure(checkpoint: Path, setting: str, seed: int, episodes: int) -> Iterato
         limits.mask = np.isin(np.arange(ENVS), [r.slot for r in running])
 
     rows = rollout.evaluate(policy, env, episode_seeds("test", 0, episodes), policy_id=setting, watch=watch)
-    notes = f"under the limits, {SPEED} m/s; {limits.steps} control steps"
+    notes = f"under the limits, {LIMITS_SPEED} m/s; {limits.steps} control steps"
     yield of_rows(rows, id=ID, setting=setting, seed=seed, notes=notes)
     for metric, value in (
         ("intervention_rate", limits.changed / limits.steps),
