@@ -1,6 +1,6 @@
 """DPPO's update against the published minibatched one, and where an iteration's time goes; evidence as JSON lines.
 
-    python scripts/bench_dppo.py [--quick | --record]
+    python scripts/bench_dppo.py [--device cuda] [--quick | --record]
 
 dppo_update_speed     one whole update (all epochs over N·T·K' samples) of the same policy from the same rollout, with
                       the same networks, optimisers, number and size of minibatches. `Published` is the update as the
@@ -10,7 +10,8 @@ dppo_update_speed     one whole update (all epochs over N·T·K' samples) of the
                       The sides alternate; `ratio` is the median over rounds of Published's seconds over ours. A side
                       that stops early (target_kl) ends the benchmark: it would have done less.
 dppo_iteration_split  shares of collection, returns and update in iterations of the loop on pick, at the sizes of
-                      configs/algo/dppo.yaml; the policy is untrained, so its episodes last to the time limit.
+                      configs/algo/dppo.yaml; the policy is untrained, so its episodes last to the time limit. On a GPU
+                      also `gpu_idle`, the share of an iteration in which no kernel runs (their time as profiled).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ OPTIONS = {"critic": partial(MLP, width=256, depth=3), "epochs": 5, "clip": 0.02
 EPOCHS, MINIBATCH, ROLLOUT = 8, 1_300, 40  # configs/algo/dppo.yaml
 
 
-def make(env: Any, *, images: bool, minibatch: int, **options: Any) -> DPPO:
+def make(env: Any, *, images: bool, minibatch: int, device: torch.device, **options: Any) -> DPPO:
     torch.manual_seed(0)
     observation = {STATE: env.spec.observation[STATE]}
     if images:
@@ -60,19 +61,21 @@ def make(env: Any, *, images: bool, minibatch: int, **options: Any) -> DPPO:
     policy = DiffusionPolicy(
         spec, Normalizer.from_limits(observation, spec.action), network=partial(ResidualMLP, width=256), tuned_steps=5
     )
-    return DPPO(policy, minibatch=minibatch, **{**OPTIONS, **options})
+    return DPPO(policy.to(device), minibatch=minibatch, **{**OPTIONS, **options})
 
 
 def rollout(algo: DPPO, chunks: int) -> tuple[Obs, Samples]:
     """Random observations [D 1 ...], chains of the policy, advantages at random."""
-    spec = algo.policy.spec
+    spec, device = algo.policy.spec, algo.clip.device
     obs = {k: torch.randint(0, 256, (chunks, 1, *f.shape), dtype=torch.uint8) if f.dtype == "uint8"
            else torch.randn(chunks, 1, *f.shape) for k, f in spec.observation.items()}  # fmt: skip
+    obs = {k: v.to(device) for k, v in obs.items()}
     parts = [algo.explore({k: v[i : i + 64] for k, v in obs.items()}, torch.randn(len(obs[STATE][i : i + 64]),
              *algo.noise_shape))[1] for i in range(0, chunks, 64)]  # fmt: skip
     record = {k: torch.cat([p[k] for p in parts]) for k in parts[0]}
-    weight = torch.full((chunks, spec.n_action_steps), 1.0 / spec.n_action_steps)
-    scores = Scores(torch.ones(chunks, dtype=torch.bool), *torch.randn(3, chunks), weight)
+    weight = torch.full((chunks, spec.n_action_steps), 1.0 / spec.n_action_steps, device=device)
+    keep = torch.ones(chunks, dtype=torch.bool, device=device)
+    scores = Scores(keep, *torch.randn(3, chunks).to(device), weight)
     return obs, Samples(record["cond"], record["x"].flatten(0, 1), record["log_prob"].mean(-1).flatten(), scores)
 
 
@@ -97,11 +100,11 @@ class Published:
 
     def update(self, obs: Obs, batch: Samples) -> None:
         learner, size = self.learner, self.learner.minibatch
-        every = torch.arange(len(batch.log_prob))
+        every = torch.arange(len(batch.log_prob), device=batch.log_prob.device)
         with torch.no_grad():
             old = torch.cat([self.log_prob(obs, batch, rows)[0] for rows in every.split(size)])
         for _ in range(learner.epochs):
-            for rows in every[torch.randperm(len(every))].split(size):
+            for rows in every[torch.randperm(len(every), device=every.device)].split(size):
                 chunk, k = rows // self.steps, rows % self.steps
                 log_prob, cond = self.log_prob(obs, batch, rows)
                 advantage = batch.scores.advantage[chunk] * self.algo.discount[k]
@@ -119,11 +122,13 @@ class Published:
 def seconds(work: Any) -> float:
     began = perf_counter()
     work()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     return perf_counter() - began
 
 
-def update_speed(env: Any, *, images: bool, chunks: int, minibatch: int, rounds: int) -> Evidence:
-    ours = make(env, images=images, minibatch=minibatch)
+def update_speed(env: Any, *, images: bool, chunks: int, minibatch: int, rounds: int, device: torch.device) -> Evidence:
+    ours = make(env, images=images, minibatch=minibatch, device=device)
     theirs = Published(ours)
     obs, batch = rollout(ours, chunks)
     pairs = []
@@ -138,8 +143,13 @@ def update_speed(env: Any, *, images: bool, chunks: int, minibatch: int, rounds:
     found = bootstrap([[a / b] for a, b in pairs], statistic=statistics.median)
     plain, fast = (statistics.median(side) for side in zip(*pairs, strict=True))
     about = f"published {plain:.2f} s, ours {fast:.2f} s; {chunks} chunks × K'=5, minibatch {minibatch}, 5 epochs"
-    return measured(id="dppo_update_speed", setting="image" if images else "state", metric="ratio", interval=found,
-                    notes=f"{about}, {torch.get_num_threads()} threads")  # fmt: skip
+    return measured(id="dppo_update_speed", setting=("image" if images else "state") + where(device), metric="ratio",
+                    interval=found, notes=f"{about}, {torch.get_num_threads()} threads")  # fmt: skip
+
+
+def where(device: torch.device) -> str:
+    """What is added to a setting measured on a GPU."""
+    return "" if device.type == "cpu" else f"/{device.type}"
 
 
 class Lines:
@@ -162,19 +172,30 @@ class Lines:
     def latest(self) -> None: ...
 
 
-def iteration_split(env: Any, iterations: int) -> list[Evidence]:
-    lines, algo = Lines(), make(env, images=False, minibatch=MINIBATCH, epochs=EPOCHS)
-    on_policy(algo=algo, env=HistoryEnv(env, 1), tracker=lines, checkpointer=lines, evaluate=None,
-              rollout_steps=ROLLOUT, total_steps=env.num_envs * ROLLOUT * (iterations + 1))  # fmt: skip
+def iteration_split(env: Any, iterations: int, device: torch.device) -> list[Evidence]:
+    lines, algo = Lines(), make(env, images=False, minibatch=MINIBATCH, device=device, epochs=EPOCHS)
+
+    def run(iterations: int) -> None:
+        on_policy(algo=algo, env=HistoryEnv(env, 1), tracker=lines, checkpointer=lines, evaluate=None,
+                  rollout_steps=ROLLOUT, total_steps=env.num_envs * ROLLOUT * iterations)  # fmt: skip
+
+    run(iterations + 1)
     taken = {k: statistics.median(row[f"train/{k}_s"] for row in lines.rows[1:])
              for k in ("collect", "returns", "update", "env", "act")}  # fmt: skip
     whole = taken["collect"] + taken["returns"] + taken["update"]
-    size = f"{env.num_envs} envs × {ROLLOUT} steps"
-    notes = {"collect": f"; of it env {taken['env']:.2f} s, policy {taken['act']:.2f} s"}
+    size = f"{env.num_envs} envs × {ROLLOUT} steps, " + ("CPU alone" if device.type == "cpu" else str(device))
+    shares = {k: (taken[k], f"{taken[k]:.2f} s of {whole:.2f} s") for k in ("collect", "returns", "update")}
+    shares["collect"] = (taken["collect"], shares["collect"][1] + f"; of it env {taken['env']:.2f} s, policy "
+                                           f"{taken['act']:.2f} s")  # fmt: skip
+    if device.type == "cuda":
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            run(1)
+        busy = sum(e.self_device_time_total for e in profile.key_averages()) / 1e6
+        shares["gpu_idle"] = (whole - busy, f"kernels take {busy:.3f} s of {whole:.2f} s")
     return [
-        measured(id="dppo_iteration_split", setting=k, metric="share", interval=taken[k] / whole,
-                 notes=f"{taken[k]:.2f} s of {whole:.2f} s{notes.get(k, '')}; {size}, CPU alone")
-        for k in ("collect", "returns", "update")
+        measured(id="dppo_iteration_split", setting=k + where(device), metric="share", interval=spent / whole,
+                 notes=f"{notes}; {size}")
+        for k, (spent, notes) in shares.items()
     ]  # fmt: skip
 
 
@@ -183,16 +204,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="small sizes: whether it runs, not how fast")
     parser.add_argument("--record", action="store_true", help="write into docs/results")
     parser.add_argument("--threads", type=int, help="torch's")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
-    small = options.quick
+    small, device = options.quick, options.device
     env = sim.make("pick", num_envs=8 if small else 128, seed=0)
     found = [
-        update_speed(env, images=False, chunks=64 if small else 2560, minibatch=2560, rounds=2 if small else 7),
-        update_speed(env, images=True, chunks=16 if small else 256, minibatch=500, rounds=2 if small else 5),
-        *iteration_split(env, 1 if small else 5),
-    ]
+        update_speed(
+            env, images=images, chunks=few if small else chunks, minibatch=minibatch, rounds=2 if small else rounds,
+            device=device,
+        )
+        for images, few, chunks, minibatch, rounds in ((False, 64, 2560, 2560, 7), (True, 16, 256, 500, 5))
+    ] + iteration_split(env, 1 if small else 5, device)  # fmt: skip
     for row in found:
         print(json.dumps(asdict(row), ensure_ascii=False))
     if options.record:

@@ -1,6 +1,6 @@
 """Two-level batching of a VLA (many noised chunks per observation) against one chunk per observation; JSON lines.
 
-    python scripts/bench_vla.py [--quick | --record]
+    python scripts/bench_vla.py [--device cuda --chunks 8192 --each 16 --size 96] [--quick | --record]
 
 Both sides train the same policy (configs/policy/vla.yaml) on the same pictures, drawn here: three coloured squares, an
 instruction that names one, actions that lead to it. They differ in `noise_samples` and the batch alone: `plain` has as
@@ -200,14 +200,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, help="torch's")
     parser.add_argument("--seconds", type=float, default=300.0, help="of training, each side")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--size", type=int, default=64, help="of the pictures, px")
+    parser.add_argument("--chunks", type=int, default=256, help="noised chunks in an update, of either side")
+    parser.add_argument("--each", type=int, default=16, help="of them for each observation, two-level")
     options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
     sizes = (
         {"size": 32, "chunks": 32, "each": 8, "rounds": 3, "budget": 2.0, "frames": 64}
         if options.quick
-        else {"size": 64, "chunks": 256, "each": 16, "rounds": 7, "budget": options.seconds, "frames": 4_000}
-    )
+        else {"size": options.size, "chunks": options.chunks, "each": options.each, "rounds": 7,
+              "budget": options.seconds, "frames": 4_000}
+    )  # fmt: skip
     found = bench(**sizes, device=options.device)
     for row in found:
         print(json.dumps(asdict(row), ensure_ascii=False))
