@@ -1,6 +1,6 @@
 """DPPO's update against the published minibatched one, and where an iteration's time goes; evidence as JSON lines.
 
-    python scripts/bench_dppo.py [--device cuda] [--quick | --record]
+    python scripts/bench_dppo.py [--device cuda --scale 16] [--quick | --record]
 
 dppo_update_speed     one whole update (all epochs over N·T·K' samples) of the same policy from the same rollout, with
                       the same networks, optimisers, number and size of minibatches. `Published` is the update as the
@@ -143,7 +143,7 @@ def update_speed(env: Any, *, images: bool, chunks: int, minibatch: int, rounds:
     found = bootstrap([[a / b] for a, b in pairs], statistic=statistics.median)
     plain, fast = (statistics.median(side) for side in zip(*pairs, strict=True))
     about = f"published {plain:.2f} s, ours {fast:.2f} s; {chunks} chunks × K'=5, minibatch {minibatch}, 5 epochs"
-    return measured(id="dppo_update_speed", setting=("image" if images else "state") + where(device), metric="ratio",
+    return measured(id="dppo_update_speed", setting=("image" if images else "state") + where(device) + size, metric="ratio",
                     interval=found, notes=f"{about}, {torch.get_num_threads()} threads")  # fmt: skip
 
 
@@ -204,19 +204,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="small sizes: whether it runs, not how fast")
     parser.add_argument("--record", action="store_true", help="write into docs/results")
     parser.add_argument("--threads", type=int, help="torch's")
+    parser.add_argument("--scale", type=int, default=1, help="times as many chunks and samples a minibatch")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
-    small, device = options.quick, options.device
+    small, device, scale = options.quick, options.device, options.scale
     env = sim.make("pick", num_envs=8 if small else 128, seed=0)
+    sizes = ((False, 64, 2560, 2560, 7), (True, 16, 256, 500, 5))
     found = [
         update_speed(
-            env, images=images, chunks=few if small else chunks, minibatch=minibatch, rounds=2 if small else rounds,
-            device=device,
+            env, images=images, chunks=few if small else chunks * scale, minibatch=minibatch * scale,
+            rounds=2 if small else rounds, device=device,
         )
-        for images, few, chunks, minibatch, rounds in ((False, 64, 2560, 2560, 7), (True, 16, 256, 500, 5))
-    ] + iteration_split(env, 1 if small else 5, device)  # fmt: skip
+        for images, few, chunks, minibatch, rounds in sizes
+    ]  # fmt: skip
+    found += iteration_split(env, 1 if small else 5, device)
     for row in found:
         print(json.dumps(asdict(row), ensure_ascii=False))
     if options.record:
