@@ -127,7 +127,10 @@ def seconds(work: Any) -> float:
     return perf_counter() - began
 
 
-def update_speed(env: Any, *, images: bool, chunks: int, minibatch: int, rounds: int, device: torch.device) -> Evidence:
+def update_speed(
+    env: Any, *, images: bool, chunks: int, minibatch: int, rounds: int, device: torch.device, scale: int
+) -> Evidence:
+    chunks, minibatch = chunks * scale, minibatch * scale
     ours = make(env, images=images, minibatch=minibatch, device=device)
     theirs = Published(ours)
     obs, batch = rollout(ours, chunks)
@@ -143,8 +146,9 @@ def update_speed(env: Any, *, images: bool, chunks: int, minibatch: int, rounds:
     found = bootstrap([[a / b] for a, b in pairs], statistic=statistics.median)
     plain, fast = (statistics.median(side) for side in zip(*pairs, strict=True))
     about = f"published {plain:.2f} s, ours {fast:.2f} s; {chunks} chunks × K'=5, minibatch {minibatch}, 5 epochs"
-    return measured(id="dppo_update_speed", setting=("image" if images else "state") + where(device) + size, metric="ratio",
-                    interval=found, notes=f"{about}, {torch.get_num_threads()} threads")  # fmt: skip
+    setting = ("image" if images else "state") + where(device) + (f"/×{scale}" if scale > 1 else "")
+    return measured(id="dppo_update_speed", setting=setting, metric="ratio", interval=found,
+                    notes=f"{about}, {torch.get_num_threads()} threads")  # fmt: skip
 
 
 def where(device: torch.device) -> str:
@@ -214,8 +218,8 @@ def main(arguments: list[str] | None = None) -> int:
     sizes = ((False, 64, 2560, 2560, 7), (True, 16, 256, 500, 5))
     found = [
         update_speed(
-            env, images=images, chunks=few if small else chunks * scale, minibatch=minibatch * scale,
-            rounds=2 if small else rounds, device=device,
+            env, images=images, chunks=few if small else chunks, minibatch=minibatch, rounds=2 if small else rounds,
+            device=device, scale=scale,
         )
         for images, few, chunks, minibatch, rounds in sizes
     ]  # fmt: skip
