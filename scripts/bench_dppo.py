@@ -146,7 +146,7 @@ def update_speed(
     found = bootstrap([[a / b] for a, b in pairs], statistic=statistics.median)
     plain, fast = (statistics.median(side) for side in zip(*pairs, strict=True))
     about = f"published {plain:.2f} s, ours {fast:.2f} s; {chunks} chunks × K'=5, minibatch {minibatch}, 5 epochs"
-    setting = ("image" if images else "state") + where(device) + (f"/×{scale}" if scale > 1 else "")
+    setting = ("image" if images else "state") + where(device) + (f"/x{scale}" if scale > 1 else "")
     return measured(id="dppo_update_speed", setting=setting, metric="ratio", interval=found,
                     notes=f"{about}, {torch.get_num_threads()} threads")  # fmt: skip
 
