@@ -33,14 +33,16 @@ class SimEnv:
     """N copies of a task on the batched engine.
 
     Reward is 1 on the step at which success has been held for `task.hold` steps, and the episode terminates there
-    (`reward="dense"` adds the task's shaped reward, in [0, 1] per step). Ended episodes are reset inside `step`.
+    (`reward="dense"` adds the task's dense reward, in [0, 1] per step, which may pay for lingering; `reward="shaped"`
+    adds what that has changed by since the last step, a potential under which, as γ goes to 1, the best policy is that
+    of the sparse reward: Ng et al. 1999). Ended episodes are reset inside `step`.
 
     Args:
         task: what to do.
         num_envs: N.
         seed: names the stream of training episodes.
         control: "delta_pose" or "joint_position" (sim/control.py).
-        reward: "sparse" or "dense".
+        reward: "sparse", "dense" or "shaped".
         cameras: names of cameras in the scene whose pictures join the observation ("front", "side", "wrist").
         pictures: False leaves them out of it, though the spec has them: they come from elsewhere.
         image_size: (height, width) of these pictures.
@@ -57,7 +59,7 @@ class SimEnv:
         *,
         seed: int = 0,
         control: str = "delta_pose",
-        reward: Literal["sparse", "dense"] = "sparse",
+        reward: Literal["sparse", "dense", "shaped"] = "sparse",
         cameras: tuple[str, ...] = (),
         image_size: tuple[int, int] = (96, 96),
         render_quality: Quality = "fast",
@@ -70,8 +72,8 @@ class SimEnv:
             raise ConfigError(f"num_envs must be at least 1, found {num_envs}")
         if task.horizon < 1:
             raise ConfigError(f"task.horizon must be at least 1 control step, found {task.horizon}")
-        if reward not in ("sparse", "dense"):
-            raise ConfigError(f"reward must be 'sparse' or 'dense', found {reward!r}")
+        if reward not in ("sparse", "dense", "shaped"):
+            raise ConfigError(f"reward must be 'sparse', 'dense' or 'shaped', found {reward!r}")
         self.pictures = pictures
         self.task, self.num_envs, self.device, self.reward = task, num_envs, torch.device("cpu"), reward
         self.randomization = randomization or Randomization()
@@ -101,6 +103,7 @@ class SimEnv:
         self._held = np.zeros(n, dtype=np.int64)  # steps for which success has lasted
         self._tcp, self._yaw, self._twist = np.zeros((n, 3)), np.zeros(n), np.zeros((n, 6))
         depth = self.randomization.latency[1] + 1
+        self._potential = np.zeros(n)  # dense reward of the state as it is; for reward="shaped"
         self._late = np.zeros((n, depth, self.controller.spec.dim))  # actions on their way, newest first
         self._low, self._high = (torch.tensor(b, dtype=torch.float32) for b in self._limits())
 
@@ -117,6 +120,7 @@ class SimEnv:
             raise ConfigError(f"reset: seeds must be [M] with M >= {self.num_envs}, found {tuple(seeds.shape)}")
         self._queue.start(seeds)
         self._reset_rows(np.arange(self.num_envs))
+        self._weigh()
         self._last = self._observe(None)
         return dict(self._last)
 
@@ -135,8 +139,10 @@ class SimEnv:
         terminated = success if failure is None else success | (failure & ~bad)
         truncated = ((self._t >= self.task.horizon) & ~terminated) | bad
         reward = success.astype(np.float32)
-        if self.reward == "dense":
-            reward = reward + np.where(bad, 0.0, self.task.dense(self.at, scene)).astype(np.float32)
+        if self.reward != "sparse":
+            dense = self.task.dense(self.at, scene)
+            extra = dense - self._potential if self.reward == "shaped" else dense
+            reward, self._potential = reward + np.where(bad, 0.0, extra).astype(np.float32), dense
         next_obs = self._observe(None, scene)
         if bad.any():  # the state is the last good one, but the commanded pose moved on: repeat what was seen
             index = torch.from_numpy(bad)
@@ -151,6 +157,7 @@ class SimEnv:
             rows = ended.nonzero()[0]
             self._reset_rows(rows)
             fresh, index = self._observe(rows), torch.from_numpy(rows)
+            self._weigh()
             obs = {k: v.clone() for k, v in next_obs.items()}
             for key, value in fresh.items():
                 obs[key][index] = value
@@ -217,6 +224,7 @@ class SimEnv:
             for row in range(self.num_envs):
                 self._bank.set(row, self._named(self.draws), row)
         self._measure()
+        self._weigh()
         self._last = self._observe(None)
 
     def render(self, index: int, *, camera: str | None = None, width: int = 320, height: int = 240) -> Tensor:
@@ -233,6 +241,11 @@ class SimEnv:
         return self.task.expert(self.task, self.spec, self.layout, self.num_envs, imperfection=imperfection)
 
     # -- inside -----------------------------------------------------------------------------------------------------
+    def _weigh(self) -> None:
+        """Where episodes have begun: the potential that their first step starts from."""
+        if self.reward == "shaped":
+            self._potential = self.task.dense(self.at, self._scene())
+
     def _limits(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return self.controller.spec.low, self.controller.spec.high
 

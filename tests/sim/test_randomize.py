@@ -94,6 +94,37 @@ def test_dense_reward_grows_towards_success(task):
     assert env.spec.digest != sim.make(task, 1).spec.digest
 
 
+@pytest.mark.parametrize("task", sim.task_names())
+def test_shaped_reward_is_the_growth_of_the_dense_one(task):
+    """Over resets too: what an episode gains is where it ends less where it began, and lingering pays nothing."""
+    envs = {kind: sim.make(task, 8, reward=kind, horizon=6) for kind in ("dense", "shaped")}
+    seeds, generator = episode_seeds("test", 5, 40), torch.Generator().manual_seed(0)
+    for env in envs.values():
+        env.reset(seeds)
+    action = envs["dense"].spec.action
+    low, high = torch.tensor(action.low), torch.tensor(action.high)
+    before, total = None, torch.zeros(8)
+    for t in range(14):
+        way = low + (high - low) * torch.rand(8, action.dim, generator=generator)
+        dense, shaped = (env.step(way) for env in envs.values())
+        now = dense.reward - dense.success.float()
+        growth, total = shaped.reward - shaped.success.float(), total + shaped.reward
+        if before is not None:
+            assert torch.allclose(growth[~fresh], (now - before)[~fresh], atol=1e-6)
+            assert (growth[fresh] - now[fresh]).abs().max() > 1e-4 if fresh.any() else True, "begins at its start"
+        before, fresh = now, dense.ended
+        if t == 2:  # a saved env goes on alike
+            again = sim.make(task, 8, reward="shaped", horizon=6)
+            again.load_state_dict(envs["shaped"].state_dict())
+            still = envs["shaped"].state_dict()
+            repeated = again.step(way).reward
+            assert torch.equal(repeated, envs["shaped"].step(way).reward)
+            envs["shaped"].load_state_dict(still)
+            assert torch.equal(repeated, envs["shaped"].step(way).reward)
+            envs["shaped"].load_state_dict(still)
+    assert envs["shaped"].spec.digest != envs["dense"].spec.digest
+
+
 def test_pictures_are_observations_and_quality_is_recorded():
     fast = sim.make("reach", 2, cameras=("front", "wrist"), image_size=(48, 64))
     obs = fast.reset(SEEDS[:2])
