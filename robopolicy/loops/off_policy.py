@@ -14,6 +14,7 @@ from robopolicy.data.episodes import Episodes
 from robopolicy.data.relabel import base_actions
 from robopolicy.data.replay import Batch, Replay
 from robopolicy.errors import ConfigError
+from robopolicy.loops.decline import Decline
 from robopolicy.memory import release_memory
 from robopolicy.schema import Count, Fraction, Natural, Positive
 from robopolicy.types import BASE_ACTION, Metrics, Obs, Step, VecEnv
@@ -143,6 +144,7 @@ def off_policy(
             tally.add(step)
             obs, taken = step.obs, int(step.steps.sum())
             steps += taken
+            tally.decline.look(tally.recent, 100, steps, env)
 
             if ready():
                 if not learning:
@@ -170,6 +172,7 @@ class Tally:
     def __init__(self) -> None:
         self.recent: deque[float] = deque(maxlen=100)  # success of the newest training episodes
         self.diverged = 0  # transitions that were not valid
+        self.decline = Decline()
         self.sums: Metrics = {}  # of `info`, mean over N, over the last `rounds` env steps
         self.rounds = 0
 
@@ -197,11 +200,13 @@ class Tally:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        return {"recent": list(self.recent), "diverged": self.diverged, "sums": self.sums, "rounds": self.rounds}
+        return {"recent": list(self.recent), "diverged": self.diverged, "sums": self.sums, "rounds": self.rounds,
+                "decline": self.decline.state_dict()}  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.recent = deque(state["recent"], maxlen=self.recent.maxlen)
         self.diverged, self.rounds, self.sums = state["diverged"], state["rounds"], dict(state["sums"])
+        self.decline.load_state_dict(state["decline"])
 
 
 def solved(recent: deque[float], wanted: float | None, steps: int, env: VecEnv) -> bool:

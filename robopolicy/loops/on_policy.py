@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from robopolicy.data.rollout import Collector, Explorer, Rollout
 from robopolicy.errors import ConfigError
+from robopolicy.loops.decline import Decline
 from robopolicy.loops.off_policy import Checkpoints, due, solved, standing
 from robopolicy.memory import release_memory
 from robopolicy.schema import Count, Fraction, Natural
@@ -74,6 +75,7 @@ def on_policy(
     evaluated, saved = -1, 0  # env step at which that was done last
     best = -1.0  # `standing` of the best evaluation
     recent: deque[float] = deque(maxlen=100)  # success of the newest training episodes
+    decline = Decline()
     if state is None:
         collector.reset()
     else:
@@ -82,11 +84,13 @@ def on_policy(
         done, steps, train_s, result = state["done"], state["steps"], state["train_s"], state["result"]
         evaluated, saved, recent = state["evaluated"], steps, deque(state["recent"], maxlen=100)
         best = state["best"]
+        decline.load_state_dict(state["decline"])
 
     def snapshot() -> dict[str, Any]:
         return {
             "algo": algo.state_dict(), "collector": collector.state_dict(), "done": done, "steps": steps,
             "train_s": train_s, "result": result, "evaluated": evaluated, "recent": list(recent), "best": best,
+            "decline": decline.state_dict(),
         }  # fmt: skip
 
     with tracker.progress(total_steps, "on-policy") as progress:
@@ -113,6 +117,7 @@ def on_policy(
             done, steps, train_s = done + 1, steps + rollout.steps, train_s + clock[-1] - clock[0]
 
             recent.extend(rollout.success)
+            decline.look(recent, 100, steps, env)
             progress.update(steps, success=sum(recent) / max(1, len(recent)))
             numbers = {f"train/{k}": v for k, v in (metrics | rollout.info).items()}
             if len(recent) == recent.maxlen:  # the first to end are the short ones, which are successes

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from robopolicy.cli import main
+from robopolicy.loops.decline import Decline
 from robopolicy.loops.off_policy import solved
 
 ENV: Any = SimpleNamespace(num_envs=4, spec=SimpleNamespace(horizon=10))
@@ -34,8 +35,15 @@ def test_solved(recent: deque[float], wanted: float | None, steps: int, expected
 
 
 @pytest.mark.slow
-def test_both_loops_end_early_and_stay_ended(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Any success rate is at least 0: the training ends as soon as there are enough episodes; repeated, at once."""
+def test_both_loops_end_early_and_stay_ended(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any success rate is at least 0: the training ends as soon as there are enough episodes; repeated, at once.
+
+    Until then both keep looking whether the policy gets worse.
+    """
+    looks: list[tuple[int, int]] = []
+    monkeypatch.setattr(Decline, "look", lambda self, recent, full, steps, env: looks.append((full, steps)))
     common = ["train", "task=reach", "tracker=quiet", "threads=1", "num_envs=32", "task.horizon=8"]
     data, base = f"dataset={tmp_path / 'data'}", f"base={tmp_path / 'bc'}"
     assert main(["demos", "task=reach", f"out={tmp_path / 'data'}", "episodes=3", "num_envs=4"]) == 0
@@ -47,8 +55,10 @@ def test_both_loops_end_early_and_stay_ended(tmp_path: Any, capsys: pytest.Captu
     }.items():
         length = ["loop.total_steps=20000", "loop.stop_success=0"]
         command = [*common, base, *options, *length, f"run_dir={tmp_path / name}"]
+        looks.clear()
         for _ in range(2):
             assert main(command) == 0
+            assert len(looks) > 1 and looks[0][1] <= 256 and all(full == 100 for full, _ in looks)
             rows = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
             assert 800 <= int(rows[-1].split('"step": ')[1].split(",")[0]) < 2000, "100 episodes of 8 steps in 32 envs"
     capsys.readouterr()
