@@ -26,7 +26,7 @@ from robopolicy.storage import new_directory, read_json, read_state, remove_left
 
 __all__ = ["Checkpointer", "find_policy", "load_policy", "save_policy"]
 
-FORMAT = 2  # of the training state; policies have one of their own
+FORMAT = 3  # of the training state; policies have one of their own
 _log = logging.getLogger(__name__)
 
 
@@ -39,7 +39,18 @@ def _from_1(state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}  # format → to the next one
+def _from_2(state: dict[str, Any]) -> dict[str, Any]:
+    """Loops did not watch for a decline yet; they begin where they are resumed."""
+    unseen: dict[str, Any] = {"decline": {"recent": [], "first": None, "said": False}}
+    if "tally" in state:
+        return {**state, "tally": {**state["tally"], **unseen}}
+    return {**state, **unseen} if "collector" in state else state
+
+
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {  # format → to the next one
+    1: _from_1,
+    2: _from_2,
+}
 
 
 class Product(Protocol):

@@ -11,7 +11,8 @@ dppo_update_speed     one whole update (all epochs over N·T·K' samples) of the
                       that stops early (target_kl) ends the benchmark: it would have done less.
 dppo_iteration_split  shares of collection, returns and update in iterations of the loop on pick, at the sizes of
                       configs/algo/dppo.yaml; the policy is untrained, so its episodes last to the time limit. On a GPU
-                      also `gpu_idle`, the share of an iteration in which no kernel runs (their time as profiled).
+                      also `gpu_idle`, the share of an iteration in which neither kernel nor copy runs: one less
+                      their time in a profiled iteration over the median of the others.
 """
 
 from __future__ import annotations

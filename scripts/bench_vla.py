@@ -6,7 +6,7 @@ Both sides train the same policy (configs/policy/vla.yaml) on the same pictures,
 instruction that names one, actions that lead to it. They differ in `noise_samples` and the batch alone: `plain` has as
 many observations in a batch as chunks, `two-level` S chunks for each of fewer observations.
 
-two_level_batching, settings
+two_level_batching, settings, with /cuda behind on a GPU
   samples_per_s   `ratio` of chunks learned from per second, the same number of chunks an update; the sides alternate.
   memory          `ratio` of what an update keeps for its gradient per chunk: bytes of tensors saved on a CPU, the peak
                   of allocated memory less what was held before on a GPU.
@@ -170,10 +170,11 @@ def bench(*, size: int, chunks: int, each: int, rounds: int, budget: float, fram
     about = (
         f"{chunks} chunks an update, {each} an observation; {size} px, {there.type}, {torch.get_num_threads()} threads"
     )
-    rows = [measured(id="two_level_batching", setting="samples_per_s", metric="ratio", interval=found,
+    where = "" if there.type == "cpu" else f"/{there.type}"
+    rows = [measured(id="two_level_batching", setting="samples_per_s" + where, metric="ratio", interval=found,
                      notes=f"plain {slow:.0f}, two-level {fast:.0f} chunks/s; {about}")]  # fmt: skip
     a, b = plain.bytes_per_chunk(), two.bytes_per_chunk()
-    rows.append(measured(id="two_level_batching", setting="memory", metric="ratio", interval=a / b,
+    rows.append(measured(id="two_level_batching", setting="memory" + where, metric="ratio", interval=a / b,
                          notes=f"plain {a / 2**20:.3f}, two-level {b / 2**20:.3f} MiB a chunk; {about}"))  # fmt: skip
     plain, two = sides((slow, fast))
     first = learn(plain, held_out, budget=budget)
@@ -184,11 +185,13 @@ def bench(*, size: int, chunks: int, each: int, rounds: int, budget: float, fram
     for setting, curve in (("loss/plain", first), ("loss/two-level", second)):
         lowest, note = min(loss for _, loss in curve), f"after {curve[-1][0]:.1f} s; {about}"
         rows.append(
-            measured(id="two_level_batching", setting=setting, metric="held_out_loss", interval=lowest, notes=note)
+            measured(
+                id="two_level_batching", setting=setting + where, metric="held_out_loss", interval=lowest, notes=note
+            )
         )
     if reached:
         note = f"held-out loss {target:.4f}: plain {needed:.1f} s, two-level {second[-1][0]:.1f} s; {about}"
-        rows.append(measured(id="two_level_batching", setting="equal_loss", metric="ratio",
+        rows.append(measured(id="two_level_batching", setting="equal_loss" + where, metric="ratio",
                              interval=needed / second[-1][0], notes=note))  # fmt: skip
     return rows
 

@@ -3,12 +3,14 @@
     pip install 'lerobot[smolvla]' and then
     python scripts/bench_vla_speed.py [--device cuda] [--quick | --record]
 
-Both policies have random weights, two cameras of 64 px, twelve tokens of text, chunks of 8 and ten flow steps, and as
-many parameters, within a tenth; every one is trained. Ours computes the prefix once per observation as SmolVLA does.
+Both policies have random weights, two cameras of 64 px, twelve tokens of text, chunks of 8, ten flow steps, and as many
+parameters that learn, within a tenth. Sizes are as alike as the architectures let them be: half a million of ours are
+hashed words, where SmolVLA's vocabulary is tiny here; our two pictures make 128 tokens, SmolVLA's, which merges
+neighbours, 8; its last language layer runs and does not learn. SmolVLA is handed its batch ready: scaled and tokenised.
 The sides alternate; `ratio` is the median over rounds of the other side's seconds over ours.
 
-vla_speed, settings
-  inference/N  a chunk for each of N observations, their pictures, words and state included: SmolVLA over ours.
+vla_speed, settings, with /cuda behind on a GPU
+  inference/N  a chunk for each of N observations: SmolVLA over ours.
   training/N   an update (loss, gradients, AdamW step) on N observations with one noised chunk each: SmolVLA over ours.
   batched/N    N observations one by one over all at once: ours alone.
 """
@@ -36,14 +38,14 @@ from robopolicy.build import build_policy
 from robopolicy.config import config_folder
 from robopolicy.evaluate.evidence import Evidence, measured, write
 from robopolicy.evaluate.statistics import bootstrap
-from robopolicy.normalize import Normalizer
+from robopolicy.normalize import ACTION, Normalizer
 from robopolicy.policies.vla import VLAPolicy
 from robopolicy.spec import PolicySpec
 from robopolicy.types import IMAGES, STATE, TASK, ActionSpec, Feature
+from tests.lerobot_toys import TOKENS, tiny_vlm
 
 CAMERAS, PIXELS, HORIZON, WORDS, STATE_DIM = ("front", "wrist"), 64, 8, 12, 10
 TASKS = ("pick up the red cube", "press the button")
-TOKENS = ("<pad>", "<unk>", "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
 ARM = ActionSpec(
     names=("x", "y", "z", "yaw"), units=("m", "m", "m", "rad"), low=(-1.0,) * 4, high=(1.0,) * 4, frame="base",
     tcp="tool", rotation="none", reference="commanded", gripper=None, gripper_meaning="",
@@ -61,48 +63,6 @@ def ours(device: torch.device) -> VLAPolicy:
     policy = build_policy(node, spec=spec, normalizer=Normalizer.from_limits(features, ARM)).to(device)
     assert isinstance(policy, VLAPolicy)
     return policy
-
-
-def tiny_vlm(
-    folder: Path, words: Sequence[str], *, width: int = 32, depth: int = 2, hidden: int = 32, eyes: int = 1
-) -> Path:
-    """Config, tokenizer and processor of a SmolVLM, random and small.
-
-    Args:
-        width, depth, hidden: of the language model, and its feed-forward layers. eyes: layers of the vision tower.
-    """
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import (
-        PreTrainedTokenizerFast,
-        SmolVLMConfig,
-        SmolVLMImageProcessor,
-        SmolVLMProcessor,
-        SmolVLMVideoProcessor,
-    )
-
-    known = [*TOKENS, *sorted({w for text in words for w in text.split()})]
-    tokens = Tokenizer(models.WordLevel({w: i for i, w in enumerate(known)}, unk_token="<unk>"))
-    tokens.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokens, pad_token="<pad>", unk_token="<unk>",
-        extra_special_tokens={"image_token": "<image>", "fake_image_token": "<fake_token_around_image>",
-                              "global_image_token": "<global-img>", "end_of_utterance_token": "<end_of_utterance>"},
-    )  # fmt: skip
-    heads = max(2, width // 32)
-    config = SmolVLMConfig(
-        image_token_id=2, pad_token_id=0, scale_factor=2,
-        vision_config={"hidden_size": width, "intermediate_size": hidden, "num_hidden_layers": eyes,
-                       "num_attention_heads": heads, "image_size": 64, "patch_size": 16},
-        text_config={"model_type": "llama", "hidden_size": width, "intermediate_size": hidden,
-                     "num_hidden_layers": depth, "num_attention_heads": heads, "num_key_value_heads": heads // 2,
-                     "head_dim": width // heads, "vocab_size": len(known), "pad_token_id": 0},
-    )  # fmt: skip
-    config.save_pretrained(folder)
-    SmolVLMProcessor(
-        image_processor=SmolVLMImageProcessor(), tokenizer=tokenizer, video_processor=SmolVLMVideoProcessor(),
-        image_seq_len=4, chat_template="{{ messages }}",
-    ).save_pretrained(folder)  # fmt: skip
-    return folder
 
 
 def smolvla(device: torch.device, folder: Path) -> nn.Module:
@@ -171,7 +131,7 @@ def compared(slow: Callable[[], Any], fast: Callable[[], Any], rounds: int, devi
 
 def bench(sizes: Sequence[int], rounds: int, device: torch.device) -> list[Evidence]:
     with tempfile.TemporaryDirectory() as folder:
-        smol, mine = smolvla(device, Path(folder)), ours(device)
+        smol, mine = smolvla(device, Path(folder)), ours(device).eval()
     count = [sum(p.numel() for p in m.parameters() if p.requires_grad) for m in (smol, mine)]
     if abs(count[0] / count[1] - 1) > 0.1:
         raise ValueError(f"parameters: SmolVLA has {count[0]:,}, ours {count[1]:,}: sizes differ by more than a tenth")
@@ -183,6 +143,7 @@ def bench(sizes: Sequence[int], rounds: int, device: torch.device) -> list[Evide
     def add(setting: str, slow: Callable[[], Any], fast: Callable[[], Any]) -> None:
         found, medians = compared(slow, fast, rounds, device)
         notes = f"{medians}; {about}"
+        setting += "" if device.type == "cpu" else f"/{device.type}"
         rows.append(measured(id="vla_speed", setting=setting, metric="ratio", interval=found, notes=notes))
         print(json.dumps(asdict(rows[-1]), ensure_ascii=False), flush=True)
 
@@ -200,8 +161,8 @@ def bench(sizes: Sequence[int], rounds: int, device: torch.device) -> list[Evide
     n = max(sizes)
     obs, action = seen(n, device), torch.rand(n, HORIZON, ARM.dim, device=device)
     pad = torch.zeros(n, HORIZON, dtype=torch.bool, device=device)
-    batch = {**theirs(obs), "action": action, "action_is_pad": pad}
-    own = {**obs, "action": action, "action_is_pad": pad}
+    batch = {**theirs(obs), ACTION: action, "action_is_pad": pad}
+    own = {**obs, ACTION: action, "action_is_pad": pad}
     smol.train()
     mine.train()
     add(
@@ -217,8 +178,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="small batches: whether it runs, not how fast")
     parser.add_argument("--record", action="store_true", help="write into docs/results")
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--threads", type=int, help="torch's")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args(arguments)
+    if options.threads:
+        torch.set_num_threads(options.threads)
     found = bench((1, 4) if options.quick else (1, 64), 2 if options.quick else options.rounds,
                   torch.device(options.device))  # fmt: skip
     if options.record:

@@ -34,8 +34,9 @@ class SimEnv:
 
     Reward is 1 on the step at which success has been held for `task.hold` steps, and the episode terminates there
     (`reward="dense"` adds the task's dense reward, in [0, 1] per step, which may pay for lingering; `reward="shaped"`
-    adds what that has changed by since the last step, a potential under which, as γ goes to 1, the best policy is that
-    of the sparse reward: Ng et al. 1999). Ended episodes are reset inside `step`.
+    adds Φ(s') − Φ(s), where Φ is that reward, and 0 where the episode terminates: without a discount, and with values
+    bootstrapped at time limits, the best policy stays that of the sparse reward, Ng et al. 1999). Ended episodes are
+    reset inside `step`.
 
     Args:
         task: what to do.
@@ -103,8 +104,8 @@ class SimEnv:
         self._held = np.zeros(n, dtype=np.int64)  # steps for which success has lasted
         self._tcp, self._yaw, self._twist = np.zeros((n, 3)), np.zeros(n), np.zeros((n, 6))
         depth = self.randomization.latency[1] + 1
-        self._potential = np.zeros(n)  # dense reward of the state as it is; for reward="shaped"
         self._late = np.zeros((n, depth, self.controller.spec.dim))  # actions on their way, newest first
+        self._potential = np.zeros(n)  # Φ of the state as it is, for reward="shaped"
         self._low, self._high = (torch.tensor(b, dtype=torch.float32) for b in self._limits())
 
         self._reset_rows(np.arange(n))  # the layout follows from a first observation; the stream starts over below
@@ -120,7 +121,6 @@ class SimEnv:
             raise ConfigError(f"reset: seeds must be [M] with M >= {self.num_envs}, found {tuple(seeds.shape)}")
         self._queue.start(seeds)
         self._reset_rows(np.arange(self.num_envs))
-        self._weigh()
         self._last = self._observe(None)
         return dict(self._last)
 
@@ -140,9 +140,11 @@ class SimEnv:
         truncated = ((self._t >= self.task.horizon) & ~terminated) | bad
         reward = success.astype(np.float32)
         if self.reward != "sparse":
-            dense = self.task.dense(self.at, scene)
-            extra = dense - self._potential if self.reward == "shaped" else dense
-            reward, self._potential = reward + np.where(bad, 0.0, extra).astype(np.float32), dense
+            extra = self.task.dense(self.at, scene)
+            if self.reward == "shaped":
+                before, self._potential = self._potential, extra
+                extra = np.where(terminated, 0.0, extra) - before
+            reward = reward + np.where(bad, 0.0, extra).astype(np.float32)
         next_obs = self._observe(None, scene)
         if bad.any():  # the state is the last good one, but the commanded pose moved on: repeat what was seen
             index = torch.from_numpy(bad)
@@ -157,7 +159,6 @@ class SimEnv:
             rows = ended.nonzero()[0]
             self._reset_rows(rows)
             fresh, index = self._observe(rows), torch.from_numpy(rows)
-            self._weigh()
             obs = {k: v.clone() for k, v in next_obs.items()}
             for key, value in fresh.items():
                 obs[key][index] = value
@@ -224,7 +225,7 @@ class SimEnv:
             for row in range(self.num_envs):
                 self._bank.set(row, self._named(self.draws), row)
         self._measure()
-        self._weigh()
+        self._weigh(np.arange(self.num_envs))
         self._last = self._observe(None)
 
     def render(self, index: int, *, camera: str | None = None, width: int = 320, height: int = 240) -> Tensor:
@@ -241,10 +242,10 @@ class SimEnv:
         return self.task.expert(self.task, self.spec, self.layout, self.num_envs, imperfection=imperfection)
 
     # -- inside -----------------------------------------------------------------------------------------------------
-    def _weigh(self) -> None:
-        """Where episodes have begun: the potential that their first step starts from."""
+    def _weigh(self, rows: NDArray[np.int64]) -> None:
+        """The potential that the next steps of `rows` start from."""
         if self.reward == "shaped":
-            self._potential = self.task.dense(self.at, self._scene())
+            self._potential[rows] = self.task.dense(self.at, self._scene(rows))
 
     def _limits(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return self.controller.spec.low, self.controller.spec.high
@@ -280,6 +281,7 @@ class SimEnv:
             if self.spec_is_joint:
                 self._late[rows, :, :ARM_DOF] = qpos[:, None, :ARM_DOF]
             self._late[rows, :, -1] = self.controller.grip[rows][:, None]
+        self._weigh(rows)
 
     @property
     def spec_is_joint(self) -> bool:

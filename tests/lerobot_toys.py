@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from robopolicy.types import ENV_STATE, STATE, ActionSpec, EnvSpec, Feature
 from tests.toy import ACTION
 
 DIM = 3  # of the state
+TOKENS = ("<pad>", "<unk>", "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
 ENV = EnvSpec(
     id="toy", observation={STATE: Feature((DIM,)), "task_index": Feature((), "int64")}, action=ACTION,
     tasks=("toy",), dt=0.05, horizon=20, digest="toy-1",
@@ -95,3 +97,46 @@ def observations(steps: int, rows: int, spec: EnvSpec = ENV, *, seed: int = 0) -
         else:
             obs[key] = 5.0 + torch.randn(shape, generator=generator)
     return obs
+
+
+def tiny_vlm(
+    folder: Path, words: Sequence[str], *, width: int = 32, depth: int = 2, hidden: int = 32, eyes: int = 1
+) -> Path:
+    """Config, tokenizer and processor of a SmolVLM, random and small.
+
+    Args:
+        words: texts whose words it knows. width, depth, hidden: of the language model; width and feed-forward layers
+            of the vision tower too. eyes: layers of that tower.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import (
+        PreTrainedTokenizerFast,
+        SmolVLMConfig,
+        SmolVLMImageProcessor,
+        SmolVLMProcessor,
+        SmolVLMVideoProcessor,
+    )
+
+    known = [*TOKENS, *sorted({w for text in words for w in text.split()})]
+    tokens = Tokenizer(models.WordLevel({w: i for i, w in enumerate(known)}, unk_token="<unk>"))
+    tokens.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokens, pad_token="<pad>", unk_token="<unk>",
+        extra_special_tokens={"image_token": "<image>", "fake_image_token": "<fake_token_around_image>",
+                              "global_image_token": "<global-img>", "end_of_utterance_token": "<end_of_utterance>"},
+    )  # fmt: skip
+    heads = max(2, width // 32)
+    config = SmolVLMConfig(
+        image_token_id=2, pad_token_id=0, scale_factor=2,
+        vision_config={"hidden_size": width, "intermediate_size": hidden, "num_hidden_layers": eyes,
+                       "num_attention_heads": heads, "image_size": 64, "patch_size": 16},
+        text_config={"model_type": "llama", "hidden_size": width, "intermediate_size": hidden,
+                     "num_hidden_layers": depth, "num_attention_heads": heads, "num_key_value_heads": heads // 2,
+                     "head_dim": width // heads, "vocab_size": len(known), "pad_token_id": 0},
+    )  # fmt: skip
+    config.save_pretrained(folder)
+    SmolVLMProcessor(
+        image_processor=SmolVLMImageProcessor(), tokenizer=tokenizer, video_processor=SmolVLMVideoProcessor(),
+        image_seq_len=4, chat_template="{{ messages }}",
+    ).save_pretrained(folder)  # fmt: skip
+    return folder

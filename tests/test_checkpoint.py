@@ -21,7 +21,7 @@ import torch
 
 from robopolicy import policy_files, storage
 from robopolicy.build import build_policy
-from robopolicy.checkpoint import Checkpointer, load_policy, save_policy
+from robopolicy.checkpoint import MIGRATIONS, Checkpointer, load_policy, save_policy
 from robopolicy.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import Policy
@@ -512,3 +512,10 @@ def test_first_ctrl_c_asks_and_save_raises_once_all_is_on_disk(tmp_path: Path) -
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is handler
     assert Checkpointer(tmp_path).latest() == {"step": 3}
+
+
+def test_on_policy_states_of_format_2_begin_to_watch_for_a_decline() -> None:
+    state = {"collector": {}, "done": 3}
+    found = MIGRATIONS[2](state)
+    assert found == {**state, "decline": {"recent": [], "first": None, "said": False}}
+    assert MIGRATIONS[2]({"step": 3}) == {"step": 3}, "imitation has none"

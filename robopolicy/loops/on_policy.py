@@ -75,7 +75,7 @@ def on_policy(
     evaluated, saved = -1, 0  # env step at which that was done last
     best = -1.0  # `standing` of the best evaluation
     recent: deque[float] = deque(maxlen=100)  # success of the newest training episodes
-    decline = Decline()
+    decline = Decline("smaller steps (algo.actor_lr, algo.target_kl), or larger rollouts (loop.rollout_steps)")
     if state is None:
         collector.reset()
     else:
@@ -117,7 +117,7 @@ def on_policy(
             done, steps, train_s = done + 1, steps + rollout.steps, train_s + clock[-1] - clock[0]
 
             recent.extend(rollout.success)
-            decline.look(recent, 100, steps, env)
+            decline.add(rollout.success, steps=steps, env=env)
             progress.update(steps, success=sum(recent) / max(1, len(recent)))
             numbers = {f"train/{k}": v for k, v in (metrics | rollout.info).items()}
             if len(recent) == recent.maxlen:  # the first to end are the short ones, which are successes

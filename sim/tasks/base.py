@@ -249,7 +249,7 @@ class Task:
         return None
 
     def dense(self, at: Any, scene: Scene) -> Array:
-        """[M] reward in [0, 1] per step, for `reward="dense"`; for "shaped" the potential."""
+        """[M] reward in [0, 1] per step, for `reward="dense"`; for "shaped" the potential Φ."""
         raise NotImplementedError
 
     def decorate(self, at: Any, model: mujoco.MjModel, data: mujoco.MjData, extra: Array) -> None:

@@ -200,16 +200,19 @@ def test_a_resumed_run_logs_the_same_lines():
     assert 0.0 < want[-1][1]["train/intervened"] < 1.0
 
 
-def test_runs_that_an_earlier_version_began_go_on(tmp_path, monkeypatch):
-    """Format 1, as its first commits wrote it."""
+@pytest.mark.parametrize("format", [1, 2])
+def test_runs_that_an_earlier_version_began_go_on(tmp_path, monkeypatch, format):
+    """Format 1, as its first commits wrote it, and 2."""
     policy, algo, env = make()
     policy.config = policy.base.config = {"_target_": "of.a.test"}
     checkpoints = MemoryCheckpoints()
     loop(algo, env, checkpoints, total_steps=200)
     state = checkpoints.latest()
-    state["recent"] = state.pop("tally")["recent"]
-    del state["metrics"], state["best"]
-    monkeypatch.setattr(checkpoint, "FORMAT", 1)
+    del state["tally"]["decline"]
+    if format == 1:
+        state["recent"] = state.pop("tally")["recent"]
+        del state["metrics"], state["best"]
+    monkeypatch.setattr(checkpoint, "FORMAT", format)
     checkpoint.Checkpointer(tmp_path).save(200, policy=algo.policy, state=state)
     monkeypatch.undo()
     assert loop(algo, env, checkpoint.Checkpointer(tmp_path), total_steps=400)["steps"] == 400

@@ -10,55 +10,19 @@ import torch
 
 from robopolicy.checkpoint import load_policy, save_policy
 from robopolicy.types import TASK, Feature
-from tests.lerobot_toys import env, observations, save
+from tests.lerobot_toys import env, observations, save, tiny_vlm
 
 transformers = pytest.importorskip("transformers", reason="SmolVLA needs lerobot[smolvla]")
 pytest.importorskip("num2words", reason="SmolVLA needs lerobot[smolvla]")
 pytestmark = pytest.mark.xdist_group("lerobot")
 TASKS = ("pick up the cube", "push the tee")
-WORDS = ("<pad>", "<unk>", "<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
-
-
-def tiny_vlm(folder: Path) -> Path:
-    """Config, tokenizer and processor of a SmolVLM with two layers of width 32."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import (
-        PreTrainedTokenizerFast,
-        SmolVLMConfig,
-        SmolVLMImageProcessor,
-        SmolVLMProcessor,
-        SmolVLMVideoProcessor,
-    )
-
-    words = [*WORDS, *sorted({w for text in TASKS for w in text.split()})]
-    tokens = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
-    tokens.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokens, pad_token="<pad>", unk_token="<unk>",
-        extra_special_tokens={"image_token": "<image>", "fake_image_token": "<fake_token_around_image>",
-                              "global_image_token": "<global-img>", "end_of_utterance_token": "<end_of_utterance>"},
-    )  # fmt: skip
-    config = SmolVLMConfig(
-        image_token_id=2, pad_token_id=0, scale_factor=2,
-        vision_config={"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-                       "image_size": 64, "patch_size": 16},
-        text_config={"model_type": "llama", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
-                     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "vocab_size": len(words),
-                     "pad_token_id": 0},
-    )  # fmt: skip
-    config.save_pretrained(folder)
-    SmolVLMProcessor(
-        image_processor=SmolVLMImageProcessor(), tokenizer=tokenizer, video_processor=SmolVLMVideoProcessor(),
-        image_seq_len=4, chat_template="{{ messages }}",
-    ).save_pretrained(folder)  # fmt: skip
-    return folder
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("smolvla")
     save(
-        "smolvla", root / "policy", cameras={"front": 64}, vlm_model_name=str(tiny_vlm(root / "vlm")),
+        "smolvla", root / "policy", cameras={"front": 64}, vlm_model_name=str(tiny_vlm(root / "vlm", TASKS)),
         load_vlm_weights=False, num_vlm_layers=2, chunk_size=4, n_action_steps=3, num_steps=2,
         resize_imgs_with_padding=(64, 64), tokenizer_max_length=8, pad_language_to="max_length",
     )  # fmt: skip

@@ -95,34 +95,43 @@ def test_dense_reward_grows_towards_success(task):
 
 
 @pytest.mark.parametrize("task", sim.task_names())
-def test_shaped_reward_is_the_growth_of_the_dense_one(task):
-    """Over resets too: what an episode gains is where it ends less where it began, and lingering pays nothing."""
-    envs = {kind: sim.make(task, 8, reward=kind, horizon=6) for kind in ("dense", "shaped")}
-    seeds, generator = episode_seeds("test", 5, 40), torch.Generator().manual_seed(0)
-    for env in envs.values():
-        env.reset(seeds)
-    action = envs["dense"].spec.action
-    low, high = torch.tensor(action.low), torch.tensor(action.high)
-    before, begun = None, torch.zeros(8, dtype=torch.bool)
-    for t in range(14):
-        way = low + (high - low) * torch.rand(8, action.dim, generator=generator)
-        dense, shaped = (env.step(way) for env in envs.values())
-        now = dense.reward - dense.success.float()
-        growth = shaped.reward - shaped.success.float()
-        if before is not None:
-            assert torch.allclose(growth[~begun], (now - before)[~begun], atol=1e-6)
-            assert not begun.any() or (growth - now)[begun].abs().max() > 1e-4, "an episode begins with what it has"
-        before, begun = now, dense.ended
-        if t == 2:  # a saved env goes on alike
-            again = sim.make(task, 8, reward="shaped", horizon=6)
-            again.load_state_dict(envs["shaped"].state_dict())
-            still = envs["shaped"].state_dict()
-            repeated = again.step(way).reward
-            assert torch.equal(repeated, envs["shaped"].step(way).reward)
-            envs["shaped"].load_state_dict(still)
-            assert torch.equal(repeated, envs["shaped"].step(way).reward)
-            envs["shaped"].load_state_dict(still)
-    assert envs["shaped"].spec.digest != envs["dense"].spec.digest
+def test_shaped_reward_is_a_difference_of_potentials(task):
+    """Φ(s') − Φ(s), through resets and saving, where Φ is the dense reward; of a state that ends the task it is 0."""
+    env, saved = (sim.make(task, 8, reward="shaped", horizon=6) for _ in range(2))
+    env.reset(episode_seeds("test", 5, 40))
+    low, high = torch.tensor(env.spec.action.low), torch.tensor(env.spec.action.high)
+    generator, ended = torch.Generator().manual_seed(0), torch.zeros(8, dtype=torch.bool)
+
+    def potential() -> torch.Tensor:
+        return torch.from_numpy(env.task.dense(env.at, env._scene())).float()
+
+    for _ in range(14):
+        before = potential()
+        saved.load_state_dict(env.state_dict())
+        action = low + (high - low) * torch.rand(8, len(low), generator=generator)
+        step = env.step(action)
+        assert torch.equal(saved.step(action).reward, step.reward)
+        growth, on = step.reward - step.success.float(), ~step.ended
+        assert torch.allclose(growth[on], (potential() - before)[on], atol=1e-6)
+        assert torch.allclose(growth[step.terminated], -before[step.terminated], atol=1e-6)
+        ended |= step.ended
+    assert ended.all(), "resets were among it"
+    assert env.spec.digest != sim.make(task, 1, reward="dense").spec.digest
+
+
+def test_shaped_reward_ends_with_nothing_left():
+    """What a success is paid in all: 1, less where its episode began."""
+    env = sim.make("pick", 4, reward="shaped")
+    expert, total, paid = env.make_expert(), torch.zeros(4), torch.full((4,), torch.nan)
+    obs = env.reset(episode_seeds("test", 3, 4))
+    expert.reset(None, episode_seed=env.episode_seed)
+    start = torch.from_numpy(env.task.dense(env.at, env._scene())).float()
+    for _ in range(env.spec.horizon):
+        step = env.step(expert.act(obs))
+        obs, total = step.obs, total + step.reward
+        paid = torch.where(step.success & paid.isnan(), total, paid)
+    done = ~paid.isnan()
+    assert done.any() and torch.allclose(paid[done], (1.0 - start)[done], atol=1e-5)
 
 
 def test_pictures_are_observations_and_quality_is_recorded():
