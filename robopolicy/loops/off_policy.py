@@ -141,10 +141,9 @@ def off_policy(
             frame = last_frame(obs, keys)
             step = env.step(algo.explore(frame, warmup=steps < warmup_steps))
             online.add(frame, step._replace(next_obs=last_frame(step.next_obs, keys)))
-            tally.add(step)
             obs, taken = step.obs, int(step.steps.sum())
             steps += taken
-            tally.decline.add(tally.ended, steps=steps, env=env)
+            tally.add(step, steps=steps, env=env)
 
             if ready():
                 if not learning:
@@ -172,16 +171,17 @@ class Tally:
     def __init__(self) -> None:
         self.recent: deque[float] = deque(maxlen=100)  # success of the newest training episodes
         self.diverged = 0  # transitions that were not valid
-        self.ended: list[float] = []  # success of the episodes that the last step ended
         self.decline = Decline(
             "a residual that is let out later (algo.penalty, algo.penalty_steps), or demonstrations (dataset=)"
         )
         self.sums: Metrics = {}  # of `info`, mean over N, over the last `rounds` env steps
         self.rounds = 0
 
-    def add(self, step: Step) -> None:
-        self.ended = step.success[step.ended & step.valid].float().tolist()
-        self.recent.extend(self.ended)
+    def add(self, step: Step, *, steps: int, env: VecEnv) -> None:
+        """steps: env steps so far, this one's among them."""
+        ended = step.success[step.ended & step.valid].float().tolist()
+        self.recent.extend(ended)
+        self.decline.add(ended, steps=steps, env=env)
         self.diverged += int((~step.valid & (step.steps > 0)).sum())  # a step of no length is an env that reset
         self.sums = {k: self.sums.get(k, 0.0) + float(v.float().mean()) for k, v in step.info.items()}
         self.rounds += 1
