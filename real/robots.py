@@ -20,6 +20,9 @@ from sim.tasks.base import Task
 
 Array = NDArray[np.float64]
 
+RATES = ("velocity", "acceleration", "jerk")
+ROUNDING = 32 * np.finfo(float).eps  # of an angle of 1 rad, by which a difference may be wrong
+
 
 @dataclass(frozen=True, eq=False)
 class State:
@@ -83,6 +86,8 @@ class MujocoArm:
         self.at = task.bind(self.model)
         self.trouble, self.rng = trouble or Trouble(), np.random.default_rng(seed)
         self.dt, self.times = dt, round(dt * self.RATE)
+        self._units: Array = (1 / self.RATE) ** np.array([[1], [2], [3]])  # s, s², s³
+        self._most: Array = np.array([profile.maker[name] for name in RATES]) * (1 + 1e-6)
         self.extra: Array = np.zeros((1, task.extra_size))
         self.aborted = ""
         self.stop_points: Array = np.zeros((0, ARM_DOF))
@@ -143,16 +148,16 @@ class MujocoArm:
 
     def _judge(self) -> str:
         """The maker's abort conditions on the played samples."""
-        m, h, q = self.profile.maker, 1 / self.RATE, self.played
+        m, q = self.profile.maker, self.played
         if not np.isfinite(q).all():
             return "not finite"
         if ((q[-1] < m["low"]) | (q[-1] > m["high"])).any():
             return "position"
-        for order, name in enumerate(("velocity", "acceleration", "jerk"), 1):
-            value = np.abs(np.diff(q[-order - 1 :], n=order, axis=0)[0]) / h**order
-            if (value > m[name] * (1 + 1e-6) + 32 * np.finfo(float).eps * np.abs(q[-1]) / h**order).any():
-                return name
-        return ""
+        first = q[1:] - q[:-1]
+        second = first[1:] - first[:-1]
+        value = np.abs(np.array([first[-1], second[-1], second[-1] - second[-2]])) / self._units
+        bad = (value > self._most + ROUNDING * np.abs(q[-1]) / self._units).any(axis=1)
+        return RATES[int(bad.argmax())] if bad.any() else ""
 
     def _state(self) -> State:
         q = self.data.qpos

@@ -2,10 +2,10 @@
 
     python scripts/bench_ros2.py [--ticks 10000] [--stops 1000] [--record]
 
-Two processes: a simulated arm at 1 kHz that publishes 250 states a second (this one, with the operator in a thread),
-and the policy node, which drives it to and fro through all limits (scripts/ros2_sweep.py). Times are of one steady
-clock, that of the arm's process: from just before a state is published to when the trajectory that answers it is
-there. `lost`: states that no command answered. `estop_*`: from publishing the stop to the first trajectory that brakes.
+Three processes: a simulated arm at 1 kHz that publishes 250 states a second, the policy node, which drives it to and
+fro through all limits (scripts/ros2_sweep.py), and the operator, this one. All times are of the machine's one steady
+clock: from just before a state is published to when the arm has the trajectory that answers it. `lost`: states that no
+command answered. `estop_*`: from before the stop is published to when the arm has the first trajectory that brakes.
 """
 
 from __future__ import annotations
@@ -15,143 +15,126 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import psutil
 import rclpy
-from rclpy.executors import ExternalShutdownException
-from rclpy.experimental import EventsExecutor
 from rclpy.signals import SignalHandlerOptions
-from trajectory_msgs.msg import JointTrajectory
 
-from real.ros2 import messages
-from real.ros2.arm import ArmNode
+from real.ros2.arm import NAME, ArmNode
+from real.ros2.cdr import TrajectoryBytes
 from real.ros2.cell import activate
 from real.ros2.observation import one_env
-from real.ros2.operator import Operator, private_environment
+from real.ros2.operator import Operator, private_environment, processes
+from real.ros2.spin import run
 from real.ros2.timeline import MATCH
 from real.ros2.wiring import load_wiring
 from robopolicy.evaluate.evidence import Evidence, measured, write
 from scripts.ros2_kill import fork, nodes, wait_through_faults
 from scripts.ros2_sweep import WIRING
 
+MOTION = 0.3  # rad/s: a joint that is faster is in full motion
+
 
 class TimedArm(ArmNode):
-    """Notes when states go out and when their answers come in."""
+    """Notes when states go out and when their answers come in; writes it down when it ends."""
 
-    measuring = False
-
-    def __init__(self) -> None:
-        self.sent: dict[int, int] = {}  # ns, by tick
-        self.answered: dict[int, int] = {}  # ns, by tick
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.went_out: list[tuple[int, int, float]] = []  # tick, ns when it went out, rad/s of the fastest joint
+        self.came_in: list[tuple[int, int, bool]] = []  # tick, ns when it was there, does it brake?
         self.next_of_stop: np.ndarray | None = None  # [n] rad, what the last trajectory plays if nothing follows
-        self.stopped_at, self.braked = 0, threading.Event()  # ns
-        self.braking_ns: list[int] = []
         super().__init__(one_env({"_target_": "sim.make", "task": "reach"}), load_wiring(WIRING))
+        self.reader = TrajectoryBytes(self.wiring.joints, self.dt_ns)
 
-    def _tick(self) -> None:
-        tick = self.timeline.tick
-        if self.measuring:
-            self.sent[tick] = time.monotonic_ns()
-        super()._tick()
+    def _tell(self, tick: int) -> None:
+        self.went_out.append((tick, time.monotonic_ns(), float(np.abs(self.arm.data.qvel[:7]).max())))
+        super()._tell(tick)
 
-    def _on_trajectory(self, message: JointTrajectory) -> None:
+    def _on_trajectory(self, data: bytes) -> None:
         now = time.monotonic_ns()
-        super()._on_trajectory(message)
+        super()._on_trajectory(data)
         at = self.wiring.lead_ticks + MATCH + 1  # the newest command among the points
-        if len(message.points) <= at:  # the greeting, or the farewell: no answer to a state
-            return
-        first = round(messages.to_ns(message.header.stamp) / self.dt_ns)
-        answers = first + at - self.wiring.lead_ticks
-        if answers in self.sent:
-            self.answered.setdefault(answers, now)
-        newest = np.array(message.points[at].positions)
-        if self.stopped_at and self.next_of_stop is not None and np.array_equal(newest, self.next_of_stop):
-            self.braking_ns.append(now - self.stopped_at)
-            self.stopped_at = 0
-            self.braked.set()
-        self.next_of_stop = np.array(message.points[min(at + 1, len(message.points) - 1)].positions)
+        first, points = self.reader.read(data)
+        if len(points) > at:  # else the greeting, or the farewell: no answer to a state
+            brakes = self.next_of_stop is not None and np.array_equal(points[at], self.next_of_stop)
+            self.came_in.append((first + at - self.wiring.lead_ticks, now, brakes))
+            self.next_of_stop = points[min(at + 1, len(points) - 1)]
+
+    def destroy_node(self) -> None:
+        np.savez(self.file, states=np.array(self.went_out), answers=np.array(self.came_in, dtype=np.int64))
+        super().destroy_node()
 
 
-def spin(node: TimedArm, ended: threading.Event) -> None:
-    """As real.ros2.spin.run, in a thread."""
-    executor, wait = EventsExecutor(), 0.0
-    executor.add_node(node)
-    try:
-        while not ended.is_set():
-            executor.spin_once(timeout_sec=min(max(wait, 0.0), 0.05))
-            wait = node.pump()
-    except ExternalShutdownException:
-        pass
-    executor.shutdown(timeout_sec=1.0)
-
-
-def measure(ticks: int, stops: int) -> list[Evidence]:
-    sys.setswitchinterval(2e-4)
-    rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-    arm, ended = TimedArm(), threading.Event()
-    thread = threading.Thread(target=spin, args=(arm, ended), daemon=True)
-    with nodes() as zygote:
+def measure(ticks: int, stops: int, file: Path) -> list[Evidence]:
+    wiring, rng = load_wiring(WIRING), np.random.default_rng(0)
+    stopped, restarts = [], 0
+    with processes([sys.executable, __file__, "--arm", str(file)]), nodes() as zygote:
         pid = fork(zygote, "policy_node")
         try:
-            thread.start()
-            with Operator(arm.wiring) as operator:
+            with Operator(wiring) as operator:
                 operator.wait(lambda: all(operator.heard.values()), 120.0, "both nodes")
                 operator.transition("configure")
                 activate(operator, patience=20.0)
                 time.sleep(1.0)
-                load, arm.measuring = psutil.getloadavg()[0], True
-                operator.wait(lambda: len(arm.sent) >= ticks, 60.0 + 0.1 * ticks, "the ticks")
-                arm.measuring = False
-                time.sleep(0.5)
-                restarts = sum(stop(operator, arm) for _ in range(stops))
+                load, begin = psutil.getloadavg()[0], time.monotonic_ns()
+                time.sleep(ticks * wiring.tick_s + 0.1)
+                end = time.monotonic_ns()
+                for _ in range(stops):
+                    time.sleep(rng.uniform(0.1, 0.5))
+                    stopped.append(time.monotonic_ns())
+                    operator.emergency_stop()
+                    restarts += go_on(operator)
         finally:
             os.kill(pid, signal.SIGKILL)
-            ended.set()
-            thread.join(5.0)
-    ms = 1e-6 * np.array([arm.answered[t] - arm.sent[t] for t in arm.answered])
-    rate = 1 / arm.wiring.tick_s
-    note = f"{ticks} ticks at {rate:.0f} Hz, Fast DDS, reliable, load {load:.1f} at the start"
+    log = np.load(file)
+    states = log["states"][(log["states"][:, 1] > begin) & (log["states"][:, 1] < end)][:ticks]
+    came: dict[int, int] = {}
+    for tick, ns, _ in log["answers"].tolist():
+        came.setdefault(tick, ns)
+    ms = np.array([1e-6 * (came[int(tick)] - ns) for tick, ns, _ in states.tolist() if int(tick) in came])
+    note = f"{len(states)} ticks at {1 / wiring.tick_s:.0f} Hz, Fast DDS, reliable, load {load:.1f} at the start"
     values = {"p50_ms": np.median(ms), "p99_ms": np.percentile(ms, 99), "max_ms": ms.max()}
-    values |= {"lost": float(len(arm.sent) - len(arm.answered)), "rate_hz": rate, "ticks": float(len(arm.sent))}
+    values |= {"lost": float(len(states) - len(ms)), "rate_hz": 1 / wiring.tick_s, "ticks": float(len(states))}
     if stops:
-        brake = 1e-6 * np.array(arm.braking_ns)
-        note += (
-            f"; {len(brake)} emergency stops in full motion, {restarts} late faults of the busy machine between them"
-        )
-        values |= {
-            "estop_p50_ms": np.median(brake),
-            "estop_p99_ms": np.percentile(brake, 99),
-            "estop_max_ms": brake.max(),
-        }
-        values["estop_trials"] = float(len(brake))
+        brake = braking(log["states"], log["answers"], stopped)
+        note += f"; {len(brake)} emergency stops in full motion of {stops}"
+        note += f", {restarts} faults of the busy machine between them"
+        values |= {"estop_p50_ms": np.median(brake), "estop_p99_ms": np.percentile(brake, 99)}
+        values |= {"estop_max_ms": brake.max(), "estop_trials": float(len(brake))}
     return [
         measured(id="latency_ros2", setting="sweep", metric=m, interval=round(float(v), 4), notes=note)
         for m, v in values.items()
     ]
 
 
-def stop(operator: Operator, arm: TimedArm) -> int:
-    """One emergency stop in full motion, and out of it again; faults that the busy machine caused before it."""
-    begin, moving = time.monotonic(), lambda: float(np.abs(arm.arm.data.qvel[:7]).max()) > 0.3
-    restarts = wait_through_faults(operator, moving, "motion")
-    arm.braked.clear()
-    arm.stopped_at = time.monotonic_ns()
-    operator.emergency_stop()
-    if not arm.braked.wait(10.0):
-        raise SystemExit(f"no braking {time.monotonic() - begin:.1f} s after an emergency stop")
-    time.sleep(0.5)
-    operator.enabling = True
-    for _ in range(50):
-        time.sleep(0.1)
+def braking(states: np.ndarray, answers: np.ndarray, stopped: list[int]) -> np.ndarray:
+    """[m] ms from each stop in full motion to the first trajectory that brakes."""
+    found = []
+    for ns in stopped:
+        before = states[max(0, int(np.searchsorted(states[:, 1], ns)) - 1)]
+        after = answers[(answers[:, 1] > ns) & (answers[:, 2] == 1)]
+        if before[2] > MOTION:
+            found.append(1e-6 * (float(after[0, 1]) - ns) if len(after) else np.inf)
+    return np.array(found)
+
+
+def go_on(operator: Operator) -> int:
+    """After an emergency stop, into motion again; faults that the busy machine caused meanwhile."""
+    operator.wait(lambda: operator.status[operator.node_name]["mode"] == "FAULT", 10.0, "the fault")
+    time.sleep(0.3)
+    operator.enable()
+    for _ in range(100):
+        time.sleep(0.05)
         if not (why := operator.reset_fault()):
-            return restarts
+            moving = lambda: float(operator.status[NAME]["speed"]) > MOTION  # noqa: E731
+            return wait_through_faults(operator, moving, "motion")
     raise SystemExit(f"the node does not go on after an emergency stop: {why}")
 
 
@@ -160,9 +143,15 @@ def main() -> None:
     parser.add_argument("--ticks", type=int, default=10_000)
     parser.add_argument("--stops", type=int, default=1000)
     parser.add_argument("--record", action="store_true", help="write docs/results/latency_ros2.json too")
+    parser.add_argument("--arm", type=Path, help=argparse.SUPPRESS)  # be the arm, and write there what it saw
     args = parser.parse_args()
+    if args.arm is not None:
+        rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+        run(TimedArm(args.arm))
+        return
     os.environ.update({k: v for k, v in private_environment().items() if k.startswith("ROS_")})
-    rows = measure(args.ticks, args.stops)
+    with TemporaryDirectory() as folder:
+        rows = measure(args.ticks, args.stops, Path(folder) / "arm.npz")
     print(*(json.dumps(asdict(row), ensure_ascii=False) for row in rows), sep="\n")
     if args.record:
         print(*write(rows), file=sys.stderr)

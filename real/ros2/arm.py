@@ -24,9 +24,9 @@ from std_msgs.msg import Float64
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
-from real.joint_order import JointOrder
 from real.robots import MujocoArm
 from real.ros2 import messages
+from real.ros2.cdr import TrajectoryBytes
 from real.ros2.images import image, message_type
 from real.ros2.observation import feature_names, feature_values, one_env
 from real.ros2.qos import profile_of
@@ -64,8 +64,8 @@ class ArmNode(Node):
         self.env, self.wiring, self.lost, self.lockstep = env, wiring, lost, lockstep
         self.rng = np.random.default_rng(0)
         self.arm = MujocoArm(env.task, load_profile(wiring.limits), dt=wiring.tick_s)
-        self.order, self.names = JointOrder(wiring.joints), feature_names(env)
-        self.dt_ns = wiring.dt_ns
+        self.names, self.dt_ns = feature_names(env), wiring.dt_ns
+        self._bytes = TrajectoryBytes(wiring.joints, wiring.dt_ns)
         start = time.time_ns() // self.dt_ns
         self.timeline = Timeline(self.arm.points[-1], start)
         self.began = time.monotonic_ns() - start * self.dt_ns  # our steady clock at tick 0
@@ -86,6 +86,7 @@ class ArmNode(Node):
             wiring.topic("trajectory").name,
             self._on_trajectory,
             profile_of(wiring.topic("trajectory")),
+            raw=True,
         )
         self.create_subscription(
             Float64, wiring.topic("gripper").name, self._on_gripper, profile_of(wiring.topic("gripper"))
@@ -112,9 +113,14 @@ class ArmNode(Node):
         self.locked = False
 
     # -- callbacks --------------------------------------------------------------------------------------------------
-    def _on_trajectory(self, message: JointTrajectory) -> None:
+    def _on_trajectory(self, data: bytes) -> None:
         self.handled += 1
-        if not message.points:  # nothing more will come
+        try:
+            first, points = self._bytes.read(data)
+        except SafetyError as error:
+            self._refuse(str(error))
+            return
+        if not len(points):  # nothing more will come
             self.locked = False
             return
         if self.lockstep and not self.locked:
@@ -124,17 +130,14 @@ class ArmNode(Node):
         if self.moved >= 0 and self.rng.random() < self.lost:
             self.counts["lost"] += 1
             return
-        try:
-            first, points = messages.points_of(message, self.order, self.dt_ns)
-            why = self.timeline.offer(first, points)
-        except SafetyError as error:
-            why = str(error)
-        if why:
-            self.counts["refused"] += 1
-            self.why = why
-            return
-        if self.moved < 0:
+        if why := self.timeline.offer(first, points):
+            self._refuse(why)
+        elif self.moved < 0:
             self.moved = self.timeline.tick
+
+    def _refuse(self, why: str) -> None:
+        self.counts["refused"] += 1
+        self.why = why
 
     def _on_gripper(self, message: Float64) -> None:
         self.handled += 1
@@ -180,12 +183,15 @@ class ArmNode(Node):
         self._film(tick)
         if "joint_commands" in self._pub:
             self._pub["joint_commands"].publish(messages.joint_state(self.wiring.joints, ns, q))
-        size = ARM_DOF + len(self.wiring.gripper)
-        self._pub["joint_states"].publish(
-            messages.joint_state(self._names, ns, data.qpos[:size], data.qvel[:size])
-        )  # the last of the tick: it is what the policy node answers
+        self._tell(tick)  # the last of the tick: it is what the policy node answers
         if tick % 25 == 0:
             self.report()
+
+    def _tell(self, tick: int) -> None:
+        """Publish where the arm is."""
+        data, size = self.arm.data, ARM_DOF + len(self.wiring.gripper)
+        state = messages.joint_state(self._names, tick * self.dt_ns, data.qpos[:size], data.qvel[:size])
+        self._pub["joint_states"].publish(state)
 
     def _film(self, tick: int) -> None:
         """Publish the pictures that are due."""

@@ -53,7 +53,9 @@ class Operator(Node):
         if not rclpy.ok():
             rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
         super().__init__("operator")
-        self.wiring, self.node_name, self.enabling, self._ended = wiring, node_name, True, threading.Event()
+        self.wiring, self.node_name, self._ended = wiring, node_name, threading.Event()
+        self._sign: bool | None = True  # what is said periodically: True enables, None is silence
+        self._signing = threading.Lock()  # so that no enable, begun earlier, follows an emergency stop
         self.status: dict[str, dict[str, str]] = {}
         self.heard: dict[str, int] = {node_name: 0, arm.NAME: 0}
         enable, diagnostics = wiring.topic("enable"), wiring.topic("diagnostics")
@@ -109,9 +111,22 @@ class Operator(Node):
         self.wait(lambda: self._of(arm.NAME, "seed") == str(seed), 20.0, "the arm to begin an episode")
 
     def emergency_stop(self) -> None:
-        """Brake now; `enabling` again and `reset_fault` end it."""
-        self.enabling = False
-        self._enable.publish(Bool(data=False))
+        """Brake now, said again and again; `enable` and `reset_fault` end it."""
+        self._say(False)
+
+    def enable(self) -> None:
+        """Permit motion from now on, as it is from the beginning."""
+        self._say(True)
+
+    def fall_silent(self) -> None:
+        """Say nothing more, as where the operator is gone."""
+        self._say(None)
+
+    def _say(self, sign: bool | None) -> None:
+        with self._signing:
+            self._sign = sign
+            if sign is not None:
+                self._enable.publish(Bool(data=sign))
 
     def reset_fault(self) -> str:
         """After a fault: "" where the arm runs again, else why not."""
@@ -171,8 +186,9 @@ class Operator(Node):
         return future.result()
 
     def _on_timer(self) -> None:
-        if self.enabling:
-            self._enable.publish(Bool(data=True))
+        with self._signing:
+            if self._sign is not None:
+                self._enable.publish(Bool(data=self._sign))
         if self.forwarder is not None:
             self.forwarder.pump()
 

@@ -16,6 +16,7 @@ from std_msgs.msg import Float64MultiArray, MultiArrayDimension, MultiArrayLayou
 from trajectory_msgs.msg import JointTrajectory
 
 from real.ros2 import messages
+from real.ros2.cdr import TrajectoryBytes
 from real.ros2.qos import on_publisher, profile_of
 from real.ros2.wiring import Wiring, WiringError
 
@@ -45,13 +46,12 @@ class Trajectories:
     """A JointTrajectory a tick, to a driver that plays it by its times."""
 
     def __init__(self, node: LifecycleNode, wiring: Wiring, refuse: Tell) -> None:
-        self.node, self.wiring = node, wiring
+        self.node, self.dt_ns, self._bytes = node, wiring.dt_ns, TrajectoryBytes(wiring.joints, wiring.dt_ns)
         self._out: Any = _publisher(node, JointTrajectory, wiring, refuse)
 
     def send(self, first: int, points: Array, new: int) -> None:
         del new  # the driver finds it by its time
-        dt = self.wiring.dt_ns
-        self._out.publish(messages.trajectory(self.wiring.joints, first * dt, points, dt))
+        self._out.publish(self._bytes.write(first * self.dt_ns, points))
 
     def problems(self) -> list[str]:
         return []

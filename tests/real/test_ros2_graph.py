@@ -47,13 +47,13 @@ def test_a_life_over_dds(tmp_path):
     with graph(path, lost=0.05, record=tmp_path / "recorded") as (operator, running):
         with pytest.raises(SafetyError):
             operator.transition("activate")
-        operator.enabling = False
+        operator.fall_silent()
         operator.transition("configure")
         operator.reset_arm(3)
         assert motion(operator)["received"] == "0", "nothing is published while inactive"
         with pytest.raises(SafetyError, match="enable: nothing has come"):
             operator.transition("activate")
-        operator.enabling = True
+        operator.enable()
         activate(operator)
         operator.wait(lambda: int(motion(operator)["step"]) >= 6, 200.0, "six control steps")
         operator.set(node.NAME, safety__tcp_speed=0.4)
@@ -69,7 +69,7 @@ def test_a_life_over_dds(tmp_path):
         operator.wait(lambda: float(motion(operator)["speed"]) < 0.01, 100.0, "standstill")
         assert "emergency_stop" in operator.status[node.NAME]["reasons_now"]
         assert "the operator must enable" in operator.reset_fault()
-        operator.enabling = True
+        operator.enable()
         operator.wait(lambda: operator.reset_fault() == "", 60.0, "the reset")
 
         operator.wait(lambda: operator.status[node.NAME]["mode"] == "RUN", 60.0, "the mode")
