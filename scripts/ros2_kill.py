@@ -31,6 +31,7 @@ from sensor_msgs.msg import JointState
 from trajectory_msgs.msg import JointTrajectory
 
 from real.ros2 import arm, messages
+from real.ros2.cdr import TrajectoryBytes
 from real.ros2.cell import activate
 from real.ros2.operator import Operator, arm_command, private_environment, processes
 from real.ros2.qos import profile_of
@@ -63,10 +64,13 @@ class Watcher(Operator):
         topic = self.wiring.topic("joint_commands").name
         self.create_subscription(JointState, topic, self._on_point, QoSProfile(depth=2000))
         way = self.wiring.topic("trajectory")
-        self.create_subscription(JointTrajectory, way.name, self._on_trajectory, profile_of(way))
+        self.create_subscription(JointTrajectory, way.name, self._on_trajectory, profile_of(way), raw=True)
+        self._bytes = TrajectoryBytes(self.wiring.joints, self.wiring.dt_ns)
 
-    def _on_trajectory(self, message: JointTrajectory) -> None:
-        self.told = max(self.told, round(messages.to_ns(message.header.stamp) / self.wiring.dt_ns))
+    def _on_trajectory(self, data: bytes) -> None:
+        first, points = self._bytes.read(data)
+        if len(points):
+            self.told = max(self.told, first)
 
     def _on_point(self, message: JointState) -> None:
         tick = round(messages.to_ns(message.header.stamp) / self.wiring.dt_ns)
