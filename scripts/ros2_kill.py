@@ -134,7 +134,7 @@ def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, ob
             fast = lambda: permitted(operator.newest(2), profile, dt) > FULL  # noqa: E731
             restarts = wait_through_faults(operator, lambda: not fast(), "lower speed")  # so that what follows begins
             restarts += wait_through_faults(operator, fast, "full speed")
-            time.sleep(0.004 * (number % 10))
+            time.sleep(0.03 + 0.02 * (number % 10))  # its last trajectory began a little before
             os.kill(pid, SIGNALS[kind])
             killed = operator.last
             still = lambda: len(q := operator.newest(120)) == 120 and bool((q == q[-1]).all())  # noqa: E731
