@@ -6,6 +6,8 @@ Three processes: a simulated arm at 1 kHz that publishes 250 states a second, th
 fro through all limits (scripts/ros2_sweep.py), and the operator, this one. All times are of the machine's one steady
 clock: from just before a state is published to when the arm has the trajectory that answers it. `lost`: states that no
 command answered. `estop_*`: from before the stop is published to when the arm has the first trajectory that brakes.
+`write_ratio`, `read_ratio`: how often our bytes of a trajectory of 60 points are written and read in the time in which
+rclpy makes them of a message, and a message of them; medians, side by side.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,8 +28,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import psutil
 import rclpy
+from rclpy.serialization import deserialize_message, serialize_message
 from rclpy.signals import SignalHandlerOptions
+from trajectory_msgs.msg import JointTrajectory
 
+from real.joint_order import JointOrder
+from real.ros2 import messages
 from real.ros2.arm import NAME, ArmNode
 from real.ros2.cdr import TrajectoryBytes
 from real.ros2.cell import activate
@@ -108,10 +115,34 @@ def measure(ticks: int, stops: int, file: Path) -> list[Evidence]:
         note += f", {restarts} faults of the busy machine between them"
         values |= {"estop_p50_ms": np.median(brake), "estop_p99_ms": np.percentile(brake, 99)}
         values |= {"estop_max_ms": brake.max(), "estop_trials": float(len(brake))}
+    values |= conversion()
     return [
         measured(id="latency_ros2", setting="sweep", metric=m, interval=round(float(v), 4), notes=note)
         for m, v in values.items()
     ]
+
+
+def conversion(points: int = 60, rounds: int = 500) -> dict[str, float]:
+    """Ratios of times, rclpy's over ours."""
+    wiring = load_wiring(WIRING)
+    joints, dt = wiring.joints, wiring.dt_ns
+    ours, order = TrajectoryBytes(joints, dt), JointOrder(joints)
+    q = np.random.default_rng(0).normal(size=(points, len(joints)))
+    data = ours.write(0, q)
+    ways: dict[str, Callable[[], object]] = {
+        "write/rclpy": lambda: serialize_message(messages.trajectory(joints, 0, q, dt)),
+        "write/ours": lambda: ours.write(0, q),
+        "read/rclpy": lambda: messages.points_of(deserialize_message(data, JointTrajectory), order, dt),
+        "read/ours": lambda: ours.read(data),
+    }
+    took: dict[str, list[int]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, way in ways.items():
+            begin = time.perf_counter_ns()
+            way()
+            took[name].append(time.perf_counter_ns() - begin)
+    ms = {name: float(np.median(ns)) for name, ns in took.items()}
+    return {f"{way}_ratio": ms[f"{way}/rclpy"] / ms[f"{way}/ours"] for way in ("write", "read")}
 
 
 def braking(states: np.ndarray, answers: np.ndarray, stopped: list[int]) -> np.ndarray:

@@ -33,6 +33,7 @@ from real.keys import Keys
 from real.ros2 import arm, messages, node
 from real.ros2.keys import Forwarder
 from real.ros2.qos import profile_of
+from real.ros2.spin import ENDS
 from real.ros2.wiring import Wiring
 from real.safety import SafetyError
 
@@ -204,9 +205,10 @@ class Operator(Node):
 
 
 def private_environment() -> dict[str, str]:
-    """Variables for a ROS graph of its own on this machine: a domain that nobody else uses, no other machine."""
+    """Variables for a ROS graph of its own on this machine: a domain that nobody else uses, no other machine, and nodes
+    that end with the process that started them."""
     return {
-        **os.environ, "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST", "PYTHONUNBUFFERED": "1",
+        **os.environ, "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST", "PYTHONUNBUFFERED": "1", ENDS: "1",
         "ROS_DOMAIN_ID": os.environ.get("ROS_DOMAIN_ID") or str(1 + os.getpid() % 100),
     }  # fmt: skip
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 import signal
 import sys
 from typing import Protocol, cast
@@ -12,6 +14,8 @@ from rclpy.experimental import EventsExecutor
 from rclpy.node import Node
 
 MOST = 200  # messages in a row
+ENDS = "ROBOPOLICY_END_WITH_PARENT"  # variable that a node is started with which nobody else would end
+PR_SET_PDEATHSIG = 1
 
 
 class Pumped(Protocol):
@@ -39,6 +43,8 @@ def run(node: Pumped) -> None:
     ended = []
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, lambda *_: ended.append(True))
+    if ENDS in os.environ and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     sys.setswitchinterval(2e-4)
     gc.freeze()
     executor = EventsExecutor()

@@ -6,7 +6,10 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 
+import psutil
 import pytest
 
 pytest.importorskip("rclpy")
@@ -16,7 +19,7 @@ from real.replay import read, replay
 from real.ros2 import arm, node
 from real.ros2.cell import activate, episodes
 from real.ros2.operator import Operator
-from real.ros2.wiring import FOLDER
+from real.ros2.wiring import FOLDER, load_wiring
 from real.safety import SafetyError
 from tests.real.ros2_graph import WIRING, graph, private_domain
 
@@ -164,3 +167,25 @@ def test_a_quality_of_service_that_does_not_fit_is_named(tmp_path):
         # They find each other in a moment; until then the refusal is that nothing has come.
         operator.wait(lambda: bool(re.search("qos: joint_states.*reliab", refusal(), re.I)), 60.0, "the reason")
         assert motion(operator)["received"] == "0"
+
+
+ORPHAN = """
+import os, subprocess, sys
+from real.ros2.operator import arm_command, private_environment
+from tests.real.ros2_graph import TASK, WIRING
+arm = subprocess.Popen(arm_command(TASK, WIRING), env=private_environment(), start_new_session=True)
+print(arm.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system tells a process that its parent is gone")
+def test_nodes_end_with_the_process_that_started_them():
+    """Killed, so that it cannot end them itself."""
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHAN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent, Operator(load_wiring(WIRING)) as operator:  # fmt: skip
+        pid = int(parent.stdout.readline())
+        operator.wait(lambda: operator.heard[arm.NAME] > 0, 600.0, "the arm")
+        parent.kill()
+        operator.wait(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie", 60.0, "the end")
