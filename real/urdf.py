@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 
 from real.safety.errors import SafetyError
 from real.safety.profile import Profile
@@ -15,10 +16,13 @@ from robopolicy.errors import closest
 TOLERANCE = 1e-4  # rad, rad/s: descriptions are rounded
 
 
-def check_urdf(profile: Profile, text: str) -> None:
+def check_urdf(profile: Profile, text: str, names: Sequence[str] | None = None) -> None:
     """Refuse limits that a URDF does not bear out.
 
     The profile's joints must be there, turn, follow one another, and permit all that the limits permit.
+
+    Args:
+        names: what the URDF calls them, where it does not call them as the profile does.
 
     Raises:
         SafetyError: names every joint that does not fit, and how.
@@ -30,7 +34,7 @@ def check_urdf(profile: Profile, text: str) -> None:
     joints = {str(j.get("name")): j for j in root.iter("joint") if j.find("parent") is not None}
     parent_of = {_link(j, "child"): name for name, j in joints.items()}
     problems, before = [], ""
-    for i, name in enumerate(profile.joints):
+    for i, name in enumerate(names or profile.joints):
         if (joint := joints.get(name)) is None:
             problems.append(f"{name}: is not in it. {closest(name, list(joints))}")
             continue

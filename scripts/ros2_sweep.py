@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -80,7 +81,9 @@ class SweepBrain:
 
     def chain(self) -> SafetyChain:
         dogs = self.wiring.watchdogs
-        return SafetyChain(limits(), dt=self.wiring.tick_s, state=dogs["state"], enable=dogs["enable"])
+        return SafetyChain(
+            limits(), dt=self.wiring.tick_s, state=dogs["state"], enable=dogs["enable"], clock=time.monotonic
+        )
 
     def warm_up(self, state: State) -> None:
         """Nothing to load."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,6 +120,7 @@ class Brain:
         how: Any = dict(
             dt=dt, state=dogs["state"], enable=dogs["enable"], risk=risk,
             inputs={**inputs, **dict.fromkeys(self.cameras, dogs["images"])},
+            clock=None if self.options.lockstep else time.monotonic,  # simulated time has no late ticks
         )  # fmt: skip
         if self.recorder is None:
             return SafetyChain(profile, **how)

@@ -19,12 +19,17 @@ class WiringError(SafetyError):
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic and the quality of service that is asked for."""
+    """A topic and the quality of service that is asked for.
+
+    Args:
+        durability: `transient_local` where who comes later is to be told what was said last.
+    """
 
     name: str
     rate_hz: float
     reliability: Literal["reliable", "best_effort"] = "reliable"
     depth: int = 1
+    durability: Literal["volatile", "transient_local"] = "volatile"
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,8 @@ def _quality[T: Topic](kind: type[T], value: Any, where: str) -> T:
     found = kind(**{"rate_hz": 0.0, **value})
     if found.reliability not in ("reliable", "best_effort"):
         raise WiringError(f"{where}: reliability: expected reliable or best_effort, found {found.reliability!r}")
+    if found.durability not in ("volatile", "transient_local"):
+        raise WiringError(f"{where}: durability: expected volatile or transient_local, found {found.durability!r}")
     if not isinstance(found.depth, int) or found.depth < 1:
         raise WiringError(f"{where}: depth: expected a whole number ≥ 1, found {found.depth!r}")
     if number(found.rate_hz, f"{where}: rate_hz") <= 0:

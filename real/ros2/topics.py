@@ -22,6 +22,7 @@ from real.ros2.session import Session
 from real.ros2.wiring import Topic, Wiring
 from real.safety import SafetyError
 from real.safety.profile import Profile
+from real.urdf import check_urdf
 from robopolicy.errors import RobopolicyError
 
 Array = NDArray[np.float64]
@@ -68,6 +69,7 @@ class Topics:
         self._entities: list[tuple[Callable[..., Any], Any]] = []
         self._states, self._commands = messages.StateReader(wiring, profile), JointOrder(wiring.joints)
         self._out: dict[str, Any] = {}
+        self._description: str | None = None  # the arm's URDF
         self._told: tuple[bool, float] | None = None  # of a human who drives, at which s
         try:
             self._connect(refuse)
@@ -82,7 +84,7 @@ class Topics:
         node, wiring, inputs = self.node, self.wiring, self.inputs
         for role, kind, handle in (
             ("joint_states", JointState, self._on_state), ("joint_commands", JointState, self._on_commanded),
-            ("enable", Bool, self._on_enable),
+            ("enable", Bool, self._on_enable), ("robot_description", String, self._on_description),
         ):  # fmt: skip
             self._hear(role, kind, wiring.topics[role], handle, refuse)
         if inputs.names:
@@ -128,7 +130,7 @@ class Topics:
     def problems(self) -> list[str]:
         """Why the arm may not be started, one sentence each: quality of service, refused messages, silence."""
         found = [m for role, topic, ours in self._connected for m in mismatches(self.node, role, topic, publishes=ours)]
-        found += [*self.output.problems(), *self.refused.values()]
+        found += [*self.output.problems(), *self.refused.values(), *self._undescribed()]
         now, dogs = time.monotonic(), self.wiring.watchdogs
         patience = {"features": dogs["features"], **dict.fromkeys(self.inputs.cameras, dogs["images"])}
         for role, topic, _ in self._connected:
@@ -141,6 +143,19 @@ class Topics:
                 if age > min(patience[role].hold, patience[role].fault):
                     found.append(f"{role}: the newest on {topic.name!r} is {age:.2f} s old")
         return found
+
+    def _undescribed(self) -> list[str]:
+        """Why the arm's own description does not bear out the limits in force, where the wiring has one."""
+        topic = self.wiring.topics["robot_description"]
+        if topic is None:
+            return []
+        if self._description is None:
+            return [f"robot_description: nothing has come on {topic.name!r}; is robot_state_publisher running?"]
+        try:
+            check_urdf(self.session.chain.profile, self._description, self.wiring.joints)
+        except SafetyError as error:
+            return [f"robot_description: {error}"]
+        return []
 
     def grip(self, opening: float) -> None:
         """Opening [m], where the robot has a gripper."""
@@ -185,6 +200,9 @@ class Topics:
         self._stamps[key] = stamp
         self.inputs.take_image(key, reader.read(message))
         self.session.on_input(key)
+
+    def _on_description(self, message: String) -> None:
+        self._description = message.data
 
     def _on_key(self, message: String) -> None:
         assert self.inputs.press is not None

@@ -16,9 +16,9 @@ from robopolicy.errors import closest
 from robopolicy.types import IMAGES
 
 FOLDER = Path(configs.__file__).parent / "robots"
-INPUTS = ("joint_states", "joint_commands", "features", "enable")
+INPUTS = ("joint_states", "joint_commands", "robot_description", "features", "enable")
 TOPICS = (*INPUTS, "keys", "trajectory", "gripper", "intervention", "diagnostics")
-OPTIONAL = ("joint_commands", "features", "keys", "gripper", "intervention")  # may be null
+OPTIONAL = ("joint_commands", "robot_description", "features", "keys", "gripper", "intervention")  # may be null
 
 
 @dataclass(frozen=True)

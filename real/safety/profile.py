@@ -111,7 +111,7 @@ _RANGES = (
 _SMALLER_IS_TIGHTER = (
     "velocity", "acceleration", "jerk", "tcp_speed", "condition", "reference_clip", "tracking_error", "energy",
 )  # fmt: skip
-_LARGER_IS_TIGHTER = ("joint_margin", "scene_distance", "self_distance")
+_LARGER_IS_TIGHTER = ("joint_margin", "scene_distance", "self_distance", "contact_stiffness")
 
 
 def _of(value: float | None) -> float:

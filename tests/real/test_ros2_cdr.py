@@ -46,6 +46,8 @@ def test_what_others_write_takes_the_long_way():
     slower = bytes(serialize_message(messages.trajectory(ARM, START, q, 2 * DT_NS)))
     with pytest.raises(SafetyError, match="control points come one a tick"):
         both.read(slower)
+    with pytest.raises(SafetyError, match="control points come one a tick"):
+        both.read(TrajectoryBytes(ARM, 2 * DT_NS).write(START, q))
     short = messages.trajectory(ARM, START, q, DT_NS)
     short.points[3].positions = [0.0] * 6
     with pytest.raises(SafetyError, match="every point needs 7 positions"):

@@ -65,6 +65,7 @@ def changed(**changes):
         ({"topics__enable": None}, "topics.enable: expected a mapping"),
         ({"topics__enable__reliability": "sometimes"}, "expected reliable or best_effort"),
         ({"topics__enable__depth": 0}, "depth: expected a whole number"),
+        ({"topics__enable__durability": "forever"}, "durability: expected volatile or transient_local"),
         ({"topics__camera": {"name": "x"}}, "unknown key 'camera'"),
         (
             {"joints__panda_joint1": "panda_joint2", "joints__panda_joint2": "panda_joint1"},

@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("rclpy")
 
 import rclpy
+from rclpy._rclpy_pybind11 import RCLError
 from rclpy.experimental import EventsExecutor
 from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.node import Node
@@ -39,6 +40,7 @@ from real.ros2.timeline import Timeline
 from real.ros2.wiring import parse
 from real.safety import Mode, SafetyChain, load_profile
 from tests.real.ros2_graph import private_domain
+from tests.real.test_inputs import urdf
 from tests.real.test_ros2_inputs import changed
 from tests.real.test_ros2_outputs import STREAM
 from tests.real.test_ros2_plain import SPEC
@@ -219,6 +221,58 @@ def test_an_activation_that_fails_after_a_fault_leaves_nothing_half_begun(rig):
     assert rig.node.session.mode is Mode.RUN and rig.driver.speed > 0.1
     begun, ended = rig.brain.told.count("begin"), sum(t[0] == "end" for t in rig.brain.told if t != "begin")
     assert begun == 4 and ended >= 3
+
+
+# -- life -----------------------------------------------------------------------------------------------------------
+def test_a_hundred_lives_and_not_a_word_between_them(rig):
+    """Nothing is published but by an active node, and what cannot be done now is refused."""
+    rig.meet()
+    for life in range(100):
+        assert rig.node.trigger_activate() == OK, rig.node.why
+        rig.step(2)
+        assert len(rig.driver.answers) <= 2 and rig.driver.line.plan is not None
+        if life % 10 == 0:
+            for refused in (rig.node.trigger_activate, rig.node.trigger_configure, rig.node.trigger_cleanup):
+                with pytest.raises(RCLError):
+                    refused()
+        assert rig.node.trigger_deactivate() == OK
+        rig.until(lambda: any(not m.points for m in rig.driver.answers), "the farewell")
+        rig.driver.answers.clear()
+        rig.step(3)
+        assert not rig.driver.answers, "it says nothing more"
+    with pytest.raises(RCLError):
+        rig.node.trigger_deactivate()
+    assert rig.node.trigger_cleanup() == OK and rig.node.session is None
+
+
+def test_the_arm_s_own_description_must_bear_out_the_limits(ros):
+    """None yet, another arm's, and a slower arm's: refused; its own: activated. Whoever comes late hears it too."""
+    ros()
+    own = load_profile("panda")
+    rig = Rig(parse(changed(topics__robot_description={
+        "name": "description", "rate_hz": 1, "durability": "transient_local"
+    })))  # fmt: skip
+    try:
+        said = rig.driver.create_publisher(String, "description", profile_of(rig.wiring.topics["robot_description"]))
+        rig.meet()
+        assert rig.node.trigger_activate() == NO and "is robot_state_publisher running" in rig.node.why
+        for profile, change, what in (
+            (load_profile("ur5e"), {}, "panda_joint1: is not in it"),
+            (own, {"j4": ("velocity", 0.5)}, "panda_joint5: velocity is 0.5 rad/s"),
+        ):
+            heard = rig.node.handled
+            said.publish(String(data=urdf(profile, **change)))
+            rig.until(lambda: rig.node.handled > heard, "the description")  # noqa: B023
+            rig.step()
+            assert rig.node.trigger_activate() == NO and what in rig.node.why
+        assert rig.node.trigger_cleanup() == OK
+        said.publish(String(data=urdf(own)))
+        rig.meet()
+        rig.until(lambda: rig.node.topics._description is not None, "the description")
+        rig.step()
+        assert rig.node.trigger_activate() == OK, rig.node.why
+    finally:
+        rig.close()
 
 
 # -- parameters -----------------------------------------------------------------------------------------------------

@@ -24,16 +24,16 @@ class Slow:
         self.said.append(message.data)
 
 
-@pytest.fixture
-def operator():
+def alone() -> Operator:
     """Without a graph: only what it says."""
     made = Operator.__new__(Operator)
     made._sign, made._signing, made._enable, made.forwarder = True, threading.Lock(), Slow(), None
     return made
 
 
-def test_no_enable_follows_an_emergency_stop(operator):
+def test_no_enable_follows_an_emergency_stop():
     """One that had begun before comes before it: in a queue the newer would hide the stop."""
+    operator = alone()
     periodic = threading.Thread(target=operator._on_timer)
     periodic.start()
     assert operator._enable.begun.wait(10.0)

@@ -197,6 +197,66 @@ def test_an_emergency_stop_brakes_in_the_next_command():
     wire.check()
 
 
+@pytest.mark.parametrize("ticks", range(150, 230, 10))
+def test_the_next_command_after_an_emergency_stop_is_the_stop_s(ticks):
+    """At speed, wherever on its way the arm is: the sample that the trajectory before had in store."""
+    wire, newest = Wire(), LEAD + MATCH + 1
+    wire.begin()
+    wire.run(ticks)
+    (_, first, before), speed = wire.way[-1], wire.speed
+    wire.session.on_enable(False, wire.now)
+    wire.step(enable=False)
+    _, then, after = wire.way[-1]
+    assert then == first + 1 and np.array_equal(after[newest], before[newest + 1]) and speed > 0.05
+
+
+def test_states_that_stop_are_noticed_in_time():
+    """Braking begins within 100 ms, the fault within 250 ms."""
+    wire = Wire()
+    wire.begin()
+    wire.run(150)
+    modes = []
+    for _ in range(round(0.3 / DT)):
+        wire.step(states=False)
+        modes.append(wire.session.mode)
+    assert modes.index(Mode.HOLD) * DT <= 0.1 and modes.index(Mode.FAULT) * DT <= 0.25
+    assert modes[0] is Mode.RUN and wire.speed < 1e-3
+    wire.check()
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+def test_an_arm_whose_clock_was_set_is_not_believed_until_it_is_started_anew(hours):
+    wire = Wire()
+    wire.begin()
+    wire.run(150)
+    wire.tick += round(hours * 3600 / DT)
+    wire.timeline.tick += round(hours * 3600 / DT)
+    sent = wire.sent
+    wire.run(round(0.3 / DT))
+    assert wire.session.counts["stamp_jump" if hours > 0 else "state_late"] > 50
+    assert wire.session.mode is Mode.FAULT and wire.sent > sent
+    wire.run(200)
+    wire.session.start(seed=0, now=wire.now)
+    assert wire.session.clock.newest == pytest.approx((wire.tick - 1) * DT), "it is believed now"
+
+
+def test_whatever_goes_wrong_in_the_loop_brakes_the_arm():
+    class Broken(Sweep):
+        def tick(self):
+            if self.clock() > self.begin + 0.5:
+                raise ZeroDivisionError("of a bug")
+            return super().tick()
+
+    wire = Wire(make_loop=Broken)
+    wire.begin()
+    wire.run(120)
+    assert wire.session.mode is Mode.RUN and wire.speed > 0.1
+    wire.run(150)
+    assert wire.session.mode is Mode.FAULT and wire.speed == 0.0
+    assert "fault: ZeroDivisionError: of a bug" in wire.session.reasons, wire.session.reasons
+    wire.check()
+
+
 def test_a_stalled_node_goes_on_from_the_stop():
     """50 ms without a tick, ten times: the arm falls back to its stop, and is picked up from there."""
     wire = Wire()
@@ -220,6 +280,16 @@ def test_refusals_name_what_is_missing():
     wire.session.on_commanded(wire.tick - 1, HOME + 20.0)
     with pytest.raises(SafetyError, match="from where its driver holds it"):
         wire.session.start(seed=0, now=wire.now)
+    wire.step()
+    assert wire.session.refusals(wire.now) == []
+    assert "state: the newest is 1.00 s old" in "; ".join(wire.session.refusals(wire.now + 1.0 - DT))
+    wire.echo = False
+    wire.run(60)
+    assert "joint_commands: the newest is" in "; ".join(wire.session.refusals(wire.now))
+    wire.session.commanded = None
+    assert "joint_commands: nothing has come" in "; ".join(wire.session.refusals(wire.now))
+    wire.session.on_state(State(HOME, np.full(7, 0.06), 0.08), wire.tick * DT, wire.now)
+    assert "the arm moves at 0.06 rad/s" in "; ".join(wire.session.refusals(wire.now))
 
 
 def test_an_arm_that_plays_what_nobody_sent_is_a_fault():
