@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from real.hand import Driver, Order
 from real.joints import ActionDecoder, ChunkBuffer, Commanded, Delays
 from real.planning import PlanningError, Runner
-from real.reference import spline
+from real.reference import follow
 from real.robots import Robot, State
 from real.safety import Decision, Mode, SafetyChain, SafetyError
 from real.safety.chain import Measured
@@ -60,7 +60,8 @@ class ControlLoop:
         journal: is told of every control step and chunk.
         early: s before a control step at which it observes and asks for a plan, so that one made in a thread is there
             when the step begins.
-        grace: s by which a control step may be put off where its plan is late; then the arm holds.
+        grace: s by which a control step may be put off where its plan is late. The arm goes on as it went meanwhile,
+            and then holds.
         operator: may take over. The policy goes on planning then, for the journal alone; what it planned before a
             hand-over is dropped.
     """
@@ -105,7 +106,8 @@ class ControlLoop:
         if self.delays is not None:
             self.delays.reset()
         self.frames.clear()
-        self.begin, self.step, self.waiting, self.asked, self.grip = now, 0, False, False, state.opening
+        self.origin = self.begin = now  # s: ticks count from the one; the other moves on where a step is put off
+        self.step, self.waiting, self.asked, self.grip = 0, False, False, state.opening
         self._resync(state.q)
         if self.operator is not None:
             self.operator.start()
@@ -114,7 +116,7 @@ class ControlLoop:
         """One tick: the command that was decided on."""
         now, state = self.clock(), self.robot.read()
         dt = self.chain.governor.dt
-        at = self.begin + round((now - self.begin) / dt) * dt  # s, of this tick: a late one must not bend the reference
+        at = self.origin + round((now - self.origin) / dt) * dt  # s, of this tick: a late one must not bend the reference
         reason = ""
         told = None if state is None or self.shadow else state.played
         if told is not None and not self.chain.heard(told):
@@ -136,7 +138,7 @@ class ControlLoop:
         if self.halted:
             reason = self.halted
         elif self.goal is not None:
-            target = spline(self.points, min(1.0, (at - self.goal_from) / self.period))
+            target = follow(self.points, (at - self.goal_from) / self.period)
         elif self.resting and not reason:
             target = self.chain.governor.c[0, -1]  # nothing has been asked for yet: stand
         measured = None if state is None else Measured(state.q, state.torque if self.chain.tank is not None else None)
@@ -174,7 +176,7 @@ class ControlLoop:
         if order is None and self.waiting and not len(self.buffer) and now < due + self.grace:
             self.counts["put_off"] += 1
             return reason
-        if self.grace and now > due + self.chain.governor.dt:  # it was put off, and what follows with it
+        if self.resting and self.grace and now > due + self.chain.governor.dt:  # nothing moves yet: put all off
             self.begin, due = self.begin + now - due, now
         self.asked = False
         self.step = max(self.step + 1, int((now - self.begin) / self.period + 1e-6))

@@ -46,6 +46,18 @@ def shape(wanted: Array, last: Array, jac: Array, profile: Profile, dt: float) -
     return Shaped(last + part * change if limited else wanted, limited)
 
 
+def follow(points: Array, u: float) -> Array:
+    """[n] rad at `u` segments after the newest of control points `points` [4 n], oldest first, began.
+
+    Beyond its end, where the next control point is late, the spline goes on for a segment as if one more step of the
+    same size followed. When the next one is there, what it changes of that is u³/6 of the difference, u early in the
+    segment: the arm neither stops nor jumps.
+    """
+    if u <= 1.0:
+        return spline(points, u)
+    return spline(np.concatenate([points[1:], 2 * points[3:] - points[2:3]]), min(u - 1.0, 1.0))
+
+
 def spline(points: Array, u: float) -> Array:
     """[n] rad at fraction `u` of the newest segment of control points `points` [4 n], oldest first."""
     a, b, c, d = points
