@@ -177,8 +177,12 @@ class ChunkBuffer:
     def clear(self) -> None:
         self.plan = []
 
-    def add(self, chunk: Array, observed: float, now: float) -> int:
+    def add(self, chunk: Array, observed: float, now: float, first: float | None = None) -> int:
         """Take a chunk [length Da] planned from an observation at `observed`; returns how many of its actions are late.
+
+        Args:
+            first: s, when the control step begins that the observation was made for, which its first action is due at;
+                None: that is when it was made.
 
         Raises:
             SpecError: wrong shape, a number that is none, or a delay outside what the policy was trained for. The
@@ -196,7 +200,7 @@ class ChunkBuffer:
             raise SpecError(
                 f"chunk: comes {delay:.3f} s after its observation, the policy can use up to {self.max_delay:.3f} s"
             )
-        begin = observed + self.shift
+        begin = (observed if first is None else first) + self.shift
         new = [Planned(begin + k * spec.dt, chunk[k]) for k in range(self.length)]
         on_time = [p for p in new if p.due >= now - 0.5 * spec.dt]
         late = len(new) - len(on_time)

@@ -107,6 +107,7 @@ class ControlLoop:
             self.delays.reset()
         self.frames.clear()
         self.origin = self.begin = now  # s: ticks count from the one; the other moves on where a step is put off
+        self.first = now  # s: the control step that was last planned for
         self.step, self.waiting, self.asked, self.grip = 0, False, False, state.opening
         self._resync(state.q)
         if self.operator is not None:
@@ -116,7 +117,9 @@ class ControlLoop:
         """One tick: the command that was decided on."""
         now, state = self.clock(), self.robot.read()
         dt = self.chain.governor.dt
-        at = self.origin + round((now - self.origin) / dt) * dt  # s, of this tick: a late one must not bend the reference
+        at = (
+            self.origin + round((now - self.origin) / dt) * dt
+        )  # s, of this tick: a late one must not bend the reference
         reason = ""
         told = None if state is None or self.shadow else state.played
         if told is not None and not self.chain.heard(told):
@@ -229,7 +232,7 @@ class ControlLoop:
             if self.delays is not None and self.driver == "policy":  # else nothing of the buffer will be executed
                 ahead = self.buffer.ahead(due, self.delays.steps)
             self.runner.request(stacked, self.step, min(due, now), ahead)
-            self.waiting = True
+            self.first, self.waiting = due, True
             reason = self._collect(now) or reason
         return reason
 
@@ -247,7 +250,7 @@ class ControlLoop:
         if self.delays is not None:
             self.delays.measured(now - done[1])
         try:
-            self.counts["late"] += self.buffer.add(done[0], done[1], now)
+            self.counts["late"] += self.buffer.add(done[0], done[1], now, self.first)
         except SpecError as error:
             self.counts["refused"] += 1
             refused = f"chunk_refused: {error}"

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from real.hand import Drive, Hand
 from real.joints import ActionDecoder, Ahead
 from real.loop import ControlLoop
+from real.planner_process import ProcessPlanner
 from real.realtime import Chunking, chunking_of
 from real.recording import PolicyJournal, RecordedChain, Recorder, header_of
 from real.robots import Robot, State
@@ -38,6 +39,7 @@ from sim.control import Controller
 class Options:
     """How a policy node runs. `settings`: of real.safety.Settings; `latency`: s that plans are held back.
 
+    `process`: plan in a process of its own, which real time needs and lockstep does not.
     `operator`: a human may take over, by what comes on the `keys` topic; `human_first`: and begins every episode.
     `task`: of the native suite, whose observations and actions the policy has; None: the policy was trained on data of
     the robot itself (real.ros2.plain).
@@ -51,6 +53,7 @@ class Options:
     chunking: Chunking = "async"
     dry_run: bool = False
     lockstep: bool = False
+    process: bool = True
     risk: Path | None = None
     record: Path | None = None
     policy_id: str = ""
@@ -101,6 +104,10 @@ class Brain:
                              first="human" if options.human_first else "policy", stick=keys.stick)  # fmt: skip
         self.planner = self.chunks.planner
         self.recorder = recorder
+        self.process: ProcessPlanner | None = None
+        if options.process and not options.lockstep:
+            how = {"which": options.which, "chunking": options.chunking, "latency": options.latency}
+            self.planner = self.process = ProcessPlanner(options.checkpoint, how)
         self.runner = ThreadRunner(self.planner, latency=options.latency, wait=60.0 if options.lockstep else 0.0)
 
     def take(self, names: Sequence[str], values: Sequence[float], /) -> None:
@@ -169,6 +176,8 @@ class Brain:
     def close(self) -> None:
         self.end(None)
         self.runner.close()
+        if self.process is not None:
+            self.process.close()
 
 
 def options_of(checkpoint: Path, given: dict[str, Any]) -> Options:

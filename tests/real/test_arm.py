@@ -159,6 +159,27 @@ def test_delays_the_policy_was_not_trained_for_are_refused():
     assert b.refused == 2 and len(b) == 0
 
 
+@pytest.mark.parametrize("wait", [0.024, 0.036])
+def test_a_plan_that_is_a_little_late_is_not_felt(wait):
+    """Asked for 20 ms before its step, there up to 16 ms after: the arm goes on, on a grid of ticks of its own
+    (a control step is 12.5), no action is dropped, and the limits have nothing to change."""
+    env = sim.make("reach", 1, joint_noise=0.0, horizon=60)
+    it = SimulatedCell(env, Drive(env, [0.004, 0.003, 0.0, 0.0, 0.0]), settings=WIDE)
+    it.loop.early = it.loop.grace = 0.02
+    request, poll, asked = it.loop.runner.request, it.loop.runner.poll, [0.0]
+    it.loop.runner.request = lambda *args: (asked.append(it.time), request(*args))
+    it.loop.runner.poll = lambda now: poll(now) if now >= asked[-1] + wait - 1e-9 else None
+    it.begin(1)
+    for _ in range(600):
+        decision = it.loop.tick()
+        assert not decision.reasons and not decision.changed, decision.reasons
+        it.arm.advance()
+        it.time += it.dt
+    counts = it.loop.counts
+    assert counts["put_off"] > 10 and counts["policy"] == 48 and counts["late"] <= 1, counts
+    assert it.arm.aborted == "" and np.abs(it.arm.data.qvel[:7]).max() > 0.02
+
+
 def test_seams_are_blended():
     b = buffer(blend=1)
     b.add(np.zeros((4, 2)), observed=0.0, now=0.0)

@@ -17,7 +17,6 @@ import pytest
 pytest.importorskip("rclpy")
 
 import rclpy
-from rclpy._rclpy_pybind11 import RCLError
 from rclpy.experimental import EventsExecutor
 from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.node import Node
@@ -233,15 +232,13 @@ def test_a_hundred_lives_and_not_a_word_between_them(rig):
         assert len(rig.driver.answers) <= 2 and rig.driver.line.plan is not None
         if life % 10 == 0:
             for refused in (rig.node.trigger_activate, rig.node.trigger_configure, rig.node.trigger_cleanup):
-                with pytest.raises(RCLError):
-                    refused()
+                assert refused() != OK
         assert rig.node.trigger_deactivate() == OK
         rig.until(lambda: any(not m.points for m in rig.driver.answers), "the farewell")
         rig.driver.answers.clear()
         rig.step(3)
         assert not rig.driver.answers, "it says nothing more"
-    with pytest.raises(RCLError):
-        rig.node.trigger_deactivate()
+    assert rig.node.trigger_deactivate() != OK
     assert rig.node.trigger_cleanup() == OK and rig.node.session is None
 
 

@@ -111,7 +111,7 @@ def test_it_drives_the_arm_behind_the_limits(monkeypatch, tmp_path):
     assert brain.names == ("ball_x",) and brain.cameras == {IMAGE: (3, 8, 8)} and brain.spec.id == "panda"
     assert {dog.name for dog in brain.chain().watchdogs} == {"state", "enable", "features", IMAGE}
     assert brain.chain().governor.clock() == 0.0, "simulated time has no late ticks"
-    assert Brain(replace(options, lockstep=False), WIRING).chain().governor.clock is time.monotonic
+    assert Brain(replace(options, lockstep=False, process=False), WIRING).chain().governor.clock is time.monotonic
     wire = Wire(make_loop=brain.loop, settings={"tcp_speed": 0.5})
     brain.warm_up(State(HOME, np.zeros(7), 0.08))
     bright, dark = np.full((3, 8, 8), 200, np.uint8), np.zeros((3, 8, 8), np.uint8)

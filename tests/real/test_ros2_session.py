@@ -197,7 +197,7 @@ def test_an_emergency_stop_brakes_in_the_next_command():
     wire.check()
 
 
-@pytest.mark.parametrize("ticks", range(150, 230, 10))
+@pytest.mark.parametrize("ticks", range(90, 186, 12))
 def test_the_next_command_after_an_emergency_stop_is_the_stop_s(ticks):
     """At speed, wherever on its way the arm is: the sample that the trajectory before had in store."""
     wire, newest = Wire(), LEAD + MATCH + 1
@@ -233,7 +233,7 @@ def test_an_arm_whose_clock_was_set_is_not_believed_until_it_is_started_anew(hou
     wire.timeline.tick += round(hours * 3600 / DT)
     sent = wire.sent
     wire.run(round(0.3 / DT))
-    assert wire.session.counts["stamp_jump" if hours > 0 else "state_late"] > 50
+    assert wire.session.counts["stamp_jump" if hours > 0 else "state_late"] >= 50
     assert wire.session.mode is Mode.FAULT and wire.sent > sent
     wire.run(200)
     wire.session.start(seed=0, now=wire.now)
@@ -253,7 +253,7 @@ def test_whatever_goes_wrong_in_the_loop_brakes_the_arm():
     assert wire.session.mode is Mode.RUN and wire.speed > 0.1
     wire.run(150)
     assert wire.session.mode is Mode.FAULT and wire.speed == 0.0
-    assert "fault: ZeroDivisionError: of a bug" in wire.session.reasons, wire.session.reasons
+    assert "fault:ZeroDivisionError: of a bug" in wire.session.reasons, wire.session.reasons
     wire.check()
 
 

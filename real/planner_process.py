@@ -1,0 +1,143 @@
+"""A planner in a process of its own: a tick does not wait for the policy's bytecode, nor a plan for the ticks'.
+
+python -m real.planner_process --checkpoint … --line <descriptor of a socket>      # started by ProcessPlanner
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from real.joints import Ahead
+from real.planning import Array, PlanningError, Plans
+from real.wire import Message, WireError, receive, send
+from robopolicy.types import Obs
+
+AHEAD, LIMIT = "/ahead", 1 << 28  # name of the actions ahead, which no feature has; bytes of a message
+LOADING, PATIENCE = 120.0, 10.0  # s for a policy to be loaded, and for a plan
+
+
+class ProcessPlanner:
+    """A `real.planning.Plans` that runs `options` elsewhere on this machine. Blocks: use it in a thread.
+
+    Raises:
+        PlanningError: the policy cannot be loaded there; says why.
+    """
+
+    def __init__(self, checkpoint: Path, options: dict[str, Any], *, command: Sequence[str] | None = None) -> None:
+        """`options`: what `planner_of` takes beside the checkpoint. `command`: of the process, for tests."""
+        self.line, theirs = socket.socketpair()
+        with theirs:
+            run = [*(command or (sys.executable, "-m", __name__)), "--checkpoint", str(checkpoint)]
+            run += ["--options", json.dumps(options), "--line", str(theirs.fileno())]
+            self.process = subprocess.Popen(  # in a session of its own: Ctrl-C is for the node, which ends it
+                run, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        try:
+            self.history = int(self._answer("ready", LOADING).head["history"])
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode; its noise is keyed by `seed`."""
+        self._say({"type": "reset", "seed": seed}, {})
+        self._answer("begun", PATIENCE)
+
+    def plan(self, obs: Obs, step: int, ahead: Ahead | None = None) -> Array:
+        """[Ta Da], as `real.planning.Plans.plan`.
+
+        Raises:
+            PlanningError: the policy failed, or its process has ended or takes longer than PATIENCE.
+        """
+        arrays = {k: v.numpy() for k, v in obs.items()} | ({} if ahead is None else {AHEAD: ahead.actions})
+        self._say({"type": "plan", "step": step, "delay": None if ahead is None else ahead.delay}, arrays)
+        return self._answer("chunk", PATIENCE).arrays["chunk"]
+
+    def close(self) -> None:
+        """End the process."""
+        self.line.close()
+        self.process.kill()
+        self.process.wait()
+
+    def _say(self, head: dict[str, Any], arrays: dict[str, Any]) -> None:
+        try:
+            send(self.line, head, arrays, timeout=PATIENCE)
+        except WireError as error:
+            raise self._gone(error) from error
+
+    def _answer(self, expected: str, patience: float) -> Message:
+        try:
+            answer = receive(self.line, limit=LIMIT, timeout=patience)
+        except WireError as error:
+            raise self._gone(error) from error
+        if answer.head["type"] != expected:
+            raise PlanningError(str(answer.head.get("reason", answer.head)))
+        return answer
+
+    def _gone(self, error: WireError) -> PlanningError:
+        """What came late would be taken for the answer to something else: after this there is no planner."""
+        self.process.kill()
+        return PlanningError(f"the planner's process is gone ({error}; status {self.process.wait()})")
+
+
+def serve(line: socket.socket, planner: Plans) -> None:
+    """Plan for the other side of `line` until it hangs up."""
+    send(line, {"type": "ready", "history": planner.history}, timeout=PATIENCE)
+    while True:
+        try:
+            asked = receive(line, limit=LIMIT, timeout=1e9)
+        except WireError:
+            return
+        try:
+            head, arrays = _done(planner, asked)
+        except Exception as error:  # of the policy: the loop is told, and holds
+            head, arrays = {"type": "failed", "reason": f"{type(error).__name__}: {error}"}, {}
+        send(line, head, arrays, timeout=PATIENCE)
+
+
+def _done(planner: Plans, asked: Message) -> tuple[dict[str, Any], dict[str, Array]]:
+    if asked.head["type"] == "reset":
+        planner.reset(asked.head["seed"])
+        return {"type": "begun"}, {}
+    arrays = dict(asked.arrays)
+    actions = arrays.pop(AHEAD, None)
+    ahead = None if actions is None else Ahead(actions, asked.head["delay"])
+    obs = {k: torch.from_numpy(v) for k, v in arrays.items()}
+    return {"type": "chunk"}, {"chunk": planner.plan(obs, asked.head["step"], ahead)}
+
+
+def planner_of(checkpoint: Path, *, which: str, chunking: str, latency: float) -> Plans:
+    """The planner of a checkpoint's policy."""
+    from real.realtime import chunking_of
+    from robopolicy.checkpoint import load_policy
+
+    return chunking_of(chunking, load_policy(checkpoint, which=which), latency).planner  # type: ignore[arg-type]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--options", type=json.loads, required=True)
+    parser.add_argument("--line", type=int, required=True)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    with socket.socket(fileno=args.line) as line:
+        try:
+            planner = planner_of(args.checkpoint, **args.options)
+        except Exception as error:
+            send(line, {"type": "failed", "reason": f"{type(error).__name__}: {error}"}, timeout=PATIENCE)
+            return
+        serve(line, planner)
+
+
+if __name__ == "__main__":
+    main()
