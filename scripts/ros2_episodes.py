@@ -1,12 +1,12 @@
 """Paired episodes over ROS 2 and in process, with the same limits: does the policy do as well?
 
     python scripts/ros2_episodes.py --base runs/pick_base --refined runs/pick_residual [--episodes 200] [--record]
-        [--lockstep] [--only refined_latency] [--out runs/ros2_episodes] [safety.tcp_speed=1.0 …]
+        [--only refined_latency] [--out runs/ros2_episodes] [safety.tcp_speed=1.0 …]
 
 Settings: base, refined, and both with 50 ms added latency and 5% lost messages (base_latency, refined_latency), on
 either side of the comparison; by --only also with real-time chunking, base_rtc and base_latency_rtc (a residual has no
-chunk to go on from). Finished episodes are kept as lines of JSON in --out; the same command goes on there.
-Without --lockstep it is real time: the machine must have two cores to spare.
+chunk to go on from). All in real time: the machine must have two cores to itself; with _lockstep at the end of a
+setting's name it is simulated time. Finished episodes are kept as lines of JSON in --out; the same command goes on there.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ def play(args: argparse.Namespace, setting: str, safety: dict[str, float]) -> di
     seeds = tuple(int(s) for s in episode_seeds("test", 0, args.episodes))
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for side, robot in SIDES.items():
-        mode = "-lockstep" if args.lockstep and side == "ros2" else ""
-        file = args.out / f"{setting}-{side}{mode}.jsonl"
+        file = args.out / f"{setting if side == 'ros2' else setting.removesuffix('_lockstep')}-{side}.jsonl"
         head = {
             "checkpoint": str(getattr(args, kind)),
             "safety": safety,
@@ -50,7 +49,7 @@ def play(args: argparse.Namespace, setting: str, safety: dict[str, float]) -> di
         done = read(file, head)
         d = prepare(
             getattr(args, kind), safety=safety, seeds=tuple(s for s in seeds if s not in done),
-            latency=head["latency"], lost=head["lost"], chunking=chunking, lockstep=args.lockstep,
+            latency=head["latency"], lost=head["lost"], chunking=chunking, lockstep="lockstep" in more,
         )  # fmt: skip
         for attempt in range(3):  # a process that was lost is started anew
             left = tuple(s for s in seeds if s not in done)
@@ -112,7 +111,6 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--out", type=Path, default=Path("runs/ros2_episodes"))
     parser.add_argument("--only", action="append", default=[])
-    parser.add_argument("--lockstep", action="store_true", help="simulated time: for machines that are busy")
     parser.add_argument("--record", action="store_true", help="write docs/results/closed_loop_ros2.json too")
     parser.add_argument("safety", nargs="*", help="safety.<setting>=<number>")
     args = parser.parse_args()
@@ -122,9 +120,9 @@ def main() -> None:
     settings = args.only or [f"{k}{more}" for more in ("", "_latency") for k in given]
     rows = []
     for setting in settings:
-        note = f"limits {safety or 'as by default'}; {'lockstep' if args.lockstep else 'real time'}"
+        note = f"limits {safety or 'as by default'}; {'simulated time' if 'lockstep' in setting else 'real time'}"
         note += f"; {1000 * LATENCY:.0f} ms latency, {100 * LOST:.0f}% lost, both sides" * ("_latency" in setting)
-        note += "; chunking=rtc" * setting.endswith("_rtc")
+        note += "; chunking=rtc" * ("_rtc" in setting)
         rows += rows_of(setting, play(args, setting, safety), note)
     print(*(json.dumps(asdict(row), ensure_ascii=False) for row in rows), sep="\n")
     if args.record:
