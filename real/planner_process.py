@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -41,6 +42,8 @@ class ProcessPlanner:
             self.process = subprocess.Popen(  # in a session of its own: Ctrl-C is for the node, which ends it
                 run, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
             )
+        if sys.platform == "linux":  # a node may run before everything else, its policy must not
+            os.sched_setscheduler(self.process.pid, os.SCHED_OTHER, os.sched_param(0))
         try:
             self.history = int(self._answer("ready", LOADING).head["history"])
         except BaseException:

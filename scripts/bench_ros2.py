@@ -39,7 +39,7 @@ from real.ros2.cdr import TrajectoryBytes
 from real.ros2.cell import activate
 from real.ros2.observation import one_env
 from real.ros2.operator import Operator, private_environment, processes
-from real.ros2.spin import run
+from real.ros2.spin import run, take_priority
 from real.ros2.timeline import MATCH
 from real.ros2.wiring import load_wiring
 from robopolicy.evaluate.evidence import Evidence, measured, write
@@ -177,6 +177,7 @@ def main() -> None:
     parser.add_argument("--arm", type=Path, help=argparse.SUPPRESS)  # be the arm, and write there what it saw
     args = parser.parse_args()
     if args.arm is not None:
+        take_priority()
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
         run(TimedArm(args.arm))
         return

@@ -6,7 +6,8 @@
 Settings: base, refined, and both with 50 ms added latency and 5% lost messages (base_latency, refined_latency), on
 either side of the comparison; by --only also with real-time chunking, base_rtc and base_latency_rtc (a residual has no
 chunk to go on from). All in real time: the machine must have two cores to itself; with _lockstep at the end of a
-setting's name it is simulated time. Finished episodes are kept as lines of JSON in --out; the same command goes on there.
+setting's name it is simulated time. Finished episodes are kept as lines of JSON in --out; the same command goes on
+there.
 """
 
 from __future__ import annotations

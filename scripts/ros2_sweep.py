@@ -104,9 +104,10 @@ def child(name: str) -> None:
     from rclpy.signals import SignalHandlerOptions
 
     from real.ros2.node import PolicyNode
-    from real.ros2.spin import run
+    from real.ros2.spin import run, take_priority
 
     wiring = load_wiring(WIRING)
+    take_priority()
     rclpy.init(args=["--ros-args", "-r", f"__node:={name}"], signal_handler_options=SignalHandlerOptions.NO)
     run(PolicyNode(wiring, lambda: SweepBrain(wiring)))
 

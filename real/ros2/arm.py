@@ -30,7 +30,7 @@ from real.ros2.cdr import TrajectoryBytes
 from real.ros2.images import image, message_type
 from real.ros2.observation import feature_names, feature_values, one_env
 from real.ros2.qos import profile_of
-from real.ros2.spin import run
+from real.ros2.spin import run, take_priority
 from real.ros2.timeline import Timeline
 from real.ros2.wiring import Wiring, load_wiring
 from real.safety import SafetyError, load_profile
@@ -233,6 +233,8 @@ def main() -> None:
     parser.add_argument("--lost", type=float, default=0.0)
     parser.add_argument("--lockstep", action="store_true")
     args, rest = parser.parse_known_args()
+    if not args.lockstep:
+        take_priority()  # as a driver would
     rclpy.init(args=rest, signal_handler_options=SignalHandlerOptions.NO)
     torch.set_num_threads(1)
     run(ArmNode(one_env(args.task), load_wiring(args.wiring), lost=args.lost, lockstep=args.lockstep))

@@ -29,7 +29,7 @@ from real.robots import Robot, State
 from real.ros2.parameters import put_in_force, tighten
 from real.ros2.report import Reports
 from real.ros2.session import Loop, Session
-from real.ros2.spin import run
+from real.ros2.spin import run, take_priority
 from real.ros2.topics import Inputs, Topics
 from real.ros2.wiring import Wiring, load_wiring
 from real.safety import SafetyChain
@@ -241,11 +241,15 @@ def main() -> None:
     parser.add_argument("--options", type=json.loads, default={}, help="JSON: of real.ros2.brain.Options")
     args, rest = parser.parse_known_args()
     options, wiring = options_of(args.checkpoint, args.options), load_wiring(args.wiring)
+    unhurried = "" if options.lockstep else take_priority()
     rclpy.init(args=rest, signal_handler_options=SignalHandlerOptions.NO)
     import torch
 
     torch.set_num_threads(1)
-    run(PolicyNode(wiring, brains(options, wiring), lockstep=options.lockstep))
+    node = PolicyNode(wiring, brains(options, wiring), lockstep=options.lockstep)
+    if unhurried:
+        node.get_logger().warning(f"ticks may come late: {unhurried}")
+    run(node)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from rclpy.node import Node
 MOST = 200  # messages in a row
 ENDS = "ROBOPOLICY_END_WITH_PARENT"  # variable that a node is started with which nobody else would end
 PR_SET_PDEATHSIG = 1
+PRIORITY = 50  # of SCHED_FIFO, which ros2_control takes for its own loop
 
 
 class Pumped(Protocol):
@@ -31,6 +32,20 @@ class Pumped(Protocol):
         ...
 
     def destroy_node(self) -> None: ...
+
+
+def take_priority() -> str:
+    """Run before everything that has no such priority (SCHED_FIFO); "" or why that is not permitted.
+
+    Threads and processes that are started later inherit it: call it first.
+    """
+    if sys.platform != "linux":
+        return f"no real-time scheduling on {sys.platform}"
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
+    except PermissionError as error:
+        return f"SCHED_FIFO is not permitted ({error}): give this user an rtprio of {PRIORITY} in limits.conf"
+    return ""
 
 
 def run(node: Pumped) -> None:
