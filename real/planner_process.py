@@ -42,8 +42,9 @@ class ProcessPlanner:
             self.process = subprocess.Popen(  # in a session of its own: Ctrl-C is for the node, which ends it
                 run, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
             )
-        if sys.platform == "linux":  # a node may run before everything else, its policy must not
-            os.sched_setscheduler(self.process.pid, os.SCHED_OTHER, os.sched_param(0))
+        if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_FIFO:  # ticks come before plans
+            mine = os.sched_getparam(0).sched_priority
+            os.sched_setscheduler(self.process.pid, os.SCHED_FIFO, os.sched_param(max(1, mine - 10)))
         try:
             self.history = int(self._answer("ready", LOADING).head["history"])
         except BaseException:
