@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Protocol
@@ -61,7 +62,7 @@ class ControlLoop:
         early: s before a control step at which it observes and asks for a plan, so that one made in a thread is there
             when the step begins.
         grace: s by which a control step may be put off where its plan is late. The arm goes on as it went meanwhile,
-            and then holds.
+            and then holds. No more than 0.4 control steps.
         operator: may take over. The policy goes on planning then, for the journal alone; what it planned before a
             hand-over is dropped.
     """
@@ -76,7 +77,8 @@ class ControlLoop:
             raise SafetyError(f"robot: joints {list(robot.joints)}, the limits are of {list(chain.profile.joints)}")
         self.robot, self.chain, self.decoder, self.runner = robot, chain, decoder, runner
         self.observe, self.buffer, self.clock, self.lead, self.shadow = observe, buffer, clock, lead, shadow
-        self.early, self.grace, self.asked, self.delays = early, grace, False, delays
+        self.early, self.asked, self.delays = early, False, delays
+        self.grace = min(grace, 0.4 * buffer.spec.dt)  # half a control step late is too late for its action
         self.frames: deque[Obs] = deque(maxlen=history)
         self.counts, self.journal, self.operator = Counter[str](), journal, operator
         self.driver: Driver = "policy"
@@ -107,6 +109,7 @@ class ControlLoop:
             self.delays.reset()
         self.frames.clear()
         self.origin = self.begin = now  # s: ticks count from the one; the other moves on where a step is put off
+        self.at = math.inf  # s: no tick yet
         self.first = now  # s: the control step that was last planned for
         self.step, self.waiting, self.asked, self.grip = 0, False, False, state.opening
         self._resync(state.q)
@@ -120,6 +123,10 @@ class ControlLoop:
         at = (
             self.origin + round((now - self.origin) / dt) * dt
         )  # s, of this tick: a late one must not bend the reference
+        if (missed := at - self.at - dt) > 0.5 * dt:  # ticks passed without us: what was to be done waits for so long
+            self.begin, self.goal_from = self.begin + missed, self.goal_from + missed
+            self.counts["missed"] += round(missed / dt)
+        self.at = at
         reason = ""
         told = None if state is None or self.shadow else state.played
         if told is not None and not self.chain.heard(told):
@@ -248,7 +255,7 @@ class ControlLoop:
             return ""
         self.waiting, refused = False, ""
         if self.delays is not None:
-            self.delays.measured(now - done[1])
+            self.delays.measured(max(0.0, now - self.first))
         try:
             self.counts["late"] += self.buffer.add(done[0], done[1], now, self.first)
         except SpecError as error:

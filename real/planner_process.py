@@ -6,8 +6,11 @@ python -m real.planner_process --checkpoint … --line <descriptor of a socket> 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +27,7 @@ from robopolicy.types import Obs
 
 AHEAD, LIMIT = "/ahead", 1 << 28  # name of the actions ahead, which no feature has; bytes of a message
 LOADING, PATIENCE = 120.0, 10.0  # s for a policy to be loaded, and for a plan
+PR_SET_PDEATHSIG = 1
 
 
 class ProcessPlanner:
@@ -42,11 +46,14 @@ class ProcessPlanner:
             self.process = subprocess.Popen(  # in a session of its own: Ctrl-C is for the node, which ends it
                 run, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
             )
-        if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_FIFO:  # ticks come before plans
-            mine = os.sched_getparam(0).sched_priority
-            os.sched_setscheduler(self.process.pid, os.SCHED_FIFO, os.sched_param(max(1, mine - 10)))
         try:
+            hurried = sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_FIFO
+            if hurried:  # loading may wait
+                os.sched_setscheduler(self.process.pid, os.SCHED_OTHER, os.sched_param(0))
             self.history = int(self._answer("ready", LOADING).head["history"])
+            if hurried:  # ticks come before plans, plans before all else
+                mine = os.sched_getparam(0).sched_priority
+                os.sched_setscheduler(self.process.pid, os.SCHED_FIFO, os.sched_param(max(1, mine - 10)))
         except BaseException:
             self.close()
             raise
@@ -83,9 +90,15 @@ class ProcessPlanner:
             answer = receive(self.line, limit=LIMIT, timeout=patience)
         except WireError as error:
             raise self._gone(error) from error
+        if answer.head["type"] == "failed":
+            raise PlanningError(str(answer.head["reason"]))
         if answer.head["type"] != expected:
-            raise PlanningError(str(answer.head.get("reason", answer.head)))
+            raise self._gone(WireError(f"expected {expected!r}, found {answer.head['type']!r}"))
         return answer
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
 
     def _gone(self, error: WireError) -> PlanningError:
         """What came late would be taken for the answer to something else: after this there is no planner."""
@@ -97,8 +110,9 @@ def serve(line: socket.socket, planner: Plans) -> None:
     """Plan for the other side of `line` until it hangs up."""
     send(line, {"type": "ready", "history": planner.history}, timeout=PATIENCE)
     while True:
+        select.select([line], [], [])
         try:
-            asked = receive(line, limit=LIMIT, timeout=1e9)
+            asked = receive(line, limit=LIMIT, timeout=PATIENCE)
         except WireError:
             return
         try:
@@ -134,6 +148,8 @@ def main() -> None:
     parser.add_argument("--line", type=int, required=True)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if sys.platform == "linux":  # a policy that hangs would not notice that the node is gone
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with socket.socket(fileno=args.line) as line:
         try:
             planner = planner_of(args.checkpoint, **args.options)

@@ -4,8 +4,9 @@
 
 Three processes: a simulated arm at 1 kHz that publishes 250 states a second, the policy node, which drives it to and
 fro through all limits (scripts/ros2_sweep.py), and the operator, this one. All times are of the machine's one steady
-clock: from just before a state is published to when the arm has the trajectory that answers it. `lost`: states that no
-command answered. `estop_*`: from before the stop is published to when the arm has the first trajectory that brakes.
+clock: from just before a state is published to when the arm has the command for the tick that this state is to be
+answered in, which the node decides on by time, with the newest state that it has. `lost`: states without one.
+`estop_*`: from before the stop is published to when the arm has the first trajectory that brakes.
 `write_ratio`, `read_ratio`: how often our bytes of a trajectory of 60 points are written and read in the time in which
 rclpy makes them of a message, and a message of them; medians, side by side.
 """

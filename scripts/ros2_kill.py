@@ -142,7 +142,8 @@ def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, ob
             time.sleep(0.2)
             ticks = sorted(operator.points)
             gaps = int((np.diff(ticks) != 1).sum())
-            if gaps or operator.told not in operator.points:
+            aborted = operator.status[arm.NAME]["aborted"]
+            if not aborted and (gaps or operator.told not in operator.points):
                 span = f"{ticks[0]} to {ticks[-1]}"
                 raise NotHeardError(f"{gaps} gaps in ticks {span}; last trajectory of {operator.told}")
             played = np.array([operator.points[t] for t in ticks])
@@ -153,7 +154,6 @@ def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, ob
             commands = np.concatenate([np.repeat(played[:1], 3, axis=0), played])[:, None]
             bad = joint_violations(commands, profile, dt)
             bad |= space_violations(commands, profile, dt, poses=300, seed=number)
-            aborted = operator.status[arm.NAME]["aborted"]
     finally:
         with suppress(ProcessLookupError):  # a killed one is gone already
             os.kill(pid, signal.SIGKILL)

@@ -15,6 +15,7 @@ from real.hand import Drive, Hand
 from real.joints import ActionDecoder, Ahead
 from real.loop import ControlLoop
 from real.planner_process import ProcessPlanner
+from real.planning import PlanningError
 from real.realtime import Chunking, chunking_of
 from real.recording import PolicyJournal, RecordedChain, Recorder, header_of
 from real.robots import Robot, State
@@ -147,6 +148,8 @@ class Brain:
     def begin(self, chain: SafetyChain, seed: int) -> None:
         """An episode is about to begin; what is recorded of another one ends."""
         self.end(None)
+        if self.process is not None and self.process.ended:
+            raise PlanningError("the planner's process has ended; configure the node anew")
         if self.recorder is not None:
             o = self.options
             self.recorder.begin(header_of(

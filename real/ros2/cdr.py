@@ -45,7 +45,7 @@ class TrajectoryBytes:
         rows = self._rows(len(points))
         rows["q"] = points
         body = rows.tobytes()
-        stamp = _number(first_ns // messages.S) + _number(first_ns % messages.S)
+        stamp = (first_ns // messages.S).to_bytes(4, "little", signed=True) + _number(first_ns % messages.S)
         return b"".join(
             (LITTLE_ENDIAN, stamp, self._head, _number(len(points)), body[:4], bytes(self._gap * bool(body)), body[4:])
         )
@@ -63,7 +63,8 @@ class TrajectoryBytes:
             if len(body) == count * self._point.itemsize:
                 rows, due = np.frombuffer(body, self._point), self._rows(count)
                 if all(np.array_equal(rows[part], due[part]) for part in ("n", "none", "s", "ns")):
-                    second, ns = np.frombuffer(data, "<u4", 2, len(LITTLE_ENDIAN)).tolist()
+                    second = int.from_bytes(data[STAMP - 8 : STAMP - 4], "little", signed=True)
+                    ns = int.from_bytes(data[STAMP - 4 : STAMP], "little")
                     return round((second * messages.S + ns) / self.dt_ns), rows["q"].copy()
         try:
             message = deserialize_message(data, JointTrajectory)  # somebody else's, or a wrong one

@@ -33,7 +33,7 @@ from real.keys import Keys
 from real.ros2 import arm, messages, node
 from real.ros2.keys import Forwarder
 from real.ros2.qos import profile_of
-from real.ros2.spin import ENDS
+from real.ros2.spin import ENDS, take_priority
 from real.ros2.wiring import Wiring
 from real.safety import SafetyError
 
@@ -200,6 +200,7 @@ class Operator(Node):
                 self.heard[name] += 1
 
     def _spin(self) -> None:
+        take_priority()  # an emergency stop must not wait for a policy that plans
         while not self._ended.is_set() and rclpy.ok():
             self._executor.spin_once(timeout_sec=0.05)
 

@@ -16,7 +16,7 @@ from rclpy.node import Node
 MOST = 200  # messages in a row
 ENDS = "ROBOPOLICY_END_WITH_PARENT"  # variable that a node is started with which nobody else would end
 PR_SET_PDEATHSIG = 1
-PRIORITY = 50  # of SCHED_FIFO, which ros2_control takes for its own loop
+PRIORITY = 40  # of SCHED_FIFO: below the 50 of ros2_control's own loop
 
 
 class Pumped(Protocol):

@@ -122,6 +122,8 @@ class Topics:
             self.refused.pop(role, None)
             self._heard[role] = time.monotonic()
 
+        if role == "robot_description":  # asked for at activation alone: what comes later must not stop the arm
+            refuse = partial(self.refused.__setitem__, role)
         events = on_subscription(role, refuse)
         heard = self.node.create_subscription(kind, topic.name, take, profile_of(topic), event_callbacks=events)
         self._entities.append((self.node.destroy_subscription, heard))

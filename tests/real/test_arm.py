@@ -11,7 +11,7 @@ from real.deploy import SimulatedCell, report
 from real.joint_filter import SafetyFilter
 from real.joints import ChunkBuffer
 from real.robots import MujocoArm, Trouble
-from real.safety import load_profile
+from real.safety import Mode, load_profile
 from real.safety.audit import joint_violations
 from robopolicy.errors import CheckpointError, SpecError
 from robopolicy.policies.base import Policy
@@ -178,6 +178,24 @@ def test_a_plan_that_is_a_little_late_is_not_felt(wait):
     counts = it.loop.counts
     assert counts["put_off"] > 10 and counts["policy"] == 48 and counts["late"] <= 1, counts
     assert it.arm.aborted == "" and np.abs(it.arm.data.qvel[:7]).max() > 0.02
+
+
+@pytest.mark.parametrize("stall", [1, 5, 8, 15, 23])
+def test_a_stall_is_not_made_up_for(stall):
+    """Nothing ran for so many ticks, neither loop nor arm: it goes on from where it was, not from where it would be."""
+    env = sim.make("reach", 1, joint_noise=0.0, horizon=60)
+    it, targets = SimulatedCell(env, Drive(env, [0.004, 0.003, 0.0, 0.0, 0.0]), settings=WIDE), []
+    it.loop.early = it.loop.grace = 0.02
+    filtered = it.chain.filter
+    it.chain.filter = lambda target, *args, **how: (targets.append(target), filtered(target, *args, **how))[1]
+    it.begin(1)
+    for tick in range(300):
+        decision = it.loop.tick()
+        it.arm.advance()
+        it.time += it.dt * (1 + stall * (tick == 160))
+    steps = np.abs(np.diff(np.array(targets[100:]), axis=0)).max(axis=1)
+    assert steps.max() < 1.5 * steps[:50].max() and it.loop.counts["missed"] == stall
+    assert decision.mode is Mode.RUN and not decision.changed and it.arm.aborted == ""
 
 
 def test_seams_are_blended():

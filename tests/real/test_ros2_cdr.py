@@ -54,6 +54,13 @@ def test_what_others_write_takes_the_long_way():
         both.read(bytes(serialize_message(short)))
 
 
+def test_ticks_before_the_clock_s_zero():
+    q, both = points(3, ARM), TrajectoryBytes(ARM, DT_NS)
+    data = both.write(-2 * DT_NS, q)
+    assert both.read(data)[0] == -2
+    assert deserialize_message(data, JointTrajectory) == messages.trajectory(ARM, -2 * DT_NS, q, DT_NS)
+
+
 @pytest.mark.parametrize("cut", [3, 11, 100, 300])
 def test_bytes_that_are_cut_off_are_refused(cut):
     both = TrajectoryBytes(ARM, DT_NS)

@@ -229,7 +229,7 @@ def test_a_hundred_lives_and_not_a_word_between_them(rig):
     for life in range(100):
         assert rig.node.trigger_activate() == OK, rig.node.why
         rig.step(2)
-        assert len(rig.driver.answers) <= 2 and rig.driver.line.plan is not None
+        assert 1 <= len(rig.driver.answers) <= 2
         if life % 10 == 0:
             for refused in (rig.node.trigger_activate, rig.node.trigger_configure, rig.node.trigger_cleanup):
                 assert refused() != OK

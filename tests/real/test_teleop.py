@@ -152,7 +152,9 @@ def test_a_plan_on_its_way_is_dropped_at_a_hand_over():
     """A slow planner's chunk that was asked for before the human took over, or by the shadow, is never executed."""
     cell, _ = with_policy(Script((0.3, "t"), (0.6, "p")), seconds=1.0, latency=0.1)
     taken, add = [], cell.loop.buffer.add
-    cell.loop.buffer.add = lambda chunk, observed, now: taken.append((observed, now)) or add(chunk, observed, now)
+    cell.loop.buffer.add = lambda chunk, observed, now, first: (
+        taken.append((observed, now)) or add(chunk, observed, now, first)
+    )
     resets, reset = [], cell.loop.runner.planner.reset
     cell.loop.runner.planner.reset = lambda seed: resets.append(seed) or reset(seed)
     cell.run(3)
