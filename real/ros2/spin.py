@@ -43,7 +43,7 @@ def take_priority() -> str:
         return f"no real-time scheduling on {sys.platform}"
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(PRIORITY))
-    except PermissionError as error:
+    except OSError as error:
         return f"SCHED_FIFO is not permitted ({error}): give this user an rtprio of {PRIORITY} in limits.conf"
     return ""
 
