@@ -120,9 +120,7 @@ class ControlLoop:
         """One tick: the command that was decided on."""
         now, state = self.clock(), self.robot.read()
         dt = self.chain.governor.dt
-        at = (
-            self.origin + round((now - self.origin) / dt) * dt
-        )  # s, of this tick: a late one must not bend the reference
+        at = self.origin + round((now - self.origin) / dt) * dt  # s, of this tick, however late it runs
         if (missed := at - self.at - dt) > 0.5 * dt:  # ticks passed without us: what was to be done waits for so long
             self.begin, self.goal_from = self.begin + missed, self.goal_from + missed
             self.counts["missed"] += round(missed / dt)

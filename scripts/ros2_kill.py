@@ -143,7 +143,11 @@ def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, ob
             ticks = sorted(operator.points)
             gaps = int((np.diff(ticks) != 1).sum())
             aborted = operator.status[arm.NAME]["aborted"]
-            if not aborted and (gaps or operator.told not in operator.points):
+            if gaps or operator.told not in operator.points:
+                if aborted:
+                    raise SafetyError(
+                        f"{kind} {number}: the arm aborted ({aborted}), in ticks not all of which were heard"
+                    )
                 span = f"{ticks[0]} to {ticks[-1]}"
                 raise NotHeardError(f"{gaps} gaps in ticks {span}; last trajectory of {operator.told}")
             played = np.array([operator.points[t] for t in ticks])
