@@ -228,6 +228,10 @@ class ChunkBuffer:
             return self.plan.pop(0).action
         return None
 
+    def postpone(self, seconds: float) -> None:
+        """Do what is on its way so much later."""
+        self.plan = [Planned(p.due + seconds, p.action) for p in self.plan]
+
     def ahead(self, now: float, delay: int) -> Ahead | None:
         """What is due from `now` on, of which `delay` actions are executed before there is another plan; None when
         there is nothing."""

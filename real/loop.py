@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from real.hand import Driver, Order
 from real.joints import ActionDecoder, ChunkBuffer, Commanded, Delays
 from real.planning import PlanningError, Runner
-from real.reference import follow
+from real.reference import behind, follow
 from real.robots import Robot, State
 from real.safety import Decision, Mode, SafetyChain, SafetyError
 from real.safety.chain import Measured
@@ -23,6 +23,7 @@ from robopolicy.types import Obs
 
 Array = NDArray[np.float64]
 Observe = Callable[[State], Obs]  # single frames [1 …]
+WAIT = 0.2  # of a control step: what is asked for waits so long in each for a command that came to trail it
 
 
 class Journal(Protocol):
@@ -122,7 +123,7 @@ class ControlLoop:
         dt = self.chain.governor.dt
         at = self.origin + round((now - self.origin) / dt) * dt  # s, of this tick, however late it runs
         if (missed := at - self.at - dt) > 0.5 * dt:  # ticks passed without us: what was to be done waits for so long
-            self.begin, self.goal_from = self.begin + missed, self.goal_from + missed
+            self._postpone(missed)
             self.counts["missed"] += round(missed / dt)
         self.at = at
         reason = ""
@@ -153,6 +154,8 @@ class ControlLoop:
         decision = self.chain.filter(target, measured, now, reason=reason or "underrun")
         if decision.mode >= Mode.HOLD:
             self._resync(decision.command)
+        elif target is not None and self.goal is not None:
+            self._wait_for(decision.command, target, at, dt)
         if not self.shadow:
             self.robot.write(decision.command, self.grip, decision.stop)
         return decision
@@ -163,7 +166,23 @@ class ControlLoop:
         self.buffer.clear()
         self.decoder.reset(q, self.grip)
         self.goal, self.resting = None, True
+        self.waited = 0.0  # s, of this control step, that the reference waited for the command
         self.points, self.goal_from = np.tile(q, (4, 1)), self.clock()
+
+    def _wait_for(self, command: Array, target: Array, at: float, dt: float) -> None:
+        """Put off by a tick what is to be done where `command` [n] came to trail it: it was lost, or a limit held it.
+        A policy that asks for all the speed that is permitted leaves it none to catch up with."""
+        step = target - follow(self.points, (at - dt - self.goal_from) / self.period)
+        if self.waited + dt <= WAIT * self.period and behind(command, target, step) > 0.5:
+            self._postpone(dt)
+            self.waited += dt
+            self.counts["waited"] += 1
+
+    def _postpone(self, seconds: float) -> None:
+        """Do all that is to be done so much later."""
+        self.begin, self.goal_from = self.begin + seconds, self.goal_from + seconds
+        self.first += seconds
+        self.buffer.postpone(seconds)
 
     def _control_step(self, state: State, now: float, due: float) -> str:
         """What happens at the policy's own rate; a reason where there is nothing to do next."""
@@ -199,7 +218,7 @@ class ControlLoop:
         else:
             self.goal = None
             return reason
-        self.resting = False
+        self.resting, self.waited = False, 0.0
         self.goal, self.grip, self.limited = target
         self.points = np.concatenate([self.points[1:], self.goal[None]])
         self.goal_from = due

@@ -62,3 +62,9 @@ def spline(points: Array, u: float) -> Array:
     """[n] rad at fraction `u` of the newest segment of control points `points` [4 n], oldest first."""
     a, b, c, d = points
     return c + ((1 - u) ** 3 * (a - c) + (3 * u**3 - 6 * u**2 + 4) * (b - c) + u**3 * (d - c)) / 6
+
+
+def behind(command: Array, target: Array, step: Array) -> float:
+    """How many steps `step` [n] a `command` [n] is behind its `target` [n]; 0 where that hardly moves."""
+    square = float(step @ step)
+    return float((target - command) @ step) / square if square > 1e-12 else 0.0

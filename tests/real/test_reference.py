@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from real.reference import shape, spline
+from real.joints import ChunkBuffer
+from real.reference import behind, follow, shape, spline
+from real.robots import Trouble
 from real.safety import load_profile
 from tests.real.test_arm import cell
 
@@ -57,3 +59,37 @@ def test_the_arm_is_where_it_is_told_to_be_and_the_decoder_knows():
     assert it.loop.counts["paced"] > 0
     c = it.env.controller
     np.testing.assert_allclose(c.pos, c.frame.pos, atol=5e-3)
+
+
+def trailing(monkeypatch, wait: float) -> tuple[list[float], float]:
+    """Ticks that the command is behind at full permitted speed, after 12 commands in a row were lost; s waited."""
+    monkeypatch.setattr("real.loop.WAIT", wait)
+    it = cell([0.02, 0.0, 0.0, 0.0, -1.0])
+    it.begin(3)
+    lags, start = [], it.loop.begin
+    for tick in range(110):
+        it.arm.trouble = Trouble(drop=float(60 <= tick < 72))
+        command = it.loop.tick().command
+        u = (it.loop.at - it.loop.goal_from) / it.loop.period
+        target = follow(it.loop.points, u)
+        lags.append(behind(command, target, target - follow(it.loop.points, u - it.dt / it.loop.period)))
+        it.arm.advance()
+        it.time += it.dt
+    return lags[72:], it.loop.begin - start
+
+
+def test_what_is_asked_for_waits_for_a_command_that_trails(monkeypatch):
+    """At the speed that is permitted nothing is left to catch up with."""
+    lags, waited = trailing(monkeypatch, 0.0)
+    assert waited == 0.0 and max(lags) > 3.0 and min(lags[:30]) > 1.0
+    lags, waited = trailing(monkeypatch, 0.2)
+    assert 0.0 < waited <= 0.2 * 0.05 * 4 and max(lags) < 2.0 and max(lags[20:]) < 0.5
+
+
+def test_a_plan_that_is_put_off_is_done_later_in_full():
+    it = cell([0.0] * 5)
+    buffer = ChunkBuffer(it.loop.buffer.spec)
+    buffer.add(np.arange(20.0).reshape(4, 5), 0.0, 0.0)
+    assert buffer.pop(0.0)[0] == 0.0
+    buffer.postpone(0.03)  # more than half a control step: its action would be dropped as late
+    assert [buffer.pop(t)[0] for t in (0.08, 0.13, 0.18)] == [5.0, 10.0, 15.0] and buffer.late == 0
