@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from real.reference import shape
 from real.safety import Governor, Profile
+from sim.kinematics import forward
 
 Array = NDArray[np.float64]
 Bool = NDArray[np.bool_]
@@ -16,9 +18,10 @@ Bool = NDArray[np.bool_]
 class SafetyFilter:
     """A `joint_filter` for `sim.SimEnv`: joint targets [N 7] → permitted joint targets [N 7].
 
-    One control step is one tick, so limits on acceleration and jerk are those of the control rate: coarser than on
-    the arm, and never looser. Targets that fail are blended with the stop, without a quadratic programme, so that
-    arms do not depend on one another and stay fast.
+    Targets are first paced as the arm's control loop paces them (real/reference.py), which is what a fast policy meets
+    there at most steps, then filtered. One control step is one tick, so limits on acceleration and jerk are those of
+    the control rate: coarser than on the arm, and never looser. Targets that fail are blended with the stop, without
+    a quadratic programme, so that arms do not depend on one another and stay fast.
 
     Args:
         profile: limits.
@@ -39,7 +42,16 @@ class SafetyFilter:
         if self.governor is None:
             self.reset(np.arange(len(wanted)), wanted)
         assert self.governor is not None
-        return self.governor.filter(wanted).command
+        return self.governor.filter(self.paced(wanted)).command
+
+    def paced(self, wanted: Array) -> Array:
+        """What the control loop would make of `wanted` [N 7]: no more than its pace from the last commands."""
+        assert self.governor is not None
+        last = self.governor.c[:, -1]
+        step, limited = shape(
+            wanted - last, last - self.governor.c[:, -2], forward(last).jac[:, :, :3], self.profile, self.dt
+        )
+        return np.where(limited[:, None], np.clip(last + step, self.profile.low, self.profile.high), wanted)
 
     def state_dict(self) -> dict[str, Any]:
         """What the next targets depend on, for `SimEnv.state_dict`."""

@@ -85,12 +85,11 @@ class ActionDecoder:
 
     def _go(self, wanted: Array, before: Array, jac: Array, opening: float, profile: Profile) -> Target:
         c = self.controller
-        self.last_step, limited = shape(wanted - before, self.last_step, jac, profile, self.dt)
+        self.last_step, slowed = shape(wanted - before, self.last_step, jac, profile, self.dt)
+        limited = bool(slowed)
         goal = np.clip(before + self.last_step, profile.low, profile.high) if limited else wanted
-        c.q = goal[None].copy()
-        c.follow(sent := forward(c.q))
-        if limited:
-            c.pos, c.yaw = sent.pos.copy(), yaw_of(sent)
+        c.q, c.intervened = goal[None].copy(), np.array([limited])
+        c.follow(forward(c.q))
         return Target(goal, opening, limited)
 
 

@@ -23,27 +23,29 @@ TOOL = 0.7  # of its speed limit: in a stop the joints do not slow down alike, a
 class Shaped(NamedTuple):
     """A step of the joint targets."""
 
-    step: Array  # [n] rad
-    limited: bool  # it is not the one that was wanted
+    step: Array  # [… n] rad
+    limited: NDArray[np.bool_]  # […] it is not the one that was wanted
 
 
 def shape(wanted: Array, last: Array, jac: Array, profile: Profile, dt: float) -> Shaped:
-    """The permitted step [n] rad towards `wanted` [n] after the step `last` [n], `dt` s each.
+    """The permitted step [… n] rad towards `wanted` [… n] after the step `last` [… n], `dt` s each.
 
     All joints are slowed alike, so that the tool keeps its direction. Steps that differ by a·dt² make a spline of
     acceleration a at most, and of jerk 2a/dt, which is far inside the limits at a policy's rate.
 
     Args:
-        jac: [n 3] m/rad, the tool's translation by joint.
+        jac: [… n 3] m/rad, the tool's translation by joint.
     """
     tiny = 1e-12
-    joint = (SPEED * profile.velocity * dt / np.maximum(np.abs(wanted), tiny)).min()
-    tool = TOOL * profile.settings.tcp_speed * dt / max(float(np.linalg.norm(wanted @ jac)), tiny)
-    slower = min(1.0, float(joint), tool)
-    change = slower * wanted - last
-    part = min(1.0, float((ACCELERATION * profile.acceleration * dt**2 / np.maximum(np.abs(change), tiny)).min()))
-    limited = slower < 1.0 or part < 1.0
-    return Shaped(last + part * change if limited else wanted, limited)
+    joint = (SPEED * profile.velocity * dt / np.maximum(np.abs(wanted), tiny)).min(axis=-1)
+    travel = np.linalg.norm((wanted[..., None] * jac).sum(axis=-2), axis=-1)
+    tool = TOOL * profile.settings.tcp_speed * dt / np.maximum(travel, tiny)
+    slower = np.minimum(1.0, np.minimum(joint, tool))
+    change = slower[..., None] * wanted - last
+    most = ACCELERATION * profile.acceleration * dt**2
+    part = np.minimum(1.0, (most / np.maximum(np.abs(change), tiny)).min(axis=-1))
+    limited = (slower < 1.0) | (part < 1.0)
+    return Shaped(np.where(limited[..., None], last + part[..., None] * change, wanted), limited)
 
 
 def follow(points: Array, u: float) -> Array:

@@ -65,8 +65,15 @@ class _Base:
             restart(rows, qpos[:, :ARM_DOF])
 
     def follow(self, frame: Frame) -> None:
-        """Take `forward(self.q)` of all N, which the env computes together with the measured frames."""
+        """Take `forward(self.q)` of all N, which the env computes together with the measured frames.
+
+        Where the joint filter changed the last command, the commanded pose is where the joints were really sent, so
+        that what the policy sees of it stays true and nothing winds up.
+        """
         self.frame = frame
+        if self.intervened.any():
+            rows = self.intervened
+            self.pos[rows], self.yaw[rows] = frame.pos[rows], yaw_of(frame)[rows]
 
     def _joints(self, wanted: Array) -> Array:
         """Pass joint targets through the filter; [N 9] servo targets."""
@@ -88,6 +95,7 @@ class _Base:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for k in ("pos", "yaw", "grip", "q"):
             setattr(self, k, np.array(state[k], dtype=np.float64))
+        self.intervened = np.zeros(len(self.q), dtype=bool)  # `pos` has it already
         kept = {k.removeprefix("filter."): v for k, v in state.items() if k.startswith("filter.")}
         load = getattr(self.joint_filter, "load_state_dict", None)
         if (load is None) != (not kept):

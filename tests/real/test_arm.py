@@ -9,7 +9,7 @@ import torch
 import sim
 from real.deploy import SimulatedCell, report
 from real.joint_filter import SafetyFilter
-from real.joints import ChunkBuffer
+from real.joints import ActionDecoder, ChunkBuffer
 from real.robots import MujocoArm, Trouble
 from real.safety import Mode, load_profile
 from real.safety.audit import joint_violations
@@ -228,6 +228,26 @@ def test_training_under_the_limits():
     assert sum(joint_violations(np.array(commands), profile, 0.05, rate=20).values()) == 0
     assert 0 < intervened <= 120
     assert np.ptp(np.array(commands), axis=0).max() > 0.02
+
+
+def test_training_paces_as_the_loop_does():
+    """Full deflection, which is faster than the limits permit: same joints, and the same pose that the policy sees."""
+    profile = load_profile("panda", **{**WIDE, "tcp_speed": 0.8})
+    env = sim.make("reach", 1, joint_filter=SafetyFilter(profile, dt=0.05), joint_noise=0.0, horizon=30)
+    env.reset()
+    other = sim.make("reach", 1, joint_noise=0.0)
+    decoder = ActionDecoder(other.controller, stroke=0.04, dt=0.05)
+    decoder.reset(env.controller.q[0], 0.08)
+    rng, limited = np.random.default_rng(0), 0
+    for _ in range(25):
+        action = rng.choice([-1.0, 1.0], 5) * np.array(env.spec.action.high)
+        measured = env.physics.qpos[0, :7].copy()
+        target = decoder.decode(action, measured, profile)
+        env.step(torch.tensor(action, dtype=torch.float32)[None])
+        limited += target.limited
+        np.testing.assert_allclose(env.controller.q[0], target.q, atol=1e-6)
+        np.testing.assert_allclose(env.controller.pos[0], decoder.commanded.pos, atol=1e-6)
+    assert limited > 15
 
 
 def test_training_under_the_limits_resumes_bit_for_bit():

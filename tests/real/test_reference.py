@@ -35,7 +35,7 @@ def test_steps_are_slowed_and_change_gently():
 def test_a_tool_is_slowed_too_and_what_is_slow_passes_bit_for_bit():
     jac = np.tile([0.5, 0.0, 0.0], (7, 1))
     slow = np.full(7, 1e-3)
-    assert shape(slow, slow, jac, PROFILE, T).step is slow
+    assert np.array_equal(shape(slow, slow, jac, PROFILE, T).step, slow)
     fast = np.full(7, 0.03)  # 2.1 m/s
     assert np.linalg.norm(shape(fast, 0.3 * fast, jac, PROFILE, T).step @ jac) / T < 1.0
 
