@@ -112,7 +112,8 @@ class SimulatedCell:
 
     def goes_on(self) -> bool:
         """Whether the episode needs another tick."""
-        return self.loop.step <= self.env.task.horizon and self.held < self.env.task.hold
+        most = self.env.task.horizon * self.env.dt  # s; waiting counts
+        return self.time - self.loop.origin < most + 0.5 * self.dt and self.held < self.env.task.hold
 
     def ticked(self) -> None:
         """A tick is over."""
@@ -274,7 +275,7 @@ def prepare(
         ConfigError, SpecError: it cannot be deployed; says why.
     """
     place = Place.of(checkpoint, which, Path())
-    node = task_of(task, place)
+    node = {k: v for k, v in task_of(task, place).items() if k != "joint_filter"}  # of training; here is the real one
     env = build(node, "task", num_envs=1, seed=0)
     if not isinstance(env, SimEnv):
         raise ConfigError("deploy: the simulated arm needs a task of the native suite")

@@ -23,6 +23,8 @@ class SafetyFilter:
     the control rate: coarser than on the arm, and never looser. Targets that fail are blended with the stop, without
     a quadratic programme, so that arms do not depend on one another and stay fast.
 
+    `intervened` [N]: of the last commands, those that the limits changed, beyond the pace.
+
     Args:
         profile: limits.
         dt: s per control step.
@@ -31,6 +33,7 @@ class SafetyFilter:
     def __init__(self, profile: Profile, *, dt: float) -> None:
         self.profile, self.dt = profile, dt
         self.governor: Governor | None = None
+        self.intervened: Bool = np.zeros(0, dtype=bool)
 
     def reset(self, rows: NDArray[np.int64], q: Array) -> None:
         """Episodes begin in `rows` [M], at rest at `q` [M 7]. Of the first call `rows` are all N arms."""
@@ -42,7 +45,10 @@ class SafetyFilter:
         if self.governor is None:
             self.reset(np.arange(len(wanted)), wanted)
         assert self.governor is not None
-        return self.governor.filter(self.paced(wanted)).command
+        paced = self.paced(wanted)
+        allowed = self.governor.filter(paced).command
+        self.intervened = (allowed != paced).any(axis=1)
+        return allowed
 
     def paced(self, wanted: Array) -> Array:
         """What the control loop would make of `wanted` [N 7]: no more than its pace from the last commands."""

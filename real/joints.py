@@ -1,7 +1,7 @@
 """From policy actions to joint targets, by the code that the simulator uses, and their timing.
 
 A chunk has absolute times: action k of a chunk planned from an observation at time t is due at t + k·dt, and reaches
-its end at t + (k + 1)·dt. What is late is not executed.
+its end at t + (k + 1)·dt. What is late is not executed; where the loop itself waits, what is planned does too.
 """
 
 from __future__ import annotations
@@ -42,9 +42,18 @@ class Commanded(NamedTuple):
 
 
 class ActionDecoder:
-    """Turns one action into a joint target and a gripper opening, with the simulator's controller for one arm."""
+    """Turns one action into a joint target and a gripper opening, with the simulator's controller for one arm.
+
+    Raises:
+        SpecError: the controller has a joint filter, as in training: here the loop paces and the safety chain filters.
+    """
 
     def __init__(self, controller: Controller, *, stroke: float, dt: float) -> None:
+        if controller.joint_filter is not None:
+            raise SpecError(
+                "joint_filter: expected an env without one, found one: on an arm the safety chain takes its place. "
+                "Build the env without"
+            )
         self.controller, self.stroke, self.dt = controller, stroke, dt
         self.last_step: Array = np.zeros(controller.q.shape[1])  # [n] rad, of the joint targets
         self.low, self.high = np.array(controller.spec.low), np.array(controller.spec.high)
@@ -88,7 +97,7 @@ class ActionDecoder:
         self.last_step, slowed = shape(wanted - before, self.last_step, jac, profile, self.dt)
         limited = bool(slowed)
         goal = np.clip(before + self.last_step, profile.low, profile.high) if limited else wanted
-        c.q, c.intervened = goal[None].copy(), np.array([limited])
+        c.q, c.redirected = goal[None].copy(), np.array([limited])
         c.follow(forward(c.q))
         return Target(goal, opening, limited)
 

@@ -23,7 +23,9 @@ from robopolicy.types import Obs
 
 Array = NDArray[np.float64]
 Observe = Callable[[State], Obs]  # single frames [1 …]
-WAIT = 0.2  # of a control step: what is asked for waits so long in each for a command that came to trail it
+# What is asked for waits for a command that came to trail it: each tick for so much of what it trails by, and no more
+# than this of a control step.
+SOON, WAIT = 0.3, 0.2
 
 
 class Journal(Protocol):
@@ -124,6 +126,8 @@ class ControlLoop:
         at = self.origin + round((now - self.origin) / dt) * dt  # s, of this tick, however late it runs
         if (missed := at - self.at - dt) > 0.5 * dt:  # ticks passed without us: what was to be done waits for so long
             self._postpone(missed)
+            if missed > self.buffer.max_delay:  # too long ago that it was planned
+                self.buffer.clear()
             self.counts["missed"] += round(missed / dt)
         self.at = at
         reason = ""
@@ -154,8 +158,8 @@ class ControlLoop:
         decision = self.chain.filter(target, measured, now, reason=reason or "underrun")
         if decision.mode >= Mode.HOLD:
             self._resync(decision.command)
-        elif target is not None and self.goal is not None:
-            self._wait_for(decision.command, target, at, dt)
+        elif target is not None and self.goal is not None and not self.shadow:
+            self._keep_together(decision.command, target, at, dt)
         if not self.shadow:
             self.robot.write(decision.command, self.grip, decision.stop)
         return decision
@@ -169,14 +173,17 @@ class ControlLoop:
         self.waited = 0.0  # s, of this control step, that the reference waited for the command
         self.points, self.goal_from = np.tile(q, (4, 1)), self.clock()
 
-    def _wait_for(self, command: Array, target: Array, at: float, dt: float) -> None:
-        """Put off by a tick what is to be done where `command` [n] came to trail it: it was lost, or a limit held it.
-        A policy that asks for all the speed that is permitted leaves it none to catch up with."""
-        step = target - follow(self.points, (at - dt - self.goal_from) / self.period)
-        if self.waited + dt <= WAIT * self.period and behind(command, target, step) > 0.5:
-            self._postpone(dt)
-            self.waited += dt
-            self.counts["waited"] += 1
+    def _keep_together(self, command: Array, target: Array, at: float, dt: float) -> None:
+        """Slow down what is to be done where `command` [n] came to trail `target` [n], as commands were lost or a limit
+        held them; hurry it where the command is ahead. A policy that asks for all the speed that is permitted leaves
+        it none to catch up with."""
+        lag = behind(command, target, target - follow(self.points, (at - dt - self.goal_from) / self.period))
+        self.counts["trailed"] += abs(lag) > 0.5
+        most = WAIT * self.period
+        wait = min(max(dt * min(max(SOON * lag, -0.5), 0.5), -most - self.waited), most - self.waited)
+        if wait:
+            self._postpone(wait)
+            self.waited += wait
 
     def _postpone(self, seconds: float) -> None:
         """Do all that is to be done so much later."""
@@ -204,7 +211,8 @@ class ControlLoop:
             self.counts["put_off"] += 1
             return reason
         if self.resting and self.grace and now > due + self.chain.governor.dt:  # nothing moves yet: put all off
-            self.begin, due = self.begin + now - due, now
+            self._postpone(now - due)
+            due = now
         self.asked = False
         self.step = max(self.step + 1, int((now - self.begin) / self.period + 1e-6))
         planned = self.buffer.pop(due)

@@ -1,11 +1,12 @@
 """Policies under the safety limits that were trained with and without them: success, and how much the limits take away.
 
-    python scripts/limits_compared.py --runs runs/experiments [--episodes 500] [--record]
+    python scripts/limits_compared.py --runs runs/experiments [--episodes 500] [--deployed 100] [--record]
 
 Reads the base and the two refined policies of `python scripts/experiments.py trained_under_limits` and plays all three
-on the same test episodes under the limits. `intervention_rate`: share of control steps in which a joint's command was
-changed by more than a hundredth of a degree. `withheld`: the distance in joint space between what was wanted and what
-was permitted, as a share of the distance that was wanted.
+on the same test episodes under the limits: in the training env, and the first of them deployed, in the control loop at
+250 Hz on the arm at 1 kHz (`robopolicy deploy`, in process). `intervention_rate`: share of control steps in which the
+limits changed a joint's command by more than a hundredth of a degree, beyond the pace. `withheld`: the distance in
+joint space between what was wanted and what was permitted, pace included, as a share of the distance that was wanted.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ import torch
 from numpy.typing import NDArray
 
 import sim
+from real.deploy import ROBOTS, prepare
 from real.joint_filter import Array, SafetyFilter
 from real.safety import load_profile
 from robopolicy.checkpoint import load_policy
 from robopolicy.evaluate import rollout
 from robopolicy.evaluate.evidence import Evidence, measured, of_rows, write
+from robopolicy.evaluate.statistics import wilson
 from robopolicy.noise import episode_seeds
 from scripts.experiment_list import LIMITS_DT, LIMITS_SPEED, PICK
 
@@ -50,7 +53,8 @@ class Counting(SafetyFilter):
         allowed = super().__call__(wanted)
         off = (wanted - allowed)[self.mask]
         self.steps += len(off)
-        self.changed += int((np.abs(off).max(axis=1, initial=0.0) > CHANGED).sum())
+        limits = (self.governor.last - allowed)[self.mask]  # of what was paced
+        self.changed += int((np.abs(limits).max(axis=1, initial=0.0) > CHANGED).sum())
         self.wanted += float(np.linalg.norm((wanted - before)[self.mask], axis=1).sum())
         self.withheld += float(np.linalg.norm(off, axis=1).sum())
         return allowed
@@ -76,11 +80,23 @@ def measure(checkpoint: Path, setting: str, seed: int, episodes: int) -> Iterato
         )
 
 
+def deployed(checkpoint: Path, setting: str, seed: int, episodes: int) -> Evidence:
+    seeds = tuple(int(s) for s in episode_seeds("test", 0, episodes))
+    d = prepare(checkpoint, safety={"tcp_speed": LIMITS_SPEED}, seeds=seeds)
+    done = [e.success for e in ROBOTS["mujoco"](d)]
+    notes = f"in the control loop, {LIMITS_SPEED} m/s"
+    return measured(
+        id=ID, setting=setting, metric="success_rate", interval=wilson(sum(done), len(done)), seeds=seed,
+        episodes=len(done), notes=notes,
+    )  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("runs/experiments"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="training seeds")
     parser.add_argument("--episodes", type=int, default=500)
+    parser.add_argument("--deployed", type=int, default=100, help="episodes in the control loop")
     parser.add_argument("--record", action="store_true", help=f"add to docs/results/{ID}.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -90,6 +106,8 @@ def main() -> None:
         places |= {name: args.runs / ID / f"{name}-{seed}" for name in ("free", "limited")}
         for name, checkpoint in places.items():
             new = list(measure(checkpoint, f"{name}/under_limits", seed, args.episodes))
+            if args.deployed:
+                new.append(deployed(checkpoint, f"{name}/deployed", seed, args.deployed))
             print(*(json.dumps(asdict(row), ensure_ascii=False) for row in new), sep="\n", flush=True)
             rows += new
     if args.record:

@@ -1,13 +1,13 @@
 """Paired episodes over ROS 2 and in process, with the same limits: does the policy do as well?
 
-    python scripts/ros2_episodes.py --base runs/pick_base --refined runs/pick_residual [--episodes 200] [--record]
-        [--only refined_latency] [--out runs/ros2_episodes] [safety.tcp_speed=1.0 …]
+    python scripts/ros2_episodes.py --base runs/pick_base --refined runs/pick_dppo [--limited runs/pick_limited]
+        [--episodes 200] [--only refined_latency] [--out runs/ros2_episodes] [--record] [safety.tcp_speed=1.0 …]
 
-Settings: base, refined, and both with 50 ms added latency and 5% lost messages (base_latency, refined_latency), on
-either side of the comparison; by --only also with real-time chunking, base_rtc and base_latency_rtc (a residual has no
-chunk to go on from). All in real time: the machine must have two cores to itself; with _lockstep at the end of a
-setting's name it is simulated time. Finished episodes are kept as lines of JSON in --out; the same command goes on
-there.
+`limited`: a policy that was trained under these limits. Settings: each policy, and each with 50 ms added latency and 5%
+lost messages (base_latency, …), on either side of the comparison; by --only also with real-time chunking, base_rtc and
+base_latency_rtc (a residual has no chunk to go on from). All in real time: the machine must have two cores to itself;
+with _lockstep at the end of a setting's name it is simulated time. Finished episodes are kept as lines of JSON in
+--out; the same command, at the same commit, goes on there.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ import torch
 
 from real.deploy import ROBOTS, Episode, prepare
 from robopolicy.evaluate.evidence import Evidence, measured, write
+from robopolicy.evaluate.provenance import commit
 from robopolicy.evaluate.statistics import Pairs, paired_difference, wilson
 from robopolicy.noise import episode_seeds
 
 LATENCY, LOST = 0.05, 0.05
+KINDS = ("base", "refined", "limited")
 SIDES = {"in_process": "mujoco", "ros2": "mujoco_ros2"}
 
 
@@ -42,6 +44,7 @@ def play(args: argparse.Namespace, setting: str, safety: dict[str, float]) -> di
         file = args.out / f"{setting if side == 'ros2' else setting.removesuffix('_lockstep')}-{side}.jsonl"
         head = {
             "checkpoint": str(getattr(args, kind)),
+            "commit": commit(),
             "safety": safety,
             "latency": LATENCY * bad_line,
             "lost": LOST * bad_line,
@@ -107,8 +110,8 @@ def rows_of(setting: str, found: dict[str, dict[int, dict[str, Any]]], note: str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", type=Path)
-    parser.add_argument("--refined", type=Path)
+    for kind in KINDS:
+        parser.add_argument(f"--{kind}", type=Path)
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--out", type=Path, default=Path("runs/ros2_episodes"))
     parser.add_argument("--only", action="append", default=[])
@@ -117,7 +120,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     safety = {k.removeprefix("safety."): float(v) for k, v in (item.split("=", 1) for item in args.safety)}
-    given = [k for k in ("base", "refined") if getattr(args, k) is not None]
+    given = [k for k in KINDS if getattr(args, k) is not None]
     settings = args.only or [f"{k}{more}" for more in ("", "_latency") for k in given]
     rows = []
     for setting in settings:

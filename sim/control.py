@@ -31,7 +31,8 @@ class Controller(Protocol):
     q: Array  # [N 7] rad, commanded joints
 
     joint_filter: JointFilter | None
-    intervened: NDArray[np.bool_]  # [N] the filter changed the last command
+    redirected: NDArray[np.bool_]  # [N] the last command is not what was wanted
+    intervened: NDArray[np.bool_]  # [N] the filter says that it had to step in; without a say, as `redirected`
 
     def reset(self, rows: NDArray[np.int64], qpos: Array, frame: Frame) -> None: ...
     def follow(self, frame: Frame) -> None: ...
@@ -47,7 +48,7 @@ class _Base:
         self.dt, self.joint_filter = dt, joint_filter
         self.pos, self.yaw, self.grip = np.zeros((num_envs, 3)), np.zeros(num_envs), np.ones(num_envs)
         self.q = np.tile(HOME, (num_envs, 1))
-        self.intervened = np.zeros(num_envs, dtype=bool)  # [N] the filter changed the last command
+        self.redirected, self.intervened = np.zeros((2, num_envs), dtype=bool)
         self.frame: Frame | None = None  # of the commanded joints
         self._ctrl = np.empty((num_envs, ARM_DOF + 2))
 
@@ -60,7 +61,7 @@ class _Base:
             for whole, part in zip(self.frame, frame, strict=True):
                 whole[rows] = part
         self.grip[rows] = qpos[:, ARM_DOF : ARM_DOF + 2].mean(axis=1) / FINGER_STROKE * 2 - 1
-        self.intervened[rows] = False
+        self.redirected[rows] = self.intervened[rows] = False
         if (restart := getattr(self.joint_filter, "reset", None)) is not None:  # it remembers what was commanded
             restart(rows, qpos[:, :ARM_DOF])
 
@@ -71,15 +72,16 @@ class _Base:
         that what the policy sees of it stays true and nothing winds up.
         """
         self.frame = frame
-        if self.intervened.any():
-            rows = self.intervened
+        if self.redirected.any():
+            rows = self.redirected
             self.pos[rows], self.yaw[rows] = frame.pos[rows], yaw_of(frame)[rows]
 
     def _joints(self, wanted: Array) -> Array:
         """Pass joint targets through the filter; [N 9] servo targets."""
         if self.joint_filter is not None:
             allowed = self.joint_filter(wanted)
-            self.intervened = (allowed != wanted).any(axis=1)
+            self.redirected = (allowed != wanted).any(axis=1)
+            self.intervened = getattr(self.joint_filter, "intervened", self.redirected)
             wanted = allowed
         self.q = wanted
         self._ctrl[:, :ARM_DOF] = wanted
@@ -95,7 +97,7 @@ class _Base:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for k in ("pos", "yaw", "grip", "q"):
             setattr(self, k, np.array(state[k], dtype=np.float64))
-        self.intervened = np.zeros(len(self.q), dtype=bool)  # `pos` has it already
+        self.redirected = np.zeros(len(self.q), dtype=bool)  # `pos` has it already
         kept = {k.removeprefix("filter."): v for k, v in state.items() if k.startswith("filter.")}
         load = getattr(self.joint_filter, "load_state_dict", None)
         if (load is None) != (not kept):

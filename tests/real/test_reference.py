@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
+import sim
+from real.deploy import SimulatedCell
 from real.joints import ChunkBuffer
-from real.reference import behind, follow, shape, spline
+from real.reference import behind, shape, spline
 from real.robots import Trouble
 from real.safety import load_profile
-from tests.real.test_arm import cell
+from tests.real.test_arm import WIDE, Drive, cell
 
 PROFILE, T = load_profile("panda", tcp_speed=1.0), 0.05
 
@@ -61,29 +64,68 @@ def test_the_arm_is_where_it_is_told_to_be_and_the_decoder_knows():
     np.testing.assert_allclose(c.pos, c.frame.pos, atol=5e-3)
 
 
-def trailing(monkeypatch, wait: float) -> tuple[list[float], float]:
-    """Ticks that the command is behind at full permitted speed, after 12 commands in a row were lost; s waited."""
+def trailing(monkeypatch, wait: float) -> tuple[list[float], float, int]:
+    """Ticks that the command is behind what it is to follow, at full permitted speed, after 12 commands in a row were
+    lost; s waited; ticks in which the limits changed the command since."""
     monkeypatch.setattr("real.loop.WAIT", wait)
     it = cell([0.02, 0.0, 0.0, 0.0, -1.0])
+    targets, filtered = [], it.chain.filter
+    it.chain.filter = lambda target, *args, **how: (targets.append(target), filtered(target, *args, **how))[1]
     it.begin(3)
-    lags, start = [], it.loop.begin
-    for tick in range(110):
+    lags, start, changed = [], it.loop.begin, 0
+    for tick in range(180):
         it.arm.trouble = Trouble(drop=float(60 <= tick < 72))
-        command = it.loop.tick().command
-        u = (it.loop.at - it.loop.goal_from) / it.loop.period
-        target = follow(it.loop.points, u)
-        lags.append(behind(command, target, target - follow(it.loop.points, u - it.dt / it.loop.period)))
+        decision = it.loop.tick()
+        if tick > 72:
+            lags.append(behind(decision.command, targets[-1], targets[-1] - targets[-2]))
+            changed += decision.changed
         it.arm.advance()
         it.time += it.dt
-    return lags[72:], it.loop.begin - start
+    return lags, it.loop.begin - start, changed
 
 
 def test_what_is_asked_for_waits_for_a_command_that_trails(monkeypatch):
     """At the speed that is permitted nothing is left to catch up with."""
-    lags, waited = trailing(monkeypatch, 0.0)
-    assert waited == 0.0 and max(lags) > 3.0 and min(lags[:30]) > 1.0
-    lags, waited = trailing(monkeypatch, 0.2)
-    assert 0.0 < waited <= 0.2 * 0.05 * 4 and max(lags) < 2.0 and max(lags[20:]) < 0.5
+    lags, waited, changed = trailing(monkeypatch, 0.0)
+    assert waited == 0.0 and max(lags) > 3.0 and changed > 100
+    lags, waited, changed = trailing(monkeypatch, 0.2)
+    assert 0.0 < waited <= 0.2 * T * 4 and max(lags) < 2.0 and max(lags[40:]) < 0.5 and changed < 90
+
+
+def test_what_is_ahead_is_hurried():
+    """A stall in which the arm went on with its stop: the reference stood for all of it, the arm did not."""
+    it = cell([0.02, 0.0, 0.0, 0.0, -1.0])
+    it.begin(3)
+    for tick in range(130):
+        if tick == 70:
+            past = it.chain.governor.past()
+            for _ in range(6):
+                it.arm.advance()
+            it.chain.resume(past, 6)
+            it.time += 6 * it.dt
+        it.loop.tick()
+        it.arm.advance()
+        it.time += it.dt
+    lost = it.loop.begin - it.loop.origin
+    assert it.loop.counts["missed"] == 6 and 0.0 < lost < 3 * it.dt and it.arm.aborted == ""
+
+
+def test_no_action_of_a_plan_is_lost_where_all_waits():
+    """Small stalls that add up to more than half a control step: each action is still taken, in turn."""
+    env = sim.make("reach", 1, joint_noise=0.0, horizon=60)
+    policy = Drive(env, [0.0] * 5, steps=8)
+    plan = torch.zeros(1, 8, 5)
+    plan[0, :, 0] = 1e-4 * torch.arange(1, 9)
+    policy.act = lambda obs, **how: plan.clone()
+    it, taken = SimulatedCell(env, policy, settings=WIDE), []
+    decode = it.loop.decoder.decode
+    it.loop.decoder.decode = lambda action, *more: (taken.append(action[0]), decode(action, *more))[1]
+    it.begin(1)
+    for tick in range(200):
+        it.loop.tick()
+        it.arm.advance()
+        it.time += it.dt * (1 + 2 * (tick % 10 == 5))
+    assert np.allclose(np.diff(taken)[np.diff(taken) > 0], 1e-4) and len(taken) >= 16 and it.loop.buffer.late == 0
 
 
 def test_a_plan_that_is_put_off_is_done_later_in_full():

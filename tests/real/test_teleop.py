@@ -39,10 +39,10 @@ class Script:
         self.begun, self.left = -1.0, []
 
     def __call__(self) -> str | None:
-        if self.cell is None or self.cell.loop.begin < 0:
+        if self.cell is None or self.cell.loop.origin < 0:
             return None
-        if self.begun != self.cell.loop.begin:
-            self.begun, self.left = self.cell.loop.begin, sorted(self.episodes.pop(0), key=lambda p: p[0])
+        if self.begun != self.cell.loop.origin:
+            self.begun, self.left = self.cell.loop.origin, sorted(self.episodes.pop(0), key=lambda p: p[0])
         now = self.cell.time - self.begun
         if now >= self.until and not self.episodes:
             raise InputLostError("gone")
@@ -50,7 +50,7 @@ class Script:
 
     def make(self, *args, **options) -> OperatedCell:
         self.cell = OperatedCell(*args, **options)
-        self.cell.loop.begin = -1.0
+        self.cell.loop.origin = -1.0
         return self.cell
 
 
