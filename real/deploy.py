@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from real.hand import Drive
+from real.joint_filter import without
 from real.joints import ActionDecoder
 from real.loop import ControlLoop, Operator
 from real.planning import InlineRunner
@@ -211,7 +212,7 @@ def deploy(
     task: Node | None = None,
     which: Literal["latest", "best"] = "latest",
     episodes: Count = 20,
-    safety: dict[str, float] | None = None,
+    safety: dict[str, Any] | None = None,
     speed: Positive = 1.0,
     latency_ms: Natural = 0,
     chunking: Chunking = "async",
@@ -266,7 +267,7 @@ def deploy(
 
 def prepare(
     checkpoint: Path, *, which: Literal["latest", "best"] = "latest", task: dict[str, Any] | None = None,
-    safety: dict[str, float] | None = None, speed: float = 1.0, server: str | None = None,
+    safety: dict[str, Any] | None = None, speed: float = 1.0, server: str | None = None,
     server_token: Path | None = None, server_ca: Path | None = None, **more: Any,
 ) -> Deployment:  # fmt: skip
     """A checkpoint with its task's env and the limits' settings; `more`: fields of `Deployment`.
@@ -275,7 +276,7 @@ def prepare(
         ConfigError, SpecError: it cannot be deployed; says why.
     """
     place = Place.of(checkpoint, which, Path())
-    node = {k: v for k, v in task_of(task, place).items() if k != "joint_filter"}  # of training; here is the real one
+    node = without(task_of(task, place))
     env = build(node, "task", num_envs=1, seed=0)
     if not isinstance(env, SimEnv):
         raise ConfigError("deploy: the simulated arm needs a task of the native suite")

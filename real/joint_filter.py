@@ -15,6 +15,11 @@ Array = NDArray[np.float64]
 Bool = NDArray[np.bool_]
 
 
+def without(task: dict[str, Any]) -> dict[str, Any]:
+    """A task's config without the filter of its training: an arm has the safety chain in its place."""
+    return {k: v for k, v in task.items() if k != "joint_filter"}
+
+
 class SafetyFilter:
     """A `joint_filter` for `sim.SimEnv`: joint targets [N 7] → permitted joint targets [N 7].
 

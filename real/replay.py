@@ -19,7 +19,7 @@ from real.recording import FORMAT, decided, dumps
 from real.safety import SafetyChain
 from real.safety.chain import Measured
 from real.safety.ladder import Patience
-from real.safety.profile import Box, Plane, Profile, Settings
+from real.safety.profile import Profile, settings_of
 from real.safety.risk import RiskCritic
 from robopolicy.errors import DataError
 
@@ -176,18 +176,6 @@ def rebuild(header: dict[str, Any], clock: _Clock | None = None) -> SafetyChain:
     if profile.digest != header["digest"]:
         raise DataError(f"recording: its limits have digest {profile.digest}, its header says {header['digest']}")
     return chain
-
-
-def settings_of(data: dict[str, Any]) -> Settings:
-    """Inverse of `dataclasses.asdict`, after a way through JSON."""
-    boxes = [Box(tuple(b["low"]), tuple(b["high"])) for b in (*data["keep_out"], data["workspace"]) if b is not None]
-    free = data["workspace"] is None
-    return Settings(**{
-        **data,
-        "keep_out": tuple(boxes if free else boxes[:-1]),
-        "workspace": None if free else boxes[-1],
-        "planes": tuple(Plane(tuple(p["normal"]), p["offset"]) for p in data["planes"]),
-    })  # fmt: skip
 
 
 # -- inside ---------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from real.hand import Drive, Hand
+from real.joint_filter import without
 from real.joints import ActionDecoder, Ahead
 from real.loop import ControlLoop
 from real.planner_process import ProcessPlanner
@@ -24,7 +25,7 @@ from real.ros2.observation import Observer, check_features, check_robot, one_env
 from real.ros2.plain import NamedJoints, PlainObserver, plain_spec
 from real.ros2.wiring import Wiring
 from real.runner import ThreadRunner
-from real.safety import SafetyChain, load_profile
+from real.safety import SafetyChain, SafetyError, load_profile
 from real.safety.risk import RiskCritic
 from robopolicy.checkpoint import load_policy
 from robopolicy.policies.base import Policy
@@ -49,7 +50,7 @@ class Options:
     checkpoint: Path | None
     task: dict[str, Any] | None
     which: Literal["latest", "best"] = "latest"
-    settings: dict[str, float] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     latency: float = 0.0
     chunking: Chunking = "async"
     dry_run: bool = False
@@ -90,7 +91,7 @@ class Brain:
             self.controller = cast(Controller, NamedJoints(self.policy.spec.action, wiring, dt=self.policy.spec.dt))
             self.spec = plain_spec(levels[-1], wiring)
         else:  # pictures come from the robot's cameras: no renderer is needed here
-            env = one_env({**options.task, "pictures": False})
+            env = one_env({**without(options.task), "pictures": False})
             for spec in levels:
                 check_fits(spec, env.spec, ignore=(BASE_ACTION,))
             self.observer, self.controller, self.spec = Observer(env, tuple(images)), env.controller, env.spec
@@ -122,6 +123,11 @@ class Brain:
     def chain(self) -> SafetyChain:
         """The limits that `options` asks for."""
         profile, dt = load_profile(self.wiring.limits, **self.options.settings), self.wiring.tick_s
+        if profile.settings.energy is not None:
+            raise SafetyError(
+                "energy: the tank needs external torques, and no topic of a wiring brings them (effort of "
+                "sensor_msgs/JointState is not external). Expected null"
+            )
         risk = None if self.options.risk is None else RiskCritic.load(self.options.risk, profile, dt)
         dogs = self.wiring.watchdogs
         inputs = {"features": dogs["features"]} if self.names else {}
@@ -190,6 +196,7 @@ def options_of(checkpoint: Path, given: dict[str, Any]) -> Options:
     if "task" not in options:
         run_dir = Place.of(checkpoint, options.get("which", "latest"), Path()).run
         options["task"] = None if run_dir is None else (read_config(run_dir) or {}).get("task")
+    options.setdefault("policy_id", Place.of(checkpoint, options.get("which", "latest"), Path()).ident)
     options["drive"] = Drive(**options.get("drive", {}))
     return Options(checkpoint=checkpoint, **options)
 

@@ -113,6 +113,8 @@ def check_robot(spec: PolicySpec, wiring: Wiring) -> None:
         SpecError: all the ways in which it does not.
     """
     found = []
+    if len(wiring.joints) != ARM_DOF:
+        found.append(f"joints: the robot has {len(wiring.joints)}; kinematics for actions are of {ARM_DOF} so far")
     for key, mine in (("base", spec.action.frame), ("tcp", spec.action.tcp)):
         if mine not in (wiring.frames[key], "joint"):
             found.append(f"frames.{key}: the policy acts in {mine!r}, the robot's wiring says {wiring.frames[key]!r}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields
-from typing import Any
 
 from rclpy.node import Node
 from rclpy.parameter import Parameter
@@ -13,7 +12,7 @@ from real.safety import SafetyChain, Settings
 from robopolicy.errors import RobopolicyError
 
 PREFIX = "safety."
-LIVE = tuple(f.name for f in fields(Settings) if f.type in ("float", "float | None"))
+LIVE = tuple(f.name for f in fields(Settings) if f.type == "float")  # no energy: nothing here reads torques
 
 
 def put_in_force(node: Node, chain: SafetyChain) -> None:
@@ -25,9 +24,8 @@ def put_in_force(node: Node, chain: SafetyChain) -> None:
     """
     for name in LIVE:
         if not node.has_parameter(PREFIX + name):
-            value = getattr(chain.profile.settings, name)
-            node.declare_parameter(PREFIX + name, float("inf") if value is None else float(value))
-    chain.tighten(**_settings({name: node.get_parameter(PREFIX + name).value for name in LIVE}))
+            node.declare_parameter(PREFIX + name, float(getattr(chain.profile.settings, name)))
+    chain.tighten(**{name: node.get_parameter(PREFIX + name).value for name in LIVE})
 
 
 def tighten(chain: SafetyChain, parameters: Iterable[Parameter]) -> str:
@@ -37,12 +35,7 @@ def tighten(chain: SafetyChain, parameters: Iterable[Parameter]) -> str:
         return f"no such safety setting: {unknown[0]!r}"
     try:
         if wanted:
-            chain.tighten(**_settings(wanted))
+            chain.tighten(**wanted)
     except (RobopolicyError, TypeError) as error:
         return str(error)
     return ""
-
-
-def _settings(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Values of parameters as those of `Settings`; a parameter cannot be None."""
-    return {k: None if k == "energy" and v == float("inf") else v for k, v in parameters.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -80,7 +81,8 @@ class Settings:
     def __post_init__(self) -> None:
         for name, low, high in _RANGES:
             value = getattr(self, name)
-            if value is not None and not low <= value <= high:  # NaN fails too
+            number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+            if value is not None and not (number and low <= value <= high):  # NaN fails too
                 raise SafetyError(f"{name}: expected a number from {low:g} to {high:g}, found {value!r}")
             if value is not None:  # what is compiled for floats must not meet an int in the middle of a motion
                 object.__setattr__(self, name, float(value))
@@ -241,8 +243,43 @@ def load_profile(robot: str, **settings: Any) -> Profile:
     data = json.loads((FOLDER / f"{robot}.json").read_text(encoding="utf-8"))
     if data.get("format") != FORMAT:
         raise SafetyError(f"{robot}.json has format {data.get('format')!r}, this robopolicy reads {FORMAT}")
+    return Profile(data, settings_of(settings))
+
+
+def settings_of(given: Mapping[str, Any]) -> Settings:
+    """Settings from plain data, as YAML and JSON have it: a box is {low: [x, y, z], high}, a plane {normal, offset}.
+
+    Raises:
+        SafetyError: no such setting, or a value that it cannot have; named, with what is expected.
+    """
     known = [f.name for f in fields(Settings)]
-    for name in settings:
+    for name in given:
         if name not in known:
             raise SafetyError(f"no such safety setting: {name!r}. {closest(name, known)}")
-    return Profile(data, Settings(**settings))
+    ready = dict(given)
+    if "workspace" in given and given["workspace"] is not None:
+        ready["workspace"] = _shape(Box, "workspace", given["workspace"])
+    for name, kind in (("planes", Plane), ("keep_out", Box)):
+        if name in given:
+            if isinstance(given[name], (Mapping, str)) or not isinstance(given[name], Iterable):
+                raise SafetyError(f"{name}: expected a list, found {given[name]!r}")
+            ready[name] = tuple(_shape(kind, f"{name}[{k}]", each) for k, each in enumerate(given[name]))
+    return Settings(**ready)
+
+
+def _shape(kind: type[Box] | type[Plane], name: str, given: Any) -> Any:
+    if isinstance(given, kind):
+        return given
+    values: dict[str, Any] = {}
+    wanted = {f.name: 3 if f.type == "Vector" else 1 for f in fields(kind)}
+    if not isinstance(given, Mapping) or set(given) != set(wanted):
+        raise SafetyError(f"{name}: expected {{{', '.join(wanted)}}}, found {given!r}")
+    for key, size in wanted.items():
+        try:
+            numbers = np.asarray(given[key], dtype=np.float64)
+        except (TypeError, ValueError):
+            numbers = np.array(np.nan)
+        if numbers.shape != (() if size == 1 else (size,)) or not np.isfinite(numbers).all():
+            raise SafetyError(f"{name}.{key}: expected {size} finite number(s) [m], found {given[key]!r}")
+        values[key] = float(numbers) if size == 1 else tuple(numbers.tolist())
+    return kind(**values)

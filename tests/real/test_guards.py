@@ -143,7 +143,7 @@ GUARDS = [
           test_chain.test_speed_is_reduced_before_it_is_stopped),
     Guard("tighten only", SafetyChain, "tighten", "if self.active and", "if False and",
           test_chain.test_limits_tighten_live_and_loosen_only_at_rest),
-    Guard("range of settings", Settings, "__post_init__", "not low <= value <= high", "False",
+    Guard("range of settings", Settings, "__post_init__", "not (number and low <= value <= high)", "False",
           test_chain.test_limits_tighten_live_and_loosen_only_at_rest),
     Guard("activate first", SafetyChain, "filter", "if not self.active:", "if False:",
           test_inputs.test_a_hundred_lives_of_a_chain),

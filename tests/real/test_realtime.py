@@ -16,6 +16,7 @@ from real.realtime import RealtimePlanner, check_chunking
 from real.remote import RemotePlanner
 from real.runner import ThreadRunner
 from real.safety import Mode
+from real.safety.audit import joint_violations
 from robopolicy.errors import ConfigError, SpecError
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.residual import ResidualPolicy
@@ -160,6 +161,37 @@ def test_a_planner_that_hangs_never_blocks_a_tick():
     assert held <= (H + 1) * period, "what is left is played, no more"
     assert it.arm.aborted == "" and not it.chain.error
     assert modes[-1] is Mode.RUN and notes.actions[-1] is not None
+
+
+class Jumps(Drive):
+    """Every chunk is 0.3 rad away from the one before, in all joints."""
+
+    def act(self, obs, *, noise=None, deterministic=False):
+        self.action[:7] = -self.action[:7]
+        return (self.action + self.middle).expand(1, self.spec.horizon, -1).clone()
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.1, 0.15])
+def test_chunks_that_jump_do_not_make_the_arm_jump(latency):
+    env = sim.make("reach", 1, control="joint_position", joint_noise=0.0, horizon=40)
+    policy = Jumps(env, [0.15] * 7 + [-1.0])
+    policy.middle = torch.tensor([*env.task.start[:7], 0.0], dtype=torch.float32)
+    it, commands = SimulatedCell(env, policy, settings=WIDE, latency=latency), []
+    filtered = it.chain.filter
+
+    def watched(*args, **how):
+        decision = filtered(*args, **how)
+        commands.append(decision.command.copy())
+        return decision
+
+    it.chain.filter = watched
+    episode = it.run(1)
+    assert episode.aborted == "" and episode.mode != "FAULT" and len(commands) > 400
+    assert sum(joint_violations(np.array(commands), it.chain.profile, it.dt).values()) == 0
+    assert np.ptp(np.array(commands), axis=0).min() > 0.05
+    for late in (0.3, 0.8):
+        with pytest.raises(SpecError, match="can bridge up to 200 ms"):
+            SimulatedCell(env, policy, settings=WIDE, latency=late)
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------

@@ -15,12 +15,12 @@ from real.dataset import value_of
 from real.deploy import SimulatedCell
 from real.joints import Commanded
 from real.recording import PolicyJournal, RecordedChain, Recorder, describe, dumps
-from real.replay import Recording, read, rebuild, replay, reproduce, settings_of
+from real.replay import Recording, read, rebuild, replay, reproduce
 from real.robots import Trouble
 from real.safety import Mode, SafetyChain, load_profile
 from real.safety.chain import Measured
 from real.safety.ladder import Patience
-from real.safety.profile import Box, Plane
+from real.safety.profile import Box, Plane, settings_of
 from real.safety.risk import RiskCritic
 from robopolicy.errors import DataError
 from robopolicy.types import Feature

@@ -88,6 +88,38 @@ def test_each_limit_is_needed(name, robot, settings, joint, by):
     assert found[True] == 0 and found[False] > 0, found
 
 
+def test_volumes_come_from_plain_data():
+    """As YAML and JSON have them: from `deploy safety=…` and the ROS 2 node's options."""
+    plain = {
+        "workspace": {"low": [0.2, -0.4, 0], "high": [0.7, 0.4, 0.6]},
+        "planes": [{"normal": [0, 0, 1], "offset": -0.02}],
+        "keep_out": [{"low": [1, 1, 0], "high": [2, 2, 1]}],
+    }
+    settings = load_profile("panda", **plain).settings
+    assert settings.workspace == Box((0.2, -0.4, 0.0), (0.7, 0.4, 0.6))
+    assert settings.planes == (Plane((0.0, 0.0, 1.0), -0.02),) and settings.keep_out == (
+        Box((1.0,) * 2 + (0.0,), (2.0, 2.0, 1.0)),
+    )
+    assert "workspace" in {limit.name for limit in space_limits(Body(load_profile("panda", **plain)))}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"workspace": {"low": [0, 0, 0]}}, r"workspace: expected \{low, high\}"),
+        ({"workspace": {"low": [0, 0], "high": [1, 1, 1]}}, r"workspace\.low: expected 3 finite"),
+        ({"planes": {"normal": [0, 0, 1], "offset": 0}}, "planes: expected a list"),
+        ({"planes": [{"normal": [0, 0, 2], "offset": 0}]}, "normal must have length 1"),
+        ({"keep_out": [{"low": [0, 0, 0], "high": [1, 1, "x"]}]}, r"keep_out\[0\]\.high"),
+        ({"tcp_speed": "fast"}, "tcp_speed: expected a number"),
+        ({"tcp_sped": 0.1}, "no such safety setting: 'tcp_sped'"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(settings, message):
+    with pytest.raises(SafetyError, match=message):
+        load_profile("panda", **settings)
+
+
 @pytest.mark.parametrize(
     ("name", "step"),
     [
