@@ -38,14 +38,18 @@ def write_atomically(path: Path | str, data: str | bytes) -> Path:
 
 @functools.cache
 def commit() -> str:
-    """Short git commit of this code, "+dirty" where tracked files differ from it, or "unknown" outside a checkout."""
+    """Short git commit of this code, "+dirty" where tracked files differ from it, or "unknown" outside a checkout.
+
+    Files in docs/ do not count: results that were just recorded there change nothing in those that follow.
+    """
     root = Path(__file__).resolve().parents[2]
     if not (root / "pyproject.toml").exists():  # installed from a wheel, perhaps inside somebody else's repository
         return "unknown"
     found = _git(root, "rev-parse", "--short=12", "HEAD")
     if not found:
         return "unknown"
-    return found + ("+dirty" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)docs")
+    return found + ("+dirty" if changed else "")
 
 
 def _git(root: Path, *arguments: str) -> str:

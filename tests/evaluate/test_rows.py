@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 import torch
 
+import robopolicy.evaluate.provenance as provenance_module
 from robopolicy.errors import DataError
-from robopolicy.evaluate.provenance import command, hardware, provenance, version, write_atomically
+from robopolicy.evaluate.provenance import command, commit, hardware, provenance, version, write_atomically
 from robopolicy.evaluate.rollout import evaluate
 from robopolicy.evaluate.rows import COLUMNS, Rows
 from robopolicy.noise import episode_seeds
@@ -80,3 +83,25 @@ def test_provenance_names_no_machine(tmp_path, monkeypatch):
     assert set(found) == {"command", "commit", "versions", "hardware", "system", "date"}
     assert "cores" in hardware() and version()
     assert found["versions"]["torch"] == torch.__version__.split("+")[0] or found["versions"]["torch"]
+
+
+def test_what_was_recorded_does_not_make_the_code_another(tmp_path, monkeypatch):
+    """Results in docs/ do not count as changes; code does."""
+
+    def git(*arguments: str) -> None:
+        who = ("-c", "user.name=x", "-c", "user.email=x@y.z")
+        subprocess.run(["git", "-C", str(tmp_path), *who, *arguments], check=True, capture_output=True)
+
+    code = tmp_path / "robopolicy" / "evaluate" / "provenance.py"
+    result = tmp_path / "docs" / "result.json"
+    for file in (code, result, tmp_path / "pyproject.toml"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("1\n")
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "first")
+    monkeypatch.setattr(provenance_module, "__file__", str(code))
+    result.write_text("2\n")
+    assert not commit.__wrapped__().endswith("+dirty")
+    code.write_text("2\n")
+    assert commit.__wrapped__().endswith("+dirty")
