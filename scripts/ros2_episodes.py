@@ -3,8 +3,9 @@
     python scripts/ros2_episodes.py --base runs/pick_base --refined runs/pick_dppo [--limited runs/pick_limited]
         [--episodes 200] [--only refined_latency] [--out runs/ros2_episodes] [--record] [safety.tcp_speed=1.0 …]
 
-`limited`: a policy that was trained under these limits. Settings: each policy, and each with 50 ms added latency and 5%
-lost messages (base_latency, …), on either side of the comparison; by --only also with real-time chunking, base_rtc and
+`limited`: a policy that was trained under these limits; `delayed`: and with actions that come up to a control step late
+(`task.randomization.latency`). Settings: each policy, and each with 50 ms added latency and 5% lost messages
+(base_latency, …), on either side of the comparison; by --only also with real-time chunking, base_rtc and
 base_latency_rtc (a residual has no chunk to go on from). All in real time: the machine must have two cores to itself;
 with _lockstep at the end of a setting's name it is simulated time. Finished episodes are kept as lines of JSON in
 --out; the same command, at the same commit, goes on there.
@@ -30,7 +31,7 @@ from robopolicy.evaluate.statistics import Pairs, paired_difference, wilson
 from robopolicy.noise import episode_seeds
 
 LATENCY, LOST = 0.05, 0.05
-KINDS = ("base", "refined", "limited")
+KINDS = ("base", "refined", "limited", "delayed")
 SIDES = {"in_process": "mujoco", "ros2": "mujoco_ros2"}
 
 
