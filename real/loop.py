@@ -136,7 +136,9 @@ class ControlLoop:
             self.counts["lost"] += 1
         due = self.begin + self.step * self.period
         if self.early and not self.asked and at >= due - self.early - 1e-6 and state is not None:
-            reason = self._ask(state, now, due) if np.isfinite(state.q).all() else ""
+            reason = self._collect(now)  # what is asked for next must not wait for another control step
+            if not self.waiting and np.isfinite(state.q).all():
+                reason = self._ask(state, now, due, due - self.early) or reason
         if at >= due - 1e-6 and state is not None and np.isfinite(state.q).all():
             step, before = self.step, self.decoder.commanded
             self.wanted, self.proposed, self.limited = None, None, False
@@ -195,7 +197,7 @@ class ControlLoop:
         """What happens at the policy's own rate; a reason where there is nothing to do next."""
         order = None if self.operator is None else self.operator.order(now, self.decoder.commanded)
         reason = self._hand_over("policy" if order is None else order.driver, now, due)
-        reason = reason if self.asked else self._ask(state, now, due)
+        reason = reason if self.asked else self._ask(state, now, due, due)
         if order is not None and order.halt:
             self.halted = order.halt
         if self.chain.mode >= Mode.HOLD:  # begin anew once the arm may move again
@@ -233,14 +235,14 @@ class ControlLoop:
         self.counts["paced"] += self.limited
         return reason
 
-    def _ask(self, state: State, now: float, due: float) -> str:
-        """Observe, and ask for a plan."""
+    def _ask(self, state: State, now: float, due: float, seen: float) -> str:
+        """Observe, and ask for a plan for the control step at `due` s; by rights that was at `seen` s."""
         self.asked = True
         frame = self.observe(state)
         while len(self.frames) < (self.frames.maxlen or 1):
             self.frames.append(frame)
         self.frames.append(frame)
-        return self._request(now, due)
+        return self._request(now, due, seen)
 
     def _hand_over(self, driver: Driver, now: float, due: float) -> str:
         """Let `driver` drive from here on. A plan made before belongs to another motion: it is dropped."""
@@ -251,19 +253,20 @@ class ControlLoop:
         self.buffer.clear()
         self.runner.reset(self.seed)
         self.waiting = False
-        return self._request(now, due) if self.asked else ""
+        return self._request(now, due, now) if self.asked else ""
 
-    def _request(self, now: float, due: float) -> str:
-        """Ask for what to do next where little is left to do."""
+    def _request(self, now: float, due: float, seen: float) -> str:
+        """Ask for what to do next where little is left to do. Times are those of control steps, not of the ticks that
+        come up to one later: plans that take whole control steps would fall behind by that."""
         if self.chain.mode >= Mode.HOLD:
             return ""
-        reason = self._collect(now)  # first: what is asked for next must not wait for another control step
+        reason = self._collect(now)
         if len(self.buffer) <= self.lead and not self.waiting:
             stacked = {k: torch.stack([f[k] for f in self.frames], dim=1) for k in self.frames[-1]}
             ahead = None
             if self.delays is not None and self.driver == "policy":  # else nothing of the buffer will be executed
                 ahead = self.buffer.ahead(due, self.delays.steps)
-            self.runner.request(stacked, self.step, min(due, now), ahead)
+            self.runner.request(stacked, self.step, min(seen, now), ahead)
             self.first, self.waiting = due, True
             reason = self._collect(now) or reason
         return reason

@@ -11,7 +11,7 @@ from real.deploy import SimulatedCell
 from real.joints import ChunkBuffer
 from real.reference import behind, shape, spline
 from real.robots import Trouble
-from real.safety import load_profile
+from real.safety import Mode, load_profile
 from tests.real.test_arm import WIDE, Drive, cell
 
 PROFILE, T = load_profile("panda", tcp_speed=1.0), 0.05
@@ -135,3 +135,21 @@ def test_a_plan_that_is_put_off_is_done_later_in_full():
     assert buffer.pop(0.0)[0] == 0.0
     buffer.postpone(0.03)  # more than half a control step: its action would be dropped as late
     assert [buffer.pop(t)[0] for t in (0.08, 0.13, 0.18)] == [5.0, 10.0, 15.0] and buffer.late == 0
+
+
+@pytest.mark.parametrize("latency", [0.03, 0.05])
+def test_a_policy_of_one_step_bridges_a_latency_of_one(latency):
+    """Asked ahead of the control step, off the grid of ticks: one plan a control step all the same."""
+    env = sim.make("reach", 1, joint_noise=0.0, horizon=60)
+    it = SimulatedCell(env, Drive(env, [0.001, 0.0, 0.0, 0.0, 0.0], steps=1), settings=WIDE, latency=latency)
+    it.loop.early, planned = 0.02, []
+    request = it.loop.runner.request
+    it.loop.runner.request = lambda *args: (planned.append(it.time), request(*args))[1]
+    it.begin(1)
+    held = 0
+    for tick in range(500):
+        decision = it.loop.tick()
+        held += decision.mode is Mode.HOLD and tick > 40
+        it.arm.advance()
+        it.time += it.dt
+    assert held == 0 and 38 <= len(planned) <= 42
