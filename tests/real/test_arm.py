@@ -8,7 +8,7 @@ import torch
 
 import sim
 from real.deploy import SimulatedCell, report
-from real.joint_filter import SafetyFilter
+from real.joint_filter import SafetyFilter, without
 from real.joints import ActionDecoder, ChunkBuffer
 from real.robots import MujocoArm, Trouble
 from real.safety import Mode, load_profile
@@ -239,6 +239,7 @@ def test_training_paces_as_the_loop_does():
     env.reset()
     with pytest.raises(SpecError, match="joint_filter: expected an env without one"):
         ActionDecoder(env.controller, stroke=0.04, dt=0.05)
+    assert without({"task": "reach", "joint_filter": {"_target_": "x"}}) == {"task": "reach"}
     other = sim.make("reach", 1, joint_noise=0.0)
     decoder = ActionDecoder(other.controller, stroke=0.04, dt=0.05)
     decoder.reset(env.controller.q[0], 0.08)

@@ -153,3 +153,19 @@ def test_a_policy_of_one_step_bridges_a_latency_of_one(latency):
         it.arm.advance()
         it.time += it.dt
     assert held == 0 and 38 <= len(planned) <= 42
+
+
+def test_a_plan_is_dropped_after_a_stall_longer_than_it_may_be_late():
+    env = sim.make("reach", 1, joint_noise=0.0, horizon=60)
+    it = SimulatedCell(env, Drive(env, [0.001, 0.0, 0.0, 0.0, 0.0], steps=1), settings=WIDE, latency=0.05)
+    it.begin(1)
+    for _ in range(70):
+        it.loop.tick()
+        it.arm.advance()
+        it.time += it.dt
+    it.loop.runner.poll = lambda now: None  # nothing new
+    it.loop.buffer.clear()
+    it.loop.buffer.add(np.zeros((1, 5)), it.time, it.time, it.time)  # due a control step later, and the stall too
+    it.time += 14 * it.dt  # 56 ms; a policy of one step may be 50 late
+    it.loop.tick()
+    assert len(it.loop.buffer) == 0 and it.loop.counts["missed"] == 14

@@ -161,6 +161,8 @@ def test_a_spec_that_does_not_match_the_robot():
             check_robot(bad, WIRING)
     bare = replace(WIRING, topics={**WIRING.topics, "features": None})
     check_robot(spec, bare)
+    with pytest.raises(SpecError, match="joints: the robot has 6; kinematics for actions are of 7"):
+        check_robot(spec, replace(WIRING, joints=WIRING.joints[:6]))
     check_features((), bare)
     with pytest.raises(SpecError, match=r"sees \['target_x'.*topics\.features is null"):
         check_features(Observer(env()).names, bare)

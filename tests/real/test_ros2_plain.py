@@ -14,7 +14,7 @@ from real.robots import State
 from real.ros2 import brain as brain_module
 from real.ros2.brain import Brain, Options
 from real.ros2.plain import NamedJoints, PlainObserver
-from real.safety import Mode, load_profile
+from real.safety import Mode, SafetyError, load_profile
 from robopolicy.errors import DataError, SpecError
 from robopolicy.policies.base import Policy
 from robopolicy.spec import PolicySpec
@@ -112,6 +112,8 @@ def test_it_drives_the_arm_behind_the_limits(monkeypatch, tmp_path):
     assert {dog.name for dog in brain.chain().watchdogs} == {"state", "enable", "features", IMAGE}
     assert brain.chain().governor.clock() == 0.0, "simulated time has no late ticks"
     assert Brain(replace(options, lockstep=False, process=False), WIRING).chain().governor.clock is time.monotonic
+    with pytest.raises(SafetyError, match="energy: the tank needs external torques"):
+        Brain(replace(options, settings={"energy": 2.0}), WIRING).chain()
     wire = Wire(make_loop=brain.loop, settings={"tcp_speed": 0.5})
     brain.warm_up(State(HOME, np.zeros(7), 0.08))
     bright, dark = np.full((3, 8, 8), 200, np.uint8), np.zeros((3, 8, 8), np.uint8)

@@ -97,9 +97,8 @@ def test_volumes_come_from_plain_data():
     }
     settings = load_profile("panda", **plain).settings
     assert settings.workspace == Box((0.2, -0.4, 0.0), (0.7, 0.4, 0.6))
-    assert settings.planes == (Plane((0.0, 0.0, 1.0), -0.02),) and settings.keep_out == (
-        Box((1.0,) * 2 + (0.0,), (2.0, 2.0, 1.0)),
-    )
+    assert settings.planes == (Plane((0.0, 0.0, 1.0), -0.02),)
+    assert settings.keep_out == (Box((1.0, 1.0, 0.0), (2.0, 2.0, 1.0)),)
     assert "workspace" in {limit.name for limit in space_limits(Body(load_profile("panda", **plain)))}
 
 
