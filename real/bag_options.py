@@ -13,9 +13,11 @@ class BagOptions:
     """What a rosbag2 bag does not say.
 
     `wiring`: of the robot, a preset in configs/robots/ or a file: topics, joints, rates and patience. `task`: the
-    instruction. `rate_hz`: of the policy to be trained. `action`: what the joints were told, or, where nobody told them
-    (guided by hand), where they were a step later. `success`: of all episodes. `image_size`: (height, width) to average
-    pictures down to; None: as they come.
+    instruction; "": as the bags' metadata say. `rate_hz`: of the policy to be trained. `action`: what the joints were
+    told, or, where nobody told them (guided by hand), where they were a step later. `success`: of all episodes; False:
+    as the bags' metadata say. `image_size`: (height, width) to average pictures down to; None: as they come.
+
+    A dataset is made bags by `wiring`, and without the commands where `action` is measured; its metadata say the rest.
     """
 
     wiring: str | None = None

@@ -68,25 +68,32 @@ def convert(
     bag: BagOptions | None = None,
     hdf5: Hdf5Options | None = None,
 ) -> Converted:
-    """Write the recordings in a folder, or one, as a LeRobotDataset v3.
+    """Write the recordings in a folder, or one, as a LeRobotDataset v3; or such a dataset as rosbag2 bags.
 
     Episodes whose success nobody recorded count as failures. The last control step, which was cut, is left out.
-    With `bag.wiring`, `recording` is a rosbag2 bag, or a folder of such (real.ros2.bag_dataset). An HDF5 file, or a
+    With `bag.wiring`, `recording` is a rosbag2 bag, or a folder of such (real.ros2.bag_dataset); or it is a dataset, of
+    which bags are made (real.ros2.bag_export). An HDF5 file, or a
     folder that holds one, is robomimic's, Minari's or ManiSkill's (robopolicy.data.hdf5).
 
     Raises:
         DataError: a recording is damaged, or of another policy, task or rate than the first; nothing is left to keep.
     """
+    is_dataset = (recording / "meta" / "info.json").is_file()
     if bag is not None and bag.wiring is not None:
-        if only_success:
+        if only_success and not is_dataset:
             raise ConfigError("only_success: nothing in a rosbag2 bag says which episodes succeeded. Leave it out.")
         try:
             from real.ros2.bag_dataset import convert_bags
+            from real.ros2.bag_export import export_bags
         except ImportError as error:
             raise ConfigError(
-                f"bag.wiring: reading rosbag2 needs ROS 2 ({error}): ./scripts/setup.sh ros, or source an installation"
+                f"bag.wiring: rosbag2 needs ROS 2 ({error}): ./scripts/setup.sh ros, or source an installation"
             ) from error
+        if is_dataset:
+            return export_bags(recording, out, bag, only_success=only_success, overwrite=overwrite)
         return convert_bags(recording, out, bag, overwrite=overwrite)
+    if is_dataset:
+        raise DataError(f"recording={recording}: a LeRobotDataset. Give bag.wiring=<robot> to make rosbag2 bags of it.")
     if (file := find_hdf5(recording)) is not None:
         options = hdf5 or Hdf5Options()
         whole = convert_hdf5(file, out, options, only_success=only_success, overwrite=overwrite)

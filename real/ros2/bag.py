@@ -41,7 +41,7 @@ def bags_in(path: Path) -> list[Path]:
 
 
 class Bag:
-    """One bag.
+    """One bag. `about`: what its maker wrote into the `custom_data` of its metadata, text by key.
 
     Args:
         path: its folder, or its file.
@@ -56,6 +56,7 @@ class Bag:
         storage = about.get("storage_identifier") or _storage_of(path)
         if storage not in SUFFIXES:
             raise DataError(f"{path}: storage {storage!r}; mcap and sqlite3 are read. `ros2 bag convert` changes it.")
+        self.about = {str(k): str(v) for k, v in (about.get("custom_data") or {}).items()}
         names = [Path(name).name for name in about.get("relative_file_paths") or ()]  # in the bag, wherever they say
         self.files = [path / name for name in names] or ([path] if path.is_file() else _files(path))
         for file in self.files:

@@ -23,10 +23,11 @@ from real.ros2.wiring import Wiring, load_wiring
 from real.safety import load_profile
 from robopolicy.data.writer import DatasetWriter
 from robopolicy.errors import ConfigError, DataError
-from robopolicy.types import STATE, ActionSpec, Feature
+from robopolicy.types import STATE, TASK, ActionSpec, Feature
 from sim.arm import FINGER_STROKE
 
 Array = NDArray[np.float64]
+TASK_KEY, SUCCESS_KEY = "robopolicy.task", "robopolicy.success"  # in a bag's custom_data
 MOVED = 2e-3  # rad or m: what counts as the first motion
 
 
@@ -41,28 +42,33 @@ class Frames(NamedTuple):
 def convert_bags(recording: Path, out: Path, options: BagOptions, *, overwrite: bool = False) -> Converted:
     """Write a bag, or a folder of bags, as a dataset with one episode a bag.
 
+    Instruction and success are those of `options`, else those that `real.ros2.bag_export` left in the bag.
+
     Raises:
         DataError: a bag is damaged, lacks a topic, holds other types, or other cameras than the first; none is usable.
     """
     o, robot = options, load_wiring(str(options.wiring))
-    if not o.task:
-        raise ConfigError("bag.task: a bag does not say what was done; give the instruction, bag.task='…'")
     if o.rate_hz > 0.5 / robot.tick_s:
         raise ConfigError(f"bag.rate_hz: expected up to {0.5 / robot.tick_s:.0f}, found {o.rate_hz}")
-    paths, left_out = bags_in(recording), dict[str, str]()
+    bags, left_out = [Bag(path) for path in bags_in(recording)], dict[str, str]()
+    tasks = [o.task or bag.about.get(TASK_KEY, "") for bag in bags]
+    if "" in tasks:
+        path = bags[tasks.index("")].path
+        raise ConfigError(f"bag.task: {path.name} does not say what was done; give the instruction, bag.task='…'")
 
-    def streams_of(path: Path) -> Streams:
-        return Streams(Bag(path), robot, commanded=o.action == "commanded", image_size=o.image_size)
+    def streams_of(bag: Bag) -> Streams:
+        return Streams(bag, robot, commanded=o.action == "commanded", image_size=o.image_size)
 
-    begun = streams_of(paths[0])
+    begun = streams_of(bags[0])
     first, frames, marked = features_of(begun, robot), 0, 0
     with DatasetWriter(
-        out, observation=first, action=action_of(robot), dt=1.0 / o.rate_hz, tasks=(o.task,),
+        out, observation=first | ({TASK: Feature((), "int64")} if len(set(tasks)) > 1 else {}),
+        action=action_of(robot), dt=1.0 / o.rate_hz, tasks=tuple(dict.fromkeys(tasks)),
         provenance={"source": "rosbag2", "wiring": robot.limits, "action": o.action},
         marks={"intervention": Feature((), "bool")}, overwrite=overwrite,
     ) as writer:  # fmt: skip
-        for number, path in enumerate(paths):
-            streams = streams_of(path) if number else begun
+        for number, (bag, task) in enumerate(zip(bags, tasks, strict=True)):
+            path, streams = bag.path, streams_of(bag) if number else begun
             if (found := features_of(streams, robot)) != first:
                 raise DataError(f"{path}: holds {_brief(found)}, the first bag {_brief(first)}; convert them apart")
             try:
@@ -70,15 +76,15 @@ def convert_bags(recording: Path, out: Path, options: BagOptions, *, overwrite: 
             except UnusableError as error:
                 left_out[path.name] = str(error)
                 continue
-            done = np.zeros(len(episode.action), dtype=bool)
-            done[-1] = o.success
+            done, success = np.zeros(len(episode.action), dtype=bool), o.success or bag.about.get(SUCCESS_KEY) == "true"
+            done[-1] = success
             writer.add_episode(
                 obs=episode.obs, action=episode.action, reward=done.astype(np.float32), success=done,
-                terminated=o.success, task=o.task, seed=number, marks={"intervention": episode.intervention},
+                terminated=success, task=task, seed=number, marks={"intervention": episode.intervention},
             )  # fmt: skip
             frames, marked = frames + len(done), marked + int(episode.intervention.sum())
         if not writer.num_episodes:
-            raise DataError(f"recording={recording}: no episode to keep of {len(paths)}: {left_out}")
+            raise DataError(f"recording={recording}: no episode to keep of {len(bags)}: {left_out}")
     why = "".join(f"\n  left out {name}: {reason}" for name, reason in left_out.items())
     print(f"{writer.num_episodes} episodes, {frames} frames of {_brief(first)} in {out}; in {marked} of them a human "
           f"drove{why}")  # fmt: skip

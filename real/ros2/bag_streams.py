@@ -15,6 +15,7 @@ from real.joint_order import JointOrder
 from real.ros2 import messages
 from real.ros2.bag import Bag, Item, decode, stamp_of
 from real.ros2.bag_checks import Stream, newest
+from real.ros2.bag_writer import type_name
 from real.ros2.images import ImageReader, message_type, size_of
 from real.ros2.wiring import CameraTopic, Topic, Wiring
 from real.safety import SafetyError, load_profile
@@ -107,7 +108,7 @@ class Streams:
     def _find(self, topic: Topic | None, kind: type) -> str | None:
         """What the bag calls `topic`; None where either has none."""
         name = None if topic is None else self.bag.topic(topic.name)
-        if name is not None and (found := self.bag.types[name]) != (wanted := _type_name(kind)):
+        if name is not None and (found := self.bag.types[name]) != (wanted := type_name(kind)):
             raise DataError(f"{self.bag.path}: {name!r} holds {found}, the wiring expects {wanted}")
         return name
 
@@ -208,7 +209,3 @@ class Streams:
             found.append((item.arrived, stamp_of(item)))
         times = np.array(found).reshape(-1, 2)
         return Stream(times[:, 0], times[:, 1], np.arange(len(times), dtype=np.float64))
-
-
-def _type_name(kind: type) -> str:
-    return f"{kind.__module__.split('.')[0]}/msg/{kind.__name__}"

@@ -72,6 +72,8 @@ class PlainObserver(Arrivals):
 class NamedJoints(JointPosition):
     """The simulator's joint control for one arm, with the actions of a policy of the robot's own data.
 
+    `order` [n]: which element of an action is the limits' joint 0, 1, …
+
     Raises:
         SpecError: all the ways in which its actions are none that are understood.
     """
@@ -100,7 +102,7 @@ class NamedJoints(JointPosition):
             found.append(f"action: expected each of {list(wiring.joints)} once, found {list(spec.names)}")
         if found:
             raise SpecError("policy and robot do not fit:\n  - " + "\n  - ".join(found))
-        self._at = np.argsort([i if k != spec.gripper else len(index) for k, i in enumerate(index)])[: len(used)]
+        self.order = np.argsort([i if k != spec.gripper else len(index) for k, i in enumerate(index)])[: len(used)]
 
     def command(self, action: Array, tcp: Array, yaw: Array) -> Array:
         """Servo targets [1 9] for clamped `action` [1 Da]."""
@@ -108,7 +110,7 @@ class NamedJoints(JointPosition):
         grip = self.grip if g is None else action[:, g]
         if g is not None and self.spec.units[g] == "m":
             grip = grip / FINGER_STROKE - 1.0
-        return super().command(np.concatenate([action[:, self._at], grip[:, None]], axis=1), tcp, yaw)
+        return super().command(np.concatenate([action[:, self.order], grip[:, None]], axis=1), tcp, yaw)
 
 
 def plain_spec(spec: PolicySpec, wiring: Wiring) -> EnvSpec:

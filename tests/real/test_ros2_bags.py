@@ -299,7 +299,7 @@ def foreign(found):
         (lambda f: [m for m in f if m[0] != "joint_states"], {}, r"no topic 'joint_states' \(topics.joint_states"),
         (lambda f: [(n, at, Bool() if n == "joint_states" else m) for n, at, m in f], {},
          "'/joint_states' holds std_msgs/msg/Bool, the wiring expects sensor_msgs/msg/JointState"),
-        (lambda f: f, {"task": ""}, "bag.task: a bag does not say what was done"),
+        (lambda f: f, {"task": ""}, "bag.task: bag does not say what was done"),
         (lambda f: f, {"rate_hz": 300.0}, "bag.rate_hz: expected up to 125"),
         (lambda f: f, {"rate_hz": 7.3}, "whole frames per second"),
         (lambda f: f, {"wiring": "pandas"}, "no such file or preset"),
