@@ -21,6 +21,7 @@ from sim.tasks.base import Task
 Array = NDArray[np.float64]
 
 RATES = ("velocity", "acceleration", "jerk")
+LOST_IN_A_ROW = 20  # packets, after which the maker's arm stops (libfranka: communication_constraints_violation)
 ROUNDING = 32 * np.finfo(float).eps  # of an angle of 1 rad, by which a difference may be wrong
 
 
@@ -57,15 +58,17 @@ class Trouble:
     delay: int = 0  # ticks until a state is seen
     frozen: bool = False  # no states come
     nan: bool = False  # states hold a NaN
+    packet_loss: float = 0.0  # fraction of the 1 kHz packets that do not reach the arm
 
 
 class MujocoArm:
     """The simulated arm of a task under a 1 kHz controller that aborts on what the maker's aborts on.
 
     Its servos are the simulator's, told the commanded velocity too, as a maker's are: no lag at constant speed.
-    Position, velocity, acceleration and jerk of what is commanded, and numbers that are none. `aborted` names the
-    first reason; an aborted arm holds its last target and takes no more. A lost command is replaced by the next point
-    of the last stop that came.
+    Position, velocity, acceleration and jerk of what is commanded, numbers that are none, and packets lost in a row;
+    torque is bounded by its motors, and no reason to abort. `aborted` names the first reason; an aborted arm holds its
+    last target and takes no more. A lost command is replaced by the next point of the last stop that came; a lost
+    packet, between the driver and the arm, by motion at the same acceleration.
 
     Args:
         task: scene and physics; time step 1 ms whatever the task says.
@@ -106,6 +109,7 @@ class MujocoArm:
         self.points: Array = np.tile(q, (4, 1))  # control points, oldest first
         self.played: Array = np.tile(q, (4, 1))  # 1 kHz samples, oldest first
         self.aborted, self.stop_points, self.opening = "", q[None].copy(), float(qpos[ARM_DOF : ARM_DOF + 2].sum())
+        self._lost = 0  # packets, in a row
         mujoco.mj_forward(self.model, self.data)
         self.states = [self._state()] * (self.trouble.delay + 1)
 
@@ -133,7 +137,8 @@ class MujocoArm:
         self.points = np.concatenate([self.points[1:], self._next[None]])
         self._next = None
         half = float(np.clip(self.opening / 2, 0.0, FINGER_STROKE)) if np.isfinite(self.opening) else None
-        for q in upsample(self.points, self.times):
+        for point in upsample(self.points, self.times):
+            q = self._received(point)
             self.played = np.concatenate([self.played[1:], q[None]])
             if not self.aborted:
                 self.held, self.aborted = self.played[-2], self._judge()
@@ -146,9 +151,20 @@ class MujocoArm:
             mujoco.mj_step(self.model, self.data)
         self.states = [*self.states[1:], self._state()]
 
+    def _received(self, point: Array) -> Array:
+        """What the arm makes of a packet that may be lost."""
+        if not self.trouble.packet_loss or self.rng.random() >= self.trouble.packet_loss:
+            self._lost = 0
+            return point
+        self._lost += 1
+        before, last, now = self.played[1:]
+        return now + 2 * (now - last) - (last - before)
+
     def _judge(self) -> str:
         """The maker's abort conditions on the played samples."""
         m, q = self.profile.maker, self.played
+        if self._lost >= LOST_IN_A_ROW:
+            return "communication"
         if not np.isfinite(q).all():
             return "not finite"
         if ((q[-1] < m["low"]) | (q[-1] > m["high"])).any():

@@ -59,6 +59,34 @@ def test_the_arm_aborts_as_the_makers_would(name, step):
     assert arm.aborted == name
 
 
+def test_lost_packets_are_extrapolated_and_twenty_in_a_row_are_too_many():
+    """libfranka's rule; a motion at constant acceleration is what was lost, to the bit of its arithmetic."""
+    arm = MujocoArm(make_task("reach"), load_profile("panda"))
+    q, e = arm.read().q, np.eye(7)[0]
+    t = np.arange(-3.0, 1.0)[:, None] * 1e-3  # s
+    arm.played = q + e * (0.01 * t + 0.5 * t**2)
+    arm.trouble = Trouble(packet_loss=1.0)
+    for k in range(1, 20):
+        now = arm._received(q)
+        want = q + e * (0.01 * 1e-3 * k + 0.5 * (1e-3 * k) ** 2)
+        assert np.abs(now - want).max() < 1e-13 and arm._judge() == ""
+        arm.played = np.concatenate([arm.played[1:], now[None]])
+    arm._received(q)
+    assert arm._judge() == "communication"
+    arm.trouble = Trouble()
+    assert np.array_equal(arm._received(q), q) and arm._lost == 0
+
+
+def test_a_resting_arm_bears_nineteen_lost_packets_and_no_more():
+    arm = MujocoArm(make_task("reach"), load_profile("panda"), dt=0.001)
+    q = arm.read().q
+    for k in range(40):
+        arm.trouble = Trouble(packet_loss=float(k < 19 or k >= 20))
+        arm.write(q, 0.08, q[None])
+        arm.advance()
+        assert arm.aborted == ("communication" if k >= 39 else ""), k
+
+
 def test_an_arm_that_hears_nothing_plays_the_certified_stop():
     it = cell([0.02, 0.0, 0.0, 0.0, 0.0])
     it.begin(1)
