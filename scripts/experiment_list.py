@@ -49,6 +49,7 @@ class Experiment:
     settings: tuple[Setting, ...]
     seeds: tuple[int, ...] = (0, 1, 2)
     extra: tuple[str, ...] = field(default=())  # what else is derived: "curve", "dip", "worse", "mean"
+    runs: str = ""  # the experiment whose runs these are; "": its own
 
 
 PICK = Base("pick", 60, 1.0)

@@ -23,6 +23,7 @@ from real.robots import Robot, State
 from real.ros2.keys import RemoteKeys
 from real.ros2.observation import Observer, check_features, check_robot, one_env
 from real.ros2.plain import NamedJoints, PlainObserver, plain_spec
+from real.ros2.session import PLAYED
 from real.ros2.wiring import Wiring
 from real.runner import ThreadRunner
 from real.safety import SafetyChain, SafetyError, load_profile
@@ -131,6 +132,8 @@ class Brain:
         risk = None if self.options.risk is None else RiskCritic.load(self.options.risk, profile, dt)
         dogs = self.wiring.watchdogs
         inputs = {"features": dogs["features"]} if self.names else {}
+        if self.wiring.topics["joint_commands"] is not None:
+            inputs[PLAYED] = dogs["state"]  # the same driver sends both
         how: Any = dict(
             dt=dt, state=dogs["state"], enable=dogs["enable"], risk=risk,
             inputs={**inputs, **dict.fromkeys(self.cameras, dogs["images"])},

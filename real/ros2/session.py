@@ -25,6 +25,7 @@ from real.safety import Decision, Mode, SafetyChain, SafetyError
 Array = NDArray[np.float64]
 
 STALE = 50  # ticks: what the driver said it plays is too old to start from
+PLAYED = "joint_commands"  # the watchdog of what the driver says it plays: without it nobody knows what was lost
 STILL = 0.05  # rad/s: a joint that is faster is not at rest
 
 
@@ -113,6 +114,7 @@ class Session:
         self.commanded, self.commanded_at = q, tick
         if not self.active:
             return
+        self.chain.feed(PLAYED, self.time)
         found = self.ledger.heard(tick, q)
         if found:
             self.counts[found] += 1

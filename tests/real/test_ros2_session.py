@@ -292,6 +292,21 @@ def test_refusals_name_what_is_missing():
     assert "the arm moves at 0.06 rad/s" in "; ".join(wire.session.refusals(wire.now))
 
 
+def test_a_driver_that_no_longer_says_what_it_plays_stops_the_arm():
+    """Though its states still come: what was lost meanwhile would go unnoticed."""
+    wire = Wire(inputs={"joint_commands": WIRING.watchdogs["state"]})
+    wire.begin()
+    wire.run(100)
+    wire.echo = False
+    wire.run(round(0.05 / DT) - 1)
+    assert wire.session.mode is Mode.RUN
+    wire.run(3)
+    assert wire.session.mode is Mode.HOLD and "joint_commands" in wire.session.decision.reasons
+    wire.run(round(0.15 / DT))
+    assert wire.session.mode is Mode.FAULT and wire.session.decision.reasons[-1] == "fault:joint_commands"
+    wire.check()
+
+
 def test_an_arm_that_plays_what_nobody_sent_is_a_fault():
     wire = Wire()
     wire.begin()
