@@ -49,7 +49,6 @@ class FloorNoise(ChainNoise):
     Args:
         floor: of the deviation of every fine-tuned step, normalised units. The last step of DDPM and every step of a
             deterministic sampler have none of their own.
-        floor_last: another one for the last step, whose noise nothing takes out of the action any more. None: the same.
         likelihood_floor: another one for scoring, as the published furniture settings have it (0.04 and 0.1);
             what is scored is then not quite what was drawn. None: the same.
     """
@@ -61,26 +60,20 @@ class FloorNoise(ChainNoise):
         action_dim: int = 0,
         steps: int = 0,
         floor: NonNegative = 0.1,
-        floor_last: NonNegative | None = None,
         likelihood_floor: NonNegative | None = None,
     ) -> None:
         super().__init__()
-        given = {"floor": floor, "floor_last": floor_last, "likelihood_floor": likelihood_floor}
-        if min(v for v in given.values() if v is not None) < 0.0:
-            raise ConfigError(f"noise: must not be negative, found {given}")
-        if floor_last is not None and likelihood_floor is not None:
-            raise ConfigError(f"noise: likelihood_floor is one for all steps; leave floor_last out, found {given}")
-        self.floor, self.floor_last, self.last = floor, floor if floor_last is None else floor_last, steps - 1
-        self.likelihood_floor = likelihood_floor
+        self.floor, self.likelihood_floor = floor, floor if likelihood_floor is None else likelihood_floor
+        if min(self.floor, self.likelihood_floor) < 0.0:
+            raise ConfigError(
+                f"noise: floor and likelihood_floor must not be negative, found {floor}, {likelihood_floor}"
+            )
 
     def sampling(self, std: Tensor, k: Tensor | int, cond: Tensor) -> Tensor:
-        if isinstance(k, int):
-            return std.clamp_min(self.floor_last if k == self.last else self.floor)
-        last = (k == self.last).reshape(-1, *[1] * (std.ndim - 1))
-        return torch.maximum(std, torch.where(last, std.new_tensor(self.floor_last), std.new_tensor(self.floor)))
+        return std.clamp_min(self.floor)
 
     def likelihood(self, std: Tensor, k: Tensor | int, cond: Tensor) -> Tensor:
-        return self.sampling(std, k, cond) if self.likelihood_floor is None else std.clamp_min(self.likelihood_floor)
+        return std.clamp_min(self.likelihood_floor)
 
 
 class LearnedNoise(ChainNoise):

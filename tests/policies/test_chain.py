@@ -149,13 +149,6 @@ def test_floors_are_of_deviations_and_may_differ_where_that_is_asked_for():
     own = made.steps[4, :, 0, 0]
     k = torch.arange(4)
     assert FloorNoise(floor=0.3).sampling(own, k, cond).tolist() == own.clamp_min(0.3).tolist()
-    last = FloorNoise(steps=4, floor=0.3, floor_last=0.1)
-    shaped, each = own.reshape(-1, 1, 1), torch.arange(4)
-    assert torch.equal(last.sampling(shaped, each, cond)[:3], shaped[:3].clamp_min(0.3))
-    assert torch.equal(last.sampling(shaped, each, cond)[3], shaped[3].clamp_min(0.1))
-    assert all(torch.equal(last.sampling(shaped[i], i, cond), last.likelihood(shaped, each, cond)[i]) for i in range(4))
-    with pytest.raises(ConfigError, match="leave floor_last out"):
-        FloorNoise(floor=0.1, floor_last=0.2, likelihood_floor=0.1)
     apart = FloorNoise(floor=0.04, likelihood_floor=0.1)
     assert apart.sampling(own, k, cond)[-1].item() == pytest.approx(0.04)
     assert apart.likelihood(own, k, cond)[-1].item() == pytest.approx(0.1)
