@@ -52,7 +52,9 @@ def main(arguments: list[str] | None = None) -> int:
         with ThreadPoolExecutor(options.jobs) as pool:
             bases = dict.fromkeys((s.base, seed) for s, _, seed in work)
             list(pool.map(lambda job: train_base(options.out, job[0], job[1], threads), bases))
-            found = list(pool.map(lambda job: refine(options.out, experiment.runs or options.id, *job, options.jobs), work))
+            found = list(
+                pool.map(lambda job: refine(options.out, experiment.runs or options.id, *job, options.jobs), work)
+            )
         path = options.results / f"{options.id}.json"
         evidence = record(options.id, experiment, work, found, read(path) if path.exists() else [])
         for row in evidence:

@@ -104,8 +104,11 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = []
     for seed in args.seeds:
-        base, refined = args.runs / "bases" / f"{PUSHT.name}-{seed}" / "bc", args.runs / ID / f"refined-{seed}"
-        for setting, checkpoint in (("base", base), ("refined", refined)):
+        base, refined = (
+            args.runs / "bases" / f"{PUSHT.name}-{seed}" / "bc",
+            args.runs / "native_suite_dppo" / f"pusht-refined-{seed}",
+        )
+        for setting, checkpoint in (("pusht/base", base), ("pusht/refined", refined)):
             rows += measure(checkpoint, setting, seed, args.starts, args.repeats)
             print(*(json.dumps(asdict(row), ensure_ascii=False) for row in rows[-2:]), sep="\n", flush=True)
     if args.record:

@@ -17,6 +17,7 @@ from real.safety.path import Path
 from real.safety.profile import Box, Plane, Profile
 from real.safety.propose import Proposal
 from real.safety.space import space_limits
+from scripts.safety_targets import forbidden, profile_for
 from tests.real.adversary import play, targets
 
 DT = 0.004
@@ -289,3 +290,18 @@ def test_batched_arms_do_not_feel_each_other():
         for arm in range(3):
             alone = play(ready(profile, projection=None), [t[arm : arm + 1] for t in stream])
             assert np.array_equal(alone[:, 0], together[:, arm]), "bit for bit: resume and N do not matter"
+
+
+@pytest.mark.parametrize("kind", ["wall", "self", "singular"])
+def test_forbidden_targets_are_kept_away_from_and_the_limit_is_what_does_it(kind):
+    """scripts/safety_targets.py in small; without the limits in space arms break the one that the targets are for."""
+    profile = profile_for("panda", kind)
+    goals = forbidden(profile, kind, 12, seed=1)
+    counts = []
+    for limits in (None, joint_limits(profile)):
+        governor = ready(profile, num_arms=len(goals), limits=limits)
+        commands = play(governor, [goals] * 400)
+        counts.append(space_violations(commands, profile, DT, poses=600))
+        assert np.abs(commands[-1] - commands[0]).max(axis=1).min() > 0.01, "every arm set out"
+    assert total(counts[0]) == 0
+    assert counts[1][{"wall": "workspace", "self": "self_collision", "singular": "singularity"}[kind]] > 10
