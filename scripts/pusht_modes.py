@@ -30,7 +30,7 @@ from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import Policy
 from robopolicy.types import STATE, VecEnv
 from robopolicy.wrappers import wrap_for
-from scripts.experiment_list import PUSHT
+from scripts.experiment_list import EXPERIMENTS, PUSHT
 from sim.tasks.pusht import PushT
 
 ROOT, ID = Path(__file__).resolve().parents[1], "pusht_dppo"
