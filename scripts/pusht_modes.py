@@ -104,10 +104,8 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = []
     for seed in args.seeds:
-        base, refined = (
-            args.runs / "bases" / f"{PUSHT.name}-{seed}" / "bc",
-            args.runs / "native_suite_dppo" / f"pusht-refined-{seed}",
-        )
+        base = args.runs / "bases" / f"{PUSHT.name}-{seed}" / "bc"
+        refined = args.runs / EXPERIMENTS[ID].runs / f"pusht-refined-{seed}"
         for setting, checkpoint in (("pusht/base", base), ("pusht/refined", refined)):
             rows += measure(checkpoint, setting, seed, args.starts, args.repeats)
             print(*(json.dumps(asdict(row), ensure_ascii=False) for row in rows[-2:]), sep="\n", flush=True)
