@@ -217,9 +217,11 @@ def test_damage_is_told_with_what_could_be_read(lossy, tmp_path, how):
         assert len(read(path, whole=False).of("tick")) > 20
 
 
-def test_old_files_are_never_written_over(lossy):
+def test_a_second_recording_goes_elsewhere(tmp_path):
+    for name in ("episode_000000.mcap", "episode_000001.mcap"):
+        (tmp_path / name).touch()
     with pytest.raises(DataError, match="holds 2 recordings already"):
-        Recorder(lossy)
+        Recorder(tmp_path)
 
 
 def test_recording_says_when_the_disk_refuses(tmp_path):

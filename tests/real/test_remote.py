@@ -122,6 +122,7 @@ def test_messages_that_are_refused():
             ({STATE: np.zeros((1, 2, 40), dtype=np.float32)}, "oversized message: .* arrays 320 "),
             ({STATE: fine[:, :1]}, "expected float32 \\(1, 2, 4\\), found float32 \\(1, 1, 4\\)"),
             ({STATE: np.zeros((1, 2, 2))}, "found float64"),
+            ({STATE: np.zeros((1, 2, 4), dtype=np.uint8)}, "expected float32 .*found uint8"),
             ({STATE: fine * np.nan}, "NaN"),
             ({"observation.stat": fine}, "expected \\['observation.state'\\], found \\['observation.stat'\\]"),
             ({}, "found \\[\\]"),

@@ -1,0 +1,97 @@
+"""As tests/real/test_guards.py, for what comes in from other machines, robots and disks: without it, a test fails."""
+
+from __future__ import annotations
+
+import queue
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import real.server
+import real.urdf
+from real.recording import Recorder
+from real.remote import RemotePlanner
+from real.server import PolicyServer
+from real.wire import WireError
+from robopolicy.errors import ConfigError
+from tests.real import test_inputs, test_recording, test_remote
+from tests.real.test_guards import FAILS, Guard, disabled
+
+greetings, garbage = test_remote.test_greetings_that_are_refused, test_remote.test_messages_that_are_refused
+
+
+def fitting(what: str):
+    """The case of a robot's description whose refusal begins so."""
+    function = test_inputs.test_a_description_that_does_not_fit_is_refused_and_said_where
+    cases = next(mark.args[1] for mark in function.pytestmark if mark.name == "parametrize")
+    return partial(function, *next(found for found in cases if found[-1].startswith(what)))
+
+
+def somewhere(test):
+    """A test that wants a folder, in a new one."""
+
+    def run() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            test(Path(folder))
+
+    return run
+
+
+elsewhere = somewhere(test_remote.test_other_machines_need_a_token_and_tls)
+GUARDS = [
+    # -- who may connect
+    Guard("loopback or token and TLS", PolicyServer, "__init__",
+          "if not is_loopback(host) and (token is None or certificate is None or key is None):", "if False:",
+          elsewhere, (*FAILS, ConfigError)),
+    Guard("a token for another machine", RemotePlanner, "__init__", "if not local and self.token is None:", "if False:",
+          elsewhere, (*FAILS, test_remote.PlanningError)),
+    Guard("token", PolicyServer, "_greet", "if self.token is not None:", "if False:", greetings),
+    Guard("the right token", PolicyServer, "_greet",
+          "or not hmac.compare_digest(given.encode(), self.token.secret.encode())", "", greetings),
+    Guard("token's expiry", PolicyServer, "_greet", "if self.token.expires is not None and", "if False and", greetings),
+    Guard("protocol", PolicyServer, "_greet", 'if head["type"] != "hello" or head.get("protocol") != PROTOCOL:',
+          "if False:", greetings),
+    Guard("the same policy", PolicyServer, "_greet", "if differ := changes(wanted, self.spec):", "if False:",
+          greetings),
+    # -- what they may say
+    Guard("size of a message", real.server, "receive", "if head_size > HEADER or body_size > limit:", "if False:",
+          garbage),
+    Guard("magic", real.server, "receive", "if magic != _MAGIC:", "if False:", garbage),
+    Guard("sizes that were announced", real.server, "receive", "if sum(sizes) != body_size:", "if False:", garbage,
+          (*FAILS, WireError)),
+    Guard("names of arrays", real.server, "_observation", "if set(found) != set(needed):", "if False:", garbage,
+          (*FAILS, WireError)),
+    Guard("shapes of arrays", real.server, "_observation", "value.shape != shape or", "", garbage),
+    Guard("types of arrays", real.server, "_observation", "or value.dtype.name != feature.dtype", "", garbage),
+    Guard("finite arrays", real.server, "_observation", "and not np.isfinite(value).all()", "and False", garbage),
+    Guard("whole numbers", real.server, "_integer", "type(value) is not int or not 0 <= value < 2**63", "False",
+          garbage),
+    # -- the arm's own description
+    Guard("joints of a description", test_inputs, "check_urdf", "if (joint := joints.get(name)) is None:",
+          "if (joint := joints.get(name, root)) is None:", fitting("panda_joint7: is not in it"), (*FAILS, KeyError)),
+    Guard("kind of a joint", test_inputs, "check_urdf", 'if joint.get("type") != "revolute":', "if False:",
+          fitting("expected a revolute")),
+    Guard("order of joints", test_inputs, "check_urdf", "if before and before not in", "if False and before not in",
+          test_inputs.test_a_description_of_another_arm_is_refused),
+    Guard("limits of a description", real.urdf, "_limits", "if not sign * ours <=", "if False and not sign * ours <=",
+          fitting("panda_joint3: upper")),
+    # -- recordings
+    Guard("recordings are kept", Recorder, "__init__", 'if found := sorted(self.folder.glob("*.mcap")):', "if False:",
+          somewhere(test_recording.test_a_second_recording_goes_elsewhere)),
+    Guard("nobody waits for a disk", Recorder, "put", "except queue.Full:", "except KeyError:",
+          somewhere(test_recording.test_a_full_queue_drops_counts_and_says_so), (queue.Full,)),
+    Guard("lost messages count", Recorder, "put", "self.dropped[topic] += 1", "pass",
+          somewhere(test_recording.test_a_full_queue_drops_counts_and_says_so)),
+    Guard("a disk that refuses", Recorder, "end", "if self._broken is not None:", "if False:",
+          somewhere(test_recording.test_recording_says_when_the_disk_refuses)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=[g.name for g in GUARDS])
+def test_without_it_a_test_fails(guard, monkeypatch):
+    monkeypatch.setattr(guard.owner, guard.function, disabled(guard))
+    monkeypatch.setattr(real.server, "GREETING", 0.5)
+    with pytest.raises(guard.how):
+        guard.test()
