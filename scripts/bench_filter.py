@@ -1,4 +1,4 @@
-"""How long one whole tick of the safety chain takes on one core, everything on; rows of evidence as JSON lines.
+"""How long one whole tick of the safety chain takes on one core, everything on, a risk critic and the clock too; rows.
 
     python scripts/bench_filter.py [--ticks 20000] [--record]
 
@@ -16,8 +16,10 @@ import gc
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter, thread_time
 
@@ -30,9 +32,10 @@ import psutil
 from real.safety import SafetyChain, load_profile
 from real.safety.chain import Measured
 from real.safety.profile import Box, Plane, Profile
+from real.safety.risk import RiskCritic
 from robopolicy.evaluate.evidence import Evidence, measured, write
 
-DT = 0.004
+DT, WIDTH = 0.004, 32  # s; of the hidden layers of scripts/train_risk.py
 
 
 def calm(profile: Profile, ticks: int) -> Iterator[np.ndarray]:
@@ -50,13 +53,20 @@ def wild(profile: Profile, ticks: int) -> Iterator[np.ndarray]:
         yield target
 
 
+def critic(profile: Profile) -> RiskCritic:
+    """Of the size that scripts/train_risk.py trains, with weights at random; it costs time, and never slows the arm."""
+    rng, sizes = np.random.default_rng(0), (3 * len(profile.joints), WIDTH, WIDTH, 1)
+    layers = [(rng.normal(0, a**-0.5, (a, b)), np.zeros(b)) for a, b in pairwise(sizes)]
+    return RiskCritic(profile, DT, tuple(layers), low=0.999, high=1.0)
+
+
 def measure(setting: str, ticks: int) -> list[Evidence]:
     profile = load_profile(
         "panda", tcp_speed=0.5, planes=(Plane((0.0, 0.0, 1.0), 0.0),), energy=5.0, reference_clip=10.0,
         keep_out=(Box((0.3, 0.35, 0.0), (0.6, 0.6, 0.4)),), workspace=Box((-0.9, -0.9, -0.2), (0.9, 0.9, 1.3)),
         tracking_error=10.0,
     )  # fmt: skip
-    chain, now = SafetyChain(profile, dt=DT), 0.0
+    chain, now = SafetyChain(profile, dt=DT, clock=time.monotonic, risk=critic(profile)), 0.0
     chain.activate(Measured(np.array(profile.data["home"])), now)
     times, cpu, memory, same = np.zeros(ticks), np.zeros(ticks), np.zeros(ticks), 0
     process = psutil.Process()
