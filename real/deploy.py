@@ -170,6 +170,9 @@ class Deployment:
     operator: Literal["keyboard", "gamepad"] | None = None
     drive: Drive = field(default_factory=Drive)
     human_first: bool = False
+    server: str | None = None
+    server_token: Path | None = None
+    server_ca: Path | None = None
 
 
 def in_process(d: Deployment) -> Iterator[Episode]:
@@ -192,7 +195,7 @@ def in_process(d: Deployment) -> Iterator[Episode]:
 def over_ros2(d: Deployment) -> Iterator[Episode]:
     """The simulated arm and the policy node as two processes that talk over ROS 2."""
     if isinstance(d.policy, RemotePlanner):
-        raise ConfigError("server: the policy node of ROS 2 plans by itself so far; robot=mujoco can use a server")
+        d.policy.close()  # the node has a line of its own
     try:
         from real.ros2.cell import run_episodes
     except ImportError as error:
@@ -290,7 +293,10 @@ def prepare(
     settings = dict(safety or {})
     for name, usual in (("velocity", 0.5), ("tcp_speed", 0.25)):
         settings[name] = settings.get(name, usual) * speed
-    return Deployment(checkpoint, which, node, env, policy, settings, policy_id=ident, **more)
+    return Deployment(
+        checkpoint, which, node, env, policy, settings, policy_id=ident, server=server, server_token=server_token,
+        server_ca=server_ca, **more,
+    )  # fmt: skip
 
 
 def report(done: list[Episode]) -> str:

@@ -19,6 +19,7 @@ from real.planner_process import ProcessPlanner
 from real.planning import PlanningError
 from real.realtime import Chunking, chunking_of
 from real.recording import PolicyJournal, RecordedChain, Recorder, header_of
+from real.remote import RemotePlanner
 from real.robots import Robot, State
 from real.ros2.keys import RemoteKeys
 from real.ros2.observation import Observer, check_features, check_robot, one_env
@@ -29,10 +30,12 @@ from real.runner import ThreadRunner
 from real.safety import SafetyChain, SafetyError, load_profile
 from real.safety.risk import RiskCritic
 from robopolicy.checkpoint import load_policy
+from robopolicy.errors import SpecError
 from robopolicy.policies.base import Policy
+from robopolicy.policy_files import read_spec
 from robopolicy.runs import read_config
 from robopolicy.spec import PolicySpec, check_fits
-from robopolicy.types import BASE_ACTION
+from robopolicy.types import BASE_ACTION, IMAGES
 from robopolicy.verbs import Place
 from sim.arm import FINGER_STROKE
 from sim.control import Controller
@@ -46,6 +49,7 @@ class Options:
     `operator`: a human may take over, by what comes on the `keys` topic; `human_first`: and begins every episode.
     `task`: of the native suite, whose observations and actions the policy has; None: the policy was trained on data of
     the robot itself (real.ros2.plain).
+    `server`: host:port of `robopolicy serve`, which plans instead; `server_token`, `server_ca`: see RemotePlanner.
     """
 
     checkpoint: Path | None
@@ -63,6 +67,9 @@ class Options:
     operator: bool = False
     human_first: bool = False
     drive: Drive = field(default_factory=Drive)
+    server: str | None = None
+    server_token: Path | None = None
+    server_ca: Path | None = None
 
 
 class Brain:
@@ -70,6 +77,7 @@ class Brain:
 
     Raises:
         SpecError: the policy does not fit the task or the robot, or cannot bridge the latency.
+        PlanningError: its server, or its process, cannot be reached or refuses.
     """
 
     names: tuple[str, ...] = ()  # features that must come beside the arm's state
@@ -77,12 +85,10 @@ class Brain:
     def __init__(self, options: Options, wiring: Wiring, recorder: Recorder | None = None) -> None:
         assert options.checkpoint is not None
         self.options, self.wiring = options, wiring
-        self.policy = load_policy(options.checkpoint, which=options.which)
-        levels, level = list[PolicySpec](), cast("Policy | None", self.policy)
-        while level is not None:  # what a residual corrects sees and acts too
-            check_robot(level.spec, wiring)
-            levels.append(level.spec)
-            level = level.base
+        self.policy = _policy(options)
+        levels = _specs(self.policy)
+        for spec in levels:
+            check_robot(spec, wiring)
         images = {k: f for spec in levels for k, f in spec.observation.items() if k in wiring.cameras}
         self.cameras = {k: f.shape for k, f in images.items()}
         self.chunks = chunking_of(options.chunking, self.policy, options.latency)
@@ -108,7 +114,7 @@ class Brain:
         self.planner = self.chunks.planner
         self.recorder = recorder
         self.process: ProcessPlanner | None = None
-        if options.process and not options.lockstep:
+        if options.process and not options.lockstep and options.server is None:
             how = {"which": options.which, "chunking": options.chunking, "latency": options.latency}
             self.planner = self.process = ProcessPlanner(options.checkpoint, how)
         self.runner = ThreadRunner(self.planner, latency=options.latency, wait=60.0 if options.lockstep else 0.0)
@@ -162,7 +168,8 @@ class Brain:
         if self.recorder is not None:
             o = self.options
             self.recorder.begin(header_of(
-                chain, self.spec, self.chunks.buffer.spec, seed=seed, shadow=o.dry_run, policy_id=o.policy_id,
+                chain, self.spec, self.chunks.buffer.spec, seed=seed, shadow=o.dry_run,
+                policy_id=self.policy.ident if isinstance(self.policy, RemotePlanner) else o.policy_id,
                 chunking=o.chunking,
             ))  # fmt: skip
 
@@ -188,13 +195,31 @@ class Brain:
     def close(self) -> None:
         self.end(None)
         self.runner.close()
-        if self.process is not None:
-            self.process.close()
+        for planner in (self.process, self.policy):
+            if isinstance(planner, (ProcessPlanner, RemotePlanner)):
+                planner.close()
+
+
+def _policy(options: Options) -> Policy | RemotePlanner:
+    assert options.checkpoint is not None
+    if options.server is None:
+        return load_policy(options.checkpoint, which=options.which)
+    spec = read_spec(options.checkpoint, which=options.which)
+    return RemotePlanner(options.server, spec, token=options.server_token, ca=options.server_ca)
+
+
+def _specs(policy: Policy | RemotePlanner) -> list[PolicySpec]:
+    """Of a policy and of those that it corrects, which see and act too; the undermost comes last."""
+    if isinstance(policy, Policy):
+        return [policy.spec, *([] if policy.base is None else _specs(policy.base))]
+    if unknown := [k for k in policy.keys if k.startswith(IMAGES) and k not in policy.spec.observation]:
+        raise SpecError(f"server: its policy corrects one that sees {unknown}, of which nothing is known here")
+    return [policy.spec]
 
 
 def options_of(checkpoint: Path, given: dict[str, Any]) -> Options:
     """Options from JSON values; where no task is given, it is the one that the run of `checkpoint` was trained on."""
-    paths = ("risk", "record")
+    paths = ("risk", "record", "server_token", "server_ca")
     options: dict[str, Any] = {k: Path(v) if k in paths and v is not None else v for k, v in given.items()}
     if "task" not in options:
         run_dir = Place.of(checkpoint, options.get("which", "latest"), Path()).run

@@ -32,7 +32,8 @@ def run_episodes(deployment: Deployment) -> Iterator[Episode]:
         "task": d.task, "which": d.which, "settings": d.settings, "latency": d.latency, "dry_run": d.dry_run,
         "lockstep": d.lockstep, "chunking": d.chunking, "risk": None if d.risk is None else str(d.risk),
         "record": None if d.record is None else str(d.record), "policy_id": d.policy_id,
-        "operator": d.operator is not None, "human_first": d.human_first, "drive": asdict(d.drive),
+        "operator": d.operator is not None, "human_first": d.human_first, "drive": asdict(d.drive), "server": d.server,
+        **{k: None if (v := getattr(d, k)) is None else str(v) for k in ("server_token", "server_ca")},
     }  # fmt: skip
     wiring = load_wiring(d.wiring)
     source: contextlib.AbstractContextManager[Keys | None] = contextlib.nullcontext()

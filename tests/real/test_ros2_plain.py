@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from mcap.reader import make_reader
 
 from real.dataset import _effect
+from real.planning import PlanningError
+from real.recording import Recorder
 from real.robots import State
 from real.ros2 import brain as brain_module
 from real.ros2.brain import Brain, Options
@@ -19,6 +23,7 @@ from robopolicy.errors import DataError, SpecError
 from robopolicy.policies.base import Policy
 from robopolicy.spec import PolicySpec
 from robopolicy.types import STATE, TASK, ActionSpec, Feature
+from tests.real.test_remote import serving
 from tests.real.test_ros2_inputs import HOME, WIRING
 from tests.real.test_ros2_session import DT, Wire
 
@@ -109,7 +114,7 @@ def test_it_drives_the_arm_behind_the_limits(monkeypatch, tmp_path):
     options = Options(tmp_path, None, settings={"tcp_speed": 0.5}, lockstep=True)
     brain = Brain(options, WIRING)
     assert brain.names == ("ball_x",) and brain.cameras == {IMAGE: (3, 8, 8)} and brain.spec.id == "panda"
-    assert {dog.name for dog in brain.chain().watchdogs} == {"state", "enable", "features", IMAGE}
+    assert {dog.name for dog in brain.chain().watchdogs} == {"state", "enable", "features", "joint_commands", IMAGE}
     assert brain.chain().governor.clock() == 0.0, "simulated time has no late ticks"
     assert Brain(replace(options, lockstep=False, process=False), WIRING).chain().governor.clock is time.monotonic
     with pytest.raises(SafetyError, match="energy: the tank needs external torques"):
@@ -130,3 +135,33 @@ def test_it_drives_the_arm_behind_the_limits(monkeypatch, tmp_path):
     assert wire.played[-1][0] == pytest.approx(0.4, abs=0.01)
     wire.check()
     brain.close()
+
+
+def test_a_server_plans_in_its_place(monkeypatch, tmp_path):
+    """The weights stay there; recordings say whose they are; a server of another policy is refused."""
+    policy = Follow()
+    monkeypatch.setattr(brain_module, "read_spec", lambda *_, **__: policy.spec)
+    monkeypatch.setattr(brain_module, "load_policy", pytest.fail)
+    with serving(policy, ident="follow@1") as server:
+        options = Options(tmp_path, None, settings={"tcp_speed": 0.5}, server=f"127.0.0.1:{server.port}")
+        brain = Brain(options, WIRING, Recorder(tmp_path / "r"))
+        assert brain.process is None and brain.planner is brain.policy
+        brain.warm_up(State(HOME, np.zeros(7), 0.08))
+        brain.begin(brain.chain(), 3)
+        brain.end(True)
+        assert json.loads(next(_messages(tmp_path / "r")))["policy_id"] == "follow@1"
+        brain.close()
+        assert brain.policy.line is None
+        brain.policy.keys = ["observation.images.other"]
+        with pytest.raises(SpecError, match=r"corrects one that sees \['observation.images.other'\]"):
+            brain_module._specs(brain.policy)
+        other = replace(policy.spec, dt=policy.spec.dt / 2)
+        monkeypatch.setattr(brain_module, "read_spec", lambda *_, **__: other)
+        with pytest.raises(PlanningError, match="refuses: spec: the client expects another policy"):
+            Brain(options, WIRING)
+
+
+def _messages(folder):
+    with next(folder.iterdir()).open("rb") as file:
+        for _, _, message in make_reader(file).iter_messages():
+            yield message.data
