@@ -80,8 +80,6 @@ def convert(
     """
     is_dataset = (recording / "meta" / "info.json").is_file()
     if bag is not None and bag.wiring is not None:
-        if only_success and not is_dataset:
-            raise ConfigError("only_success: nothing in a rosbag2 bag says which episodes succeeded. Leave it out.")
         try:
             from real.ros2.bag_dataset import convert_bags
             from real.ros2.bag_export import export_bags
@@ -91,7 +89,7 @@ def convert(
             ) from error
         if is_dataset:
             return export_bags(recording, out, bag, only_success=only_success, overwrite=overwrite)
-        return convert_bags(recording, out, bag, overwrite=overwrite)
+        return convert_bags(recording, out, bag, only_success=only_success, overwrite=overwrite)
     if is_dataset:
         raise DataError(f"recording={recording}: a LeRobotDataset. Give bag.wiring=<robot> to make rosbag2 bags of it.")
     if (file := find_hdf5(recording)) is not None:

@@ -170,10 +170,19 @@ class MujocoArm:
         if ((q[-1] < m["low"]) | (q[-1] > m["high"])).any():
             return "position"
         first = q[1:] - q[:-1]
+        if self.profile.edge is not None and self._too_fast_there(first[-1] * self.RATE, 0.5 * (q[-1] + q[-2])):
+            return "velocity"
         second = first[1:] - first[:-1]
         value = np.abs(np.array([first[-1], second[-1], second[-1] - second[-2]])) / self._units
         bad = (value > self._most + ROUNDING * np.abs(q[-1]) / self._units).any(axis=1)
         return RATES[int(bad.argmax())] if bad.any() else ""
+
+    def _too_fast_there(self, v: Array, q: Array) -> bool:
+        """Whether `v` [n] rad/s is beyond what the maker permits at `q` [n] rad, near the ends of the joints."""
+        assert self.profile.edge is not None
+        offset, deceleration, low, high = self.profile.edge
+        up, down = (np.sqrt(np.maximum(0.0, 2 * deceleration * room)) - offset for room in (high - q, q - low))
+        return bool(((v > np.maximum(0.0, up) + 1e-6) | (-v > np.maximum(0.0, down) + 1e-6)).any())
 
     def _state(self) -> State:
         q = self.data.qpos

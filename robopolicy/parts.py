@@ -202,6 +202,8 @@ class Parts:
         s = self.settings
         if s.base is not None:
             spec = self.base.spec
+            if self._policy_node.get("pictures"):
+                return spec
             return replace(spec, observation={k: v for k, v in spec.observation.items() if not k.startswith(IMAGES)})
         return self._offered_spec(self.episodes if s.dataset is not None else self.raw_env.spec)
 

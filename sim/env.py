@@ -44,6 +44,7 @@ class SimEnv:
         seed: names the stream of training episodes.
         control: "delta_pose" or "joint_position" (sim/control.py).
         reward: "sparse", "dense" or "shaped".
+        objects: the state holds what a camera would have to see too: objects, targets; False: the arm's own alone.
         cameras: names of cameras in the scene whose pictures join the observation ("front", "side", "wrist").
         pictures: False leaves them out of it, though the spec has them: they come from elsewhere.
         image_size: (height, width) of these pictures.
@@ -61,6 +62,7 @@ class SimEnv:
         seed: int = 0,
         control: str = "delta_pose",
         reward: Literal["sparse", "dense", "shaped"] = "sparse",
+        objects: bool = True,
         cameras: tuple[str, ...] = (),
         image_size: tuple[int, int] = (96, 96),
         render_quality: Quality = "fast",
@@ -75,7 +77,7 @@ class SimEnv:
             raise ConfigError(f"task.horizon must be at least 1 control step, found {task.horizon}")
         if reward not in ("sparse", "dense", "shaped"):
             raise ConfigError(f"reward must be 'sparse', 'dense' or 'shaped', found {reward!r}")
-        self.pictures = pictures
+        self.pictures, self.objects = pictures, objects
         self.task, self.num_envs, self.device, self.reward = task, num_envs, torch.device("cpu"), reward
         self.randomization = randomization or Randomization()
         self.cameras, self.image_size, self.render_quality = tuple(cameras), tuple(image_size), render_quality
@@ -325,7 +327,7 @@ class SimEnv:
         )
 
     def _groups(self, scene: Scene) -> dict[str, Array]:
-        return {**arm_features(scene), **self.task.observe(self.at, scene)}
+        return {**arm_features(scene), **(self.task.observe(self.at, scene) if self.objects else {})}
 
     def _observe(self, rows: NDArray[np.int64] | None, scene: Scene | None = None, *, pictures: bool = True) -> Obs:
         """The observation of all envs, or of `rows` [M]; `scene` is theirs, where it is at hand."""

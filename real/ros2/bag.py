@@ -56,7 +56,8 @@ class Bag:
         storage = about.get("storage_identifier") or _storage_of(path)
         if storage not in SUFFIXES:
             raise DataError(f"{path}: storage {storage!r}; mcap and sqlite3 are read. `ros2 bag convert` changes it.")
-        self.about = {str(k): str(v) for k, v in (about.get("custom_data") or {}).items()}
+        custom = about.get("custom_data")
+        self.about = {str(k): str(v) for k, v in custom.items()} if isinstance(custom, dict) else {}
         names = [Path(name).name for name in about.get("relative_file_paths") or ()]  # in the bag, wherever they say
         self.files = [path / name for name in names] or ([path] if path.is_file() else _files(path))
         for file in self.files:
@@ -98,6 +99,11 @@ class Bag:
             with _damage(file):
                 for found in self._read(file, set(topics)):
                     yield Item(*found)
+
+
+def type_name(kind: type) -> str:
+    """`sensor_msgs/msg/JointState`."""
+    return f"{kind.__module__.split('.')[0]}/msg/{kind.__name__}"
 
 
 def decode(item: Item, kind: type) -> Any:

@@ -27,7 +27,9 @@ from robopolicy.types import STATE, TASK, ActionSpec, Feature
 from sim.arm import FINGER_STROKE
 
 Array = NDArray[np.float64]
-TASK_KEY, SUCCESS_KEY = "robopolicy.task", "robopolicy.success"  # in a bag's custom_data
+RATE = 20.0  # Hz, where nobody says it
+# In the custom_data of bags that were made of a dataset, whose frames are all kept:
+TASK_KEY, SUCCESS_KEY, RATE_KEY = "robopolicy.task", "robopolicy.success", "robopolicy.rate_hz"
 MOVED = 2e-3  # rad or m: what counts as the first motion
 
 
@@ -39,22 +41,30 @@ class Frames(NamedTuple):
     intervention: NDArray[np.bool_]  # [T]
 
 
-def convert_bags(recording: Path, out: Path, options: BagOptions, *, overwrite: bool = False) -> Converted:
+def convert_bags(
+    recording: Path, out: Path, options: BagOptions, *, only_success: bool = False, overwrite: bool = False
+) -> Converted:
     """Write a bag, or a folder of bags, as a dataset with one episode a bag.
 
-    Instruction and success are those of `options`, else those that `real.ros2.bag_export` left in the bag.
+    Instruction, rate and success are those of `options`, else those that `real.ros2.bag_export` left in the bag.
 
     Raises:
-        DataError: a bag is damaged, lacks a topic, holds other types, or other cameras than the first; none is usable.
+        DataError: a bag is damaged, lacks a topic, holds other types, or other cameras or another rate than the first;
+            none is usable.
+        ConfigError: nothing says what was done, or, with `only_success`, whether it succeeded; the rate is too high.
     """
     o, robot = options, load_wiring(str(options.wiring))
-    if o.rate_hz > 0.5 / robot.tick_s:
-        raise ConfigError(f"bag.rate_hz: expected up to {0.5 / robot.tick_s:.0f}, found {o.rate_hz}")
     bags, left_out = [Bag(path) for path in bags_in(recording)], dict[str, str]()
     tasks = [o.task or bag.about.get(TASK_KEY, "") for bag in bags]
     if "" in tasks:
         path = bags[tasks.index("")].path
         raise ConfigError(f"bag.task: {path.name} does not say what was done; give the instruction, bag.task='…'")
+
+    rate = _rate_of(bags, o)
+    if rate > 0.5 / robot.tick_s:
+        raise ConfigError(f"bag.rate_hz: expected up to {0.5 / robot.tick_s:.0f}, found {rate:g}")
+    if only_success and not o.success and (silent := [b.path.name for b in bags if SUCCESS_KEY not in b.about]):
+        raise ConfigError(f"only_success: nothing in {silent[0]} says whether it succeeded. Leave it out.")
 
     def streams_of(bag: Bag) -> Streams:
         return Streams(bag, robot, commanded=o.action == "commanded", image_size=o.image_size)
@@ -63,20 +73,24 @@ def convert_bags(recording: Path, out: Path, options: BagOptions, *, overwrite: 
     first, frames, marked = features_of(begun, robot), 0, 0
     with DatasetWriter(
         out, observation=first | ({TASK: Feature((), "int64")} if len(set(tasks)) > 1 else {}),
-        action=action_of(robot), dt=1.0 / o.rate_hz, tasks=tuple(dict.fromkeys(tasks)),
+        action=action_of(robot), dt=1.0 / rate, tasks=tuple(dict.fromkeys(tasks)),
         provenance={"source": "rosbag2", "wiring": robot.limits, "action": o.action},
         marks={"intervention": Feature((), "bool")}, overwrite=overwrite,
     ) as writer:  # fmt: skip
         for number, (bag, task) in enumerate(zip(bags, tasks, strict=True)):
-            path, streams = bag.path, streams_of(bag) if number else begun
+            path, success = bag.path, o.success or bag.about.get(SUCCESS_KEY) == "true"
+            if only_success and not success:
+                left_out[path.name] = "did not succeed"
+                continue
+            streams = streams_of(bag) if number else begun
             if (found := features_of(streams, robot)) != first:
                 raise DataError(f"{path}: holds {_brief(found)}, the first bag {_brief(first)}; convert them apart")
             try:
-                episode = frames_of(streams, robot, 1.0 / o.rate_hz)
+                episode = frames_of(streams, robot, 1.0 / rate, whole=RATE_KEY in bag.about)
             except UnusableError as error:
                 left_out[path.name] = str(error)
                 continue
-            done, success = np.zeros(len(episode.action), dtype=bool), o.success or bag.about.get(SUCCESS_KEY) == "true"
+            done = np.zeros(len(episode.action), dtype=bool)
             done[-1] = success
             writer.add_episode(
                 obs=episode.obs, action=episode.action, reward=done.astype(np.float32), success=done,
@@ -89,6 +103,15 @@ def convert_bags(recording: Path, out: Path, options: BagOptions, *, overwrite: 
     print(f"{writer.num_episodes} episodes, {frames} frames of {_brief(first)} in {out}; in {marked} of them a human "
           f"drove{why}")  # fmt: skip
     return Converted(out, writer.num_episodes, frames, marked, left_out)
+
+
+def _rate_of(bags: list[Bag], options: BagOptions) -> float:
+    if options.rate_hz is not None:
+        return options.rate_hz
+    rates = {bag.path.name: float(bag.about.get(RATE_KEY, RATE)) for bag in bags}
+    if len(set(rates.values())) > 1:
+        raise DataError(f"bag.rate_hz: the bags were made of datasets of different rates, {rates}; give one of them")
+    return next(iter(rates.values()))
 
 
 def action_of(wiring: Wiring) -> ActionSpec:
@@ -114,8 +137,8 @@ def features_of(streams: Streams, wiring: Wiring) -> dict[str, Feature]:
     return {STATE: Feature((len(names),), names=tuple(names)), **images}
 
 
-def frames_of(streams: Streams, wiring: Wiring, dt: float) -> Frames:
-    """The control steps of a bag, from the first motion on.
+def frames_of(streams: Streams, wiring: Wiring, dt: float, *, whole: bool = False) -> Frames:
+    """The control steps of a bag, from the first motion on; or the `whole` of it.
 
     Raises:
         UnusableError: messages are missing, late or out of order; nothing moved.
@@ -128,10 +151,11 @@ def frames_of(streams: Streams, wiring: Wiring, dt: float) -> Frames:
     count = math.floor((end - begin) / dt + 1e-6)
     at = begin + dt * np.arange(count + 1)  # s; the last one only ends the step before it
     told = s.told(at)
-    moved = np.flatnonzero(np.abs(told - told[0]).max(axis=1) > MOVED) if count > 0 else np.array([])
-    if not len(moved):
-        raise UnusableError("nothing moved")
-    at, told = at[max(0, moved[0] - 1) :], told[max(0, moved[0] - 1) :]
+    if not whole:
+        moved = np.flatnonzero(np.abs(told - told[0]).max(axis=1) > MOVED) if count > 0 else np.array([])
+        if not len(moved):
+            raise UnusableError("nothing moved")
+        at, told = at[max(0, moved[0] - 1) :], told[max(0, moved[0] - 1) :]
     if len(at) < 4:
         raise UnusableError(f"only {len(at) - 1} control steps after the first motion")
     seen = at[:-1]

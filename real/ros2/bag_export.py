@@ -1,59 +1,42 @@
 """`robopolicy convert recording=<dataset> bag.wiring=…`: a LeRobotDataset v3 as rosbag2 bags, one an episode.
 
-The way back of `real.ros2.bag_dataset`, with the same names: what a wiring's robot would have sent and been told. A
-topic has as many messages in a control step as its rate gives, the first of them at the step's beginning, so a frame is
-found again exactly; joints and commands between frames lie on a line, everything else stays until the next frame.
+The way back of `real.ros2.bag_dataset`, with the same names: what a wiring's robot would have sent and been told
+(`real.ros2.bag_messages`), so that every frame is found again exactly.
 """
 
 from __future__ import annotations
 
+import heapq
+import math
 from collections.abc import Iterator
-from itertools import pairwise
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from std_msgs.msg import Bool, Float64
 
 from real.bag_options import BagOptions
 from real.dataset import Converted
-from real.ros2 import messages
-from real.ros2.bag_dataset import SUCCESS_KEY, TASK_KEY
+from real.ros2.bag_checks import FASTER, SLOWER
+from real.ros2.bag_dataset import RATE_KEY, SUCCESS_KEY, TASK_KEY
+from real.ros2.bag_messages import BEGIN, Drive, S, messages_of, per_step
 from real.ros2.bag_writer import BagWriter
-from real.ros2.images import image
 from real.ros2.plain import GRIPPER, NamedJoints, joints_of
-from real.ros2.wiring import Topic, Wiring, load_wiring
+from real.ros2.wiring import Wiring, load_wiring
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.lerobot import load_episodes
 from robopolicy.data.meta import num_episodes
 from robopolicy.data.source import Source
 from robopolicy.data.tables import Columns, read_table
-from robopolicy.errors import ConfigError, DataError, closest
-from robopolicy.storage import new_directory
+from robopolicy.errors import DataError, closest
+from robopolicy.storage import MANIFEST, new_directory
 from robopolicy.types import IMAGES, STATE, TASK
 from sim.arm import FINGER_STROKE
 
 Array = NDArray[np.float64]
-S = 1_000_000_000
-BEGIN = S  # ns of the recorder's clock, and of the arm's, at which every bag begins
 HUMAN = "intervention"
-
-Message = tuple[str, int, Any]  # topic, ns since the beginning, message
-
-
-class Drive(NamedTuple):
-    """One episode of T control steps, by the wiring's joints; T + 1 rows where a step's end counts too."""
-
-    dt_ns: float
-    q: Array  # [T+1 n] rad
-    qd: Array  # [T+1 n] rad/s
-    opening: Array | None  # [T+1] m
-    features: Array  # [T+1 K]
-    told: Array | None  # [T+1 n] rad, where the arm is told to be at each step's beginning
-    grip: Array | None  # [T] m, told in each step
-    human: NDArray[np.bool_] | None  # [T]
-    pictures: dict[str, NDArray[np.uint8]]  # [T 3 H W]
+PIXELS = 1 << 30  # bytes of pictures that are held at a time
 
 
 def export_bags(
@@ -61,42 +44,63 @@ def export_bags(
 ) -> Converted:
     """Write each episode of a dataset as a bag `<out>/episode_000000`.
 
-    A bag's metadata hold the instruction and whether the episode succeeded, which the way back reads there.
+    A bag's metadata hold the rate, the instruction (`options.task`, where it is given) and, where the dataset knows,
+    whether the episode succeeded; the way back reads them there.
 
     Raises:
-        DataError: `out` is there; the dataset is not readable, or its names are not those of the wiring.
+        DataError: `out` is there, and is not to be replaced or is no folder of bags; the dataset is not readable, or
+            its names are not those of the wiring.
         SpecError: its actions are no absolute joint targets; `bag.action=measured` leaves them out.
+        ConfigError: the wiring has no topic that says what joints were told.
+        CheckpointError: the disk is full; nothing is left behind.
     """
     robot, source = load_wiring(str(options.wiring)), Source.open(dataset)
-    columns = _Columns(source, robot)
-    if out.exists() and not overwrite:
-        raise DataError(f"{out}: exists already. Choose another path, or replace it with overwrite=true.")
-    made = frames = humans = 0
+    columns = _Columns(source, robot, commanded=options.action == "commanded")
+    _check_out(dataset, out, overwrite)
+    frames = humans = 0
+    made, left_out = list[str](), dict[str, str]()
     with new_directory(out) as folder:
-        for number in range(num_episodes(dataset)):
-            episode = load_episodes(dataset, episodes=[number])
-            success = bool(episode.success.any())
+        for number, episode in columns.episodes():
+            name, success = f"episode_{number:06d}", bool(episode.success.any())
             if only_success and not success:
+                left_out[name] = "did not succeed" if episode.outcomes else "nobody recorded whether it succeeded"
                 continue
-            drive = columns.drive(episode, number, commanded=options.action == "commanded")
-            text = episode.tasks[int(episode.obs[TASK][0])] if TASK in episode.obs else episode.tasks[0]
-            about = {TASK_KEY: text, SUCCESS_KEY: str(success).lower(), "robopolicy.dataset": dataset.name}
-            with BagWriter(folder / f"episode_{number:06d}", about=about) as bag:
-                for topic, at, message in sorted(columns.messages(drive), key=lambda m: m[1]):
+            drive = columns.drive(episode, number)
+            text = options.task or episode.tasks[int(episode.obs[TASK][0]) if TASK in episode.obs else 0]
+            about = {TASK_KEY: text, RATE_KEY: repr(1.0 / episode.dt), "robopolicy.dataset": dataset.name}
+            about |= {SUCCESS_KEY: str(success).lower()} if episode.outcomes else {}
+            with BagWriter(folder / name, about=about) as bag:
+                for topic, at, message in heapq.merge(*messages_of(drive, columns.features, robot), key=lambda m: m[1]):
                     bag.add(topic, BEGIN + at, message)
-            made, frames = made + 1, frames + episode.num_frames
+            made.append(name)
+            frames += episode.num_frames
             humans += 0 if drive.human is None else int(drive.human.sum())
         if not made:
-            raise DataError(f"{dataset}: no episode succeeded, and only_success=true")
-    print(f"{made} bags of {frames} frames in {out}; in {humans} of them a human drove")
-    return Converted(out, made, frames, humans, {})
+            raise DataError(f"{dataset}: no episode to keep: {left_out or 'it has none'}")
+    print(f"{len(made)} bags of {frames} frames in {out}; in {humans} of them a human drove", *columns.remarks,
+          sep="\n  ")  # fmt: skip
+    return Converted(out, len(made), frames, humans, left_out)
+
+
+def _check_out(dataset: Path, out: Path, overwrite: bool) -> None:
+    """Refuse to replace what is no folder of bags, or holds the dataset itself."""
+    if not out.exists():
+        return
+    if not overwrite:
+        raise DataError(f"{out}: exists already. Choose another path, or replace it with overwrite=true.")
+    if dataset.resolve().is_relative_to(out.resolve()):
+        raise DataError(f"{out}: holds the dataset itself, which would be lost. Choose another path.")
+    foreign = [p.name for p in out.iterdir() if p.name != MANIFEST and not (p / "metadata.yaml").is_file()]
+    if foreign:
+        raise DataError(f"{out}: holds {foreign[0]!r}, which is no bag, so it is not replaced. Choose another path.")
 
 
 class _Columns:
     """Which column of a dataset is what on a wiring's topics; raises DataError where one has no place."""
 
-    def __init__(self, source: Source, wiring: Wiring) -> None:
-        self.source, self.wiring = source, wiring
+    def __init__(self, source: Source, wiring: Wiring, *, commanded: bool) -> None:
+        self.source, self.wiring, self.commanded = source, wiring, commanded
+        self.remarks: list[str] = []  # what people should know
         names = source.offered[STATE].names if STATE in source.offered else None
         if names is None:
             raise DataError(f"{source.root}: {STATE} is missing or its elements have no names; a bag needs its joints")
@@ -125,27 +129,73 @@ class _Columns:
         for key in self.cameras:
             if key not in wiring.cameras:
                 raise DataError(f"{source.root}: {key!r} is no camera of the wiring. {closest(key, wiring.cameras)}")
+        self._human = self._marks()
+        self._remark()
 
-    def drive(self, episode: Episodes, number: int, *, commanded: bool) -> Drive:
+    def _marks(self) -> tuple[NDArray[np.bool_], NDArray[np.int64]] | None:
+        """[F] whether a human drove, and `starts` [E+1]."""
+        if HUMAN not in self.source.columns or self.wiring.topics["intervention"] is None:
+            return None
+        table, starts = read_table(self.source, None, [HUMAN])
+        return Columns(table, starts, self.source)(HUMAN, ()).astype(bool), starts.numpy()
+
+    def _remark(self) -> None:
+        """Note what has no place on the wiring's topics, and rates that the way back would refuse."""
+        w, action = self.wiring, self.source.meta.action if self.source.meta else None
+        if self.commanded and w.topics["gripper"] is None and w.gripper and action and action.gripper is not None:
+            raise DataError(
+                f"{self.source.root}: has gripper commands, and the wiring's topics.gripper is null. "
+                "bag.action=measured leaves all commands out."
+            )
+        if HUMAN in self.source.columns and w.topics["intervention"] is None:
+            self.remarks.append("who drove is left out: the wiring's topics.intervention is null")
+        if other := [k for k in self.source.offered if k not in (STATE, TASK, *self.cameras)]:
+            self.remarks.append(f"left out: {other}, for which a wiring has no topic")
+        sent = {"joint_states": w.topic("joint_states"), **{k: w.cameras[k] for k in self.cameras}}
+        for name, topic in sent.items():
+            rate = self.source.fps * per_step(1.0 / self.source.fps, topic)
+            if not SLOWER * topic.rate_hz <= rate <= FASTER * topic.rate_hz:
+                self.remarks.append(
+                    f"{name}: {rate:g} messages a second, the wiring says {topic.rate_hz:g}: to convert the bags again "
+                    "takes a wiring that says so"
+                )
+
+    def episodes(self) -> Iterator[tuple[int, Episodes]]:
+        """Every episode with its number; of pictures no more than `PIXELS` bytes are held at a time."""
+        root, count = self.source.root, num_episodes(self.source.root)
+        size = sum(math.prod(self.source.offered[k].shape) for k in self.cameras) * self.source.total_frames
+        many = max(1, int(count * PIXELS / max(size, 1)))
+        for first in range(0, count, many):
+            numbers = range(first, min(count, first + many))
+            batch = load_episodes(root, episodes=list(numbers))
+            for k, number in enumerate(numbers):
+                begin, end = batch.starts[k : k + 2].tolist()
+                part = {n: getattr(batch, n)[begin:end] for n in ("action", "reward", "terminated", "success")}
+                yield number, replace(
+                    batch, obs={n: v[begin:end] for n, v in batch.obs.items()}, seeds=batch.seeds[k : k + 1],
+                    starts=torch.tensor([0, end - begin]), **part,
+                )  # fmt: skip
+
+    def drive(self, episode: Episodes, number: int) -> Drive:
         """Episode `number` by the wiring's joints."""
 
         def last_twice(rows: Array) -> Array:  # what came after the last action is not in a dataset
             return np.concatenate([rows, rows[-1:]])
 
-        state = last_twice(episode.obs[STATE].double().numpy())
-        q = state[:, self.at["pos"]]
+        rows = episode.obs[STATE].double().numpy()
+        state, q = last_twice(rows), last_twice(rows[:, self.at["pos"]])
         if min(self.at["vel"]) >= 0:
             qd = state[:, self.at["vel"]]
         else:  # a node needs them; of the joints' positions then
-            qd = np.gradient(q, episode.dt, axis=0) if len(q) > 2 else np.zeros_like(q)
+            qd = last_twice(np.gradient(q[:-1], episode.dt, axis=0)) if len(rows) > 1 else np.zeros_like(q)
         told = grip = None
-        if commanded:
+        if self.commanded:
             targets, grip = self._targets(episode)
             told = np.concatenate([q[:1], targets])
         human = None
-        if HUMAN in self.source.columns and self.wiring.topics["intervention"] is not None:
-            table, starts = read_table(self.source, [number], [HUMAN])
-            human = Columns(table, starts, self.source)(HUMAN, ()).astype(bool)
+        if self._human is not None:
+            marks, starts = self._human
+            human = marks[starts[number] : starts[number + 1]]
         return Drive(
             dt_ns=episode.dt * S, q=q, qd=qd, opening=None if self.opening is None else state[:, self.opening],
             features=state[:, self._features_at], told=told, grip=grip, human=human,
@@ -160,63 +210,3 @@ class _Columns:
             return action[:, order], None
         grip = action[:, spec.gripper]
         return action[:, order], grip if spec.units[spec.gripper] == "m" else (grip + 1.0) * FINGER_STROKE
-
-    # -- messages -----------------------------------------------------------------------------------------------------
-    def messages(self, drive: Drive) -> Iterator[Message]:
-        """All of a bag, in no order."""
-        w = self.wiring
-        topic, fingers = w.topic("joint_states"), np.array(list(w.gripper.values()))
-        names, share = (*w.joints, *w.gripper), fingers / max(float(fingers @ fingers), 1e-12)
-        for ns, row, part in _times(drive, topic):
-            q, qd = _between(drive.q, row, part), _between(drive.qd, row, part)
-            opening = 0.0 if drive.opening is None else float(_between(drive.opening, row, part))
-            position = np.concatenate([q, opening * share])
-            velocity = np.concatenate([qd, np.zeros(len(share))])
-            yield topic.name, ns, messages.joint_state(names, BEGIN + ns, position, velocity)
-        if self.features:
-            topic = w.topic("features")
-            for ns, row, _ in _times(drive, topic):
-                yield topic.name, ns, messages.joint_state(tuple(self.features), BEGIN + ns, drive.features[row])
-        yield from self._commands(drive)
-        for key, pictures in drive.pictures.items():
-            camera = w.cameras[key]
-            for ns, row, _ in _times(drive, camera):
-                yield camera.name, ns, image(pictures[min(row, len(pictures) - 1)], BEGIN + ns, camera)
-        if drive.human is not None:
-            topic = w.topic("intervention")
-            for ns, row, _ in _times(drive, topic):
-                yield topic.name, ns, Bool(data=bool(drive.human[min(row, len(drive.human) - 1)]))
-
-    def _commands(self, drive: Drive) -> Iterator[Message]:
-        if drive.told is None:
-            return
-        w = self.wiring
-        if (topic := w.topics["joint_commands"]) is not None:
-            for ns, row, part in _times(drive, topic):
-                yield topic.name, ns, messages.joint_state(w.joints, BEGIN + ns, _between(drive.told, row, part))
-        elif w.output.type == "trajectory":
-            points = [(ns, _between(drive.told, row, part)) for ns, row, part in _times(drive, w.output)]
-            for (ns, a), (then, b) in pairwise([*points, (points[-1][0] + w.dt_ns, points[-1][1])]):
-                ahead = messages.trajectory(w.joints, BEGIN + ns, np.array([a, b]), then - ns)
-                yield w.output.name, ns, ahead
-        else:
-            raise ConfigError(
-                f"bag.wiring: what joints were told is read of joint_commands, or of trajectories; this wiring has "
-                f"neither (type {w.output.type}). Give bag.action=measured."
-            )
-        if drive.grip is not None and (topic := w.topics["gripper"]) is not None:
-            for row in np.flatnonzero(np.diff(drive.grip, prepend=np.inf)):  # a command comes after what it answers
-                yield topic.name, round(row * drive.dt_ns) + w.dt_ns, Float64(data=float(drive.grip[row]))
-
-
-def _times(drive: Drive, topic: Topic) -> Iterator[tuple[int, int, float]]:
-    """ns since the beginning, row, and the share of the way to the next row, of all messages on a topic."""
-    rows, count = len(drive.q), max(1, round(topic.rate_hz * drive.dt_ns / S))
-    for row in range(rows):
-        for k in range(count if row < rows - 1 else 1):
-            yield round((row + k / count) * drive.dt_ns), row, k / count
-
-
-def _between(rows: Array, row: int, part: float) -> Array:
-    """Exactly rows[row] where `part` is 0."""
-    return rows[row] if part == 0 else rows[row] + part * (rows[row + 1] - rows[row])

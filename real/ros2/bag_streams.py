@@ -13,9 +13,8 @@ from trajectory_msgs.msg import JointTrajectory
 
 from real.joint_order import JointOrder
 from real.ros2 import messages
-from real.ros2.bag import Bag, Item, decode, stamp_of
+from real.ros2.bag import Bag, Item, decode, stamp_of, type_name
 from real.ros2.bag_checks import Stream, newest
-from real.ros2.bag_writer import type_name
 from real.ros2.images import ImageReader, message_type, size_of
 from real.ros2.wiring import CameraTopic, Topic, Wiring
 from real.safety import SafetyError, load_profile

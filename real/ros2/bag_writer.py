@@ -14,6 +14,8 @@ import yaml
 from mcap.writer import Writer
 from rclpy.serialization import serialize_message
 
+from real.ros2.bag import type_name
+
 VERSION = 8  # of metadata.yaml; newer rosbag2 reads it, and older ones down to Humble skip what they do not know
 SIZES = {"boolean": 1, "octet": 1, "char": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4,
          "int64": 8, "uint64": 8, "float": 4, "double": 8}  # bytes of CDR  # fmt: skip
@@ -70,10 +72,13 @@ class BagWriter:
 
     def _metadata(self) -> dict[str, Any]:
         first, last = self._times or (0, 0)
-        span = {
-            "duration": {"nanoseconds": last - first}, "starting_time": {"nanoseconds_since_epoch": first},
-            "message_count": sum(self.count.values()),
-        }  # fmt: skip
+
+        def span() -> dict[str, Any]:  # made anew each time: YAML would refer from one to the other
+            return {
+                "duration": {"nanoseconds": last - first}, "starting_time": {"nanoseconds_since_epoch": first},
+                "message_count": sum(self.count.values()),
+            }  # fmt: skip
+
         topics = [
             {
                 "topic_metadata": {
@@ -86,16 +91,11 @@ class BagWriter:
         ]  # fmt: skip
         return {
             "rosbag2_bagfile_information": {
-                "version": VERSION, "storage_identifier": "mcap", **span, "topics_with_message_count": topics,
+                "version": VERSION, "storage_identifier": "mcap", **span(), "topics_with_message_count": topics,
                 "compression_format": "", "compression_mode": "", "relative_file_paths": [self.file.name],
-                "files": [{"path": self.file.name, **span}], "custom_data": self.about, "ros_distro": "unknown",
+                "files": [{"path": self.file.name, **span()}], "custom_data": self.about, "ros_distro": "unknown",
             }
         }  # fmt: skip
-
-
-def type_name(kind: type) -> str:
-    """`sensor_msgs/msg/JointState`."""
-    return f"{kind.__module__.split('.')[0]}/msg/{kind.__name__}"
 
 
 def definition(kind: type) -> str:

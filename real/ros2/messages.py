@@ -27,6 +27,10 @@ def to_time(ns: int) -> Time:
     return Time(sec=ns // S, nanosec=ns % S)
 
 
+class NotFiniteError(SafetyError):
+    """The arm's own state holds numbers that are none: something is wrong with it, not with who sent it."""
+
+
 class StateReader:
     """JointState messages of an arm and its gripper as `State`, in the order of the limits.
 
@@ -59,11 +63,11 @@ class StateReader:
         for what, value in (("position", q), ("velocity", qd)):
             if not np.isfinite(value).all():
                 bad = self.wiring.joints[int(np.argmax(~np.isfinite(value)))]
-                raise SafetyError(f"joint_states: {what} of {bad!r} is not finite")
+                raise NotFiniteError(f"joint_states: {what} of {bad!r} is not finite")
         self._check_unit(q)
         opening = float(self._factors @ self._fingers.arrange(names, message.position)) if len(self._factors) else 0.0
         if not np.isfinite(opening):
-            raise SafetyError(f"joint_states: position of {list(self.wiring.gripper)} is not finite")
+            raise NotFiniteError(f"joint_states: position of {list(self.wiring.gripper)} is not finite")
         return State(q, qd, opening)
 
     def _check_unit(self, q: Array) -> None:

@@ -71,7 +71,7 @@ class Session:
         self.newest: State | None = None
         self.commanded: Array | None = None  # [n] rad that the driver plays, where it says so
         self.commanded_at = 0  # tick
-        self.fresh = False
+        self.fresh = self.unreadable = False
         self.opening = math.nan
         self.zero, self.time, self.active, self.greeted = 0, 0.0, False, False
         self.muted = False  # the driver has given up, and must not be told to go on
@@ -84,6 +84,9 @@ class Session:
     # -- real.robots.Robot ------------------------------------------------------------------------------------------
     def read(self) -> State | None:
         state, self.fresh = (self.newest if self.fresh else None), False
+        if self.unreadable and self.newest is not None:  # the limits hold the arm, and say why
+            self.unreadable = False
+            return replace(self.newest, q=np.full_like(self.newest.q, np.nan))
         return state
 
     def write(self, command: Array, opening: float, stop: Array) -> None:
@@ -109,12 +112,18 @@ class Session:
             return
         self.newest, self.fresh = state, True
 
+    def on_unreadable(self) -> None:
+        """A state has come that holds numbers that are none."""
+        self.unreadable = True
+
     def on_commanded(self, tick: int, q: Array) -> None:
         """The driver plays `q` [n] rad at `tick`."""
+        goes_on = tick > self.commanded_at  # one that hangs may well repeat itself
         self.commanded, self.commanded_at = q, tick
         if not self.active:
             return
-        self.chain.feed(PLAYED, self.time)
+        if goes_on:
+            self.chain.feed(PLAYED, self.time)
         found = self.ledger.heard(tick, q)
         if found:
             self.counts[found] += 1
@@ -182,7 +191,7 @@ class Session:
         assert self.newest is not None
         measured = self.newest
         self.newest = measured if self.commanded is None else replace(measured, q=self.commanded)
-        self.fresh, self.opening = True, math.nan
+        self.fresh, self.unreadable, self.opening = True, False, math.nan
         for counts in (self.counts, self.reasons, self.loop.counts):
             counts.clear()
         self.ticks = self.changed = 0

@@ -184,7 +184,11 @@ class Topics:
 
     # -- messages ---------------------------------------------------------------------------------------------------
     def _on_state(self, message: JointState) -> None:
-        state = self._states.read(message)
+        try:
+            state = self._states.read(message)
+        except messages.NotFiniteError:
+            self.session.on_unreadable()
+            raise
         self.session.on_state(state, messages.to_ns(message.header.stamp) * 1e-9, time.monotonic())
 
     def _on_commanded(self, message: JointState) -> None:

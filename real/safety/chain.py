@@ -96,6 +96,8 @@ class SafetyChain:
         if (np.abs(q) > 4 * np.pi).any() and ((low <= np.deg2rad(q)) & (np.deg2rad(q) <= high)).all():
             raise SafetyError(f"state: {np.round(q, 2).tolist()} look like degrees; joint angles are expected in rad")
         clip(q, q, self.profile.settings.reference_clip, np.empty_like(q))  # compiled now, not in the first tick
+        if self.tank is not None:
+            self.tank.rest()
         self.governor.reset(q[None])
         for dog in self.watchdogs:
             dog.feed(now)
@@ -202,6 +204,7 @@ class SafetyChain:
                 self.tank = EnergyTank(energy, profile.settings.contact_stiffness)
             else:
                 self.tank.capacity, self.tank.energy = energy, min(energy, self.tank.energy)
+                self.tank.stiffness = profile.settings.contact_stiffness
             self.governor.use(profile, None)
             if self.tank is not None:
                 self.governor.use(profile, (*joint_limits(profile), *space_limits(self.governor.body), self.tank))

@@ -52,6 +52,10 @@ class EnergyTank:
             self.energy = min(self.capacity, self.energy + float(received))
         self._q, self._torque = q.copy(), torque.copy()
 
+    def rest(self) -> None:
+        """Forget where the arm was: it may have been moved meanwhile, by something that the tank did not pay for."""
+        self._q = self._torque = None
+
     def state_dict(self) -> dict[str, Array | float | None]:
         """What is in it, and the last state that was accounted for."""
         return {"energy": self.energy, "q": self._q, "torque": self._torque}

@@ -8,7 +8,9 @@ from torch import Tensor
 from robopolicy.data.episodes import Episodes
 from robopolicy.execute import ChunkExecutor
 from robopolicy.policies.base import Policy
-from robopolicy.types import BASE_ACTION
+from robopolicy.types import BASE_ACTION, Obs
+
+CHUNK = 512  # frames that are read at a time
 
 
 @torch.no_grad()
@@ -29,3 +31,14 @@ def base_actions(episodes: Episodes, base: Policy) -> Tensor:
         action = executor.next_action(obs, episodes.seeds, mask=running)
         result[frames[running]] = action[running]
     return result
+
+
+@torch.no_grad()
+def read_frames(episodes: Episodes, policy: Policy) -> Obs:
+    """What `policy.read` makes of every stored frame [F ...], with the base actions of `base_actions`."""
+    assert policy.base is not None
+    planned, parts = base_actions(episodes, policy.base), list[Obs]()
+    for frames in torch.arange(episodes.num_frames).split(CHUNK):
+        obs = episodes.history(frames, policy.spec.n_obs_steps) | {BASE_ACTION: planned[frames]}
+        parts.append(policy.read(obs))
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}

@@ -171,10 +171,10 @@ class Replay:
             next_obs=next_obs,
         )
 
-    def of_episodes(self, episodes: Episodes, *, extra: Obs) -> Replay:
+    def of_episodes(self, episodes: Episodes, *, obs: Obs) -> Replay:
         """Another replay with the same windows, over stored episodes as one timeline of F frames.
 
-        `extra` [F ...] are further observation keys.
+        `obs` [F ...] takes the place of the stored observations (robopolicy.data.relabel.read_frames).
 
         The frame after an episode's last action is not in a dataset, so where an episode ends without termination
         its last transition is not valid: windows stop before it.
@@ -192,7 +192,6 @@ class Replay:
         replay = Replay(capacity=frames + pad, num_envs=1, n_step=self.n_step, gamma=self.gamma)
         last = torch.zeros(frames, dtype=torch.bool)
         last[episodes.starts[1:] - 1] = True
-        obs = {**episodes.obs, **extra}
 
         def padded(value: Tensor) -> Tensor:
             # Rows that are never valid let the newest episode's windows be sampled too.

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from robopolicy.data.episodes import Episodes
-from robopolicy.data.relabel import base_actions
+from robopolicy.data.relabel import read_frames
 from robopolicy.data.replay import Batch, Replay
 from robopolicy.errors import ConfigError
 from robopolicy.loops.decline import Decline
 from robopolicy.memory import release_memory
 from robopolicy.schema import Count, Fraction, Natural, Positive
-from robopolicy.types import BASE_ACTION, Metrics, Obs, Step, VecEnv
+from robopolicy.types import Metrics, Obs, Step, VecEnv
 
 DRAWN = 8  # batches that are drawn at a time: where observations are small, many windows cost little more than few
 
@@ -27,11 +27,6 @@ class Checkpoints(Protocol):
 
     def save(self, step: int, *, policy: Any, state: dict[str, Any], best: bool = False) -> Any: ...
     def latest(self) -> dict[str, Any] | None: ...
-
-
-def last_frame(obs: Obs, keys: Iterable[str]) -> Obs:
-    """Single frames [N ...] of stacked observations [N To ...]; `base_action` has no history axis."""
-    return {k: obs[k] if k == BASE_ACTION else obs[k][:, -1] for k in keys}
 
 
 def off_policy(
@@ -79,10 +74,10 @@ def off_policy(
             f"loop.warmup_steps={warmup_steps} leaves nothing of loop.total_steps={total_steps} to learn in. "
             "Lower the first or raise the second."
         )
-    generator, keys = torch.Generator().manual_seed(seed), tuple(algo.policy.spec.observation)
+    generator = torch.Generator().manual_seed(seed)
     online, offline = replay(num_envs=env.num_envs), None
     if demos is not None and demo_fraction > 0.0:
-        offline = online.of_episodes(demos, extra={BASE_ACTION: base_actions(demos, algo.policy.base)})
+        offline = online.of_episodes(demos, obs=read_frames(demos, algo.policy))
     state = checkpointer.latest()
     steps, owed, train_s, result, metrics, tally = 0, 0.0, 0.0, {}, {}, Tally()
     evaluated, saved, logged = -1, -1, 0  # env step at which that was done last
@@ -101,6 +96,8 @@ def off_policy(
         if not env.spec.resumable:  # the episodes of `obs` are gone: go on with new ones
             obs = env.reset()
             online.interrupt()
+
+    frame = algo.policy.read(obs)
 
     def ready() -> bool:
         return steps >= warmup_steps and online.can_sample
@@ -138,10 +135,11 @@ def off_policy(
                 return {"steps": steps, "train_s": train_s, **tally.lost, **result}
             began, learning = time.perf_counter(), ready()
 
-            frame = last_frame(obs, keys)
             step = env.step(algo.explore(frame, warmup=steps < warmup_steps))
-            online.add(frame, step._replace(next_obs=last_frame(step.next_obs, keys)))
+            following = algo.policy.read(step.next_obs)
+            online.add(frame, step._replace(next_obs=following))
             obs, taken = step.obs, int(step.steps.sum())
+            frame = algo.policy.read(obs) if bool(step.ended.any()) else following
             steps += taken
             tally.add(step, steps=steps, env=env)
 

@@ -13,7 +13,7 @@ from robopolicy.errors import SpecError
 from robopolicy.normalize import ACTION, Normalizer
 from robopolicy.policies.chain import Chain, ChainNoise
 from robopolicy.spec import PolicySpec
-from robopolicy.types import TASK, Metrics, Obs
+from robopolicy.types import BASE_ACTION, TASK, Metrics, Obs
 
 
 class Policy(nn.Module):
@@ -57,6 +57,11 @@ class Policy(nn.Module):
                 f"env's are others: {', '.join(sorted(set(tasks) ^ set(self.spec.tasks))) or 'in another order'}. "
                 "Only policies that read instructions (policy=vla) can follow new ones."
             )
+
+    def read(self, obs: Obs) -> Obs:
+        """What a replay keeps of stacked observations [N To ...]: single frames [N ...] of what the policy reads, or
+        what frozen parts of it make of them. `base_action` has no history axis."""
+        return {k: obs[k] if k == BASE_ACTION else obs[k][:, -1] for k in self.spec.observation}
 
     def remember(self, obs: Obs) -> Obs:
         """What `loss` reads in place of the observations [F ...] of a dataset, computed once: what frozen parts of

@@ -9,10 +9,12 @@ from torch import Tensor, nn
 
 from robopolicy.errors import SpecError
 from robopolicy.normalize import Normalizer
-from robopolicy.policies.base import Policy
+from robopolicy.policies.base import DenoisingPolicy, LikelihoodPolicy, Policy
 from robopolicy.schema import Count, NonNegative, Positive
 from robopolicy.spec import PolicySpec
-from robopolicy.types import BASE_ACTION, STATE, TASK, Feature, Obs
+from robopolicy.types import BASE_ACTION, IMAGES, STATE, TASK, Feature, Obs
+
+SEEN = "seen"  # [N C], in what `read` makes
 
 
 class ResidualPolicy(Policy):
@@ -23,6 +25,9 @@ class ResidualPolicy(Policy):
     clamped to the box of `widen`. Of several tasks it is told which, as the base is, but by number: in instructions
     that it was not trained on it is silent, and the base acts alone.
 
+    With `pictures` it sees what the base's frozen encoder makes of its observation, once per observation, beside the
+    state: replays keep those numbers, not the pictures.
+
     Args:
         spec: the base's; observation gains `base_action`, chunks shrink to one step.
         normalizer: of the demonstrations; `state` and `action` statistics are used.
@@ -31,10 +36,12 @@ class ResidualPolicy(Policy):
             base does wrong. `gripper_scale` for the gripper channel, which has to be able to overrule the base.
         widen: the demonstrated range is widened by this fraction on each side, then met with the env's limits;
             the full action never leaves that box.
+        pictures: read them, through the base; False: the state alone, whatever the base reads.
         tasks: instructions that it was trained on, where those of `spec` are others; None: the same.
 
     Raises:
-        SpecError: the observation has no `observation.state`, or has images (state observations only so far).
+        SpecError: the observation has no `observation.state`, or keys that are neither it nor pictures; `pictures`
+            and there are none, or the base has no encoder of its own.
     """
 
     def __init__(
@@ -47,26 +54,28 @@ class ResidualPolicy(Policy):
         scale: Positive = 1.0,
         gripper_scale: NonNegative = 1.5,
         widen: NonNegative = 0.25,
+        pictures: bool = False,
         tasks: tuple[str, ...] | None = None,
     ) -> None:
         super().__init__()
-        extra = [k for k in spec.observation if k not in (STATE, BASE_ACTION, TASK)]
+        cameras = {k: f for k, f in spec.observation.items() if k.startswith(IMAGES)}
+        extra = [k for k in spec.observation if k not in (STATE, BASE_ACTION, TASK, *cameras)]
         if STATE not in spec.observation or extra:
-            raise SpecError(
-                f"ResidualPolicy reads {STATE!r} alone; found {sorted(spec.observation)}. "
-                "Train it on an environment without cameras; the base may still read them."
-            )
+            raise SpecError(f"ResidualPolicy reads {STATE!r}, and pictures; found {sorted(spec.observation)}")
+        self.sight = _sight(base, cameras) if pictures else 0
         action = spec.action
         observation = {STATE: spec.observation[STATE], BASE_ACTION: Feature((action.dim,), names=action.names)}
+        observation |= cameras if pictures else {}
         self.known = tuple(spec.tasks if tasks is None else tasks)
         self.tasks = len(self.known) if TASK in spec.observation else 0
         if self.tasks:
             observation[TASK] = spec.observation[TASK]
         self.register_buffer("numbers", _numbers(spec.tasks, self.known), persistent=False)
-        self.spec = replace(spec, observation=observation, n_obs_steps=1, horizon=1, n_action_steps=1)
+        seen = base.spec.n_obs_steps if pictures else 1
+        self.spec = replace(spec, observation=observation, n_obs_steps=seen, horizon=1, n_action_steps=1)
         self.base = base.eval().requires_grad_(False)
         self.normalizer = normalizer
-        sizes = [spec.observation[STATE].shape[0] + self.tasks + action.dim, *hidden]
+        sizes = [spec.observation[STATE].shape[0] + self.sight + self.tasks + action.dim, *hidden]
         layers: list[nn.Module] = []
         for a, b in zip(sizes, sizes[1:], strict=False):
             layers += [nn.Linear(a, b), nn.LayerNorm(b), nn.ReLU()]
@@ -98,9 +107,23 @@ class ResidualPolicy(Policy):
         if node := getattr(self, "config", None):  # what it is saved with has to tell both apart
             self.config = {**node, "tasks": list(self.known)}
 
+    @torch.no_grad()
+    def read(self, obs: Obs) -> Obs:
+        """See Policy: the newest state, task and base action, and `seen` [B C] by the base."""
+        frame = {k: obs[k][:, -1] for k in (STATE, TASK) if k in self.spec.observation}
+        frame[BASE_ACTION] = obs[BASE_ACTION]
+        if self.sight:
+            assert isinstance(self.base, (DenoisingPolicy, LikelihoodPolicy))
+            part = {k: v[:, -self.base.spec.n_obs_steps :] for k, v in obs.items() if k in self.base.spec.observation}
+            frame[SEEN] = self.base.encode({k: v.to(self.low.device) for k, v in part.items()}).to(obs[STATE].device)
+        return frame
+
     def features(self, obs: Obs) -> tuple[Tensor, Tensor]:
-        """Normalised state, with the task as one of T numbers, [B Ds+T] and base action [B Da] of frames [B ...]."""
+        """Normalised state, what is seen, and the task as one of T numbers [B Ds+C+T], and base action [B Da], of what
+        `read` made."""
         state = self.normalizer.normalize(STATE, obs[STATE])
+        if self.sight:  # of whatever scale the encoder has
+            state = torch.cat([state, nn.functional.layer_norm(obs[SEEN], (self.sight,))], dim=-1)
         if self.tasks:
             number = self.numbers[obs[TASK]].clamp_min(0)  # an unknown one has any: see `act`
             state = torch.cat([state, nn.functional.one_hot(number, self.tasks).to(state.dtype)], dim=-1)
@@ -115,13 +138,27 @@ class ResidualPolicy(Policy):
         return torch.clamp(base_action + self.scale * u, self.low, self.high)
 
     def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
-        """[B 1 Da] from `observation.state` [B To Ds] and `base_action` [B Da]; it has no noise of its own."""
-        newest = {k: obs[k][:, -1] for k in (STATE, TASK) if k in self.spec.observation}
-        state, base_action = self.features({**obs, **newest})
+        """[B 1 Da] from the spec's observations [B To ...] and `base_action` [B Da]; it has no noise of its own."""
+        frame = self.read(obs)
+        state, base_action = self.features(frame)
         u = self.residual(state, base_action)
         if self.tasks:
-            u = u * (self.numbers[newest[TASK]] >= 0)[:, None]
+            u = u * (self.numbers[frame[TASK]] >= 0)[:, None]
         return self.normalizer.unnormalize("action", self.combine(base_action, u))[:, None]
+
+
+def _sight(base: Policy, cameras: dict[str, Feature]) -> int:
+    """C of what `base` makes of an observation."""
+    if not cameras:
+        raise SpecError(
+            "policy.pictures: the base reads no pictures. Leave it out, or give a base that was trained on some."
+        )
+    if not isinstance(base, (DenoisingPolicy, LikelihoodPolicy)):
+        raise SpecError(
+            f"policy.pictures: they are read by the base's encoder, and {type(base).__name__} shows none: expected a "
+            "policy of ours (diffusion, flow, gaussian, mixture, vla). Without it the residual reads the state alone."
+        )
+    return base.cond_dim
 
 
 def _numbers(tasks: tuple[str, ...], known: tuple[str, ...]) -> Tensor:

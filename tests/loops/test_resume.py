@@ -170,7 +170,7 @@ MOMENTS = [
     ("bc", "robopolicy.algos.bc.BC.update", 5, 5),
     ("bc", "robopolicy.parts.evaluate", 1, 25),
     ("bc", "robopolicy.checkpoint.write_state", 1, 20),
-    ("residual", "robopolicy.loops.off_policy.base_actions", 1, 0),
+    ("residual", "robopolicy.loops.off_policy.read_frames", 1, 0),
     ("residual", "robopolicy.parts.evaluate", 1, 0),
     ("residual", "robopolicy.parts.evaluate", 2, 100),
     ("residual", "robopolicy.algos.residual.ResidualTD3.update", 1, 40),

@@ -59,6 +59,29 @@ def test_the_arm_aborts_as_the_makers_would(name, step):
     assert arm.aborted == name
 
 
+@pytest.mark.parametrize(("order", "name"), [(1, "velocity"), (2, "acceleration"), (3, "jerk")])
+def test_each_derivative_of_what_is_played_is_judged(order, name):
+    """Polynomials whose highest derivative is 2% below, and 2% above, the maker's limit of one joint."""
+    profile = load_profile("panda")
+    arm, e, t = MujocoArm(make_task("reach"), profile), np.eye(7)[2], np.arange(-3.0, 1.0)[:, None] * 1e-3
+    q = arm.read().q
+    for share, found in ((0.98, ""), (1.02, name)):
+        size = share * profile.maker[name][2]
+        arm.played = q + e * size * (t, t**2 / 2, (t**3 + 3e-3 * t**2 + 2e-6 * t) / 6)[order - 1]
+        assert arm._judge() == found
+
+
+def test_near_the_ends_of_its_joints_an_fr3_may_go_only_slowly():
+    profile = load_profile("fr3")
+    arm, e, t = MujocoArm(make_task("reach"), profile), np.eye(7)[0], np.arange(-3.0, 1.0)[:, None] * 1e-3
+    q = arm.read().q.copy()
+    high = profile.maker["high"][0]
+    for speed, room, found in ((2.5, 2.0, ""), (2.5, 0.01, "velocity"), (-2.5, 0.01, "")):
+        q[0] = high - room
+        arm.played = q + e * speed * t
+        assert arm._judge() == found, (speed, room)
+
+
 def test_lost_packets_are_extrapolated_and_twenty_in_a_row_are_too_many():
     """libfranka's rule; a motion at constant acceleration is what was lost, to the bit of its arithmetic."""
     arm = MujocoArm(make_task("reach"), load_profile("panda"))

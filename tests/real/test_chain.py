@@ -198,6 +198,22 @@ def test_a_wall_met_at_speed_gets_no_more_than_the_tank_holds(gap):
     assert not rig.chain.error
 
 
+def test_who_moves_a_resting_arm_by_hand_neither_fills_nor_empties_the_tank():
+    rig = Rig(settings={"energy": 2.0})
+    rig.run(0.1)
+    rig.chain.deactivate()
+    energy = rig.chain.tank.energy
+    rig.chain.activate(Measured(rig.home + 0.15, np.zeros(7)), rig.now)
+    rig.chain.filter(rig.home + 0.15, Measured(rig.home + 0.15, np.full(7, 9.0)), rig.now + 0.004)
+    assert rig.chain.tank.energy == energy
+
+
+def test_a_stiffer_contact_is_reckoned_with_at_once():
+    rig = Rig(settings={"energy": 2.0, "contact_stiffness": 500.0})
+    rig.chain.tighten(contact_stiffness=5000.0)
+    assert rig.chain.tank.stiffness == 5000.0
+
+
 def test_a_tank_without_torques_is_no_tank():
     rig = Rig(settings={"energy": 2.0})
     assert rig.tick(torque=np.zeros(7)).mode is Mode.RUN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from trajectory_msgs.msg import JointTrajectory
 
 from real.bag_options import BagOptions
 from real.dataset import convert
-from real.ros2 import messages
+from real.ros2 import bag_export, messages
 from real.ros2.bag import Bag, bags_in, decode
 from real.ros2.bag_dataset import action_of, frames_of
 from real.ros2.bag_writer import BagWriter, cdr_size, definition
@@ -30,7 +31,8 @@ from robopolicy.data.writer import DatasetWriter
 from robopolicy.errors import ConfigError, DataError, SpecError
 from robopolicy.types import STATE, Feature
 from sim.control import GRIPPER_MEANING
-from tests.real.test_ros2_bags import FRONT, WIRING, streams
+from tests.real.test_ros2_bags import FRONT, OPTIONS, WIRING, recorded, streams
+from tests.real.test_ros2_bags import write as write_bag
 from tests.real.test_ros2_inputs import HOME, changed
 
 DT, T = 0.05, 24
@@ -39,10 +41,11 @@ NAMES = (*(f"{j}.pos" for j in JOINTS), *(f"{j}.vel" for j in JOINTS), "gripper.
 ACTION = action_of(WIRING)
 
 
-def episode(number, names=NAMES, camera=True):
-    """One episode of T frames, as DatasetWriter.add_episode takes it."""
+def episode(number, names=NAMES, camera=True, rest=0):
+    """One episode of T frames, as DatasetWriter.add_episode takes it; in the first `rest` ones nothing moves."""
     rng = np.random.default_rng(number)
     q = HOME + np.cumsum(rng.uniform(-0.02, 0.02, (T + 1, 7)), axis=0)
+    q[: rest + 1] = q[0]
     columns = dict(zip(NAMES, [*q[:T].T, *np.gradient(q, DT, axis=0)[:T].T, *rng.uniform(0.01, 0.07, (2, T))],
                        strict=True))  # fmt: skip
     grip = np.repeat(rng.uniform(0.0, 0.08, T // 4), 4)
@@ -51,19 +54,20 @@ def episode(number, names=NAMES, camera=True):
         obs[FRONT] = np.tile(rng.integers(0, 255, (T, 1, 1, 1), dtype=np.uint8), (1, 3, 24, 32))
     done = np.arange(T) == T - 1
     return {
-        "obs": obs, "action": np.concatenate([q[1:] + 0.003, grip[:, None]], axis=1), "reward": done.astype(np.float32),
+        "obs": obs, "action": np.concatenate([q[1:] + 0.003 * (rest == 0), grip[:, None]], axis=1),
+        "reward": done.astype(np.float32),
         "success": done & (number % 2 == 0), "terminated": False, "task": "go left", "seed": number,
     }  # fmt: skip
 
 
-def dataset(path, episodes=2, *, names=NAMES, camera=True, action=ACTION, human=True, change=None):
+def dataset(path, episodes=2, *, names=NAMES, camera=True, action=ACTION, human=True, change=None, dt=DT, rest=0):
     observation = {STATE: Feature((len(names),), names=tuple(names))}
     if camera:
         observation[FRONT] = Feature((3, 24, 32), "uint8")
     marks = {"intervention": Feature((), "bool")} if human else {}
-    with DatasetWriter(path, observation=observation, action=action, dt=DT, tasks=("go left",), marks=marks) as writer:
+    with DatasetWriter(path, observation=observation, action=action, dt=dt, tasks=("go left",), marks=marks) as writer:
         for number in range(episodes):
-            made = episode(number, names, camera)
+            made = episode(number, names, camera, rest)
             if change is not None:
                 made["action"] = change(made["action"])
             writer.add_episode(**made, marks={"intervention": np.arange(T) // 8 == 1} if human else {})
@@ -91,6 +95,34 @@ def test_a_bag_read_back_holds_the_same_frames(whole, tmp_path):
     assert torch.equal(before.obs[STATE], after.obs[STATE])
     assert torch.equal(before.action, after.action), "names and their order are the wiring's in both"
     assert before.action_spec == after.action_spec
+
+
+@pytest.mark.parametrize(("rate", "camera"), [(10, True), (30, True), (50, False)])
+def test_frames_of_any_rate_are_all_found_again(tmp_path, rate, camera):
+    """And those in which nothing moves yet; the bags say how many there are a second."""
+    path = dataset(tmp_path / "d", camera=camera, dt=1 / rate, rest=10)
+    convert(recording=path, out=tmp_path / "bags", bag=BagOptions(wiring="mujoco_panda"))
+    again = convert(recording=tmp_path / "bags", out=tmp_path / "e", bag=BagOptions(wiring="mujoco_panda"))
+    before, after = load_episodes(path), load_episodes(tmp_path / "e")
+    assert again.frames == 2 * T and not again.left_out and after.dt == pytest.approx(1 / rate)
+    assert torch.equal(before.obs[STATE], after.obs[STATE]) and torch.equal(before.action, after.action)
+
+
+def test_success_is_known_on_the_way_back(whole, tmp_path):
+    options = BagOptions(wiring="mujoco_panda")
+    made = convert(recording=whole[1], out=tmp_path / "d", bag=options, only_success=True)
+    assert made.episodes == 1 and made.left_out == {"episode_000001": "did not succeed"}
+    bag = write_bag(tmp_path / "bag", recorded(1.0, camera=False))
+    with pytest.raises(ConfigError, match="only_success: nothing in bag says whether it succeeded"):
+        convert(recording=bag, out=tmp_path / "e", bag=BagOptions(**OPTIONS), only_success=True)
+
+
+def test_few_pictures_at_a_time_make_the_same_bags(whole, tmp_path, monkeypatch):
+    monkeypatch.setattr(bag_export, "PIXELS", 1)
+    convert(recording=whole[0], out=tmp_path / "bags", bag=BagOptions(wiring="mujoco_panda"))
+    for one, other in zip(bags_in(whole[1]), bags_in(tmp_path / "bags"), strict=True):
+        a, b = (list(Bag(p).items(Bag(p).types)) for p in (one, other))
+        assert len(a) == len(b) > 400 and all(x[:2] == y[:2] for x, y in zip(a, b, strict=True))
 
 
 def test_pictures_and_the_human_are_those_of_their_frame(whole):
@@ -131,6 +163,8 @@ def test_joints_without_velocities_get_those_of_their_positions(tmp_path):
     states = streams(bags_in(tmp_path / "bags")[0]).states.values
     q, qd = states[::12, :7], states[::12, 7:14]
     assert np.allclose(qd[1 : T - 1], (q[2:T] - q[: T - 2]) / (2 * DT), atol=1e-6)
+    assert np.allclose(qd[[0, T - 1]], (q[[1, T - 1]] - q[[0, T - 2]]) / DT, atol=1e-6)
+    assert np.array_equal(qd[T], qd[T - 1])
     assert "/intervention" not in Bag(bags_in(tmp_path / "bags")[0]).types
 
 
@@ -213,8 +247,8 @@ def test_a_bag_that_failed_half_way_is_not_there(whole, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    (tmp_path / "bags").mkdir()
-    (tmp_path / "bags" / "kept").touch()
+    (tmp_path / "bags" / "kept").mkdir(parents=True)
+    (tmp_path / "bags" / "kept" / "metadata.yaml").touch()
     monkeypatch.setattr(BagWriter, "add", full)
     with pytest.raises(Exception, match="No space left"):
         convert(recording=whole[0], out=tmp_path / "bags", overwrite=True, bag=BagOptions(wiring="mujoco_panda"))
@@ -235,6 +269,7 @@ SHORT = {"names": NAMES[1:]}
         ({"action": replace(ACTION, rotation="yaw", reference="delta")}, {}, "absolute joint targets are understood"),
         ({}, {"wiring": {"topics__joint_commands": None, "lead_ticks": 1, "topics__trajectory": "positions"}},
          "action=measured"),
+        ({}, {"wiring": {"topics__gripper": None}}, r"has gripper commands, and the wiring's topics\.gripper is null"),
         ({}, {"wiring": None}, r"a LeRobotDataset\. Give bag\.wiring"),
     ],
 )  # fmt: skip
@@ -252,10 +287,36 @@ def test_what_has_no_place_is_named(tmp_path, made, options, what):
     assert not (tmp_path / "bags").exists()
 
 
-def test_bags_that_are_there_stay(whole):
+def test_what_is_there_stays(whole, tmp_path):
+    """Unless it is a folder of bags, and may be replaced."""
     path, bags = whole
+    options = {"recording": path, "bag": BagOptions(wiring="mujoco_panda")}
     with pytest.raises(DataError, match="exists already"):
-        convert(recording=path, out=bags, bag=BagOptions(wiring="mujoco_panda"))
+        convert(out=bags, **options)
+    for out in (path, path.parent):
+        with pytest.raises(DataError, match="holds the dataset itself"):
+            convert(out=out, overwrite=True, **options)
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "last.tex").touch()
+    with pytest.raises(DataError, match=r"holds 'last\.tex', which is no bag"):
+        convert(out=tmp_path / "thesis", overwrite=True, **options)
+    assert load_episodes(path).num_episodes == 2
+    again = tmp_path / "again"
+    shutil.copytree(bags, again)
+    (again / "episode_000007").mkdir()
+    (again / "episode_000007" / "metadata.yaml").touch()
+    convert(out=again, overwrite=True, **options)
+    assert [p.name for p in bags_in(again)] == ["episode_000000", "episode_000001"]
+
+
+def test_what_is_left_out_is_said(tmp_path, capsys):
+    (tmp_path / "w.yaml").write_text(yaml.safe_dump(changed(topics__intervention=None)))
+    path = dataset(tmp_path / "d", 1, dt=1 / 60)
+    convert(recording=path, out=tmp_path / "bags", bag=BagOptions(wiring=str(tmp_path / "w.yaml"), task="go right"))
+    said = capsys.readouterr().out
+    assert "who drove is left out" in said and f"{FRONT}: 60 messages a second, the wiring says 25" in said
+    (bag,) = bags_in(tmp_path / "bags")
+    assert Bag(bag).about["robopolicy.task"] == "go right" and "/intervention" not in Bag(bag).types
 
 
 def test_bags_of_two_instructions_make_a_dataset_of_two_tasks(whole, tmp_path):

@@ -292,12 +292,30 @@ def test_refusals_name_what_is_missing():
     assert "the arm moves at 0.06 rad/s" in "; ".join(wire.session.refusals(wire.now))
 
 
-def test_a_driver_that_no_longer_says_what_it_plays_stops_the_arm():
-    """Though its states still come: what was lost meanwhile would go unnoticed."""
+def test_a_state_of_numbers_that_are_none_holds_the_arm_in_the_next_tick():
+    wire = Wire()
+    wire.begin()
+    wire.run(100)
+    assert wire.session.mode is Mode.RUN
+    wire.session.on_unreadable()
+    wire.step()
+    assert wire.session.mode is Mode.HOLD and "state_unreadable" in wire.session.decision.reasons
+    wire.run(400)
+    assert wire.session.mode is Mode.RUN, "it goes on once all is well and the arm stood"
+    wire.check()
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_driver_that_no_longer_says_what_it_plays_stops_the_arm(hangs):
+    """Though its states still come, and though it may repeat itself: what was lost meanwhile would go unnoticed."""
     wire = Wire(inputs={"joint_commands": WIRING.watchdogs["state"]})
     wire.begin()
     wire.run(100)
     wire.echo = False
+    last = wire.session.commanded_at, wire.session.commanded.copy()
+    if hangs:
+        pump = wire.session.pump
+        wire.session.pump = lambda now: (wire.session.on_commanded(*last), pump(now))[1]
     wire.run(round(0.05 / DT) - 1)
     assert wire.session.mode is Mode.RUN
     wire.run(3)
