@@ -21,6 +21,7 @@ from real.recording import PolicyJournal, Put, RecordedChain, Recorder, header_o
 from real.remote import RemotePlanner, connect
 from real.robots import MujocoArm, State, Trouble
 from real.safety import Mode, SafetyChain, load_profile
+from real.safety.profile import slowed
 from real.safety.risk import RiskCritic
 from robopolicy.build import build
 from robopolicy.checkpoint import load_policy
@@ -290,9 +291,7 @@ def prepare(
         policy = connect(server, checkpoint, env.spec, which=which, token=server_token, ca=server_ca)
         ident = policy.ident
     check_chunking(more.get("chunking", "async"), policy, more.get("latency", 0.0))
-    settings = dict(safety or {})
-    for name, usual in (("velocity", 0.5), ("tcp_speed", 0.25)):
-        settings[name] = settings.get(name, usual) * speed
+    settings = slowed(safety or {}, speed)
     return Deployment(
         checkpoint, which, node, env, policy, settings, policy_id=ident, server=server, server_token=server_token,
         server_ca=server_ca, **more,

@@ -72,7 +72,7 @@ class RemotePlanner:
         self.timeout, self.connect, self.retry = timeout, connect, retry
         self.line: socket.socket | None = None
         self.seed, self.failed = 0, -np.inf
-        self.connects = 0
+        self.connects, self.closed = 0, False
         self._open()
 
     def reset(self, seed: int) -> None:
@@ -105,6 +105,8 @@ class RemotePlanner:
         return chunk.astype(np.float64)
 
     def close(self) -> None:
+        """Hang up for good: a plan that is under way in another thread does not connect again."""
+        self.closed = True
         self._hang_up()
 
     # -- inside -----------------------------------------------------------------------------------------------------
@@ -122,6 +124,9 @@ class RemotePlanner:
         except OSError as error:
             self._hang_up()
             raise PlanningError(f"{self._name}: cannot be reached: {error}") from error
+        if self.closed:
+            self._hang_up()
+            raise PlanningError(f"{self._name}: was closed")
         hello = {"type": "hello", "protocol": PROTOCOL, "robopolicy": version(), "spec": self.spec.to_json()}
         welcome = self._ask({**hello, "token": self.token}, "welcome", wait=self.connect)
         self.history, self.keys = int(welcome.head["history"]), [str(k) for k in welcome.head["keys"]]

@@ -170,6 +170,7 @@ class PolicyServer:
                 planner.reset(_integer(message, "seed"))
                 send(line, {"type": "ready"}, timeout=GREETING)
             elif message.head["type"] == "plan":
+                self._check_expiry()
                 step, obs = _integer(message, "step"), _observation(message.arrays, needed, planner.history)
                 try:
                     with self.planning:
@@ -191,8 +192,7 @@ class PolicyServer:
             given = head.get("token")
             if not isinstance(given, str) or not hmac.compare_digest(given.encode(), self.token.secret.encode()):
                 raise WireError("token: it is missing or wrong")
-            if self.token.expires is not None and datetime.now(UTC) >= self.token.expires:
-                raise WireError(f"token: it expired at {self.token.expires.isoformat()}; give both sides a new one")
+            self._check_expiry()
         try:
             wanted = PolicySpec.from_json(head["spec"])
         except (KeyError, TypeError, ValueError, AttributeError, CheckpointError) as error:
@@ -200,6 +200,11 @@ class PolicyServer:
         if differ := changes(wanted, self.spec):
             what = "\n  - ".join(differ)
             raise WireError(f"spec: the client expects another policy than is served here:\n  - {what}")
+
+    def _check_expiry(self) -> None:
+        """Of the token, while a client is connected too."""
+        if self.token is not None and self.token.expires is not None and datetime.now(UTC) >= self.token.expires:
+            raise WireError(f"token: it expired at {self.token.expires.isoformat()}; give both sides a new one")
 
 
 def _observation(found: dict[str, NDArray[Any]], needed: dict[str, Feature], history: int) -> dict[str, torch.Tensor]:

@@ -13,12 +13,10 @@ import json
 import time
 
 import numpy as np
-import rclpy
 import torch
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from numpy.typing import NDArray
 from rclpy.node import Node
-from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64
 from std_srvs.srv import Trigger
@@ -30,7 +28,7 @@ from real.ros2.cdr import TrajectoryBytes
 from real.ros2.images import image, message_type
 from real.ros2.observation import feature_names, feature_values, one_env
 from real.ros2.qos import profile_of
-from real.ros2.spin import run, take_priority
+from real.ros2.spin import run, start, take_priority
 from real.ros2.timeline import Timeline
 from real.ros2.wiring import Wiring, load_wiring
 from real.safety import SafetyError, load_profile
@@ -235,7 +233,7 @@ def main() -> None:
     args, rest = parser.parse_known_args()
     if not args.lockstep:
         take_priority()  # as a driver would
-    rclpy.init(args=rest, signal_handler_options=SignalHandlerOptions.NO)
+    start(rest)
     torch.set_num_threads(1)
     run(ArmNode(one_env(args.task), load_wiring(args.wiring), lost=args.lost, lockstep=args.lockstep))
 

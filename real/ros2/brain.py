@@ -28,6 +28,7 @@ from real.ros2.session import PLAYED
 from real.ros2.wiring import Wiring
 from real.runner import ThreadRunner
 from real.safety import SafetyChain, SafetyError, load_profile
+from real.safety.profile import slowed
 from real.safety.risk import RiskCritic
 from robopolicy.checkpoint import load_policy
 from robopolicy.errors import SpecError
@@ -43,7 +44,8 @@ from sim.control import Controller
 
 @dataclass(frozen=True)
 class Options:
-    """How a policy node runs. `settings`: of real.safety.Settings; `latency`: s that plans are held back.
+    """How a policy node runs. `settings`: of real.safety.Settings, whose speeds count `speed` times; `latency`: s that
+    plans are held back.
 
     `process`: plan in a process of its own, which real time needs and lockstep does not.
     `operator`: a human may take over, by what comes on the `keys` topic; `human_first`: and begins every episode.
@@ -56,6 +58,7 @@ class Options:
     task: dict[str, Any] | None
     which: Literal["latest", "best"] = "latest"
     settings: dict[str, Any] = field(default_factory=dict)
+    speed: float = 1.0
     latency: float = 0.0
     chunking: Chunking = "async"
     dry_run: bool = False
@@ -129,7 +132,8 @@ class Brain:
 
     def chain(self) -> SafetyChain:
         """The limits that `options` asks for."""
-        profile, dt = load_profile(self.wiring.limits, **self.options.settings), self.wiring.tick_s
+        settings, dt = slowed(self.options.settings, self.options.speed), self.wiring.tick_s
+        profile = load_profile(self.wiring.limits, **settings)
         if profile.settings.energy is not None:
             raise SafetyError(
                 "energy: the tank needs external torques, and no topic of a wiring brings them (effort of "

@@ -18,18 +18,16 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import rclpy
 from rcl_interfaces.msg import SetParametersResult
 from rclpy.lifecycle import LifecycleNode, LifecycleState, TransitionCallbackReturn
 from rclpy.parameter import Parameter
-from rclpy.signals import SignalHandlerOptions
 from std_srvs.srv import Trigger
 
 from real.robots import Robot, State
 from real.ros2.parameters import put_in_force, tighten
 from real.ros2.report import Reports
 from real.ros2.session import Loop, Session
-from real.ros2.spin import run, take_priority
+from real.ros2.spin import run, start, take_priority
 from real.ros2.topics import Inputs, Topics
 from real.ros2.wiring import Wiring, load_wiring
 from real.safety import SafetyChain
@@ -242,7 +240,7 @@ def main() -> None:
     args, rest = parser.parse_known_args()
     options, wiring = options_of(args.checkpoint, args.options), load_wiring(args.wiring)
     unhurried = "" if options.lockstep else take_priority()
-    rclpy.init(args=rest, signal_handler_options=SignalHandlerOptions.NO)
+    start(rest)
     import torch
 
     torch.set_num_threads(1)

@@ -25,7 +25,6 @@ from rcl_interfaces.srv import SetParameters
 from rclpy.experimental import EventsExecutor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
-from rclpy.signals import SignalHandlerOptions
 from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 
@@ -33,7 +32,7 @@ from real.keys import Keys
 from real.ros2 import arm, messages, node
 from real.ros2.keys import Forwarder
 from real.ros2.qos import profile_of
-from real.ros2.spin import ENDS, take_priority
+from real.ros2.spin import ENDS, start, take_priority
 from real.ros2.wiring import Wiring
 from real.safety import SafetyError
 
@@ -52,7 +51,7 @@ class Operator(Node):
 
     def __init__(self, wiring: Wiring, *, node_name: str = node.NAME) -> None:
         if not rclpy.ok():
-            rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
+            start([])
         super().__init__("operator")
         self.wiring, self.node_name, self._ended = wiring, node_name, threading.Event()
         self._sign: bool | None = True  # what is said periodically: True enables, None is silence

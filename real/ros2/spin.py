@@ -12,6 +12,9 @@ from typing import Protocol, cast
 import rclpy
 from rclpy.experimental import EventsExecutor
 from rclpy.node import Node
+from rclpy.signals import SignalHandlerOptions
+
+from real.safety import SafetyError
 
 MOST = 200  # messages in a row
 ENDS = "ROBOPOLICY_END_WITH_PARENT"  # variable that a node is started with which nobody else would end
@@ -32,6 +35,24 @@ class Pumped(Protocol):
         ...
 
     def destroy_node(self) -> None: ...
+
+
+def start(arguments: list[str] | None) -> None:
+    """rclpy.init, which leaves signals to `run`.
+
+    Raises:
+        SafetyError: security is enforced (SROS 2) and cannot be set up: nothing is started without it.
+    """
+    try:
+        rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
+    except Exception as error:
+        if os.environ.get("ROS_SECURITY_ENABLE") != "true":
+            raise
+        raise SafetyError(
+            f"ROS_SECURITY_ENABLE=true, ROS_SECURITY_STRATEGY={os.environ.get('ROS_SECURITY_STRATEGY', '')}: security "
+            f"cannot be set up ({error}). Is there a keystore (ROS_SECURITY_KEYSTORE), and was this ROS 2 built with "
+            "security? The wheels of scripts/setup.sh are not. Nothing is started without it."
+        ) from error
 
 
 def take_priority() -> str:

@@ -104,6 +104,12 @@ class Settings:
         return found
 
 
+def slowed(settings: Mapping[str, Any], speed: float) -> dict[str, Any]:
+    """`settings` with their speeds, or the usual ones, times `speed`; 0.1 is where to begin on a real arm."""
+    usual = {"velocity": Settings.velocity, "tcp_speed": Settings.tcp_speed}
+    return {**settings, **{name: settings.get(name, value) * speed for name, value in usual.items()}}
+
+
 _RANGES = (
     ("velocity", 0.001, 1.0), ("acceleration", 0.01, 1.0), ("jerk", 0.01, 1.0), ("joint_margin", 0.0, 1.0),
     ("tcp_speed", 0.001, 3.0), ("scene_distance", 0.0, 1.0), ("self_distance", 0.0, 1.0), ("condition", 2.0, 1e6),

@@ -158,6 +158,18 @@ def test_a_client_says_why_it_is_refused(tmp_path):
         assert there.plan(observed(), 0).shape == (3, 2) and there.connects == 2
 
 
+def test_a_token_that_expires_ends_the_connection(tmp_path):
+    with serving(token=Token(SECRET, None)) as server:
+        there = client(server, token=token_file(tmp_path))
+        assert there.plan(observed(), 0).shape == (3, 2)
+        server.token = Token(SECRET, datetime(2020, 1, 1, tzinfo=UTC))
+        with pytest.raises(PlanningError, match="expired at 2020-01-01"):
+            there.plan(observed(), 1)
+        there.close()
+        with pytest.raises(PlanningError, match="was closed"):
+            there._open()
+
+
 def test_a_policy_that_raises_is_told():
     class Broken(PointPolicy):
         def act(self, obs, *, noise=None, deterministic=False):

@@ -264,3 +264,12 @@ def test_the_limits_import_neither_torch_nor_ros():
     )
     done = subprocess.run([sys.executable, "-c", code, "a b", "c"], capture_output=True, text=True, env=os.environ)
     assert done.returncode == 0 and done.stdout == "['a b', 'c']\n", done.stderr
+
+
+def test_security_that_is_enforced_and_not_there_starts_nothing():
+    """SROS 2 fails closed, and says what is missing."""
+    enforced = {"ROS_SECURITY_ENABLE": "true", "ROS_SECURITY_STRATEGY": "Enforce", "ROS_DOMAIN_ID": "97"}
+    code = "from real.ros2.spin import start; start([]); print('started')"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **enforced}, capture_output=True, text=True)
+    assert done.returncode and "started" not in done.stdout
+    assert "ROS_SECURITY_STRATEGY=Enforce: security cannot be set up" in done.stderr

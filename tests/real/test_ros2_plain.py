@@ -117,6 +117,8 @@ def test_it_drives_the_arm_behind_the_limits(monkeypatch, tmp_path):
     assert {dog.name for dog in brain.chain().watchdogs} == {"state", "enable", "features", "joint_commands", IMAGE}
     assert brain.chain().governor.clock() == 0.0, "simulated time has no late ticks"
     assert Brain(replace(options, lockstep=False, process=False), WIRING).chain().governor.clock is time.monotonic
+    slow = Brain(replace(options, speed=0.1), WIRING).chain().profile.settings
+    assert (slow.tcp_speed, slow.velocity) == pytest.approx((0.05, 0.05)), "the second by default is 0.5"
     with pytest.raises(SafetyError, match="energy: the tank needs external torques"):
         Brain(replace(options, settings={"energy": 2.0}), WIRING).chain()
     wire = Wire(make_loop=brain.loop, settings={"tcp_speed": 0.5})
