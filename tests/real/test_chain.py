@@ -204,7 +204,7 @@ def test_who_moves_a_resting_arm_by_hand_neither_fills_nor_empties_the_tank():
     rig.chain.deactivate()
     energy = rig.chain.tank.energy
     rig.chain.activate(Measured(rig.home + 0.15, np.zeros(7)), rig.now)
-    rig.chain.filter(rig.home + 0.15, Measured(rig.home + 0.15, np.full(7, 9.0)), rig.now + 0.004)
+    rig.chain.filter(rig.home + 0.15, Measured(rig.home + 0.15, np.full(7, -9.0)), rig.now + 0.004)
     assert rig.chain.tank.energy == energy
 
 

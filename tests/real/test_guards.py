@@ -18,6 +18,7 @@ import pytest
 from real.joint_order import JointOrder
 from real.joints import ActionDecoder, ChunkBuffer
 from real.loop import ControlLoop
+from real.robots import MujocoArm
 from real.safety import Governor, SafetyChain, load_profile, profile_names
 from real.safety.clearance import KeepOut, Planes, SelfCollision
 from real.safety.governor import ERROR, INPUT, LATE, POST
@@ -132,6 +133,10 @@ GUARDS = [
           partial(test_chain.test_a_state_that_cannot_be_read_is_no_state, np.full(7, np.nan))),
     Guard("shape of the state", SafetyChain, "_read", "q.shape != (n,) or", "",
           partial(test_chain.test_a_state_that_cannot_be_read_is_no_state, np.zeros(6)), (*FAILS, ValueError)),
+    Guard("a tank at rest", SafetyChain, "activate", "self.tank.rest()", "pass",
+          test_chain.test_who_moves_a_resting_arm_by_hand_neither_fills_nor_empties_the_tank, (*FAILS, ValueError)),
+    Guard("stiffness of the tank", SafetyChain, "_arm", "self.tank.stiffness = profile.settings.contact_stiffness",
+          "pass", test_chain.test_a_stiffer_contact_is_reckoned_with_at_once),
     Guard("torques", SafetyChain, "_take", "if torque.shape != q.shape or not within(torque, np.inf):", "if False:",
           test_chain.test_a_tank_without_torques_is_no_tank, (*FAILS, ValueError)),
     Guard("rest before motion", SafetyChain, "_waiting",
@@ -153,6 +158,17 @@ GUARDS = [
           test_risk.test_a_critic_can_only_slow_down),
     Guard("risk of no number", RiskCritic, "pace", "if not risk <= self.high:", "if risk > self.high:",
           partial(test_risk.test_what_is_no_number_is_as_slow_as_can_be, test_risk.NOT_A_NUMBER)),
+    # -- the simulated arm, as strict as the maker's
+    Guard("arm: finite", MujocoArm, "_judge", "if not np.isfinite(q).all():", "if False:",
+          partial(test_arm.test_the_arm_aborts_as_the_makers_would, "not finite", np.nan)),
+    Guard("arm: position", MujocoArm, "_judge", 'if ((q[-1] < m["low"]) | (q[-1] > m["high"])).any():', "if False:",
+          partial(test_arm.test_the_arm_aborts_as_the_makers_would, "position", 5.0)),
+    Guard("arm: derivatives", MujocoArm, "_judge", "if bad.any()", "if False",
+          partial(test_arm.test_each_derivative_of_what_is_played_is_judged, 2, "acceleration")),
+    Guard("arm: ends of joints", MujocoArm, "_judge", "if self.profile.edge is not None and", "if False and",
+          test_arm.test_near_the_ends_of_its_joints_an_fr3_may_go_only_slowly),
+    Guard("arm: lost packets", MujocoArm, "_judge", "if self._lost >= LOST_IN_A_ROW:", "if False:",
+          test_arm.test_a_resting_arm_bears_nineteen_lost_packets_and_no_more),
     # -- inputs
     Guard("chunk's shape", ChunkBuffer, "add", "chunk.shape != (self.length, spec.action.dim)", "False",
           test_inputs.test_a_chunk_of_another_shape_is_refused, (*FAILS, IndexError)),

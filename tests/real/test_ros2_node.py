@@ -38,6 +38,7 @@ from real.ros2.spin import run
 from real.ros2.timeline import Timeline
 from real.ros2.wiring import parse
 from real.safety import Mode, SafetyChain, load_profile
+from tests.real import test_ros2_inputs as inputs
 from tests.real.ros2_graph import private_domain
 from tests.real.test_inputs import urdf
 from tests.real.test_ros2_inputs import changed
@@ -220,6 +221,34 @@ def test_an_activation_that_fails_after_a_fault_leaves_nothing_half_begun(rig):
     assert rig.node.session.mode is Mode.RUN and rig.driver.speed > 0.1
     begun, ended = rig.brain.told.count("begin"), sum(t[0] == "end" for t in rig.brain.told if t != "begin")
     assert begun == 4 and ended >= 3
+
+
+def test_a_state_that_is_wrong_moves_nothing_and_one_of_no_numbers_holds_at_once(rig):
+    """Foreign, missing and doubled joints, degrees, swapped joints, numbers that are none."""
+    wrong = next(m.args[1] for m in inputs.test_a_state_that_is_wrong_is_refused.pytestmark if m.name == "parametrize")
+
+    def say(made) -> None:
+        heard = rig.node.handled
+        rig.driver.pub["joint_states"].publish(made)
+        rig.until(lambda: rig.node.handled > heard, "the state")
+
+    rig.meet()
+    still = rig.driver.played[-1]
+    for make, what in wrong:
+        say(make())
+        assert rig.node.trigger_activate() == NO and what in rig.node.why
+        assert not rig.driver.answers
+    rig.step(3)
+    assert np.array_equal(rig.driver.played[-1], still)
+    assert rig.node.trigger_activate() == OK, rig.node.why
+    rig.step(110)
+    assert rig.node.session.mode is Mode.RUN and rig.driver.speed > 0.3
+    say(next(make() for make, what in wrong if "'panda_joint7' is not finite" in what))
+    rig.step()
+    assert rig.node.session.mode is Mode.HOLD and "state_unreadable" in rig.node.session.decision.reasons
+    assert rig.node.session.counts["joint_states_refused"] == 1
+    rig.step(150)
+    assert rig.node.session.mode is Mode.RUN, "it went on by itself"
 
 
 # -- life -----------------------------------------------------------------------------------------------------------

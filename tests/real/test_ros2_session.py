@@ -292,6 +292,13 @@ def test_refusals_name_what_is_missing():
     assert "the arm moves at 0.06 rad/s" in "; ".join(wire.session.refusals(wire.now))
 
 
+def test_an_echo_that_comes_keeps_the_arm_running():
+    wire = Wire(inputs={"joint_commands": WIRING.watchdogs["state"]})
+    wire.begin()
+    wire.run(150)
+    assert wire.session.mode is Mode.RUN and not wire.session.reasons["joint_commands"]
+
+
 def test_a_state_of_numbers_that_are_none_holds_the_arm_in_the_next_tick():
     wire = Wire()
     wire.begin()
