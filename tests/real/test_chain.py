@@ -200,7 +200,8 @@ def test_a_wall_met_at_speed_gets_no_more_than_the_tank_holds(gap):
 
 def test_who_moves_a_resting_arm_by_hand_neither_fills_nor_empties_the_tank():
     rig = Rig(settings={"energy": 2.0})
-    rig.run(0.1)
+    for _ in range(25):
+        rig.tick(rig.home, torque=np.zeros(7))
     rig.chain.deactivate()
     energy = rig.chain.tank.energy
     rig.chain.activate(Measured(rig.home + 0.15, np.zeros(7)), rig.now)
