@@ -19,7 +19,7 @@ from real.joint_order import JointOrder
 from real.joints import ActionDecoder, ChunkBuffer
 from real.loop import ControlLoop
 from real.robots import MujocoArm
-from real.safety import Governor, SafetyChain, load_profile, profile_names
+from real.safety import Governor, SafetyChain, SafetyError, load_profile, profile_names
 from real.safety.clearance import KeepOut, Planes, SelfCollision
 from real.safety.governor import ERROR, INPUT, LATE, POST
 from real.safety.joint_space import EdgeVelocity, Finite, JointPosition, _Difference
@@ -134,7 +134,7 @@ GUARDS = [
     Guard("shape of the state", SafetyChain, "_read", "q.shape != (n,) or", "",
           partial(test_chain.test_a_state_that_cannot_be_read_is_no_state, np.zeros(6)), (*FAILS, ValueError)),
     Guard("a tank at rest", SafetyChain, "activate", "self.tank.rest()", "pass",
-          test_chain.test_who_moves_a_resting_arm_by_hand_neither_fills_nor_empties_the_tank, (*FAILS, ValueError)),
+          test_chain.test_who_moves_a_resting_arm_by_hand_neither_fills_nor_empties_the_tank, (*FAILS, SafetyError)),
     Guard("stiffness of the tank", SafetyChain, "_arm", "self.tank.stiffness = profile.settings.contact_stiffness",
           "pass", test_chain.test_a_stiffer_contact_is_reckoned_with_at_once),
     Guard("torques", SafetyChain, "_take", "if torque.shape != q.shape or not within(torque, np.inf):", "if False:",
