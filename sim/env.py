@@ -241,7 +241,8 @@ class SimEnv:
 
     def make_expert(self, *, imperfection: float = 0.0) -> Expert:
         """This task's scripted expert for this env."""
-        return self.task.expert(self.task, self.spec, self.layout, self.num_envs, imperfection=imperfection)
+        reads = self.layout if self.objects else _Scenery(self)
+        return self.task.expert(self.task, self.spec, reads, self.num_envs, imperfection=imperfection)
 
     # -- inside -----------------------------------------------------------------------------------------------------
     def _weigh(self, rows: NDArray[np.int64]) -> None:
@@ -373,3 +374,16 @@ class SimEnv:
             joint_access=True,
             resumable=True,
         )
+
+
+class _Scenery:
+    """What an expert reads in place of a state that holds no objects: the scene as it is."""
+
+    def __init__(self, env: SimEnv) -> None:
+        self.env = env
+
+    def unpack(self, state: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """As Layout.unpack, of all envs now, whatever `state` says."""
+        scene = self.env._scene()
+        groups = {**arm_features(scene), **self.env.task.observe(self.env.at, scene)}
+        return {name: value.astype(np.float32) for name, value in groups.items()}

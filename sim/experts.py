@@ -7,7 +7,7 @@ its own step counter, so a demonstration is a function of the seed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -17,10 +17,16 @@ from torch import Tensor
 from robopolicy.errors import ConfigError
 from robopolicy.noise import keyed_normal, keyed_uniform
 from robopolicy.types import STATE, EnvSpec, Obs
-from sim.tasks.base import Layout, Task
+from sim.tasks.base import Task
 
 Array = NDArray[np.float64]
 _STREAM = 7001  # expert noise; env resets and policies use other streams
+
+
+class Unpacks(Protocol):
+    """Reads `observation.state` by name: a Layout, or what stands for one."""
+
+    def unpack(self, state: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]: ...
 
 
 class Expert:
@@ -38,7 +44,7 @@ class Expert:
     hurry: ClassVar[float] = 3.0
     gain: ClassVar[float] = 0.7  # fraction of the remaining way taken per step
 
-    def __init__(self, task: Task, spec: EnvSpec, layout: Layout, num_envs: int, *, imperfection: float = 0.0) -> None:
+    def __init__(self, task: Task, spec: EnvSpec, layout: Unpacks, num_envs: int, *, imperfection: float = 0.0) -> None:
         if not 0.0 <= imperfection <= 1.0:
             raise ConfigError(f"imperfection must be in [0, 1], found {imperfection}")
         if spec.action.rotation != "yaw":

@@ -269,7 +269,7 @@ class Task:
 
 
 def arm_features(scene: Scene) -> dict[str, Array]:
-    """The arm's part of `observation.state`, the same in every task (16 numbers)."""
+    """The arm's part of `observation.state`, the same in every task (14 numbers)."""
     return {
         "tcp": scene.tcp,
         "yaw": scene.yaw,
