@@ -88,7 +88,16 @@ class Brain:
     def __init__(self, options: Options, wiring: Wiring, recorder: Recorder | None = None) -> None:
         assert options.checkpoint is not None
         self.options, self.wiring = options, wiring
-        self.policy = _policy(options)
+        self.policy, self.recorder = _policy(options), recorder
+        try:
+            self._set_up()
+        except BaseException:  # a server has few lines
+            if isinstance(self.policy, RemotePlanner):
+                self.policy.close()
+            raise
+
+    def _set_up(self) -> None:
+        options, wiring = self.options, self.wiring
         levels = _specs(self.policy)
         for spec in levels:
             check_robot(spec, wiring)
@@ -115,10 +124,10 @@ class Brain:
             self.hand = Hand(keys, self.policy.spec.action, self.policy.spec.dt, options.drive, policy=True,
                              first="human" if options.human_first else "policy", stick=keys.stick)  # fmt: skip
         self.planner = self.chunks.planner
-        self.recorder = recorder
         self.process: ProcessPlanner | None = None
         if options.process and not options.lockstep and options.server is None:
             how = {"which": options.which, "chunking": options.chunking, "latency": options.latency}
+            assert options.checkpoint is not None
             self.planner = self.process = ProcessPlanner(options.checkpoint, how)
         self.runner = ThreadRunner(self.planner, latency=options.latency, wait=60.0 if options.lockstep else 0.0)
 

@@ -157,7 +157,17 @@ def test_a_server_plans_in_its_place(monkeypatch, tmp_path):
         brain.policy.keys = ["observation.images.other"]
         with pytest.raises(SpecError, match=r"corrects one that sees \['observation.images.other'\]"):
             brain_module._specs(brain.policy)
-        other = replace(policy.spec, dt=policy.spec.dt / 2)
+        unfit = replace(policy.spec, action=replace(policy.spec.action, tcp="flange"))
+        lines = 0
+        server.spec = unfit
+        monkeypatch.setattr(brain_module, "read_spec", lambda *_, **__: unfit)
+        with pytest.raises(SpecError, match="flange") as refused:  # which keeps all that it has seen alive
+            Brain(options, WIRING)
+        until = time.monotonic() + 10.0
+        while len(server.clients) > lines and time.monotonic() < until:
+            time.sleep(0.01)
+        assert len(server.clients) == lines, f"it has not hung up: {refused.value}"
+        server.spec, other = policy.spec, replace(policy.spec, dt=policy.spec.dt / 2)
         monkeypatch.setattr(brain_module, "read_spec", lambda *_, **__: other)
         with pytest.raises(PlanningError, match="refuses: spec: the client expects another policy"):
             Brain(options, WIRING)
