@@ -89,6 +89,20 @@ PICK_ACT = Base(
         "--steps=5000",
     ),
 )
+PICK_PIXELS = Base(
+    "pick",
+    50,
+    0.7,
+    (
+        "loop.steps=3000",
+        "loop.batch_size=64",
+        "policy.image_encoder={_target_: robopolicy.networks.vision.ConvEncoder, _partial_: true, dims: [16,32,32,32]}",
+    ),
+    "pixels",
+    options=("task.objects=false", "task.cameras=[front,wrist]", "task.image_size=[64,64]"),
+    num_envs=8,
+    episodes=200,
+)
 LIMITS_DT, LIMITS_SPEED = 0.05, 1.0  # s, m/s; scripts/limits_compared.py plays under the same ones
 LIMITED = (
     f"task.joint_filter={{_target_: real.joint_filter.SafetyFilter, dt: {LIMITS_DT}, "
@@ -245,6 +259,14 @@ EXPERIMENTS = {
     "native_suite_residual": Experiment(
         tuple(Setting(base, {"refined": ("algo=residual_long",)}, prefix=f"{base.task}/") for base in SUITE),
         extra=("mean",),
+    ),
+    "pick_pixels_residual": Experiment(
+        (
+            Setting(
+                PICK_PIXELS,
+                {"refined": ("algo=residual_long", "policy.pictures=true", "num_envs=8", "loop.total_steps=60000")},
+            ),
+        )
     ),
     "lerobot_base_residual": Experiment((Setting(PICK_ACT, {"refined": ("algo=residual_fast",)}),)),
     "trained_under_limits": Experiment(
