@@ -264,7 +264,7 @@ EXPERIMENTS = {
         (
             Setting(
                 PICK_PIXELS,
-                {"refined": ("algo=residual_long", "policy.pictures=true", "num_envs=8", "loop.total_steps=60000")},
+                {"refined": ("algo=residual_long", "policy.pictures=true", "num_envs=8", "loop.total_steps=40000")},
             ),
         )
     ),
