@@ -72,8 +72,8 @@ def convert(
 
     Episodes whose success nobody recorded count as failures. The last control step, which was cut, is left out.
     With `bag.wiring`, `recording` is a rosbag2 bag, or a folder of such (real.ros2.bag_dataset); or it is a dataset, of
-    which bags are made (real.ros2.bag_export). An HDF5 file, or a
-    folder that holds one, is robomimic's, Minari's or ManiSkill's (robopolicy.data.hdf5).
+    which bags are made (real.ros2.bag_export). An HDF5 file, or a folder that holds one, is robomimic's, Minari's or
+    ManiSkill's (robopolicy.data.hdf5).
 
     Raises:
         DataError: a recording is damaged, or of another policy, task or rate than the first; nothing is left to keep.
