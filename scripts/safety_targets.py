@@ -4,8 +4,8 @@
 
 From home, `--targets` arms each go for a pose of their own that a limit forbids, found at random by the checker's own
 kinematics, with projection as a single arm has it. `violations`: of all limits, on every 1 kHz sample in joint space
-and on `--poses` random ones in space. `held_off`: the share of arms that are still short of their target at the end, which
-must be all of them.
+and on `--poses` random ones in space. `held_off`: the share of arms that are still short of their target at the end,
+which must be all of them.
 """
 
 from __future__ import annotations
