@@ -1,8 +1,8 @@
 """How long from a state to the command that answers it, and from an emergency stop to braking, over real DDS.
 
-    python scripts/bench_ros2.py [--ticks 10000] [--stops 1000] [--record]
+    python scripts/bench_ros2.py [--ticks 10000] [--stops 1000] [--rate 250] [--record]
 
-Three processes: a simulated arm at 1 kHz that publishes 250 states a second, the policy node, which drives it to and
+Three processes: a simulated arm at 1 kHz that publishes its state every tick, the policy node, which drives it to and
 fro through all limits (scripts/ros2_sweep.py), and the operator, this one. All times are of the machine's one steady
 clock: from just before a state is published to when the arm has the command for the tick that this state is to be
 answered in, which the node decides on by time, with the newest state that it has. `lost`: states without one.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
@@ -29,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import psutil
 import rclpy
+import yaml
 from rclpy.serialization import deserialize_message, serialize_message
 from rclpy.signals import SignalHandlerOptions
 from trajectory_msgs.msg import JointTrajectory
@@ -42,7 +44,7 @@ from real.ros2.observation import one_env
 from real.ros2.operator import Operator, private_environment, processes
 from real.ros2.spin import run, take_priority
 from real.ros2.timeline import MATCH
-from real.ros2.wiring import load_wiring
+from real.ros2.wiring import FOLDER, load_wiring
 from robopolicy.evaluate.evidence import Evidence, measured, write
 from scripts.ros2_kill import fork, nodes, wait_through_faults
 from scripts.ros2_sweep import WIRING
@@ -53,12 +55,12 @@ MOTION = 0.3  # rad/s: a joint that is faster is in full motion
 class TimedArm(ArmNode):
     """Notes when states go out and when their answers come in; writes it down when it ends."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, wiring: str) -> None:
         self.file = file
         self.went_out: list[tuple[int, int, float]] = []  # tick, ns when it went out, rad/s of the fastest joint
         self.came_in: list[tuple[int, int, bool]] = []  # tick, ns when it was there, does it brake?
         self.next_of_stop: np.ndarray | None = None  # [n] rad, what the last trajectory plays if nothing follows
-        super().__init__(one_env({"_target_": "sim.make", "task": "reach"}), load_wiring(WIRING))
+        super().__init__(one_env({"_target_": "sim.make", "task": "reach"}), load_wiring(wiring))
         self.reader = TrajectoryBytes(self.wiring.joints, self.dt_ns)
 
     def _tell(self, tick: int) -> None:
@@ -80,10 +82,24 @@ class TimedArm(ArmNode):
         super().destroy_node()
 
 
-def measure(ticks: int, stops: int, file: Path) -> list[Evidence]:
-    wiring, rng = load_wiring(WIRING), np.random.default_rng(0)
+def paced(rate: float, folder: Path) -> str:
+    """The preset's wiring with `rate` ticks a second and the same time on the way; its name, or the file's."""
+    wiring = yaml.safe_load((FOLDER / f"{WIRING}.yaml").read_text(encoding="utf-8"))
+    if math.isclose(rate * wiring["tick_s"], 1.0):
+        return WIRING
+    wiring["lead_ticks"] = round(wiring["lead_ticks"] * wiring["tick_s"] * rate)
+    wiring["tick_s"] = 1.0 / rate
+    for role in ("joint_states", "joint_commands", "trajectory"):
+        wiring["topics"][role]["rate_hz"] = rate
+    path = folder / "wiring.yaml"
+    path.write_text(yaml.safe_dump(wiring, sort_keys=False), encoding="utf-8")
+    return str(path)
+
+
+def measure(ticks: int, stops: int, file: Path, name: str) -> list[Evidence]:
+    wiring, rng = load_wiring(name), np.random.default_rng(0)
     stopped, restarts = [], 0
-    with processes([sys.executable, __file__, "--arm", str(file)]), nodes() as zygote:
+    with processes([sys.executable, __file__, "--arm", str(file), "--wiring", name]), nodes(name) as zygote:
         pid = fork(zygote, "policy_node")
         try:
             with Operator(wiring) as operator:
@@ -117,8 +133,9 @@ def measure(ticks: int, stops: int, file: Path) -> list[Evidence]:
         values |= {"estop_p50_ms": np.median(brake), "estop_p99_ms": np.percentile(brake, 99)}
         values |= {"estop_max_ms": brake.max(), "estop_trials": float(len(brake))}
     values |= conversion()
+    setting = "sweep" if name == WIRING else f"sweep_{1 / wiring.tick_s:.0f}hz"
     return [
-        measured(id="latency_ros2", setting="sweep", metric=m, interval=round(float(v), 4), notes=note)
+        measured(id="latency_ros2", setting=setting, metric=m, interval=round(float(v), 4), notes=note)
         for m, v in values.items()
     ]
 
@@ -174,17 +191,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ticks", type=int, default=10_000)
     parser.add_argument("--stops", type=int, default=1000)
+    parser.add_argument("--rate", type=float, default=250.0, help="ticks, states and commands a second")
     parser.add_argument("--record", action="store_true", help="write docs/results/latency_ros2.json too")
     parser.add_argument("--arm", type=Path, help=argparse.SUPPRESS)  # be the arm, and write there what it saw
+    parser.add_argument("--wiring", default=WIRING, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.arm is not None:
         take_priority()
         rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-        run(TimedArm(args.arm))
+        run(TimedArm(args.arm, args.wiring))
         return
     os.environ.update({k: v for k, v in private_environment().items() if k.startswith("ROS_")})
     with TemporaryDirectory() as folder:
-        rows = measure(args.ticks, args.stops, Path(folder) / "arm.npz")
+        rows = measure(args.ticks, args.stops, Path(folder) / "arm.npz", paced(args.rate, Path(folder)))
     print(*(json.dumps(asdict(row), ensure_ascii=False) for row in rows), sep="\n")
     if args.record:
         print(*write(rows), file=sys.stderr)

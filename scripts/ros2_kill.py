@@ -90,11 +90,11 @@ class Watcher(Operator):
 
 
 @contextmanager
-def nodes() -> Iterator[subprocess.Popen[str]]:
+def nodes(wiring: str = WIRING) -> Iterator[subprocess.Popen[str]]:
     """The process that forks policy nodes."""
     script = Path(__file__).with_name("ros2_sweep.py")
     with subprocess.Popen(
-        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, str(script), wiring], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env=private_environment(), start_new_session=True,
     ) as process:  # fmt: skip
         try:

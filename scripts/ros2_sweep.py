@@ -1,6 +1,6 @@
 """A policy node without a policy: it drives all joints to and fro as fast as the limits permit. For measurements.
 
-    python scripts/ros2_sweep.py            # forks a node for every line on standard input, and prints its process id
+    python scripts/ros2_sweep.py [WIRING]   # forks a node for every line on standard input, and prints its process id
 
 A line is the new node's name. Everything is loaded before the fork, so that a killed node is replaced in a moment.
 """
@@ -98,7 +98,7 @@ class SweepBrain:
         """Nothing to end."""
 
 
-def child(name: str) -> None:
+def child(name: str, wiring: Wiring) -> None:
     """A node called `name`, until it is ended."""
     import rclpy
     from rclpy.signals import SignalHandlerOptions
@@ -106,7 +106,6 @@ def child(name: str) -> None:
     from real.ros2.node import PolicyNode
     from real.ros2.spin import run, take_priority
 
-    wiring = load_wiring(WIRING)
     take_priority()
     rclpy.init(args=["--ros-args", "-r", f"__node:={name}"], signal_handler_options=SignalHandlerOptions.NO)
     run(PolicyNode(wiring, lambda: SweepBrain(wiring)))
@@ -116,14 +115,15 @@ def main() -> None:
     import real.ros2.node
     import real.ros2.spin  # noqa: F401
 
-    chain, home = SweepBrain(load_wiring(WIRING)).chain(), np.array(limits().data["home"])
+    wiring = load_wiring(sys.argv[1] if len(sys.argv) > 1 else WIRING)
+    chain, home = SweepBrain(wiring).chain(), np.array(limits().data["home"])
     chain.governor.reset(home[None])  # compiles
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("ready", flush=True)
     while line := sys.stdin.readline():
         if (pid := os.fork()) == 0:
             sys.stdin.close()
-            child(line.strip())
+            child(line.strip(), wiring)
             os._exit(0)
         print(pid, flush=True)
 

@@ -18,6 +18,7 @@ from robopolicy.types import IMAGES
 FOLDER = Path(configs.__file__).parent / "robots"
 INPUTS = ("joint_states", "joint_commands", "robot_description", "features", "enable")
 TOPICS = (*INPUTS, "keys", "trajectory", "gripper", "intervention", "diagnostics")
+WATCHED = {"state": ("joint_states", "joint_commands"), "features": ("features",), "enable": ("enable",)}  # and images
 OPTIONAL = ("joint_commands", "robot_description", "features", "keys", "gripper", "intervention")  # may be null
 
 
@@ -128,11 +129,29 @@ def parse(data: Any, where: str = "wiring") -> Wiring:
     if not all(0.0 <= v <= 0.1 for v in later.values()):
         raise WiringError(f"{where}: plan_ahead_s and grace_s: expected 0 to 0.1 s, found {later}")
     driver = {"tick_s": tick, "lead_ticks": lead, "echoed": topics["joint_commands"] is not None}
-    return Wiring(
+    found = Wiring(
         limits=str(data["limits"]), tick_s=tick, lead_ticks=lead, joints=names, gripper=gripper, frames=frames,
         topics={role: _topic(value, role, where, driver) for role, value in topics.items()}, cameras=cameras,
         watchdogs={k: _patience(v, f"{where}: watchdogs.{k}") for k, v in dogs.items()}, **later,
     )  # fmt: skip
+    _heard_in_time(found, where)
+    return found
+
+
+def _heard_in_time(wiring: Wiring, where: str) -> None:
+    """Raise WiringError where a watchdog would bark between two messages that are on time."""
+    watched = {dog: {f"topics.{role}": wiring.topics[role] for role in roles} for dog, roles in WATCHED.items()}
+    watched["images"] = {f"cameras.{key}": way for key, way in wiring.cameras.items()}
+    for dog, ways in watched.items():
+        patience = wiring.watchdogs[dog]
+        shortest = min(patience.slow, patience.hold, patience.fault)
+        for key, way in ways.items():
+            if way is not None and way.rate_hz * shortest < 2.0:
+                raise WiringError(
+                    f"{where}: watchdogs.{dog}: {shortest} s is less than two messages of {key} at {way.rate_hz:g} Hz: "
+                    f"the arm would be held for good. Give {2.0 / way.rate_hz:g} s or more, or a rate of "
+                    f"{2.0 / shortest:g} Hz or more."
+                )
 
 
 def _same_keys(data: dict[str, Any], known: Any, where: str) -> None:

@@ -77,6 +77,9 @@ def changed(**changes):
         ({"cameras__observation.images.wrist__rate_hz": 0}, r"images.wrist: rate_hz: expected a number > 0"),
         ({"watchdogs__state": {"halt": 1.0}}, "unknown key 'halt'"),
         ({"watchdogs__state": {"hold": -1.0}}, "expected seconds > 0"),
+        ({"topics__joint_commands__rate_hz": 20}, r"topics.joint_commands at 20 Hz: the arm would be held for good"),
+        ({"topics__enable__rate_hz": 10}, r"watchdogs.enable: 0.1 s is less than two messages of topics.enable"),
+        ({"watchdogs__images": {"slow": 0.05}}, r"cameras.observation.images.front at 25 Hz.* Give 0.08 s or more"),
     ],
 )
 def test_a_wiring_that_is_wrong_says_where(changes, what):
