@@ -68,7 +68,8 @@ def measure(setting: str, ticks: int) -> list[Evidence]:
     )  # fmt: skip
     chain, now = SafetyChain(profile, dt=DT, clock=time.monotonic, risk=critic(profile)), 0.0
     chain.activate(Measured(np.array(profile.data["home"])), now)
-    times, cpu, memory, same = np.zeros(ticks), np.zeros(ticks), np.zeros(ticks), 0
+    times, cpu, memory = (np.full(ticks, np.nan) for _ in range(3))  # written: its memory is not to count as growth
+    same = 0
     process = psutil.Process()
     gc.disable()
     for k, target in enumerate((calm if setting == "calm" else wild)(profile, ticks)):
