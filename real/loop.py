@@ -64,6 +64,8 @@ class ControlLoop:
         journal: is told of every control step and chunk.
         early: s before a control step at which it observes and asks for a plan, so that one made in a thread is there
             when the step begins.
+        age: s by which pictures are older than the arm's state: it is shown as it was then, and plans count from then,
+            in whole control steps.
         grace: s by which a control step may be put off where its plan is late. The arm goes on as it went meanwhile,
             and then holds. No more than 0.4 control steps.
         operator: may take over. The policy goes on planning then, for the journal alone; what it planned before a
@@ -74,13 +76,15 @@ class ControlLoop:
         self, robot: Robot, chain: SafetyChain, decoder: ActionDecoder, runner: Runner, observe: Observe,
         buffer: ChunkBuffer, *, clock: Callable[[], float], history: int = 1, lead: int = 0, shadow: bool = False,
         early: float = 0.0, grace: float = 0.0, journal: Journal | None = None, operator: Operator | None = None,
-        delays: Delays | None = None,
+        delays: Delays | None = None, age: float = 0.0,
     ) -> None:  # fmt: skip
         if tuple(robot.joints) != chain.profile.joints:
             raise SafetyError(f"robot: joints {list(robot.joints)}, the limits are of {list(chain.profile.joints)}")
         self.robot, self.chain, self.decoder, self.runner = robot, chain, decoder, runner
         self.observe, self.buffer, self.clock, self.lead, self.shadow = observe, buffer, clock, lead, shadow
         self.early, self.asked, self.delays = early, False, delays
+        self.age, self.behind = age, round(age / buffer.spec.dt) * buffer.spec.dt
+        self.past: deque[tuple[float, State]] = deque()  # s and state of ticks, the oldest as old as a picture
         self.grace = min(grace, 0.4 * buffer.spec.dt)  # half a control step late is too late for its action
         self.frames: deque[Obs] = deque(maxlen=history)
         self.counts, self.journal, self.operator = Counter[str](), journal, operator
@@ -111,6 +115,7 @@ class ControlLoop:
         if self.delays is not None:
             self.delays.reset()
         self.frames.clear()
+        self.past.clear()
         self.origin = self.begin = now  # s: ticks count from the one; the other moves on where a step is put off
         self.at = math.inf  # s: no tick yet
         self.first = now  # s: the control step that was last planned for
@@ -135,10 +140,12 @@ class ControlLoop:
         if told is not None and not self.chain.heard(told):
             self.counts["lost"] += 1
         due = self.begin + self.step * self.period
+        if state is not None and np.isfinite(state.q).all():
+            self._note(at, state)
         if self.early and not self.asked and at >= due - self.early - 1e-6 and state is not None:
             reason = self._collect(now)  # what is asked for next must not wait for another control step
             if not self.waiting and np.isfinite(state.q).all():
-                reason = self._ask(state, now, due, due - self.early) or reason
+                reason = self._ask(now, due, due - self.early) or reason
         if at >= due - 1e-6 and state is not None and np.isfinite(state.q).all():
             step, before = self.step, self.decoder.commanded
             self.wanted, self.proposed, self.limited = None, None, False
@@ -197,7 +204,7 @@ class ControlLoop:
         """What happens at the policy's own rate; a reason where there is nothing to do next."""
         order = None if self.operator is None else self.operator.order(now, self.decoder.commanded)
         reason = self._hand_over("policy" if order is None else order.driver, now, due)
-        reason = reason if self.asked else self._ask(state, now, due, due)
+        reason = reason if self.asked else self._ask(now, due, due)
         if order is not None and order.halt:
             self.halted = order.halt
         if self.chain.mode >= Mode.HOLD:  # begin anew once the arm may move again
@@ -235,10 +242,16 @@ class ControlLoop:
         self.counts["paced"] += self.limited
         return reason
 
-    def _ask(self, state: State, now: float, due: float, seen: float) -> str:
+    def _note(self, at: float, state: State) -> None:
+        """Keep what is needed of the arm's states to see it as old as pictures are."""
+        self.past.append((at, state))
+        while len(self.past) > 1 and self.past[1][0] <= at - self.age + 1e-6:
+            self.past.popleft()
+
+    def _ask(self, now: float, due: float, seen: float) -> str:
         """Observe, and ask for a plan for the control step at `due` s; by rights that was at `seen` s."""
         self.asked = True
-        frame = self.observe(state)
+        frame = self.observe(self.past[0][1])
         while len(self.frames) < (self.frames.maxlen or 1):
             self.frames.append(frame)
         self.frames.append(frame)
@@ -266,8 +279,8 @@ class ControlLoop:
             ahead = None
             if self.delays is not None and self.driver == "policy":  # else nothing of the buffer will be executed
                 ahead = self.buffer.ahead(due, self.delays.steps)
-            self.runner.request(stacked, self.step, min(seen, now), ahead)
-            self.first, self.waiting = due, True
+            self.runner.request(stacked, self.step, min(seen, now) - self.behind, ahead)
+            self.first, self.waiting = due - self.behind, True
             reason = self._collect(now) or reason
         return reason
 

@@ -103,7 +103,13 @@ class Brain:
             check_robot(spec, wiring)
         images = {k: f for spec in levels for k, f in spec.observation.items() if k in wiring.cameras}
         self.cameras = {k: f.shape for k, f in images.items()}
-        self.chunks = chunking_of(options.chunking, self.policy, options.latency)
+        self.age = max((wiring.cameras[k].latency_s for k in images), default=0.0)
+        if self.age and options.chunking != "async":
+            raise SpecError(
+                f"chunking={options.chunking}: goes on from what the arm does now, and pictures that are {self.age} s "
+                "old (cameras.latency_s of the wiring) show what it did before. Use chunking=async"
+            )
+        self.chunks = chunking_of(options.chunking, self.policy, options.latency + self.age)
         self.observer: Observer | PlainObserver
         if options.task is None:
             self.observer = PlainObserver(levels[-1], wiring, tuple(images))
@@ -169,7 +175,7 @@ class Brain:
             robot, chain, ActionDecoder(self.controller, stroke=FINGER_STROKE, dt=self.spec.dt), self.runner,
             self.observer, chunks.buffer, clock=clock, history=self.planner.history, lead=chunks.lead,
             shadow=self.options.dry_run, early=self.wiring.plan_ahead_s, grace=self.wiring.grace_s,
-            delays=chunks.delays, operator=self.hand,
+            delays=chunks.delays, operator=self.hand, age=self.age,
             journal=None if self.recorder is None else PolicyJournal(self.recorder.put),
         )  # fmt: skip
 

@@ -39,10 +39,12 @@ class CameraTopic(Topic):
     Args:
         type: `image` (sensor_msgs/Image, rgb8 or bgr8) or `compressed` (sensor_msgs/CompressedImage, JPEG or PNG).
         frame_id: of its messages, by which two cameras that were swapped are told apart; "": any.
+        latency_s: s from a picture's exposure to its arrival, as measured.
     """
 
     type: Literal["image", "compressed"] = "image"
     frame_id: str = ""
+    latency_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ def camera(value: Any, where: str) -> CameraTopic:
     found = _quality(CameraTopic, value, where)
     if found.type not in ("image", "compressed"):
         raise WiringError(f"{where}: type: expected image or compressed, found {found.type!r}")
+    if not 0.0 <= number(found.latency_s, f"{where}: latency_s") <= 1.0:
+        raise WiringError(f"{where}: latency_s: expected 0 to 1 s, found {found.latency_s}")
     return found
 
 

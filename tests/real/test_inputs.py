@@ -12,6 +12,7 @@ from real.deploy import SimulatedCell
 from real.joint_order import JointOrder
 from real.joints import ActionDecoder, ChunkBuffer
 from real.loop import ControlLoop
+from real.planning import InlineRunner
 from real.safety import Mode, SafetyChain, SafetyError, load_profile, profile_names
 from real.safety.chain import Measured
 from real.urdf import check_urdf
@@ -185,6 +186,33 @@ def test_actions_are_clamped_to_their_range():
     decoder.reset(q, 0.04)
     most = decoder.decode(np.array([decoder.high[0], 0.0, 0.0, 0.0, 1.0]), q, profile)
     assert np.array_equal(far.q, most.q)
+
+
+def test_the_arm_is_seen_as_old_as_the_pictures_and_plans_count_from_then():
+    env, age = sim.make("reach", 1, joint_noise=0.0, horizon=30), 0.1
+    it = SimulatedCell(env, Drive(env, [0.01, 0.0, 0.0, 0.0, 0.0], steps=8), settings=WIDE, latency=age)
+    was: list[np.ndarray] = []  # [n] rad, of every tick
+    ago, asked, late = [], [], []
+
+    def observe(state):
+        ago.append(min(k for k, q in enumerate(reversed(was)) if np.array_equal(q, state.q)))
+        return it._observe(state)
+
+    runner = InlineRunner(it.loop.runner.planner)
+    request = runner.request
+    runner.request = lambda obs, step, seen, ahead: asked.append(it.time - seen) or request(obs, step, seen, ahead)
+    it.loop = ControlLoop(
+        it.arm, it.chain, it.loop.decoder, runner, observe, it.loop.buffer, clock=lambda: it.time, lead=it.loop.lead,
+        age=age,
+    )  # fmt: skip
+    read = it.arm.read
+    it.arm.read = lambda: was.append(read().q) or read()
+    it.ticked = lambda: late.append(it.loop.buffer.late)
+    assert it.run(1).aborted == ""
+    moving = round(0.3 / it.dt)  # ticks, after which the arm is never twice in one place
+    assert len(was) > 200 and ago[0] == 0 and set(ago[round(moving * it.dt / env.dt) :]) == {round(age / it.dt)}
+    assert np.allclose(asked, age, atol=it.dt) and len(asked) > 3
+    assert late[-1] == 2 * len(asked), "two control steps of every chunk are over when it comes"
 
 
 def test_a_robot_with_other_joints_is_refused():

@@ -75,6 +75,7 @@ def changed(**changes):
         ({"cameras__wrist": {"name": "x", "rate_hz": 5}}, r"expected features called 'observation.images.<name>'"),
         ({"cameras__observation.images.wrist__type": "jpeg"}, "type: expected image or compressed, found 'jpeg'"),
         ({"cameras__observation.images.wrist__rate_hz": 0}, r"images.wrist: rate_hz: expected a number > 0"),
+        ({"cameras__observation.images.side__latency_s": -0.1}, r"images.side: latency_s: expected 0 to 1 s"),
         ({"watchdogs__state": {"halt": 1.0}}, "unknown key 'halt'"),
         ({"watchdogs__state": {"hold": -1.0}}, "expected seconds > 0"),
         ({"topics__joint_commands__rate_hz": 20}, r"topics.joint_commands at 20 Hz: the arm would be held for good"),

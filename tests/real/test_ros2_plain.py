@@ -121,6 +121,11 @@ def test_it_drives_the_arm_behind_the_limits(monkeypatch, tmp_path):
     assert (slow.tcp_speed, slow.velocity) == pytest.approx((0.05, 0.05)), "the second by default is 0.5"
     with pytest.raises(SafetyError, match="energy: the tank needs external torques"):
         Brain(replace(options, settings={"energy": 2.0}), WIRING).chain()
+    late = replace(WIRING, cameras={IMAGE: replace(WIRING.cameras[IMAGE], latency_s=0.05)})
+    loop = Brain(options, late).loop(Wire().session, brain.chain(), lambda: 0.0)
+    assert loop.age == 0.05 and loop.lead == 1, "asked for as much earlier"
+    with pytest.raises(SpecError, match=r"chunking=rtc: .* pictures that are 0.05 s old"):
+        Brain(replace(options, chunking="rtc"), late)
     wire = Wire(make_loop=brain.loop, settings={"tcp_speed": 0.5})
     brain.warm_up(State(HOME, np.zeros(7), 0.08))
     bright, dark = np.full((3, 8, 8), 200, np.uint8), np.zeros((3, 8, 8), np.uint8)
