@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from real.hand import Driver, Order
@@ -18,11 +17,11 @@ from real.reference import behind, follow
 from real.robots import Robot, State
 from real.safety import Decision, Mode, SafetyChain, SafetyError
 from real.safety.chain import Measured
+from real.sight import Observe, Sight
 from robopolicy.errors import SpecError
 from robopolicy.types import Obs
 
 Array = NDArray[np.float64]
-Observe = Callable[[State], Obs]  # single frames [1 …]
 # What is asked for waits for a command that came to trail it: each tick for so much of what it trails by, and no more
 # than this of a control step.
 SOON, WAIT = 0.3, 0.2
@@ -64,8 +63,7 @@ class ControlLoop:
         journal: is told of every control step and chunk.
         early: s before a control step at which it observes and asks for a plan, so that one made in a thread is there
             when the step begins.
-        age: s by which pictures are older than the arm's state: it is shown as it was then, and plans count from then,
-            in whole control steps.
+        history, age: see Sight. Plans count from when their pictures were taken, in whole control steps.
         grace: s by which a control step may be put off where its plan is late. The arm goes on as it went meanwhile,
             and then holds. No more than 0.4 control steps.
         operator: may take over. The policy goes on planning then, for the journal alone; what it planned before a
@@ -81,12 +79,10 @@ class ControlLoop:
         if tuple(robot.joints) != chain.profile.joints:
             raise SafetyError(f"robot: joints {list(robot.joints)}, the limits are of {list(chain.profile.joints)}")
         self.robot, self.chain, self.decoder, self.runner = robot, chain, decoder, runner
-        self.observe, self.buffer, self.clock, self.lead, self.shadow = observe, buffer, clock, lead, shadow
+        self.buffer, self.clock, self.lead, self.shadow = buffer, clock, lead, shadow
         self.early, self.asked, self.delays = early, False, delays
-        self.age, self.behind = age, round(age / buffer.spec.dt) * buffer.spec.dt
-        self.past: deque[tuple[float, State]] = deque()  # s and state of ticks, the oldest as old as a picture
+        self.sight, self.behind = Sight(observe, history=history, age=age), round(age / buffer.spec.dt) * buffer.spec.dt
         self.grace = min(grace, 0.4 * buffer.spec.dt)  # half a control step late is too late for its action
-        self.frames: deque[Obs] = deque(maxlen=history)
         self.counts, self.journal, self.operator = Counter[str](), journal, operator
         self.driver: Driver = "policy"
         self.halted = ""  # why the arm is to stop and stay, until the next start
@@ -114,8 +110,7 @@ class ControlLoop:
         self.seed, self.driver, self.halted = seed, "policy", ""
         if self.delays is not None:
             self.delays.reset()
-        self.frames.clear()
-        self.past.clear()
+        self.sight.start()
         self.origin = self.begin = now  # s: ticks count from the one; the other moves on where a step is put off
         self.at = math.inf  # s: no tick yet
         self.first = now  # s: the control step that was last planned for
@@ -141,7 +136,7 @@ class ControlLoop:
             self.counts["lost"] += 1
         due = self.begin + self.step * self.period
         if state is not None and np.isfinite(state.q).all():
-            self._note(at, state)
+            self.sight.note(at, state)
         if self.early and not self.asked and at >= due - self.early - 1e-6 and state is not None:
             reason = self._collect(now)  # what is asked for next must not wait for another control step
             if not self.waiting and np.isfinite(state.q).all():
@@ -154,7 +149,7 @@ class ControlLoop:
             self.counts[self.driver] += taken
             if self.journal is not None and taken:
                 self.journal.step(
-                    now, step, self.frames[-1], before, self.wanted, self.limited, self.driver, self.proposed
+                    now, step, self.sight.newest, before, self.wanted, self.limited, self.driver, self.proposed
                 )
         target: Array | None = None
         if self.halted:
@@ -242,19 +237,10 @@ class ControlLoop:
         self.counts["paced"] += self.limited
         return reason
 
-    def _note(self, at: float, state: State) -> None:
-        """Keep what is needed of the arm's states to see it as old as pictures are."""
-        self.past.append((at, state))
-        while len(self.past) > 1 and self.past[1][0] <= at - self.age + 1e-6:
-            self.past.popleft()
-
     def _ask(self, now: float, due: float, seen: float) -> str:
         """Observe, and ask for a plan for the control step at `due` s; by rights that was at `seen` s."""
         self.asked = True
-        frame = self.observe(self.past[0][1])
-        while len(self.frames) < (self.frames.maxlen or 1):
-            self.frames.append(frame)
-        self.frames.append(frame)
+        self.sight.look()
         return self._request(now, due, seen)
 
     def _hand_over(self, driver: Driver, now: float, due: float) -> str:
@@ -275,11 +261,10 @@ class ControlLoop:
             return ""
         reason = self._collect(now)
         if len(self.buffer) <= self.lead and not self.waiting:
-            stacked = {k: torch.stack([f[k] for f in self.frames], dim=1) for k in self.frames[-1]}
             ahead = None
             if self.delays is not None and self.driver == "policy":  # else nothing of the buffer will be executed
                 ahead = self.buffer.ahead(due, self.delays.steps)
-            self.runner.request(stacked, self.step, min(seen, now) - self.behind, ahead)
+            self.runner.request(self.sight.stacked, self.step, min(seen, now) - self.behind, ahead)
             self.first, self.waiting = due - self.behind, True
             reason = self._collect(now) or reason
         return reason

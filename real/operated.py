@@ -89,7 +89,7 @@ class OperatedCell(SimulatedCell):
     def _line(self) -> str:
         """Who drives, how long so far, where the tool is, and where the things of the task are as seen from it."""
         env, c = self.env, self.loop.decoder.commanded
-        seen = env.layout.unpack(self.loop.frames[-1][STATE].numpy()) if self.loop.frames else {}
+        seen = env.layout.unpack(self.loop.sight.newest[STATE].numpy()) if self.loop.sight.frames else {}
         near = [
             f"{name} {' '.join(f'{100 * x:+.1f}' for x in value[0])}"
             for name, value in seen.items()

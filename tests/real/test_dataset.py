@@ -66,7 +66,7 @@ def test_where_the_arm_was_held_frames_are_marked(tmp_path):
         it.arm.trouble = Trouble(nan=seen[0] == recorder_horizon)
         return sense(state)
 
-    it.loop.observe = observe
+    it.loop.sight.observe = observe
     advance, bad = it.arm.advance, [0]
 
     def heal():

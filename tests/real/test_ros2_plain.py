@@ -123,7 +123,7 @@ def test_it_drives_the_arm_behind_the_limits(monkeypatch, tmp_path):
         Brain(replace(options, settings={"energy": 2.0}), WIRING).chain()
     late = replace(WIRING, cameras={IMAGE: replace(WIRING.cameras[IMAGE], latency_s=0.05)})
     loop = Brain(options, late).loop(Wire().session, brain.chain(), lambda: 0.0)
-    assert loop.age == 0.05 and loop.lead == 1, "asked for as much earlier"
+    assert loop.sight.age == 0.05 and loop.lead == 1, "asked for as much earlier"
     with pytest.raises(SpecError, match=r"chunking=rtc: .* pictures that are 0.05 s old"):
         Brain(replace(options, chunking="rtc"), late)
     wire = Wire(make_loop=brain.loop, settings={"tcp_speed": 0.5})

@@ -249,15 +249,15 @@ class Pilot:
     def __call__(self) -> str | None:
         self.calls += 1
         assert self.calls < 5000, "it does not get there"
-        if not self.verdicts or self.cell is None or not self.cell.loop.frames:
+        if not self.verdicts or self.cell is None or not self.cell.loop.sight.frames:
             return None
         step = self.cell.loop.step
         if self.cell.held >= self.cell.env.task.hold or (self.verdicts[0] != "enter" and step > 4):
-            self.cell.loop.frames.clear()
+            self.cell.loop.sight.frames.clear()
             return self.verdicts.pop(0)
         if self.done != step:
             self.done = step
-            seen = self.cell.env.layout.unpack(self.cell.loop.frames[-1]["observation.state"].numpy())
+            seen = self.cell.env.layout.unpack(self.cell.loop.sight.newest["observation.state"].numpy())
             gap = seen["target"][0] - self.cell.loop.decoder.commanded.pos
             self.queue = [keys[int(g < 0)] for g, keys in zip(gap, ("ws", "ad", "rf"), strict=True) if abs(g) > 0.004]
         return self.queue.pop() if self.queue else None
