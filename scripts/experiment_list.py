@@ -131,16 +131,7 @@ PEG_HARD = (  # usual noise, of millimetres, tips the peg in the fingers: next t
     "algo.warmup_std=0.1",
 )
 SUITE_DPPO = (  # one config for all tasks; chosen on training seed 100 of stack, peg and pick, docs/dppo.md
-    "algo=dppo",
-    "num_envs=256",
-    "algo.noise.floor=0.05",
-    "algo.actor_lr=3e-4",
-    "algo.epochs=4",
-    "algo.minibatch=5200",
-    "algo.gamma=0.98",
-    "algo.target_kl=0.1",
-    "loop.rollout_steps=80",
-    "loop.total_steps=3000000",
+    "algo=dppo_large",
     "loop.eval_every=500000",
     "validation_episodes=100",
     "threads=1",

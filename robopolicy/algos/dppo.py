@@ -59,14 +59,17 @@ class DPPO:
         noise: makes the chain's exploring deviation; see ChainNoise.
         denoising_gamma: discount per denoising step.
         clip, clip_first: PPO's clip at the last and at the noisiest fine-tuned step. clip_rate: see clip_schedule.
-        anchor: weight of KL(policy ‖ frozen policy) per element, at the latents that were drawn (BC anchor).
+        anchor: weight of KL(policy ‖ frozen policy) per element, at the latents that were drawn, over all Ta steps,
+            executed or not (BC anchor).
         entropy: weight of the mean log deviation, for learned noise.
         progressive: share of the training over which fine-tuning spreads from the last step backwards to all K'
-            (B²-DiffuRL, Hu et al. 2025, without its branches); 0: all from the beginning.
+            (B²-DiffuRL, Hu et al. 2025, without its branches); 0: all from the beginning. All K' explore meanwhile,
+            and are run by the one network that is being changed.
         **options: see Options.
 
     Raises:
-        ConfigError: nothing to fine-tune, or a deterministic chain.
+        ConfigError: nothing to fine-tune, a deterministic chain, noise that does not fit it, or entropy of noise that
+            is not learned.
     """
 
     def __init__(
@@ -92,6 +95,11 @@ class DPPO:
         device = policy.tuned_parameters()[0].device
         self.noise = noise(cond_dim=policy.cond_dim, action_dim=policy.spec.action.dim, steps=self.steps).to(device)
         policy.check_noise(self.noise)
+        if entropy and not list(self.noise.parameters()):
+            raise ConfigError(
+                f"algo.entropy={entropy}: nothing of {type(self.noise).__name__} is learned, so its entropy is a "
+                "constant. Set it to 0, or algo.noise._target_=robopolicy.policies.chain.LearnedNoise"
+            )
         self.learner = self._learner([*policy.tuned_parameters(), *self.noise.parameters()], **options)
         self.clip = clip_schedule(self.steps, first=clip_first, last=clip, rate=clip_rate).to(device)
         self.discount = denoising_discount(self.steps, denoising_gamma).to(device)
@@ -137,9 +145,9 @@ class DPPO:
 
     def update(self, batch: Samples, *, progress: float) -> Metrics:
         """All epochs over one rollout; see Learner.update."""
-        samples = torch.arange(len(batch.log_prob), device=batch.cond.device)
-        samples = samples[samples % self.steps >= self.first_step(progress)]
-        return self.learner.update(samples, partial(self.loss, batch), batch.cond, batch.scores, progress=progress)
+        every = torch.arange(len(batch.log_prob), device=batch.cond.device)
+        samples, loss = every[every % self.steps >= self.first_step(progress)], partial(self.loss, batch)
+        return self.learner.update(samples, loss, batch.cond, batch.scores, progress=progress, whole=len(every))
 
     def first_step(self, progress: float) -> int:
         """The noisiest step that is fine-tuned after a share `progress` of the training."""

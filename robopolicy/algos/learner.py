@@ -23,14 +23,19 @@ Loss = Callable[[Tensor], tuple[Tensor, Tensor]]  # of sample rows [B]: the loss
 class ActorOptions(TypedDict, total=False):
     """Keywords of every PPO, with a critic or without.
 
-    epochs, minibatch: passes over the samples, and samples per gradient step.
+    epochs, minibatch: passes over the samples, and samples per gradient step, but for rounding to equal parts.
+    minibatches: so many an epoch instead, whose size grows with the number of envs; null: as `minibatch` says.
     microbatch: a minibatch's gradient is summed up in pieces of at most this size; None: in one.
     actor_lr: learning rate; lr_schedule, lr_final: of it over the training, and the factor at its end.
-    target_kl: the policy stops learning from a rollout at the first minibatch beyond.
+    weight_decay: AdamW's, of the policy. grad_norm: gradients are scaled down to this norm.
+    target_kl: KL(old ‖ new) per element of a chunk, in nats; the policy stops learning from a rollout before the first
+        minibatch beyond. A Gaussian whose mean moved by d of its deviations is d²/2 away.
+    seed: of the order of samples.
     """
 
     epochs: Count
     minibatch: Count
+    minibatches: Count | None
     microbatch: Count | None
     actor_lr: Positive
     lr_schedule: Literal["constant", "linear", "cosine"]
@@ -48,6 +53,7 @@ class Options(ActorOptions, total=False):
     gamma: discount per primitive step. gae_lambda: per chunk.
     critic_lr: its learning rate, which follows the schedule too.
     critic_warmup: rollouts at the beginning from which the critic alone learns.
+    reward_clip: rewards, over the running deviation of their returns, lie within ± this.
     """
 
     critic: Callable[[int, int], nn.Module]
@@ -76,6 +82,7 @@ class Learner:
         gae_lambda: float = 0.95,
         epochs: int = 5,
         minibatch: int = 2560,
+        minibatches: int | None = None,
         microbatch: int | None = None,
         actor_lr: float = 1e-4,
         critic_lr: float = 1e-3,
@@ -94,43 +101,52 @@ class Learner:
             critic(cond_dim, 1).to(self.parameters[0].device), gamma=gamma, gae_lambda=gae_lambda, lr=critic_lr,
             grad_norm=grad_norm, reward_clip=reward_clip,
         )  # fmt: skip
-        self.epochs, self.minibatch, self.microbatch = epochs, minibatch, microbatch or minibatch
+        self.epochs, self.minibatch, self.minibatches, self.microbatch = epochs, minibatch, minibatches, microbatch
         self.lr, self.schedule = actor_lr, partial(schedule, lr_schedule, final=lr_final)
         self.grad_norm, self.target_kl, self.critic_warmup = grad_norm, target_kl, critic_warmup
         self.generator = torch.Generator().manual_seed(seed)
         self.updates = 0  # rollouts learned from
 
-    def update(self, samples: Tensor, loss: Loss, cond: Tensor, scores: Scores, *, progress: float) -> Metrics:
+    def update(
+        self, samples: Tensor, loss: Loss, cond: Tensor, scores: Scores, *, progress: float, whole: int | None = None
+    ) -> Metrics:
         """All epochs over one rollout: the policy from `samples` [M], the critic from its chunks' `cond` [D C].
 
+        Args:
+            whole: samples of the rollout, of which `samples` are those to learn from now; None: these are all.
+
         Raises:
-            RobopolicyError: a ratio, loss or gradient is not finite; policy or critic is as before that minibatch.
+            RobopolicyError: a ratio, loss or gradient is not finite; the one of policy and critic that it is of has not
+                moved by it.
         """
         learns = self.updates >= self.critic_warmup
         self.updates += 1
         factor = self.schedule(progress)
         self.value.set_lr(factor)
         self.optimizer.param_groups[0]["lr"] = self.lr * factor
-        sums, count, critic_losses = torch.zeros(len(STATS) + 1, dtype=torch.float64), 0, []
+        sums, seen, taken, critic_losses = torch.zeros(len(STATS) + 1, dtype=torch.float64), 0, 0, []
+        whole = whole or len(samples)
+        count = self.minibatches or round(whole / self.minibatch)
         for rows, chunks in minibatches(
-            samples, len(cond), size=self.minibatch, epochs=self.epochs, generator=self.generator
+            samples, len(cond), whole=whole, count=count, epochs=self.epochs, generator=self.generator
         ):
             critic_losses.append(self.value.learn(cond[chunks], scores.target[chunks]))
-            if learns:
+            if learns and len(rows):
                 stats = self.step(rows, loss)
-                sums, count = sums + stats, count + 1
                 learns = float(stats[0]) <= self.target_kl
-        means = dict(zip((*STATS, "grad_norm"), (sums / max(1, count)).tolist(), strict=True))
+                sums, seen, taken = sums + stats, seen + 1, taken + learns
+        means = dict(zip((*STATS, "grad_norm"), (sums / max(1, seen)).tolist(), strict=True))
         return means | {
-            "actor_steps": count, "lr": self.lr * factor, "chunks": len(cond),
+            "actor_steps": taken, "lr": self.lr * factor, "chunks": len(cond),
             **self.value.numbers(scores, critic_losses),
         }  # fmt: skip
 
     def step(self, rows: Tensor, loss: Loss) -> Tensor:
-        """One gradient step on samples `rows`; STATS and the gradient's norm."""
+        """One gradient step on samples `rows`, unless the policy has gone too far, or they say nothing; STATS and the
+        gradient's norm."""
         self.optimizer.zero_grad(set_to_none=True)
         stats = torch.zeros(len(STATS), device=rows.device)
-        for part in rows.split(self.microbatch):
+        for part in rows.split(self.microbatch or len(rows)):
             value, found = loss(part)
             (value * (len(part) / len(rows))).backward()
             stats = stats + found * (len(part) / len(rows))
@@ -142,7 +158,8 @@ class Learner:
                 f"PPO: not everything is finite in update {self.updates}: {named}. Lower actor_lr, raise the noise "
                 "floor, or look for NaN in the base and its normaliser."
             )
-        self.optimizer.step()
+        if found[0] <= self.target_kl and found[-1] > 0.0:  # a step without a gradient would be the momentum's alone
+            self.optimizer.step()
         return found
 
     def state_dict(self) -> dict[str, Any]:

@@ -164,27 +164,40 @@ def denoising_discount(steps: int, gamma: float) -> Tensor:
 
 
 def clipped_loss(log_ratio: Tensor, advantage: Tensor, clip: Tensor) -> tuple[Tensor, Tensor]:
-    """PPO's loss (Schulman et al. 2017, eq. 7) of [B] samples, and the statistics of STATS [4]."""
+    """PPO's loss (Schulman et al. 2017, eq. 7) of [B] samples, and the statistics of STATS [4].
+
+    Log-ratios are means over the elements of a chunk, so −E[log r] is the KL per element, without bias; the estimators
+    that add r − 1 are of ratios of whole chunks alone.
+    """
     ratio = log_ratio.exp()
     loss = -torch.minimum(advantage * ratio, advantage * ratio.clamp(1.0 - clip, 1.0 + clip)).mean()
     with torch.no_grad():
         off = ratio - 1.0
-        stats = torch.stack([(off - log_ratio).mean(), (off.abs() > clip).to(off).mean(), off.abs().mean(), loss])
+        stats = torch.stack([-log_ratio.mean(), (off.abs() > clip).to(off).mean(), off.abs().mean(), loss])
     return loss, stats
 
 
-STATS = ("kl", "clipped", "ratio_off", "loss")  # KL as mean of r − 1 − ln r; share clipped; mean |r − 1|; loss
+STATS = ("kl", "clipped", "ratio_off", "loss")  # KL(old ‖ new) per element; share clipped; mean |r − 1|; loss
 
 
 def minibatches(
-    samples: Tensor, chunks: int, *, size: int, epochs: int, generator: torch.Generator
+    samples: Tensor, chunks: int, *, whole: int, count: int, epochs: int, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs (some of `samples`, some of `chunks` rows), all of either once an epoch, in a fresh order each time."""
-    count = max(1, min(round(len(samples) / size), chunks))  # no pair without a chunk
+    """Pairs (some of `samples`, some of `chunks` rows), all of either once an epoch, in a fresh order each time.
+
+    Args:
+        whole: samples that there would be if all were learned from. Where `samples` are fewer, so many fewer pairs hold
+            any, and the others none: minibatches keep their size, and the critic its steps.
+        count: pairs an epoch, at most one a chunk.
+    """
+    count = max(1, min(count, chunks))
+    filled = max(1, round(count * len(samples) / whole))
     for _ in range(epochs):
         order = samples[torch.randperm(len(samples), generator=generator).to(samples.device)]
         rows = torch.randperm(chunks, generator=generator).to(samples.device)
-        yield from zip(order.tensor_split(count), rows.tensor_split(count), strict=True)
+        parts = iter(order.tensor_split(filled))
+        for i, some in enumerate(rows.tensor_split(count)):
+            yield next(parts) if (i + 1) * filled // count > i * filled // count else samples[:0], some
 
 
 def schedule(kind: str, progress: float, *, final: float = 0.0) -> float:

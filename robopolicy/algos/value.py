@@ -20,7 +20,7 @@ class Scores(NamedTuple):
     """Of the D chunks of a rollout that may be learned from; `keep` says which of all these are."""
 
     keep: Tensor  # [all chunks] bool: physics did not fail during the chunk
-    advantage: Tensor  # [D] zero mean, unit deviation
+    advantage: Tensor  # [D] of order one; zero where nothing is better or worse
     target: Tensor  # [D]
     value: Tensor  # [D] before any learning
     weight: Tensor  # [D Ta] share of each executed step in a mean over the chunk; 0 for an unexecuted tail

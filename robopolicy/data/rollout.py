@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from robopolicy.errors import RobopolicyError
 from robopolicy.execute import ChunkExecutor
 from robopolicy.policies.base import Policy
 from robopolicy.types import Obs, VecEnv
@@ -66,7 +67,11 @@ class Collector:
         self.executor.reset()
 
     def collect(self, length: int) -> Rollout:
-        """Take `length` primitive steps in every env."""
+        """Take `length` primitive steps in every env.
+
+        Raises:
+            RobopolicyError: a reward is not finite where physics did not fail.
+        """
         n, env_s, began = self.env.num_envs, 0.0, time.perf_counter()
         planned = torch.zeros(length, n, dtype=torch.bool, device=self.env.device)
         reward = torch.zeros(length, n, device=self.env.device)
@@ -98,6 +103,12 @@ class Collector:
         last_obs = self._read(self.obs)
         final_obs = {k: torch.cat([f[k] for f in finals]) if finals else v[:0] for k, v in last_obs.items()}
         reward = torch.where(valid, reward, 0.0)
+        if not bool(torch.isfinite(reward).all()):
+            t, env = (~torch.isfinite(reward)).nonzero()[0].tolist()
+            raise RobopolicyError(
+                f"{self.env.spec.id}: the reward of env {env} is {float(reward[t, env])} at step {t} of the rollout, "
+                "in a step that is said to be valid. Fix the task's reward."
+            )
         info = {k: v / length for k, v in sums.items()}
         info |= {"env_s": env_s, "act_s": time.perf_counter() - began - env_s}
         return Rollout(record, planned, reward, terminated, truncated, valid, final_obs, last_obs, success, steps, info)

@@ -132,7 +132,7 @@ class DenoisingPolicy(Policy):
 
     @abstractmethod
     def encode(self, obs: Obs) -> Tensor:
-        """cond [B C] from normalised observations [B To ...]."""
+        """cond [B C] from observations [B To ...] in physical units."""
 
     @abstractmethod
     def sample(self, cond: Tensor, *, noise: Tensor | None = None) -> Tensor:
@@ -169,4 +169,4 @@ class DenoisingPolicy(Policy):
 
     @abstractmethod
     def check_noise(self, spread: ChainNoise) -> None:
-        """Raise ConfigError where a fine-tuned step would draw nothing under `spread`."""
+        """Raise ConfigError where a fine-tuned step would draw nothing under `spread`, or `spread` does not fit."""

@@ -42,6 +42,10 @@ class ChainNoise(nn.Module):
         """Deviation to score with: the one that was drawn with."""
         return self.sampling(std, k, cond)
 
+    def check(self, std: Tensor) -> None:
+        """Raise ConfigError where a sampler of deviations `std` [K' ...] would be another policy than the one that
+        explores, but for less noise."""
+
 
 class FloorNoise(ChainNoise):
     """max(the sampler's, floor): scheduled noise (DPPO, Ren et al. 2024).
@@ -79,7 +83,7 @@ class FloorNoise(ChainNoise):
 class LearnedNoise(ChainNoise):
     """A deviation per step, observation and action dimension, learned with the policy (ReinFlow, Zhang et al. 2025).
 
-    log σ lies between log `low` and log `high`; it begins in the middle. The sampler's own deviation is replaced.
+    log σ lies between log `low` and log `high`; it begins in the middle. For samplers that draw nothing themselves.
 
     Args:
         low, high: bounds of σ, normalised units; published: 0.08 to 0.14 for manipulation.
@@ -106,6 +110,15 @@ class LearnedNoise(ChainNoise):
         self.out = nn.Linear(width, action_dim)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
+
+    def check(self, std: Tensor) -> None:
+        """Raise ConfigError where the sampler has noise of its own, which nothing would have trained the policy for."""
+        if bool((std > 0.0).any()):
+            raise ConfigError(
+                f"algo.noise: LearnedNoise explores in place of the sampler's own noise (deviations up to "
+                f"{float(std.max()):.2g}), with which the policy is evaluated and deployed. Take a sampler without: "
+                "policy.sampling={sampler: ddim, eta: 0}, or noise_level: 0 of a flow; or keep FloorNoise."
+            )
 
     def sampling(self, std: Tensor, k: Tensor | int, cond: Tensor) -> Tensor:
         index = torch.as_tensor(k, device=cond.device).expand(len(cond))

@@ -221,6 +221,7 @@ class ChunkDenoiser(DenoisingPolicy):
         zero = self.times.new_zeros(shape)
         _, std = self.mean_std(zero, zero, k + len(self.times) - self.tuned_steps)
         cond = self.times.new_zeros(self.tuned_steps, self.cond_dim)
+        spread.check(std)
         for deviation in (spread.sampling(std, k, cond), spread.likelihood(std, k, cond)):
             check_stochastic(deviation.expand(shape))
 

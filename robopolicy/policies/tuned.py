@@ -27,10 +27,13 @@ def tuned(
             is the chain that the policy is later deployed with, so they stay with it.
 
     Raises:
-        SpecError: the base has no denoising chain. ConfigError: K' > K, or another split than the base's own.
+        SpecError: the base has no denoising chain. ConfigError: K' > K, another split than the base's own, or low-rank
+            changes of a policy that has none.
         CheckpointError: the base's weights are not those of its config.
     """
     if isinstance(base, LikelihoodPolicy) and not sampling:
+        if lora_rank:
+            raise ConfigError(f"policy.lora_rank={lora_rank}: a {type(base).__name__} is fine-tuned whole. Set it to 0")
         return copy.deepcopy(base)
     if not isinstance(base, ChunkDenoiser):
         raise SpecError(f"base: a diffusion or flow policy has a chain to fine-tune, {type(base).__name__} has not")

@@ -30,7 +30,10 @@ KINDS: dict[str, tuple[type[ChunkDenoiser], dict[str, Any]]] = {
     "ddpm": (DiffusionPolicy, {"denoising_steps": 5}),
     "ddim": (DiffusionPolicy, {"denoising_steps": 5, "sampler": "ddim", "eta": 1.0, "prediction": "sample"}),
     "flow": (FlowPolicy, {"sampling_steps": 5}),
+    "flow_sde": (FlowPolicy, {"sampling_steps": 5, "noise_level": 0.5}),
 }
+SILENT = {"still": (DiffusionPolicy, {"denoising_steps": 5, "sampler": "ddim"}), "flow": KINDS["flow"]}  # no noise
+KINDS |= SILENT
 
 
 def base(kind: str = "ddpm", **options: Any) -> ChunkDenoiser:
@@ -83,17 +86,31 @@ def every_row(batch: Samples) -> torch.Tensor:
 # ---- the update ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("noise", [FloorNoise, LearnedNoise])
+@pytest.mark.parametrize(
+    ("kind", "noise"), [*((kind, FloorNoise) for kind in KINDS), *((kind, LearnedNoise) for kind in SILENT)]
+)
 @pytest.mark.parametrize("steps", [1, 3, 5])
-@pytest.mark.parametrize("kind", KINDS)
 def test_ratio_is_one_in_the_first_minibatch(kind: str, steps: int, noise: Any):
     for dtype, bound in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
         algo = make(kind, steps=steps, noise=noise)
         algo.policy.to(dtype), algo.noise.to(dtype)
+        algo.clip = torch.full_like(algo.clip, bound)
         batch = batch_of(algo, dtype=dtype)
         _, stats = algo.loss(batch, every_row(batch)[torch.randperm(20 * steps)])
-        assert bool(stats.isfinite().all()) and float(stats[2]) < bound  # mean |ratio − 1|
-        assert float(stats[1]) == 0.0  # nothing is clipped
+        assert bool(stats.isfinite().all())
+        assert float(stats[1]) == 0.0, "of no sample is the ratio further from 1 than the bound"
+
+
+@pytest.mark.parametrize("kind", set(KINDS) - set(SILENT))
+def test_learned_noise_is_for_samplers_without_their_own(kind: str):
+    """Training would explore with one deviation, and what is deployed draw with another."""
+    with pytest.raises(ConfigError, match=r"deviations up to 0\.\d+.*sampler: ddim, eta: 0"):
+        make(kind, noise=LearnedNoise)
+
+
+def test_entropy_of_noise_that_is_not_learned_is_refused():
+    with pytest.raises(ConfigError, match=r"algo\.entropy=0\.1: nothing of FloorNoise is learned"):
+        make(entropy=0.1)
 
 
 def test_loss_of_a_sample_by_hand():
@@ -155,7 +172,7 @@ def test_chunks_in_which_physics_failed_are_left_out_and_the_others_keep_their_p
 
 
 def test_gradients_reach_the_copy_and_the_noise_and_nothing_else():
-    algo = make(noise=LearnedNoise)
+    algo = make("flow", noise=LearnedNoise)
     frozen = {k: v.clone() for k, v in algo.policy.state_dict().items() if not k.startswith("tuned.")}
     tuned, noise, critic = weights(algo.policy.tuned), weights(algo.noise), weights(algo.learner.value.network)
     train(algo)
@@ -178,11 +195,14 @@ def test_pieces_of_a_minibatch_add_up_to_its_gradient():
 
 
 def test_equal_advantages_move_nothing():
+    """Nor does the momentum of what was learned before."""
     algo = make()
     batch = batch_of(algo)
     before = weights(algo.policy.tuned)
+    algo.update(batch, progress=0.0)
+    learned = weights(algo.policy.tuned)
     algo.update(batch._replace(scores=batch.scores._replace(advantage=torch.zeros(20))), progress=0.0)
-    assert torch.equal(before, weights(algo.policy.tuned))
+    assert torch.equal(learned, weights(algo.policy.tuned)) and not torch.equal(learned, before)
 
 
 def test_the_critic_warms_up_alone():
@@ -200,7 +220,27 @@ def test_the_critic_warms_up_alone():
 def test_learning_stops_at_the_target_kl():
     free, held = make(actor_lr=1e-2, epochs=20), make(actor_lr=1e-2, epochs=20, target_kl=1e-4)
     steps = [algo.update(batch_of(algo, 64), progress=0.0)["actor_steps"] for algo in (free, held)]
-    assert steps[0] == 20 * 3 and 1 < steps[1] < 20
+    assert steps[0] == 20 * 3 and 0 < steps[1] < 20
+
+
+def test_the_step_that_would_go_beyond_is_not_taken():
+    algo = make(actor_lr=1e-2, target_kl=1e-4)
+    batch = batch_of(algo, 64)
+    rows, loss = every_row(batch), partial(algo.loss, batch)
+    assert float(algo.learner.step(rows, loss)[0]) <= 1e-4
+    moved = weights(algo.policy.tuned)
+    assert float(algo.learner.step(rows, loss)[0]) > 1e-4
+    assert torch.equal(moved, weights(algo.policy.tuned))
+
+
+def test_minibatches_grow_with_the_rollout_where_their_number_is_given():
+    sizes: list[int] = []
+    for count in (20, 80):
+        algo = make(minibatches=4, epochs=1)
+        original = algo.loss
+        algo.loss = lambda batch, rows, original=original: (sizes.append(len(rows)), original(batch, rows))[1]
+        algo.update(batch_of(algo, count), progress=0.0)
+    assert sizes == [15] * 4 + [60] * 4
 
 
 def test_an_anchor_holds_the_policy_at_the_frozen_one():
@@ -222,8 +262,12 @@ def test_fine_tuning_spreads_from_the_last_step_backwards():
     seen: list[int] = []
     original = algo.loss
     algo.loss = lambda batch, rows: (seen.extend((rows % 5).tolist()), original(batch, rows))[1]
+    learned: list[int] = []
+    learn = algo.learner.value.learn
+    algo.learner.value.learn = lambda cond, target: (learned.append(len(cond)), learn(cond, target))[1]
     algo.update(batch_of(algo), progress=0.25)
-    assert set(seen) == {2, 3, 4}
+    assert set(seen) == {2, 3, 4} and len(seen) == 2 * 3 * 20
+    assert len(learned) == 2 * round(5 * 20 / 64) and sum(learned) == 2 * 20, "the critic has its usual steps"
 
 
 def test_learning_rates_follow_the_schedule():
@@ -233,7 +277,7 @@ def test_learning_rates_follow_the_schedule():
 
 
 def test_entropy_widens_learned_noise():
-    algo = make(noise=LearnedNoise, entropy=1.0, actor_lr=1e-2, epochs=20)
+    algo = make("flow", noise=LearnedNoise, entropy=1.0, actor_lr=1e-2, epochs=20)
     batch = batch_of(algo)
     algo.update(batch._replace(scores=batch.scores._replace(advantage=torch.zeros(20))), progress=0.0)
     std = algo.noise.sampling(torch.zeros(()), 0, batch.cond)
@@ -249,7 +293,9 @@ def test_a_ratio_that_is_not_finite_is_an_error_and_changes_nothing():
     before = weights(algo.policy.tuned)
     bad = batch.log_prob.clone()
     bad[7] = -1e6
-    with pytest.raises(RobopolicyError, match=r"not everything is finite in update 1: kl inf.*Lower actor_lr"):
+    with pytest.raises(
+        RobopolicyError, match=r"not everything is finite in update 1: kl .*ratio_off inf.*Lower actor_lr"
+    ):
         algo.update(batch._replace(log_prob=bad), progress=0.0)
     assert torch.equal(before, weights(algo.policy.tuned))
 
@@ -265,12 +311,13 @@ def test_a_critic_that_is_not_finite_is_an_error_and_changes_nothing():
     assert torch.equal(before, weights(algo.learner.value.network))
 
 
-def test_a_reward_that_is_not_finite_does_not_pass_for_equal_advantages(monkeypatch):
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_reward_that_is_not_finite_is_named(monkeypatch, bad: float):
     step = PointEnv.step
     monkeypatch.setattr(PointEnv, "step", lambda self, action: (
-        (out := step(self, action))._replace(reward=torch.where(self.time == 3, torch.nan, out.reward))
+        (out := step(self, action))._replace(reward=torch.where(self.time == 3, bad, out.reward))
     ))  # fmt: skip
-    with pytest.raises(RobopolicyError, match=r"not finite|critic's loss is nan"):
+    with pytest.raises(RobopolicyError, match=r"the reward of env 0 is -?(nan|inf) at step 2 of the rollout"):
         train(make())
 
 

@@ -133,8 +133,17 @@ def test_clipped_loss_by_hand():
     loss, stats = clipped_loss(log_ratio, advantage, clip)
     # gains: 1.1 (clipped), −1.2, 0.7, −0.7, 2
     assert loss.item() == pytest.approx(-(1.1 - 1.2 + 0.7 - 0.7 + 2.0) / 5)
-    kl = [0.2 - math.log(1.2)] * 2 + [-0.3 - math.log(0.7)] * 2 + [0.0]
+    kl = [-math.log(1.2)] * 2 + [-math.log(0.7)] * 2 + [0.0]
     assert stats.tolist() == pytest.approx([sum(kl) / 5, 3 / 5, (0.2 + 0.2 + 0.3 + 0.3) / 5, loss.item()])
+
+
+def test_kl_is_that_of_an_element_however_many_there_are():
+    """A Gaussian whose mean moves by d of its deviations is d²/2 away, in every element of a chunk of 20."""
+    z = torch.randn(20_000, 20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for d in (0.2, 1.0):
+        log_ratio = (-0.5 * (z - d).square() + 0.5 * z.square()).mean(1)
+        kl = clipped_loss(log_ratio, torch.zeros(len(z)), torch.full((len(z),), 0.1))[1][0]
+        assert float(kl) == pytest.approx(d**2 / 2, abs=4 * d / (20 * len(z)) ** 0.5)
 
 
 def test_equal_advantages_are_defined_as_zero():
@@ -165,14 +174,17 @@ def test_rewards_that_never_vary_are_left_alone():
 
 def test_every_sample_and_every_chunk_once_an_epoch():
     samples = torch.tensor([4, 5, 6, 7, 8, 9, 12])
-    pairs = list(minibatches(samples, 5, size=3, epochs=2, generator=torch.Generator().manual_seed(0)))
+    options = dict(epochs=2, generator=torch.Generator().manual_seed(0))
+    pairs = list(minibatches(samples, 5, whole=7, count=2, **options))
     assert len(pairs) == 4
     for half in (pairs[:2], pairs[2:]):
         assert sorted(torch.cat([a for a, _ in half]).tolist()) == samples.tolist()
         assert sorted(torch.cat([b for _, b in half]).tolist()) == list(range(5))
     assert pairs[0][0].tolist() != pairs[2][0].tolist()
-    few = list(minibatches(samples, 2, size=1, epochs=1, generator=torch.Generator()))
+    few = list(minibatches(samples, 2, whole=7, count=7, epochs=1, generator=torch.Generator()))
     assert [len(b) for _, b in few] == [1, 1], "no critic step without a chunk"
+    part = list(minibatches(samples[:2], 12, whole=7, count=7, epochs=1, generator=torch.Generator()))
+    assert sorted(len(a) for a, _ in part) == [0, 0, 0, 0, 0, 1, 1] and sum(len(b) for _, b in part) == 12
 
 
 def test_learning_rate_schedules():
