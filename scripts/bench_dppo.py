@@ -8,7 +8,9 @@ dppo_update_speed     one whole update (all epochs over N·T·K' samples) of the
                       samples; every minibatch gathers observations, encodes them for each of its samples,
                       embeds every sample's time, and learns the value of every sample. Ours is `DPPO.update`.
                       The sides alternate; `ratio` is the median over rounds of Published's seconds over ours. A side
-                      that stops early (target_kl) ends the benchmark: it would have done less.
+                      that stops early (target_kl) ends the benchmark: it would have done less. `share`, on a CPU: where
+                      the seconds of our update go, timed around its parts: the policy's loss, its optimiser, all that
+                      the critic does; what is left is the policy's backward pass, its gradient's norm and drawing.
 dppo_iteration_split  shares of collection, returns and update in iterations of the loop on pick, at the sizes of
                       configs/algo/dppo.yaml; the policy is untrained, so its episodes last to the time limit. On a GPU
                       also `gpu_idle`, the share of an iteration in which neither kernel nor copy runs: one less
@@ -49,7 +51,7 @@ from robopolicy.spec import PolicySpec
 from robopolicy.types import IMAGES, STATE, Feature, Obs
 from robopolicy.wrappers import HistoryEnv
 
-OPTIONS = {"critic": partial(MLP, width=256, depth=3), "epochs": 5, "clip": 0.02, "actor_lr": 3e-4}
+OPTIONS = {"critic": partial(MLP, width=256, depth=3), "epochs": 5, "clip": 0.02, "actor_lr": 3e-4, "target_kl": 1e3}
 EPOCHS, MINIBATCH, ROLLOUT = 8, 1_300, 40  # configs/algo/dppo.yaml
 
 
@@ -152,6 +154,37 @@ def update_speed(
                     notes=f"{about}, {torch.get_num_threads()} threads")  # fmt: skip
 
 
+def update_profile(
+    env: Any, *, images: bool, chunks: int, minibatch: int, rounds: int, device: torch.device, scale: int
+) -> list[Evidence]:
+    """Shares of our update's seconds; see above."""
+    algo = make(env, images=images, minibatch=minibatch * scale, device=device)
+    _, batch = rollout(algo, chunks * scale)
+    learner = algo.learner
+    spent = dict.fromkeys(("loss", "optimiser", "critic"), 0.0)
+
+    def timed(name: str, work: Any) -> Any:
+        def run(*args: Any, **options: Any) -> Any:
+            began = perf_counter()
+            try:
+                return work(*args, **options)
+            finally:
+                spent[name] += perf_counter() - began
+
+        return run
+
+    algo.loss = timed("loss", algo.loss)  # type: ignore[method-assign]
+    learner.optimizer.step = timed("optimiser", learner.optimizer.step)  # type: ignore[method-assign]
+    learner.value.learn = timed("critic", learner.value.learn)  # type: ignore[method-assign]
+    algo.update(batch, progress=0.0)
+    spent.update(dict.fromkeys(spent, 0.0))
+    whole = sum(seconds(lambda: algo.update(batch, progress=0.0)) for _ in range(rounds))
+    spent["backward"] = whole - sum(spent.values())
+    setting, about = "image" if images else "state", f"of {whole / rounds:.2f} s, mean of {rounds} updates"
+    return [measured(id="dppo_update_speed", setting=f"{setting}/{name}", metric="share", interval=s / whole,
+                     notes=f"{s / rounds:.3f} s {about}") for name, s in spent.items()]  # fmt: skip
+
+
 def where(device: torch.device) -> str:
     """What is added to a setting measured on a GPU."""
     return "" if device.type == "cpu" else f"/{device.type}"
@@ -224,6 +257,12 @@ def main(arguments: list[str] | None = None) -> int:
         )
         for images, few, chunks, minibatch, rounds in sizes
     ]  # fmt: skip
+    if device.type == "cpu":
+        for images, few, chunks, minibatch, rounds in sizes:
+            found += update_profile(
+                env, images=images, chunks=few if small else chunks, minibatch=minibatch, rounds=2 if small else rounds,
+                device=device, scale=scale,
+            )  # fmt: skip
     found += iteration_split(env, 1 if small else 5, device)
     for row in found:
         print(json.dumps(asdict(row), ensure_ascii=False))

@@ -122,6 +122,7 @@ ABLATION = {  # one change each of algo=dppo
     "anchor_0.1": ("algo.anchor=0.1",),
     "critic_warmup_0": ("algo.critic_warmup=0",),
     "critic_warmup_5": ("algo.critic_warmup=5",),
+    "progressive_0.5": ("algo.progressive=0.5",),
 }
 PEG_HARD = (  # usual noise, of millimetres, tips the peg in the fingers: next to no episode with it succeeds
     "loop.total_steps=125000",
