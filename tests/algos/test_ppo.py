@@ -115,14 +115,19 @@ def test_policy_flow_ratio_by_hand():
 
 
 def test_brownian_residual_by_hand():
-    plain, spread = policy_flow(), policy_flow(brownian=2.0)
-    batch = first_batch(policy_flow())
-    rows = torch.arange(20)
-    velocity, x, t = plain._velocity(batch, rows)
-    torch.testing.assert_close(x, (1 - t) * batch.noise[rows // 5] + t * batch.end[rows // 5])
-    residual = (1 - t) * velocity - (x - t * batch.velocity[rows])
-    extra = spread.loss(batch, rows)[0] - plain.loss(batch, rows)[0]
-    assert extra.item() == pytest.approx(2.0 * residual.square().mean().item(), rel=1e-4)
+    """Nothing where v = (x_t − t·v̂)/(1 − t); a velocity 0.1 beside that costs 0.1²·(1 − t)² per element."""
+    batch, rows = first_batch(policy_flow()), torch.arange(20)
+    t = policy_flow().policy.times[rows % 5][:, None, None]
+    x = (1 - t) * batch.noise[rows // 5] + t * batch.end[rows // 5]
+    spreads = (x - t * batch.velocity[rows]) / (1 - t)
+    for beside in (0.0, 0.1):
+        loss = {}
+        for weight in (0.0, 2.0):
+            algo = policy_flow(brownian=weight)
+            algo.policy.prediction = lambda cond, at, k, beside=beside: spreads + beside
+            loss[weight] = float(algo.loss(batch, rows)[0].detach())
+        want = 2.0 * 0.01 * float((1 - t).square().mean()) if beside else 0.0
+        assert loss[2.0] - loss[0.0] == pytest.approx(want, abs=1e-6)
 
 
 def test_policy_flow_needs_a_whole_and_ordinary_flow():
