@@ -9,6 +9,7 @@ is in the action.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,19 +19,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from robopolicy.build import build_policy
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.retrieval import Found, Memory
-from robopolicy.errors import ConfigError, SpecError
+from robopolicy.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.fits import data_problems
 from robopolicy.networks.expert import ActionExpert
 from robopolicy.networks.prefix import Prefix, state_columns
 from robopolicy.normalize import ACTION, Normalizer
+from robopolicy.policies.base import Policy
 from robopolicy.policies.vla import VLAPolicy, check_observation
 from robopolicy.schema import Count, Fraction, Natural, NonNegative
 from robopolicy.spec import PolicySpec
 from robopolicy.types import STATE, TASK, Obs
 
 _KEY, _FRAME, _DISTANCE = "retrieval.key", "retrieval.frame", "retrieval.distance"  # what `remember` adds
+_OPTIONS = {"pairs", "shown", "decay", "alone", "forget", "compare", "thumbnail"}
 _POOL = 64  # other episodes that a training frame's context is drawn from
 
 _log = logging.getLogger(__name__)
@@ -265,3 +269,40 @@ class RICLPolicy(VLAPolicy):
     def _mixed(predict: Callable[[Tensor], Tensor], chunk: Tensor, weight: Tensor, rest: Tensor, x: Tensor) -> Tensor:
         """The velocity at x [B H Da] whose line ends `weight` of the way from the network's chunk to `chunk`."""
         return torch.lerp(predict(x), (chunk - x) / rest, weight)
+
+
+def in_context(base: Policy, episodes: Episodes, *, retrieval: dict[str, Any] | None = None) -> RICLPolicy:
+    """A VLA that was trained without retrieval, to learn to act from demonstrations in its context (RICL's recipe).
+
+    Its weights, words and normaliser stay to begin with; its vision towers are frozen, and compare pictures.
+
+    Args:
+        base: a VLAPolicy without a fine-tuned copy. A RICLPolicy goes on as it is.
+        episodes: to learn on, and the memory to begin with.
+        retrieval: of RICLPolicy's arguments those about retrieval: `pairs`, `shown`, `decay`, `alone`, `forget`,
+            `compare`, `thumbnail`.
+
+    Raises:
+        ConfigError: `retrieval` has others. SpecError: another base, or it cannot read the demonstrations.
+        CheckpointError: the base's weights are not those of its config.
+    """
+    if strange := sorted(set(retrieval or {}) - _OPTIONS):
+        raise ConfigError(f"policy.retrieval: {strange} are not about retrieval; known: {sorted(_OPTIONS)}")
+    if not isinstance(base, VLAPolicy) or base.tuned_steps:
+        found = type(base).__name__ + (" with a fine-tuned copy" if isinstance(base, VLAPolicy) else "")
+        raise SpecError(f"base: policy=ricl_adapted goes on from a policy=vla as imitation left it, found {found}")
+    base.instruct(episodes.tasks)
+    if isinstance(base, RICLPolicy):
+        base.recall(episodes)
+        return base
+    config: dict[str, Any] = base.config  # type: ignore[assignment]
+    prefix = {"_target_": "robopolicy.networks.prefix.Prefix", "_partial_": True, **config.get("prefix", {})}
+    target = f"{RICLPolicy.__module__}.{RICLPolicy.__qualname__}"
+    node = {**config, **(retrieval or {}), "_target_": target, "prefix": {**prefix, "freeze_vision": True}}
+    policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
+    assert isinstance(policy, RICLPolicy)
+    missing, strange = policy.load_state_dict(base.state_dict(), strict=False)
+    if strange or (missing := [k for k in missing if not k.startswith("pair.")]):
+        raise CheckpointError(f"base: its weights are not those of its config: missing {missing}, unknown {strange}")
+    policy.recall(episodes)
+    return policy

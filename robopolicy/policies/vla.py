@@ -135,6 +135,11 @@ def adapted(base: Policy, episodes: Episodes, *, freeze_vision: bool = True) -> 
     if not isinstance(base, VLAPolicy) or base.tuned_steps:
         found = type(base).__name__ + (" with a fine-tuned copy" if isinstance(base, VLAPolicy) else "")
         raise SpecError(f"base: policy=vla_adapted goes on from a policy=vla as imitation left it, found {found}")
+    if base.memory is not None:
+        raise SpecError(
+            "base: is given other demonstrations by eval memory=<dataset>, without training; to train it on them, "
+            "policy=ricl_adapted"
+        )
     node: dict[str, Any] = base.config  # type: ignore[assignment]
     prefix = {"_target_": "robopolicy.networks.prefix.Prefix", "_partial_": True, **node.get("prefix", {})}
     node = {**node, "prefix": {**prefix, "freeze_vision": freeze_vision}}
