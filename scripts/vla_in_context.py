@@ -152,8 +152,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.record:
         write(rows, root=ROOT / "docs" / "results")
         frames = [
-            r.frame.drop(columns=["policy", "wall_s", "deterministic"]).assign(setting=f"{hold}/{name}", train_seed=seed)
-            for (hold, seed), of in found.items() for name, r in of.items()
+            r.frame.drop(columns=["policy", "wall_s", "deterministic"]).assign(setting=f"{h}/{name}", train_seed=seed)
+            for (h, seed), of in found.items() for name, r in of.items()
         ]  # fmt: skip
         path = ROOT / "docs" / "results" / "rows" / f"{ID}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -48,7 +48,9 @@ def demos(*, each: int = 4, seed: int = 0, tasks: tuple[str, ...] = TASKS, featu
     )  # fmt: skip
 
 
-def make(data: Episodes | None = None, *, features: dict = WORDS, tasks: tuple[str, ...] = TASKS, **options) -> RICLPolicy:  # noqa: E501
+def make(
+    data: Episodes | None = None, *, features: dict = WORDS, tasks: tuple[str, ...] = TASKS, **options
+) -> RICLPolicy:
     """With random weights everywhere: a gate that starts at zero would hide what is behind it."""
     torch.manual_seed(0)
     node = {"_target_": "robopolicy.policies.ricl.RICLPolicy", **SMALL, "sampling_steps": 4, "pairs": 3, **options}
@@ -76,7 +78,9 @@ def test_training_never_sees_its_own_episode_nor_other_instructions(monkeypatch:
     data = demos()
     data.obs[STATE].copy_(torch.randn(12, 3).repeat_interleave(LENGTH, dim=0))
     policy, asked = make(data, alone=0.0), []
-    monkeypatch.setattr(policy, "_tokens", lambda key, found: asked.append((key, found)) or type(policy)._tokens(policy, key, found))  # noqa: E501
+    monkeypatch.setattr(
+        policy, "_tokens", lambda key, found: asked.append((key, found)) or type(policy)._tokens(policy, key, found)
+    )
     policy.loss(batches(policy, data, size=72)[0])
     key, found = asked[0]
     assert len(key) == 72 and bool(found.distance.isfinite().all())
@@ -351,7 +355,9 @@ def test_nothing_was_retrieved_for_found_of_too_few():
 
 def test_the_shipped_config_builds():
     node = OmegaConf.to_container(OmegaConf.load("configs/policy/ricl.yaml"))
-    policy = build_policy(node, spec=spec(observation=WORDS, tasks=TASKS), normalizer=Normalizer.from_limits(WORDS, ACTIONS))  # noqa: E501
+    policy = build_policy(
+        node, spec=spec(observation=WORDS, tasks=TASKS), normalizer=Normalizer.from_limits(WORDS, ACTIONS)
+    )
     assert isinstance(policy, RICLPolicy) and len(policy.memory) == 0
 
 
