@@ -16,6 +16,7 @@ from robopolicy.data.retrieval import Found
 from robopolicy.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.loops.offline import Batches
 from robopolicy.normalize import ACTION, Normalizer
+from robopolicy.policies import ricl
 from robopolicy.policies.chain import FloorNoise
 from robopolicy.policies.ricl import RICLPolicy, in_context
 from robopolicy.policies.tuned import tuned
@@ -115,6 +116,14 @@ def test_the_context_is_the_nearest_of_the_shown_episodes():
     rank = (found.distance[:, :, None] > pool[:, None, :]).sum(-1)  # among the 7 others
     assert int(rank.max()) <= 6 and bool((rank[:, 0] <= 3).all()), "the nearest of 4 of 7 is among the first 4"
     assert set(rank[:, 0].tolist()) == {0, 1, 2, 3}, "always the same ones"
+
+
+def test_only_episodes_of_the_instruction_take_up_room_in_the_pool(monkeypatch: pytest.MonkeyPatch):
+    data = demos()
+    policy = make(data)
+    monkeypatch.setattr(ricl, "_POOL", 3)
+    kept = policy.remember(data.obs, data.seeds[data.episode_of])
+    assert kept["retrieval.distance"].shape == (72, 3) and bool(kept["retrieval.distance"].isfinite().all())
 
 
 def test_shares_of_a_batch_without_context_and_without_words():
