@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -16,16 +16,22 @@ from robopolicy.types import BASE_ACTION, EnvSpec
 
 def check_same_data(spec: PolicySpec, episodes: Episodes, *, base: Path, dataset: Path) -> None:
     """Raise SpecError with all differences between a base's spec and the dataset that something on it learns from."""
-    needed = {k: v for k, v in spec.observation.items() if k != BASE_ACTION}
-    problems = check_features(needed, episodes.observation, needs="the base", offers="the dataset")
-    problems += check_action_spec(spec.action, episodes.action_spec, needs="the base", offers="the dataset")
-    if abs(spec.dt - episodes.dt) > 1e-6:
-        problems.append(f"dt: the base acts every {spec.dt} s, the dataset has a frame every {episodes.dt} s")
+    problems = data_problems(spec, episodes, needs="the base")
     if problems:
         raise SpecError(
             f"base={base} and dataset={dataset} do not fit:\n  - " + "\n  - ".join(problems)
             + "\nIs one of them of another task?"
         )  # fmt: skip
+
+
+def data_problems(spec: PolicySpec, episodes: Episodes, *, needs: str, skip: Iterable[str] = ()) -> list[str]:
+    """Every difference between what `needs` reads and commands and what a dataset holds, one sentence each."""
+    needed = {k: v for k, v in spec.observation.items() if k not in {BASE_ACTION, *skip}}
+    problems = check_features(needed, episodes.observation, needs=needs, offers="the dataset")
+    problems += check_action_spec(spec.action, episodes.action_spec, needs=needs, offers="the dataset")
+    if abs(spec.dt - episodes.dt) > 1e-6:
+        problems.append(f"dt: {needs} acts every {spec.dt} s, the dataset has a frame every {episodes.dt} s")
+    return problems
 
 
 def check_same_spec(checkpoint: Path, spec: PolicySpec) -> None:

@@ -1,6 +1,7 @@
 """Policies on disk: safetensors and JSON, checksummed, written whole or not at all, versioned. Never a pickle.
 
 policy directory      policy.json (the config node that rebuilds it) · spec.json · model.safetensors · manifest.json
+                      memory.safetensors · memory.json, where it looks things up in demonstrations
                       base/ (a policy directory), where there is a policy underneath
 """
 
@@ -171,6 +172,8 @@ def write_policy(policy: Policy, folder: Path, config_node: dict[str, Any] | Non
         (folder / _BASE).mkdir()
         write_policy(policy.base, folder / _BASE)
     write_tensors(tensors, folder / "model.safetensors")
+    if policy.memory is not None:
+        policy.memory.write(folder)
     write_manifest(folder)
 
 
@@ -197,6 +200,8 @@ def _load_policy(folder: Path, device: torch.device | str, env: EnvSpec | None) 
     if files.tensors is None:
         files.tensors = read_tensors(folder / "model.safetensors")
     load_weights(policy, files.tensors, skip=f"{_BASE}." if policy.base is not None else "", where=str(folder))
+    if policy.memory is not None:
+        policy.memory.read(folder)
     if env is not None:
         policy.instruct(env.tasks)
     return policy.to(device)

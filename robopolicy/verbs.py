@@ -10,6 +10,7 @@ import torch
 from robopolicy.build import build
 from robopolicy.checkpoint import find_policy, load_policy
 from robopolicy.data.demos import Recording, record_demos
+from robopolicy.data.lerobot import dataset_features, load_episodes
 from robopolicy.errors import ConfigError, DataError, RobopolicyError
 from robopolicy.evaluate import compare as comparing
 from robopolicy.evaluate import rollout, video
@@ -27,9 +28,10 @@ from robopolicy.runs import CONFIG, read_config
 from robopolicy.schema import Count, Device, Fraction, Natural, Node, Positive
 from robopolicy.storage import write_text
 from robopolicy.tracking import Tracker
-from robopolicy.types import VecEnv
+from robopolicy.types import TASK, Feature, VecEnv
 
 Split = Literal["test", "validation"]
+_NOTHING = "none"  # memory=none
 
 
 def demos(
@@ -66,6 +68,7 @@ def evaluate(
     task: Node | None = None,
     world: Node | None = None,
     suite: Suite | None = None,
+    memory: Path | None = None,
     only: tuple[str, ...] = (),
     which: Literal["latest", "best"] = "latest",
     episodes: Count | None = None,
@@ -86,6 +89,8 @@ def evaluate(
     With a `suite` instead of a task: on all of its tasks, or those in `only` (suite_eval.py).
 
     Args:
+        memory: dataset of demonstrations that the policy looks things up in, in place of those that it was saved with;
+            "none": in none. These rows are called "memory-<dataset>" where they have no name.
         variants: name → parameters of the task that differ; each is evaluated on its own, on the same seeds.
 
     Returns:
@@ -94,8 +99,10 @@ def evaluate(
     if suite is not None:
         from robopolicy.suite_eval import evaluate_suite  # which needs Place
 
-        if task is not None or name is not None or world is not None or variants is not None:
-            raise ConfigError("suite: brings its own tasks and names; leave task, name, world and variants away")
+        if any(given is not None for given in (task, name, world, variants, memory)):
+            raise ConfigError(
+                "suite: brings its own tasks and names; leave task, name, world, variants and memory away"
+            )
         return evaluate_suite(
             suite, checkpoint, which=which, episodes=episodes, split=split, deterministic=deterministic, only=only,
             out=out, num_envs=num_envs, jobs=jobs, device=device, threads=threads,
@@ -105,7 +112,9 @@ def evaluate(
     episodes = episodes or 500
     set_threads(threads)
     place, every = Place.of(checkpoint, which, out), []
-    name = name or ("" if world is None else "imagined")
+    name = name or "-".join(
+        (["imagined"] if world is not None else []) + ([f"memory-{memory.name}"] if memory is not None else [])
+    )
     for variant, changes in (variants or {"": {}}).items():
         called = label(
             "-".join(filter(None, (name, variant))), checkpoint=place.checkpoint, deterministic=deterministic,
@@ -113,6 +122,8 @@ def evaluate(
         )  # fmt: skip
         env = _env({**(world or task_of(task, place)), **changes}, num_envs, episodes)
         policy = load_policy(checkpoint, device=device, env=env.spec, which=which)
+        if memory is not None:
+            place.memory = remind(policy, memory)
         rows = evaluated_rows(policy, env, place, called, episodes, split, deterministic)
         every.append(rows)
         what = f"{env.spec.id}{f' ({variant})' if variant else ''}"
@@ -209,6 +220,7 @@ class Place:
     """Where a policy lies and where what is found out about it goes."""
 
     lerobot_run: Path | None = None
+    memory = ""  # names what the policy was given to look things up in, where that is not its own
 
     def __init__(self, policy: Path, run: Path | None, out: Path, name: str, *, checkpoint: str = "") -> None:
         self.policy, self.run, self.out, self.name, self.checkpoint = policy, run, out, name, checkpoint
@@ -242,11 +254,23 @@ class Place:
 
     @property
     def ident(self) -> str:
-        """Names the weights: run, checkpoint, and the beginning of a checksum over all of its files."""
+        """Names the weights: run, checkpoint, and the beginning of a checksum over all of its files; and the memory."""
         digest = policy_digest(self.policy)[:12]
         inner = ("policy", "pretrained_model")
         step = self.policy.resolve().parent.name if self.policy.name in inner else self.policy.name
-        return f"{self.name}/{step}@{digest}"
+        return f"{self.name}/{step}@{digest}{self.memory}"
+
+
+def remind(policy: Policy, memory: Path) -> str:
+    """Replace what a policy has in memory by a dataset, or nothing ("none"); returns a name for it."""
+    episodes = None
+    if policy.memory is not None and memory != Path(_NOTHING):
+        index = {TASK: Feature((), "int64")} if TASK in dataset_features(memory) else {}
+        own = {k: f for k, f in policy.spec.observation.items() if k != TASK}
+        episodes = load_episodes(memory, needed={**own, **index})
+    policy.recall(episodes)
+    assert policy.memory is not None
+    return f"+{memory.name}@{policy.memory.digest()[:12]}"
 
 
 def film(policy: Policy, env: VecEnv, rows: Rows, out: Path, count: int, deterministic: bool) -> None:

@@ -101,3 +101,32 @@ def test_a_residual_on_all_tasks(base: Path, tmp_path: Path):
     evaluation = ["task.horizon=3", "episodes=3", "videos=0", "variants=language"]
     assert main(["eval", f"checkpoint={run}", *TASK_ARGS, *evaluation]) == 0
     assert (run / "episodes-words.csv").is_file(), "sentences that the residual has no number for"
+
+
+def test_new_demonstrations_take_the_place_of_those_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    task, run = ["task=tabletop", "task.only=[press,pick_red]"], tmp_path / "run"
+    assert main(["demos", *task, f"out={tmp_path / 'old'}", "episodes=6", "num_envs=6"]) == 0
+    assert main(["demos", *task, "task.wording=unseen", f"out={tmp_path / 'new'}", "episodes=6", "num_envs=6"]) == 0
+    sizes = [*SMALL, "loop.steps=2", "loop.batch_size=8", "horizon=4", "policy.pairs=2"]
+    arguments = ["algo=bc", "policy=ricl", "tracker=quiet", f"dataset={tmp_path / 'old'}", f"run_dir={run}"]
+    assert main(["train", *arguments, *sizes]) == 0
+    shown = ["eval", f"checkpoint={run}", *task, "task.wording=unseen", "task.horizon=3", "episodes=3", "videos=0"]
+    digests = set()
+    for memory in (tmp_path / "new", "none"):
+        assert main([*shown, f"memory={memory}"]) == 0
+        rows = pd.read_csv(run / f"episodes-memory-{Path(memory).name}.csv")
+        digests |= set(rows["policy"])
+    assert len(digests) == 2 and all(f"+{name}@" in "".join(digests) for name in ("new", "none"))
+    assert load_policy(run).memory.tasks == Tabletop(only=("press", "pick_red")).instructions, "the run keeps its own"
+    capsys.readouterr()
+    assert main([*shown, f"memory={tmp_path / 'old'}"]) == 1
+    assert "the instructions must be the same to the letter" in capsys.readouterr().err
+    assert main(["demos", "task=reach", f"out={tmp_path / 'reach'}", "episodes=2", "num_envs=2"]) == 0
+    assert main([*shown, f"memory={tmp_path / 'reach'}"]) == 1
+    assert "observation.state" in capsys.readouterr().err
+
+
+def test_a_policy_without_memory_says_so(base: Path, capsys: pytest.CaptureFixture[str]):
+    shown = ["eval", f"checkpoint={base}", *TASK_ARGS, "task.horizon=3", "episodes=3", "videos=0", "memory=none"]
+    assert main(shown) == 1
+    assert "VLAPolicy acts from its weights alone" in capsys.readouterr().err

@@ -41,7 +41,7 @@ class Batches:
     Every epoch is a fresh permutation of all frames, cut into ⌊F/B⌋ batches; what is left over is dropped.
 
     Args:
-        remember: of observations [F ...], see Policy.remember.
+        remember: of observations [F ...] and the seeds of their episodes [F], see Policy.remember.
 
     Raises:
         SpecError: the episodes lack what the policy reads or speak of other actions; all differences are listed.
@@ -55,7 +55,7 @@ class Batches:
         batch_size: int,
         seed: int,
         device: torch.device | str = "cpu",
-        remember: Callable[[Obs], Obs] | None = None,
+        remember: Callable[[Obs, Tensor], Obs] | None = None,
     ) -> None:
         problems = check_features(spec.observation, episodes.observation, needs="the policy", offers="the dataset")
         problems += check_action_spec(spec.action, episodes.action_spec, needs="the policy", offers="the dataset")
@@ -70,7 +70,9 @@ class Batches:
         chunk, pad = numbered.chunk(frames, spec.horizon)
         self.history = numbered.history(frames, spec.n_obs_steps)["frame"].to(device)  # [F To]
         self.chunk, self.pad = chunk[..., 0].to(device), pad.to(device)  # [F H]
-        self.obs = (remember or dict)({k: episodes.obs[k].to(device) for k in spec.observation})
+        self.obs = {k: episodes.obs[k].to(device) for k in spec.observation}
+        if remember is not None:
+            self.obs = remember(self.obs, episodes.seeds[episodes.episode_of].to(device))
         self.action = episodes.action.to(device)
         self.per_epoch = max(1, len(frames) // batch_size)
         self._epoch, self._order = -1, frames

@@ -68,7 +68,7 @@ class Prefix(nn.Module):
         towers: list[Any] = [vision(tuple(keys[k].shape), width=width) for k in self.cameras]
         self.vision = nn.ModuleList(towers).requires_grad_(not freeze_vision)
         self.frame = nn.Parameter(0.02 * torch.randn(len(self.cameras), history, 1, width))
-        columns = _columns(spec, proprioception) if STATE in keys else []
+        columns = state_columns(spec, proprioception) if STATE in keys else []
         self.register_buffer("columns", torch.tensor(columns, dtype=torch.int64), persistent=False)
         size = len(columns) + sum(torch.Size(keys[k].shape).numel() for k in self.floats if k != STATE)
         self.state = nn.Sequential(nn.Linear(history * size, width), nn.SiLU(), nn.Linear(width, width))
@@ -79,20 +79,38 @@ class Prefix(nn.Module):
         self.has_state = bool(size)
         self.out_dim = self.tokens * (width + 1)
 
-    def forward(self, obs: Obs, *, augment: bool = False) -> Tensor:
-        """cond [B C] from normalised obs [B To ...]; `augment` shifts pictures at random (training only)."""
+    def forward(
+        self,
+        obs: Obs,
+        *,
+        augment: bool = False,
+        more: tuple[Tensor, Tensor] | None = None,
+        silent: Tensor | None = None,
+    ) -> Tensor:
+        """cond [B C] from normalised obs [B To ...]; `augment` shifts pictures at random (training only).
+
+        Args:
+            more: tokens of the policy's own [B n width], which join pictures and words, and which of them are tokens
+                and not padding [B n] bool; C grows by n·(width + 1).
+            silent: [B] bool, whose words are not read.
+        """
         batch, device = len(next(iter(obs.values()))), self.norm.weight.device
         index = obs[TASK][:, -1] if self.chosen else torch.zeros(batch, dtype=torch.int64, device=device)
         text, keep = self.text(index)
+        if silent is not None:
+            keep = keep & ~silent[:, None]
         parts = [self._look(k, obs[key], augment) for k, key in enumerate(self.cameras)] + [text]
+        if more is not None:
+            parts, keep = [*parts, more[0]], torch.cat([keep, more[1]], dim=1)
         if self.has_state:
             read = [obs[k][..., self.columns] if k == STATE else obs[k].flatten(2) for k in self.floats]
             parts.append(self.state(torch.cat(read, dim=-1).flatten(1))[:, None])
         tokens = torch.cat(parts, dim=1)
-        mask = keep.new_ones(batch, self.tokens)  # [B P]: not padding
-        start = self.tokens - self.has_state - keep.shape[1]
+        count = tokens.shape[1]
+        mask = keep.new_ones(batch, count)  # [B P]: not padding
+        start = count - self.has_state - keep.shape[1]
         mask[:, start : start + keep.shape[1]] = keep
-        seen = mask[:, None, :].repeat(1, self.tokens, 1)  # [B P P]: row sees column
+        seen = mask[:, None, :].repeat(1, count, 1)  # [B P P]: row sees column
         if self.has_state:
             seen[:, :-1, -1] = False
         for block in self.blocks:
@@ -121,13 +139,20 @@ class MaskedBlock(nn.Module):
         return x + self.feed(x)
 
 
-def _columns(spec: PolicySpec, names: tuple[str, ...] | None) -> list[int]:
+def state_columns(
+    spec: PolicySpec, names: tuple[str, ...] | None, *, where: str = "policy.prefix.proprioception"
+) -> list[int]:
+    """Columns of `observation.state` with these names; None: all.
+
+    Raises:
+        SpecError: it has no such element, or no names; `where` is blamed.
+    """
     feature = spec.observation[STATE]
     if names is None:
         return list(range(feature.shape[0]))
     if feature.names is None:
-        raise SpecError(f"policy.prefix.proprioception: the elements of {STATE!r} have no names to choose by")
+        raise SpecError(f"{where}: the elements of {STATE!r} have no names to choose by")
     for name in names:
         if name not in feature.names:
-            raise SpecError(f"policy.prefix.proprioception: {STATE!r} has no {name!r}. {closest(name, feature.names)}")
+            raise SpecError(f"{where}: {STATE!r} has no {name!r}. {closest(name, feature.names)}")
     return [feature.names.index(name) for name in names]

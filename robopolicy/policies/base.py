@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from robopolicy.data.episodes import Episodes
+from robopolicy.data.retrieval import Memory
 from robopolicy.errors import SpecError
 from robopolicy.normalize import ACTION, Normalizer
 from robopolicy.policies.chain import Chain, ChainNoise
@@ -20,17 +22,20 @@ class Policy(nn.Module):
     """Maps observations to a chunk of actions in physical units.
 
     `spec` says what is read and commanded. `base` is the frozen policy underneath, where there is one: its next
-    action is then part of the observation (`base_action`, see wrappers.BaseActionEnv).
+    action is then part of the observation (`base_action`, see wrappers.BaseActionEnv). `memory`: demonstrations that it
+    looks things up in, where it does.
     `noise_shape`: shape without batch axis of the standard normal noise that `act` consumes; () for none.
     """
 
     spec: PolicySpec
     base: Policy | None
+    memory: Memory | None
     noise_shape: tuple[int, ...] = ()
 
     def __init__(self) -> None:
         super().__init__()
         self.base = None  # not a class attribute: that would hide a module registered under this name
+        self.memory = None
 
     @abstractmethod
     def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
@@ -63,10 +68,21 @@ class Policy(nn.Module):
         what frozen parts of it make of them. `base_action` has no history axis."""
         return {k: obs[k] if k == BASE_ACTION else obs[k][:, -1] for k in self.spec.observation}
 
-    def remember(self, obs: Obs) -> Obs:
+    def remember(self, obs: Obs, episode: Tensor) -> Obs:
         """What `loss` reads in place of the observations [F ...] of a dataset, computed once: what frozen parts of
-        the policy make of them. As they are, where it has none."""
+        the policy make of them. As they are, where it has none. `episode` [F]: seed of the episode that each is of."""
         return obs
+
+    def recall(self, episodes: Episodes | None) -> None:
+        """Act from these demonstrations from now on, in place of those in memory; None: from none.
+
+        Raises:
+            SpecError: the policy has no memory, or these are not what it can read.
+        """
+        raise SpecError(
+            f"memory: {type(self).__name__} acts from its weights alone and looks nothing up. Train one that does with "
+            "policy=ricl, or leave memory away."
+        )
 
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
         """Imitation loss of a batch {key: [B To ...], "action": [B H Da], "action_is_pad": [B H] bool}."""

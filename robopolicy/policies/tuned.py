@@ -57,5 +57,6 @@ def tuned(
     missing, strange = policy.load_state_dict(base.state_dict(), strict=False)
     if strange or (missing := [k for k in missing if not k.startswith("tuned.")]):
         raise CheckpointError(f"base: its weights are not those of its config: missing {missing}, unknown {strange}")
+    policy.memory = copy.deepcopy(base.memory)
     policy.begin_tuning()
     return policy.eval()

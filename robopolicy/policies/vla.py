@@ -91,7 +91,7 @@ class VLAPolicy(FlowPolicy):
         return super().encode(obs)
 
     @torch.no_grad()
-    def remember(self, obs: Obs) -> Obs:
+    def remember(self, obs: Obs, episode: Tensor) -> Obs:
         """Frozen vision towers see every picture of a dataset once: their tokens [F n width], in half precision."""
         if not self.encoder.frozen:
             return obs
@@ -103,11 +103,15 @@ class VLAPolicy(FlowPolicy):
 
     def encode_batch(self, batch: dict[str, Any]) -> Tensor:
         """See ChunkDenoiser; the batch may hold what `remember` made."""
+        return self.encoder(self.seen(batch), augment=True)
+
+    def seen(self, batch: dict[str, Any]) -> Obs:
+        """What the prefix reads of a training batch [B To ...]: normalised, or as `remember` made it."""
         seen = {k: batch[_SEEN + k].float() for k in self.encoder.cameras if _SEEN + k in batch}
         rest = {k: f for k, f in self.spec.observation.items() if k not in seen}
         check_observation(batch, replace(self.spec, observation=rest))
         found = {k: batch[k] if k == TASK else self.normalizer.normalize(k, batch[k]) for k in rest}
-        return self.encoder({**found, **seen}, augment=True)
+        return {**found, **seen}
 
     def prediction(self, cond: Tensor, x: Tensor, k: Tensor, *, frozen: bool = False) -> Tensor:
         """See ChunkDenoiser."""
@@ -131,6 +135,11 @@ def adapted(base: Policy, episodes: Episodes, *, freeze_vision: bool = True) -> 
     if not isinstance(base, VLAPolicy) or base.tuned_steps:
         found = type(base).__name__ + (" with a fine-tuned copy" if isinstance(base, VLAPolicy) else "")
         raise SpecError(f"base: policy=vla_adapted goes on from a policy=vla as imitation left it, found {found}")
+    if base.memory is not None:
+        raise SpecError(
+            "base: is given other demonstrations by eval memory=<dataset>, without training; to train it on them, "
+            "policy=ricl_adapted"
+        )
     node: dict[str, Any] = base.config  # type: ignore[assignment]
     prefix = {"_target_": "robopolicy.networks.prefix.Prefix", "_partial_": True, **node.get("prefix", {})}
     node = {**node, "prefix": {**prefix, "freeze_vision": freeze_vision}}

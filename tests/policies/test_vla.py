@@ -308,7 +308,7 @@ def test_a_frozen_tower_sees_every_picture_once_and_learning_is_the_same():
     assert all(p.grad is None for p in policy.encoder.vision.parameters())
     assert policy.encoder.text.pieces.weight.grad is not None
     free = adapted(base, data, freeze_vision=False)
-    assert free.remember(plain) is plain and all(p.requires_grad for p in free.parameters())
+    assert free.remember(plain, torch.zeros(4)) is plain and all(p.requires_grad for p in free.parameters())
 
 
 def test_adapting_begins_as_the_base():

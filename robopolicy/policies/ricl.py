@@ -1,0 +1,308 @@
+"""RICLPolicy: a VLA that looks up what demonstrations did in situations like this one, and needs no training for new
+ones (RICL, Sridhar et al. 2025; before it REGENT, Sridhar et al. 2024).
+
+The nearest frames of the demonstrations in memory, each with what was done from there, are tokens of the prefix. It is
+trained with frames of *other* episodes of the same instruction in its context; acting on a new task, 10 to 20
+demonstrations of it are put into the memory and no weight changes. The closer the nearest frame, the more of its chunk
+is in the action.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from robopolicy.build import build_policy
+from robopolicy.data.episodes import Episodes
+from robopolicy.data.retrieval import Found, Memory
+from robopolicy.errors import CheckpointError, ConfigError, SpecError
+from robopolicy.fits import data_problems
+from robopolicy.networks.expert import ActionExpert
+from robopolicy.networks.prefix import Prefix, state_columns
+from robopolicy.normalize import ACTION, Normalizer
+from robopolicy.policies.base import Policy
+from robopolicy.policies.vla import VLAPolicy, check_observation
+from robopolicy.schema import Count, Fraction, Natural, NonNegative
+from robopolicy.spec import PolicySpec
+from robopolicy.types import STATE, TASK, Obs
+
+_KEY, _FRAME, _DISTANCE = "retrieval.key", "retrieval.frame", "retrieval.distance"  # what `remember` adds
+_OPTIONS = {"pairs", "shown", "decay", "alone", "forget", "compare", "thumbnail"}
+_POOL = 64  # other episodes that a training frame's context is drawn from
+
+_log = logging.getLogger(__name__)
+
+
+class RICLPolicy(VLAPolicy):
+    """See VLAPolicy for what it reads and FlowPolicy for the flow.
+
+    An observation's key is what frozen parts make of its newest frame: normalised numbers, and of every picture its
+    tower's tokens where `prefix.freeze_vision`, else a thumbnail. With the tokens `encode` gives the nearest chunk and
+    its weight: C = (P + pairs)·(width + 1) + H·Da + 1.
+
+    Args:
+        episodes: demonstrations to begin with in memory; None: none.
+        pairs: k, frames in the context, of k different episodes. shown: episodes that they are chosen from in
+            training: as many as a new task will have demonstrations.
+        decay: λ; of the action a share exp(−λ·d) is the nearest chunk, d being the distance to its frame (REGENT,
+            eq. 2). None: no share, the chunk is in the context alone.
+        alone: share of a training batch that has no context, so that the policy can do without.
+        forget: share of it whose words are hidden, so that the context is read and not the words alone. Acting, words
+            are hidden where it was not trained on them and demonstrations show what they mean.
+        compare: names of the elements of `observation.state` in the key; None: those that the prefix reads.
+        thumbnail: side of it; tokens of a frozen tower are averaged into as many groups.
+        tasks: instructions that it was trained on, where those of `spec` are others; None: the same.
+
+    Raises:
+        ConfigError: `alone` and `forget` add up to more than 1.
+        SpecError: as VLAPolicy; names that the state lacks; nothing to compare; `episodes` that do not fit.
+    """
+
+    memory: Memory
+    compared: Tensor  # columns of `observation.state`
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        normalizer: Normalizer,
+        *,
+        episodes: Episodes | None = None,
+        prefix: Callable[..., Prefix] = Prefix,
+        network: Callable[..., ActionExpert] = ActionExpert,
+        pairs: Count = 8,
+        shown: Count = 15,
+        decay: NonNegative | None = 10.0,
+        alone: Fraction = 0.2,
+        forget: Fraction = 0.5,
+        compare: tuple[str, ...] | None = None,
+        thumbnail: Count = 8,
+        tasks: tuple[str, ...] | None = None,
+        sampling_steps: Count = 10,
+        noise_level: NonNegative = 0.0,
+        time_distribution: Literal["uniform", "beta"] = "beta",
+        noise_samples: Count = 8,
+        tuned_steps: Natural = 0,
+        lora_rank: Natural = 0,
+    ) -> None:
+        super().__init__(
+            spec, normalizer, prefix=prefix, network=network, sampling_steps=sampling_steps, noise_level=noise_level,
+            time_distribution=time_distribution, noise_samples=noise_samples, tuned_steps=tuned_steps,
+            lora_rank=lora_rank,
+        )  # fmt: skip
+        if alone + forget > 1.0:
+            raise ConfigError(f"policy.alone + policy.forget must be at most 1, found {alone} + {forget}")
+        self.pairs, self.shown, self.decay, self.alone, self.forget = pairs, shown, decay, alone, forget
+        self.thumbnail, self.known = thumbnail, tuple(spec.tasks if tasks is None else tasks)
+        columns = self.encoder.columns.tolist()
+        if compare is not None:
+            columns = state_columns(spec, compare, where="policy.compare")
+        self.register_buffer("compared", torch.tensor(columns, dtype=torch.int64), persistent=False)
+        blank = {k: torch.zeros(1, *f.shape, dtype=f.torch_dtype) for k, f in spec.observation.items()}
+        key_dim = self._key({k: v.float() for k, v in blank.items()}).shape[1]
+        if not key_dim:
+            raise SpecError("policy.compare: leaves nothing to tell observations apart by; name elements of the state")
+        horizon, action_dim, width = spec.horizon, spec.action.dim, self.encoder.width
+        self.pair = nn.Sequential(
+            nn.Linear(2 * key_dim + horizon * action_dim + 1, 2 * width), nn.SiLU(), nn.Linear(2 * width, width)
+        ).requires_grad_(not tuned_steps)
+        self.cond_dim += pairs * (width + 1) + horizon * action_dim + 1
+        self.memory = Memory(key_dim, horizon, action_dim)
+        if episodes is not None:
+            self.recall(episodes)
+
+    # -- the memory --------------------------------------------------------------------------------------------------
+    @torch.no_grad()
+    def recall(self, episodes: Episodes | None) -> None:
+        """See Policy. Instructions are told apart by their text; those of `spec` without demonstrations are warned of.
+
+        Raises:
+            SpecError: other features, actions or rate, no episode, or none of an instruction that is asked for.
+        """
+        if episodes is None:
+            self.memory.clear()
+            return
+        problems = data_problems(self.spec, episodes, needs="the policy", skip=[TASK])
+        if not episodes.num_frames:
+            problems.append("it holds no episode: record some, or say memory=none")
+        task = episodes.obs.get(TASK, torch.zeros(episodes.num_frames, dtype=torch.int64))
+        shown = {episodes.tasks[i] for i in task.unique().tolist()}
+        if episodes.num_frames and not shown & set(self.spec.tasks):
+            problems.append(
+                f"it demonstrates {'; '.join(sorted(shown)[:5])}, and what is asked for is "
+                f"{'; '.join(self.spec.tasks[:5])}: the instructions must be the same to the letter"
+            )
+        if problems:
+            raise SpecError("policy and memory do not fit:\n  - " + "\n  - ".join(problems))
+        if unseen := [t for t in self.spec.tasks if t not in shown]:
+            _log.warning("memory: no demonstration of %s; the policy acts there without.", "; ".join(unseen))
+        chunk, _ = episodes.chunk(torch.arange(episodes.num_frames), self.spec.horizon)
+        device = self.memory.key.device
+        chunk = self.normalizer.normalize(ACTION, chunk.to(device))
+        self.memory.fill(self._keys({k: v.to(device) for k, v in episodes.obs.items()}), chunk, task,
+                         starts=episodes.starts, seed=episodes.seeds, tasks=episodes.tasks)  # fmt: skip
+
+    def instruct(self, tasks: tuple[str, ...]) -> None:
+        """See VLAPolicy."""
+        super().instruct(tasks)
+        if node := getattr(self, "config", None):  # what it is saved with has to say which of them it was trained on
+            self.config = {**node, "tasks": list(self.known)}
+
+    def _keys(self, obs: Obs) -> Tensor:
+        """[F E] of single frames [F ...] in physical units."""
+        count = len(next(iter(obs.values())))
+        parts = (self._normal({k: v[i : i + 256] for k, v in obs.items()}) for i in range(0, count, 256))
+        return torch.cat([self._key(part) for part in parts])
+
+    def _normal(self, obs: Obs) -> Obs:
+        return {k: self.normalizer.normalize(k, obs[k]) for k in self.spec.observation if k != TASK}
+
+    def _key(self, frame: Obs) -> Tensor:
+        """[F E] of normalised single frames [F ...]."""
+        encoder = self.encoder
+        parts = [frame[k][:, self.compared] if k == STATE else frame[k].flatten(1) for k in encoder.floats]
+        for k, name in enumerate(encoder.cameras):
+            if encoder.frozen:
+                tokens = encoder.vision[k](frame[name]).transpose(1, 2)  # [F width n]
+                parts.append(F.adaptive_avg_pool1d(tokens, self.thumbnail).flatten(1))
+            else:
+                parts.append(F.adaptive_avg_pool2d(frame[name], self.thumbnail).flatten(1))
+        return torch.cat(parts, dim=1)
+
+    def _number(self, obs: Obs) -> Tensor:
+        """[B] the instructions of obs [B …], as numbers into the memory's, −1 for those that it does not show."""
+        known = self.memory.numbers(self.spec.tasks)
+        if TASK not in self.spec.observation:
+            return known[:1].expand(len(next(iter(obs.values()))))
+        return known[obs[TASK].reshape(len(obs[TASK]), -1)[:, -1]]
+
+    # -- the context -------------------------------------------------------------------------------------------------
+    @torch.no_grad()
+    def remember(self, obs: Obs, episode: Tensor) -> Obs:
+        """See Policy: the key of every frame, and the nearest frame of each of 64 other episodes of its instruction.
+
+        Frames of its own episode, or of one of the same seed, are never among them.
+        """
+        memory, key, task = self.memory, self._keys(obs), self._number(obs)
+        first = memory.task[memory.table[:, 0]]
+        generator = torch.Generator().manual_seed(0)
+        allowed = torch.zeros(len(key), len(memory), dtype=torch.bool, device=key.device)
+        for number in episode.unique().tolist():
+            mine = episode == number
+            others = torch.isin(first, task[mine].unique()) & (memory.seed != number)
+            score = torch.rand(len(memory), generator=generator).to(key.device).masked_fill(~others, 2.0)
+            allowed[mine] = others & (score.argsort().argsort() < _POOL)
+        found = memory.nearest(key, task, min(_POOL, max(1, len(memory))), allowed=allowed)
+        return {**super().remember(obs, episode), _KEY: key, _FRAME: found.frame, _DISTANCE: found.distance}
+
+    def encode_batch(self, batch: dict[str, Any]) -> Tensor:
+        """[B (P + pairs)·(width + 1)]: the context alone, since the network is trained to be right by itself.
+
+        Raises:
+            SpecError: the batch was not made with `remember`, which alone knows whose frames may be retrieved.
+        """
+        if _KEY not in batch:
+            raise SpecError(f"{_KEY!r} is missing: make batches with Batches(…, remember=policy.remember)")
+        key, frame, distance = (batch[k][:, -1] for k in (_KEY, _FRAME, _DISTANCE))
+        order = torch.rand_like(distance).masked_fill(distance.isinf(), 2.0).argsort(1).argsort(1)
+        chance = torch.rand(len(key), 1, device=key.device)
+        left_out = (order >= self.shown) | (chance < self.alone)
+        found = Found(frame, distance.masked_fill(left_out, torch.inf)).closest(self.pairs)
+        silent = (chance[:, 0] >= 1.0 - self.forget) & found.distance[:, 0].isfinite()
+        return self.encoder(self.seen(batch), augment=True, more=self._tokens(key, found), silent=silent)
+
+    def encode(self, obs: Obs) -> Tensor:
+        """cond [B C] from obs [B To ...] in physical units; see VLAPolicy."""
+        check_observation(obs, self.spec)
+        key = self._key(self._normal({k: v[:, -1] for k, v in obs.items()}))
+        found = self.memory.nearest(key, self._number(obs), self.pairs)
+        close = found.distance[:, :1]  # [B 1]
+        new = torch.tensor([t not in self.known for t in self.spec.tasks], device=key.device)
+        asked = obs[TASK][:, -1] if TASK in self.spec.observation else torch.zeros_like(found.frame[:, 0])
+        context = self.encoder(
+            self.normalizer.observation(obs), more=self._tokens(key, found), silent=new[asked] & close[:, 0].isfinite()
+        )
+        # Of nothing found (inf) the share is 0, with λ = 0 too.
+        weight = torch.zeros_like(close) if self.decay is None else torch.exp(-max(self.decay, 1e-30) * close)
+        return torch.cat([context, self._chunks(found.frame[:, :1]).flatten(1), weight], dim=1)
+
+    def _tokens(self, key: Tensor, found: Found) -> tuple[Tensor, Tensor]:
+        """Tokens [B k width] of what was found for key [B E], and which are tokens [B k] bool."""
+        there = found.distance.isfinite()
+        theirs = self.memory.key[found.frame] if len(self.memory) else key[:, None].expand(*found.frame.shape, -1)
+        far = found.distance.masked_fill(~there, 0.0)[..., None]
+        both = [theirs, key[:, None] - theirs, self._chunks(found.frame).flatten(2), far]
+        return self.pair(torch.cat(both, dim=-1)), there
+
+    def _chunks(self, frame: Tensor) -> Tensor:
+        """[B k H Da] normalised, of frame [B k]; zeros where nothing is in memory."""
+        if len(self.memory):
+            return self.memory.chunk[frame]
+        return torch.zeros(*frame.shape, *self.memory.chunk.shape[1:], device=frame.device)
+
+    # -- the action --------------------------------------------------------------------------------------------------
+    def stages(self, cond: Tensor) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
+        """See ChunkDenoiser: what is predicted leads to the nearest chunk as far as its weight goes."""
+        context, chunk, weight = self._split(cond)
+        for i, predict in super().stages(context):
+            yield i, partial(self._mixed, predict, chunk, weight, self._rest(i))
+
+    def prediction(self, cond: Tensor, x: Tensor, k: Tensor, *, frozen: bool = False) -> Tensor:
+        """See ChunkDenoiser."""
+        context, chunk, weight = self._split(cond)
+        predict = partial(super().prediction, context, k=k, frozen=frozen)
+        return self._mixed(predict, chunk, weight, self._rest(k + len(self.times) - self.tuned_steps), x)
+
+    def _split(self, cond: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The context's part of cond [B C], the nearest chunk [B H Da] and its weight [B 1 1]."""
+        shape = (self.spec.horizon, self.spec.action.dim)
+        context, chunk, weight = cond.split([cond.shape[1] - shape[0] * shape[1] - 1, shape[0] * shape[1], 1], dim=1)
+        return context, chunk.unflatten(1, shape), weight[..., None]
+
+    @staticmethod
+    def _mixed(predict: Callable[[Tensor], Tensor], chunk: Tensor, weight: Tensor, rest: Tensor, x: Tensor) -> Tensor:
+        """The velocity at x [B H Da] whose line ends `weight` of the way from the network's chunk to `chunk`."""
+        return torch.lerp(predict(x), (chunk - x) / rest, weight)
+
+
+def in_context(base: Policy, episodes: Episodes, *, retrieval: dict[str, Any] | None = None) -> RICLPolicy:
+    """A VLA that was trained without retrieval, to learn to act from demonstrations in its context (RICL's recipe).
+
+    Its weights, words and normaliser stay to begin with; its vision towers are frozen, and compare pictures.
+
+    Args:
+        base: a VLAPolicy without a fine-tuned copy. A RICLPolicy goes on as it is.
+        episodes: to learn on, and the memory to begin with.
+        retrieval: of RICLPolicy's arguments those about retrieval: `pairs`, `shown`, `decay`, `alone`, `forget`,
+            `compare`, `thumbnail`.
+
+    Raises:
+        ConfigError: `retrieval` has others. SpecError: another base, or it cannot read the demonstrations.
+        CheckpointError: the base's weights are not those of its config.
+    """
+    if strange := sorted(set(retrieval or {}) - _OPTIONS):
+        raise ConfigError(f"policy.retrieval: {strange} are not about retrieval; known: {sorted(_OPTIONS)}")
+    if not isinstance(base, VLAPolicy) or base.tuned_steps:
+        found = type(base).__name__ + (" with a fine-tuned copy" if isinstance(base, VLAPolicy) else "")
+        raise SpecError(f"base: policy=ricl_adapted goes on from a policy=vla as imitation left it, found {found}")
+    base.instruct(episodes.tasks)
+    if isinstance(base, RICLPolicy):
+        base.recall(episodes)
+        return base
+    config: dict[str, Any] = base.config  # type: ignore[assignment]
+    prefix = {"_target_": "robopolicy.networks.prefix.Prefix", "_partial_": True, **config.get("prefix", {})}
+    target = f"{RICLPolicy.__module__}.{RICLPolicy.__qualname__}"
+    node = {**config, **(retrieval or {}), "_target_": target, "prefix": {**prefix, "freeze_vision": True}}
+    policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
+    assert isinstance(policy, RICLPolicy)
+    missing, strange = policy.load_state_dict(base.state_dict(), strict=False)
+    if strange or (missing := [k for k in missing if not k.startswith("pair.")]):
+        raise CheckpointError(f"base: its weights are not those of its config: missing {missing}, unknown {strange}")
+    policy.recall(episodes)
+    return policy
