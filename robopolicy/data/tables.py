@@ -18,6 +18,8 @@ from robopolicy.data.meta import SEED, task_order
 from robopolicy.data.source import Source
 from robopolicy.errors import DataError, closest
 
+DRIVER = {"driver": "int64", "intervention": "bool"}  # columns that say who drove, and their types
+
 
 def read_files(source: Source, keys: Sequence[str]) -> pa.Table:
     """All rows that there are, with the columns `keys` and those that say where a frame belongs.
@@ -29,6 +31,7 @@ def read_files(source: Source, keys: Sequence[str]) -> pa.Table:
     if not files:
         raise DataError(f"{source.root}: empty, no parquet file under data/. Copy the whole folder, or record again.")
     extra = [k for k in (SEED, "next.reward", "next.done", "next.truncated", "next.success") if k in source.columns]
+    extra += [k for k, dtype in DRIVER.items() if source.columns.get(k, {}).get("dtype") == dtype]
     wanted = ["action", "timestamp", "frame_index", "episode_index", "task_index", *extra]
     wanted += [k for k in keys if source.columns[k]["dtype"] != "video" and k not in wanted]
     parts = []
@@ -141,6 +144,17 @@ def _task_table(source: Source) -> dict[int, str]:
     if text is None or "task_index" not in table:
         raise DataError(f"{file}: expected columns 'task' and 'task_index', found {sorted(table)}")
     return dict(sorted(zip(table["task_index"], text, strict=True)))
+
+
+def read_driver(column: Columns) -> Tensor | None:
+    """[F] int64 who drove, see Episodes; None where the dataset does not say.
+
+    Recordings of deployments say it under `driver`; of bags, where `intervention` means that a human drove.
+    """
+    for key in DRIVER:
+        if key in column.table.column_names:
+            return torch.from_numpy(column(key, ())).to(torch.int64)
+    return None
 
 
 def read_outcomes(column: Columns, starts: Tensor, frames: int, outcomes: str) -> tuple[Tensor, Tensor, Tensor, bool]:
