@@ -18,7 +18,7 @@ from robopolicy.loops.decline import Decline
 from robopolicy.loops.player import OffPolicy, Player
 from robopolicy.memory import release_memory
 from robopolicy.schema import Count, Fraction, Natural, Positive
-from robopolicy.types import Metrics, Obs, Step, VecEnv
+from robopolicy.types import Metrics, Step, VecEnv
 
 DRAWN = 8  # batches that are drawn at a time: where observations are small, many windows cost little more than few
 
@@ -119,9 +119,10 @@ def off_policy(
     def snapshot() -> dict[str, Any]:
         return {
             "algo": algo.state_dict(), "env": env.state_dict(), "replay": online.state_dict(),
-            "player": player.executor.state_dict(), "tally": tally.state_dict(), "generator": generator.get_state(), "obs": obs, "steps": steps, "owed": owed,
-            "train_s": train_s, "result": result, "metrics": {k: float(v) for k, v in metrics.items()},
-            "evaluated": evaluated, "logged": logged, "best": best,
+            "player": player.executor.state_dict(), "tally": tally.state_dict(), "generator": generator.get_state(),
+            "obs": obs, "steps": steps, "owed": owed, "train_s": train_s, "result": result,
+            "metrics": {k: float(v) for k, v in metrics.items()}, "evaluated": evaluated, "logged": logged,
+            "best": best,
         }  # fmt: skip
 
     with tracker.progress(total_steps, "off-policy") as progress:

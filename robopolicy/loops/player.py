@@ -1,4 +1,4 @@
-"""How an off-policy algorithm acts: its chunks, or single actions, through the executor that everything else runs on."""
+"""How an off-policy algorithm acts: its chunks, or single actions, through the executor that everything runs on."""
 
 from __future__ import annotations
 
