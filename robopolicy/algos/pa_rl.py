@@ -60,6 +60,7 @@ class PARL:
         self.policy = self.learner.policy
         self.base = copy.deepcopy(self.policy)
         self.began = self.base.tuned_parameters()
+        self.base.requires_grad_(False)
         self.samples, self.base_samples, self.keep = samples, base_samples, keep
         self.temperature, self.policy_delay = temperature, policy_delay
         self.climb_steps, self.climb_size = climb_steps, climb_size

@@ -11,7 +11,7 @@ from robopolicy.data.episodes import Episodes
 from robopolicy.errors import DataError
 from robopolicy.schema import Count, Fraction
 from robopolicy.spec import PolicySpec
-from robopolicy.types import Obs, Step
+from robopolicy.types import Obs, Step, check_finite
 
 _TRIES = 1_000  # draws before transitions that are not valid are taken to be the rule
 
@@ -49,7 +49,8 @@ class Replay:
         self.rows = capacity // num_envs
         if self.rows <= n_step:
             raise DataError(f"replay capacity {capacity} holds {self.rows} rows of {num_envs} envs; n_step={n_step}")
-        self.num_envs, self.n_step, self.gamma, self.spec = num_envs, n_step, gamma, spec
+        self.num_envs, self.n_step, self.gamma = num_envs, n_step, gamma
+        self.names = None if spec is None else spec.action.names
         self.added = 0  # rows ever added
         self.obs: Obs = {}
         self.final: Obs = {}  # [F ...] last frames of episodes, by slot
@@ -70,12 +71,8 @@ class Replay:
         return self.size > self.n_step
 
     def add(self, obs: Obs, step: Step) -> None:
-        """Append one row: `obs` [N ...] single frames acted on, and what the env answered.
-
-        Raises:
-            DataError: a valid step has a reward or an action that is not finite.
-        """
-        self._check_finite(step)
+        """Append one row: `obs` [N ...] single frames acted on, and what the env answered, which `check_finite` sees."""
+        check_finite(step, self.names)
         if not self.store:
             self._allocate(obs, step)
         row = self.added % self.rows
@@ -98,20 +95,6 @@ class Replay:
             for key, value in self.final.items():
                 value[slots] = step.next_obs[key][envs]
         self.added += 1
-
-    def _check_finite(self, step: Step) -> None:
-        wrong = ~torch.isfinite(torch.cat([step.reward[:, None], step.executed], dim=1)) & step.valid[:, None]
-        if not bool(wrong.any()):
-            return
-        env, k = wrong.nonzero()[0].tolist()
-        name, found = "reward", step.reward[env]
-        if k:
-            name = f"executed action {self.spec.action.names[k - 1]!r}" if self.spec else f"executed action {k - 1}"
-            found = step.executed[env, k - 1]
-        raise DataError(
-            f"replay: {name} of env {env} is {float(found)}, expected a finite number. Where the physics failed, the "
-            "env has to say so: valid=False."
-        )
 
     def interrupt(self) -> None:
         """The episodes under way do not go on in the next row: windows stop before their newest transitions."""

@@ -149,7 +149,7 @@ def _task_table(source: Source) -> dict[int, str]:
 def read_driver(column: Columns) -> Tensor | None:
     """[F] int64 who drove, see Episodes; None where the dataset does not say.
 
-    Recordings of deployments say it under `driver`; of bags, where `intervention` means that a human drove.
+    Recordings of deployments say it under `driver`; data made of bags under `intervention`: a human, or a rewind of his.
     """
     for key in DRIVER:
         if key in column.table.column_names:

@@ -121,8 +121,7 @@ def off_policy(
             "algo": algo.state_dict(), "env": env.state_dict(), "replay": online.state_dict(),
             "player": player.executor.state_dict(), "tally": tally.state_dict(), "generator": generator.get_state(),
             "obs": obs, "steps": steps, "owed": owed, "train_s": train_s, "result": result,
-            "metrics": {k: float(v) for k, v in metrics.items()}, "evaluated": evaluated, "logged": logged,
-            "best": best,
+            "metrics": {k: float(v) for k, v in metrics.items()}, "evaluated": evaluated, "logged": logged, "best": best,
         }  # fmt: skip
 
     with tracker.progress(total_steps, "off-policy") as progress:
