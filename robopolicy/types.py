@@ -220,6 +220,6 @@ def check_finite(step: Step, names: tuple[str, ...] | None = None) -> None:
     what = "reward" if k == 0 else f"executed action {k - 1 if names is None else repr(names[k - 1])}"
     found = step.reward[env] if k == 0 else step.executed[env, k - 1]
     raise DataError(
-        f"{what} of env {env} is {float(found)}, expected a finite number. Where the physics failed, the env has to say "
-        "so: Step.valid=False."
+        f"{what} of env {env} is {float(found)}, expected a finite number. Where the physics failed, the env has to "
+        "say so: Step.valid=False."
     )

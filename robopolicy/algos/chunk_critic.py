@@ -167,8 +167,9 @@ class ChunkLearner:
         norm = nn.utils.clip_grad_norm_(params, self.grad_norm)
         if not bool(torch.isfinite(loss + norm)):
             raise RobopolicyError(
-                f"{name}: loss {float(loss.detach()):.3g} and gradient norm {float(norm):.3g} at update {self.updates} are not "
-                f"both finite. Look for NaN in rewards, actions and the base's normaliser, or lower algo.{name}_lr."
+                f"{name}: loss {float(loss.detach()):.3g} and gradient norm {float(norm):.3g} at update {self.updates} "
+                "are not both finite. Look for NaN in rewards, actions and the base's normaliser, or lower "
+                f"algo.{name}_lr."
             )
         optim.step()
         return norm

@@ -13,7 +13,7 @@ from robopolicy.schema import Count, Fraction
 from robopolicy.spec import PolicySpec
 from robopolicy.types import Obs, Step
 
-POLICY, HUMAN, REWIND, DEMONSTRATION = range(4)  # who drove; the first three as recordings of deployments have them
+POLICY, HUMAN, REWIND, DEMONSTRATION = range(4)  # who drove; the first three as in data.tables.DRIVERS
 
 
 class ChunkBatch(NamedTuple):

@@ -71,7 +71,7 @@ class Replay:
         return self.size > self.n_step
 
     def add(self, obs: Obs, step: Step) -> None:
-        """Append one row: `obs` [N ...] single frames acted on, and what the env answered, which `check_finite` sees."""
+        """Append one row: `obs` [N ...] single frames acted on, and what the env answered; see `check_finite`."""
         check_finite(step, self.names)
         if not self.store:
             self._allocate(obs, step)

@@ -19,6 +19,7 @@ from robopolicy.data.source import Source
 from robopolicy.errors import DataError, closest
 
 DRIVER = {"driver": "int64", "intervention": "bool"}  # columns that say who drove, and their types
+DRIVERS = ("policy", "human", "rewind")  # what `driver` counts in
 
 
 def read_files(source: Source, keys: Sequence[str]) -> pa.Table:
@@ -149,11 +150,23 @@ def _task_table(source: Source) -> dict[int, str]:
 def read_driver(column: Columns) -> Tensor | None:
     """[F] int64 who drove, see Episodes; None where the dataset does not say.
 
-    Recordings of deployments say it under `driver`; data made of bags under `intervention`: a human, or a rewind of his.
+    Recordings of deployments say it under `driver`, data made of bags under `intervention`: a human, or his rewind.
+
+    Raises:
+        DataError: a number that names nobody.
     """
     for key in DRIVER:
         if key in column.table.column_names:
-            return torch.from_numpy(column(key, ())).to(torch.int64)
+            driver = torch.from_numpy(column(key, ())).to(torch.int64)
+            wrong = ((driver < 0) | (driver >= len(DRIVERS))).nonzero()
+            if len(wrong):
+                who = ", ".join(f"{i} ({name})" for i, name in enumerate(DRIVERS))
+                frame = int(wrong[0, 0])
+                raise DataError(
+                    f"{column.source.root}: {key!r} is {int(driver[frame])} in frame {frame}, expected {who}. Correct "
+                    "the column, or remove it: its frames are demonstrations then."
+                )
+            return driver
     return None
 
 

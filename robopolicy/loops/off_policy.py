@@ -120,8 +120,8 @@ def off_policy(
         return {
             "algo": algo.state_dict(), "env": env.state_dict(), "replay": online.state_dict(),
             "player": player.executor.state_dict(), "tally": tally.state_dict(), "generator": generator.get_state(),
-            "obs": obs, "steps": steps, "owed": owed, "train_s": train_s, "result": result,
-            "metrics": {k: float(v) for k, v in metrics.items()}, "evaluated": evaluated, "logged": logged, "best": best,
+            "obs": obs, "steps": steps, "owed": owed, "train_s": train_s, "result": result, "best": best,
+            "metrics": {k: float(v) for k, v in metrics.items()}, "evaluated": evaluated, "logged": logged,
         }  # fmt: skip
 
     with tracker.progress(total_steps, "off-policy") as progress:

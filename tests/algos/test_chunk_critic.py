@@ -16,9 +16,11 @@ from robopolicy.algos.chunk_critic import ChunkLearner
 from robopolicy.algos.pa_rl import PARL
 from robopolicy.data.chunk_replay import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkBatch, ChunkReplay
 from robopolicy.errors import ConfigError, RobopolicyError, SpecError
+from robopolicy.evaluate.rollout import evaluate
 from robopolicy.loops.off_policy import off_policy
 from robopolicy.loops.player import Player
 from robopolicy.networks.critics import CriticEnsemble
+from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import SEEN
 from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.types import STATE, Obs
@@ -272,14 +274,14 @@ def test_a_loss_that_is_not_finite_is_refused_and_changes_nothing(kind: Any):
     algo = make(kind)
     before = torch.cat([p.detach().flatten() for p in algo.learner.critic_params])
     batch = batch_of(algo.policy)
-    with pytest.raises(RobopolicyError, match="critic: loss nan .* rewards, actions and the base's normaliser"):
+    with pytest.raises(RobopolicyError, match=r"critic: loss nan .* rewards, actions and the base's normaliser"):
         algo.update(batch._replace(reward=torch.full((16,), torch.nan)), learned_steps=0)
     assert torch.equal(before, torch.cat([p.detach().flatten() for p in algo.learner.critic_params]))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_does_not_fit_is_refused(kind: Any):
-    with pytest.raises(SpecError, match="found FlowPolicy without one. Make it by policy=tuned"):
+    with pytest.raises(SpecError, match=r"found FlowPolicy without one\. Make it by policy=tuned"):
         kind(base("flow"), critic=CRITIC)
     with pytest.raises(SpecError, match="found PointPolicy"):
         kind(PointPolicy(), critic=CRITIC)
@@ -305,9 +307,6 @@ def imitated(kind: str) -> ChunkDenoiser:
 
 
 def success(policy: ChunkDenoiser) -> float:
-    from robopolicy.evaluate.rollout import evaluate
-    from robopolicy.noise import episode_seeds
-
     return evaluate(policy, PointEnv(64, horizon=12), episode_seeds("validation", 0, 128)).metrics()["success_rate"]
 
 
@@ -317,10 +316,9 @@ def test_it_improves_a_base(kind: Any):
     options = {PARL: dict(actor_lr=1e-3, samples=2, base_samples=2), ALOE: dict(actor_lr=1e-3, beta=0.05)}[kind]
     algo = make(kind, source=source, policy_delay=1, critic_lr=3e-3, noise_samples=2, **options)
     before = success(algo.policy)
-    train(algo, total_steps=3_000, warmup_steps=1_000, critic_only_updates=100, updates_per_step=0.15, batch_size=64)
+    train(algo, total_steps=2_000, warmup_steps=800, critic_only_updates=60, updates_per_step=0.1, batch_size=64)
     after = success(algo.policy)
-    print(before, after)
-    assert after > before + 0.1, (before, after)
+    assert before < 0.6 and after > before + 0.2, (before, after)
 
 
 def test_the_learner_is_one_for_both():

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from robopolicy.data.chunk_replay import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkBatch, ChunkReplay
+from robopolicy.data.lerobot import DatasetWriter, load_episodes
 from robopolicy.data.replay import Replay
 from robopolicy.errors import DataError
 from robopolicy.loops.off_policy import deal
-from robopolicy.types import STATE
+from robopolicy.types import STATE, Feature
+from tests.data.conftest import ACTION, OBSERVATION, episode
 from tests.data.test_replay import GAMMA, episodes, push
 from tests.fakes import PointPolicy
 
@@ -78,8 +82,10 @@ def test_an_invalid_step_ends_a_chunk():
     assert float(found.discount) == GAMMA**2 and float(found.next_obs[STATE]) == 4.0
 
 
-@pytest.mark.parametrize(("reward", "position", "what"), [(float("nan"), 1.0, "reward of env 0 is nan"),
-                                                          (0.0, float("inf"), "executed action 'dx' of env 0 is inf")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reward", "position", "what"),
+    [(float("nan"), 1.0, "reward of env 0 is nan"), (0.0, float("inf"), "executed action 'dx' of env 0 is inf")],
+)
 def test_what_is_not_finite_is_refused_by_name(reward: float, position: float, what: str):
     with pytest.raises(DataError, match=f"{what}, expected a finite number"):
         two_wide(make(), position, reward=(reward, 0.0))
@@ -98,6 +104,29 @@ def test_demonstrations_are_marked_and_their_drivers_kept():
     assert found.driver[0].tolist() == [POLICY, HUMAN, REWIND, POLICY]
     assert found.driver[1, :2].tolist() == [HUMAN, HUMAN]
     assert found.keep[1].tolist() == [True, True, False, False], "the last frame's successor is not stored"
+
+
+@pytest.mark.parametrize(
+    ("mark", "kind", "values", "want"),
+    [
+        ("driver", "int64", [0, 1, 1, 2, 0], [POLICY, HUMAN, HUMAN, REWIND, POLICY]),
+        ("intervention", "bool", [0, 1, 1, 0, 0], [POLICY, HUMAN, HUMAN, POLICY, POLICY]),
+        ("driver", "int64", [0, 1, 7, 2, 0], None),
+        ("comment", "int64", [0, 1, 1, 2, 0], "nobody says"),
+    ],
+)
+def test_datasets_say_who_drove(tmp_path: Path, mark: str, kind: str, values: list[int], want: object):
+    marks = {mark: Feature((), kind)}
+    with DatasetWriter(
+        tmp_path / "a", observation=OBSERVATION, action=ACTION, dt=0.1, tasks=("push",), marks=marks
+    ) as out:
+        out.add_episode(**episode(0, 5), marks={mark: np.array(values, dtype=kind)})
+    if want is None:
+        with pytest.raises(DataError, match=r"'driver' is 7 in frame 2, expected 0 \(policy\), 1 \(human\)"):
+            load_episodes(tmp_path / "a")
+        return
+    found = load_episodes(tmp_path / "a").driver
+    assert (want == "nobody says") if found is None else found.tolist() == want
 
 
 def test_batches_hold_their_share_of_demonstrations():
