@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any, Required, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ class Common(TypedDict, total=False):
     noise_samples: noised copies of each chunk in a batch that the policy imitates.
     """
 
-    critic: Callable[[int], nn.Module]
+    critic: Required[Callable[[int], nn.Module]]
     target_subset: Count | None
     pessimism: NonNegative | None
     tau: Fraction

@@ -2,9 +2,11 @@
 
 No gradient passes through the policy's sampling, so any policy with an imitation loss will do. Differences from the
 published code: chunks in place of single actions; the states whose targets are computed are those that the policy
-learns at, so that one set of samples serves both; a gradient step that lowers Q is taken back; and a share of the
-samples is of the policy as it began. Without these a denoising policy that imitates its own samples forgets within a
-hundred updates: samples are a little sharper than what the network was trained on, those of the next generation more.
+learns at, so that one set of samples serves both; a gradient step that lowers Q is taken back; and only samples of the
+policy as it began are climbed from, so that what is imitated is never further from these than one climb leads. A
+denoising policy that imitates nothing but samples of its own forgets all within tens of updates (they are a little
+sharper than what the network was trained on, those of the next generation more so), and where these are climbed from
+again and again the policy goes wherever an immature critic errs.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ class PARL:
     """Samples chunks, keeps the best by the ensemble's mean Q, climbs Q from these, and imitates the best of all.
 
     Args:
-        samples, base_samples: chunks that are drawn at a state, of the policy as it is and as it began.
-        keep: how many of them, the best, are climbed from.
+        base_samples, samples: chunks that are drawn at a state, of the policy as it began and as it is.
+        keep: how many of the former, the best, are climbed from; the latter are taken as they are.
         climb_steps, climb_size: gradient steps, and their length, root mean square over the executed slice in
             normalised units; halved for a chunk whenever one would lower its Q.
         temperature: of the softmax over Q by which exploration chooses among the improved chunks; 0: the best.
@@ -36,26 +38,24 @@ class PARL:
         **options: see Common.
 
     Raises:
-        ConfigError: more chunks to keep than there are samples.
+        ConfigError: more chunks to keep than base_samples.
     """
 
     def __init__(
         self,
         policy: Policy,
         *,
-        samples: Count = 2,
-        base_samples: Natural = 2,
-        keep: Count = 2,
+        base_samples: Count = 3,
+        samples: Natural = 1,
+        keep: Count = 1,
         climb_steps: Natural = 3,
         climb_size: Positive = 0.05,
         temperature: NonNegative = 0.0,
         policy_delay: Count = 2,
         **options: Unpack[Common],
     ) -> None:
-        if keep > samples + base_samples:
-            raise ConfigError(
-                f"algo.keep={keep}: expected at most algo.samples={samples} + algo.base_samples={base_samples}"
-            )
+        if keep > base_samples:
+            raise ConfigError(f"algo.keep={keep}: expected at most algo.base_samples={base_samples}")
         self.learner = ChunkLearner(policy, **options)
         self.policy = self.learner.policy
         self.base = copy.deepcopy(self.policy)
@@ -79,29 +79,37 @@ class PARL:
         return learner.to_env(_pick(chunk, chosen), obs[SEEN].device)
 
     def update(self, batch: ChunkBatch, *, learned_steps: int | None) -> Metrics:
-        """One critic step and, every `policy_delay`-th time, one policy step; none of it in a critic-only update."""
+        """One critic step and, every `policy_delay`-th time, one policy step. In a critic-only update the policy stays
+        what it is, and the target is its own."""
         learner = self.learner
         learner.updates += 1
         batch = batch.to(learner.device)
         cond = batch.next_obs[SEEN]
+        if learned_steps is None:
+            return learner.update_critic(batch, learner.sample(cond, 1)[:, 0])
         chunk, q = self.improve(cond)
         best = _pick(chunk, q.argmax(dim=1))
         metrics = learner.update_critic(batch, best)
-        if learned_steps is not None and learner.updates % self.policy_delay == 0:
+        if learner.updates % self.policy_delay == 0:
             goes_on = batch.discount > 0  # nobody acts where an episode has ended
             metrics |= learner.imitate(cond, best, goes_on[:, None].expand(best.shape[:2]).to(best.dtype))
             metrics |= {"actor/q": q.amax(dim=1).mean()}
         return metrics
 
     def improve(self, cond: Tensor) -> tuple[Tensor, Tensor]:
-        """The improved chunks [B k H Da] at cond [B C], and their mean Q [B k], never lower than before climbing."""
-        chunk = self.learner.sample(cond, self.samples)
-        if self.base_samples:
-            chunk = torch.cat([chunk, self.learner.sample(cond, self.base_samples, policy=self.base)], dim=1)
+        """Chunks [B k H Da] at cond [B C], the first `keep` of them improved, and their mean Q [B k]: the best is no
+        worse than any sample."""
+        chunk = self.learner.sample(cond, self.base_samples, policy=self.base)
         with torch.no_grad():
             q = self.learner.q(cond, chunk).mean(dim=0)  # [B m]
-        best = q.topk(self.keep, dim=1)
-        return self.climb(cond, chunk.gather(1, best.indices[..., None, None].expand(-1, -1, *chunk.shape[2:])))
+        best = q.topk(self.keep, dim=1).indices[..., None, None].expand(-1, -1, *chunk.shape[2:])
+        chunk, q = self.climb(cond, chunk.gather(1, best))
+        if not self.samples:
+            return chunk, q
+        own = self.learner.sample(cond, self.samples)
+        with torch.no_grad():
+            own_q = self.learner.q(cond, own).mean(dim=0)
+        return torch.cat([chunk, own], dim=1), torch.cat([q, own_q], dim=1)
 
     def climb(self, cond: Tensor, chunk: Tensor) -> tuple[Tensor, Tensor]:
         """Chunks [B k H Da] some steps up Q, and that Q [B k]. They stay within the limits, and within the demonstrated
