@@ -67,7 +67,10 @@ class ALOE:
             advantage = self.advantage(cond, chunk)
             weight = self.weight(advantage, batch)
             metrics |= learner.imitate(cond, chunk, weight)
-            metrics |= {"actor/advantage": advantage.mean(), "actor/weight": weight.sum() / batch.keep.sum()}
+            metrics |= {
+                "actor/advantage": float(advantage.mean()),
+                "actor/weight": float(weight.sum() / batch.keep.sum()),
+            }
         return metrics
 
     @torch.no_grad()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from robopolicy.data.chunk_replay import ChunkBatch
 from robopolicy.errors import ConfigError, RobopolicyError, SpecError
+from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.normalize import ACTION
 from robopolicy.optim import load_optimizer_state, optimizer_state
 from robopolicy.policies.base import SEEN, Policy
@@ -35,7 +36,7 @@ class Common(TypedDict, total=False):
     noise_samples: noised copies of each chunk in a batch that the policy imitates.
     """
 
-    critic: Required[Callable[[int], nn.Module]]
+    critic: Required[Callable[[int], CriticEnsemble]]
     target_subset: Count | None
     pessimism: NonNegative | None
     tau: Fraction
@@ -59,7 +60,7 @@ class ChunkLearner:
         self,
         policy: Policy,
         *,
-        critic: Callable[[int], nn.Module],
+        critic: Callable[[int], CriticEnsemble],
         target_subset: int | None = 2,
         pessimism: float | None = None,
         tau: float = 0.01,
@@ -84,8 +85,9 @@ class ChunkLearner:
                 f"algo.target_subset: expected at most algo.critic.heads={self.critic.heads}, found {target_subset}"
             )
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.critic_params, self.target_params = list(self.critic.parameters()), list(self.target.parameters())
-        self.actor_params = policy.tuned_parameters()
+        self.critic_params = list[Tensor](self.critic.parameters())
+        self.target_params = list[Tensor](self.target.parameters())
+        self.actor_params = list[Tensor](policy.tuned_parameters())
         self.critic_optim = torch.optim.Adam(self.critic_params, lr=critic_lr, fused=True)
         self.actor_optim = torch.optim.Adam(self.actor_params, lr=actor_lr, fused=True)
         self.pessimism, self.tau, self.grad_norm, self.noise_samples = pessimism, tau, grad_norm, noise_samples
@@ -140,8 +142,9 @@ class ChunkLearner:
         norm = self._descend(loss, self.critic_params, self.critic_optim, "critic")
         torch._foreach_lerp_(self.target_params, self.critic_params, self.tau)
         return {
-            "critic/loss": loss.detach() / q.shape[0], "critic/q": q.detach().mean(), "critic/grad_norm": norm,
-            "critic/target": y.mean(), "critic/disagreement": q.detach().std(dim=0, correction=0).mean(),
+            "critic/loss": float(loss.detach()) / q.shape[0], "critic/q": float(q.detach().mean()),
+            "critic/grad_norm": float(norm), "critic/target": float(y.mean()),
+            "critic/disagreement": float(q.detach().std(dim=0, correction=0).mean()),
         }  # fmt: skip
 
     # -- the policy --------------------------------------------------------------------------------------------------
@@ -158,9 +161,9 @@ class ChunkLearner:
         k = torch.randint(self.policy.tuned_steps, (len(chunk),), generator=self.generator).to(self.device)
         loss = self.policy.tuned_loss(cond, chunk, weight, k=k, noise=noise)
         norm = self._descend(loss, self.actor_params, self.actor_optim, "actor")
-        return {"actor/imitation": loss.detach(), "actor/grad_norm": norm}
+        return {"actor/imitation": float(loss.detach()), "actor/grad_norm": float(norm)}
 
-    def _descend(self, loss: Tensor, params: list[nn.Parameter], optim: torch.optim.Optimizer, name: str) -> Tensor:
+    def _descend(self, loss: Tensor, params: list[Tensor], optim: torch.optim.Optimizer, name: str) -> Tensor:
         # Naming the inputs skips the gradients of everything else.
         for parameter, grad in zip(params, torch.autograd.grad(loss, params), strict=True):
             parameter.grad = grad

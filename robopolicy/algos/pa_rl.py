@@ -93,7 +93,7 @@ class PARL:
         if learner.updates % self.policy_delay == 0:
             goes_on = batch.discount > 0  # nobody acts where an episode has ended
             metrics |= learner.imitate(cond, best, goes_on[:, None].expand(best.shape[:2]).to(best.dtype))
-            metrics |= {"actor/q": q.amax(dim=1).mean()}
+            metrics |= {"actor/q": float(q.amax(dim=1).mean())}
         return metrics
 
     def improve(self, cond: Tensor) -> tuple[Tensor, Tensor]:

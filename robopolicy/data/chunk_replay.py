@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +29,9 @@ class ChunkBatch(NamedTuple):
 
     def to(self, device: torch.device) -> ChunkBatch:
         """The same batch on `device`."""
-        moved = [{k: v.to(device) for k, v in x.items()} if isinstance(x, dict) else x.to(device) for x in self]
+        moved: list[Any] = [
+            {k: v.to(device) for k, v in x.items()} if isinstance(x, dict) else x.to(device) for x in self
+        ]
         return ChunkBatch(*moved)
 
 
