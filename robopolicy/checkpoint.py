@@ -26,7 +26,7 @@ from robopolicy.storage import new_directory, read_json, read_state, remove_left
 
 __all__ = ["Checkpointer", "find_policy", "load_policy", "save_policy"]
 
-FORMAT = 3  # of the training state; policies have one of their own
+FORMAT = 4  # of the training state; policies have one of their own
 _log = logging.getLogger(__name__)
 
 
@@ -47,9 +47,20 @@ def _from_2(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, **unseen} if "collector" in state else state
 
 
+def _from_3(state: dict[str, Any]) -> dict[str, Any]:
+    """Off-policy runs did not play chunks yet: nothing is left of any."""
+    if "replay" not in state:
+        return state
+    action = state["replay"]["store"]["action"]  # [rows N Da]
+    none = action.new_zeros(action.shape[1], dtype=torch.int64)
+    queue = action.new_zeros(action.shape[1], 1, action.shape[2])
+    return {**state, "player": {"queue": queue, "left": none, "clock": none.clone()}}
+
+
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {  # format → to the next one
     1: _from_1,
     2: _from_2,
+    3: _from_3,
 }
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from robopolicy.errors import SpecError
+from robopolicy.errors import DataError, SpecError
 
 Obs = dict[str, Tensor]
 Metrics = dict[str, float]
@@ -209,3 +209,17 @@ def check_action(action: Tensor, spec: EnvSpec, num_envs: int) -> None:
             f"{spec.id}: action of env {where[0]}, dimension {spec.action.names[where[-1]]!r} is "
             f"{action[tuple(where)].item()}. Check the policy's normaliser and its training for divergence."
         )
+
+
+def check_finite(step: Step, names: tuple[str, ...] | None = None) -> None:
+    """Raise DataError where a valid primitive step has a reward, or an action called `names`, that is not finite."""
+    wrong = ~torch.isfinite(torch.cat([step.reward[:, None], step.executed], dim=1)) & step.valid[:, None]
+    if not bool(wrong.any()):
+        return
+    env, k = wrong.nonzero()[0].tolist()
+    what = "reward" if k == 0 else f"executed action {k - 1 if names is None else repr(names[k - 1])}"
+    found = step.reward[env] if k == 0 else step.executed[env, k - 1]
+    raise DataError(
+        f"{what} of env {env} is {float(found)}, expected a finite number. Where the physics failed, the env has to "
+        "say so: Step.valid=False."
+    )

@@ -88,6 +88,19 @@ def test_the_other_routes(base: Path, tmp_path: Path, route: str):
     assert all(same) == (route == "grpo"), "so short a time is enough for nobody, so groups have nothing to compare"
 
 
+@pytest.mark.parametrize("route", ["pa_rl", "aloe"])
+def test_off_policy_over_whole_chunks(base: Path, tmp_path: Path, route: str):
+    run = tmp_path / route
+    sizes = ["num_envs=3", "loop.total_steps=60", "loop.warmup_steps=30", "loop.batch_size=8", "policy.tuned_steps=2",
+             "loop.critic_only_updates=2", "validation_episodes=0", "algo.noise_samples=2"]  # fmt: skip
+    source = [f"base={base}", f"dataset={base.parent / 'demos'}", "task.only=[press]"]
+    assert main(["train", f"algo={route}", "tracker=quiet", *source, f"run_dir={run}", *TASK_ARGS, *sizes]) == 0
+    refined, before = load_policy(run), load_policy(base)
+    assert isinstance(refined, VLAPolicy) and refined.tuned_steps == 2 and len(refined.spec.tasks) == 1
+    assert torch.equal(refined.network.out.weight, before.network.out.weight)
+    assert not torch.equal(refined.tuned.out.weight, before.network.out.weight), "it learned"
+
+
 def test_a_residual_on_all_tasks(base: Path, tmp_path: Path):
     run = tmp_path / "residual"
     sizes = ["num_envs=3", "loop.total_steps=60", "loop.warmup_steps=30", "loop.batch_size=16", "validation_episodes=0",

@@ -6,8 +6,6 @@ moving. A batch of real or held-out demonstrations in every gradient step holds 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Unpack
 
 import torch
@@ -19,7 +17,7 @@ from robopolicy.data.episodes import Episodes
 from robopolicy.errors import ConfigError
 from robopolicy.loops.offline import Batches, step_seed
 from robopolicy.normalize import ACTION
-from robopolicy.policies.base import Policy
+from robopolicy.policies.base import told
 from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.schema import Count, Positive
 from robopolicy.types import Metrics
@@ -96,17 +94,3 @@ class CoDPPO(DPPO):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.drawn = int(state["drawn"])
-
-
-@contextmanager
-def told(policy: Policy, tasks: tuple[str, ...]) -> Iterator[None]:
-    """Let `task_index` count in `tasks` for a while; see Policy.instruct."""
-    before = policy.spec.tasks
-    if tasks == before:
-        yield
-        return
-    policy.instruct(tasks)
-    try:
-        yield
-    finally:
-        policy.instruct(before)

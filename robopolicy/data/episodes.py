@@ -29,6 +29,7 @@ class Episodes:
     action_spec: ActionSpec
     dt: float  # seconds per frame
     tasks: tuple[str, ...]
+    driver: Tensor | None = None  # [F] int64 who drove, index into tables.DRIVERS; None: nobody says
     outcomes: bool = True  # False: the source had neither rewards nor successes, those above are zeros
 
     @property

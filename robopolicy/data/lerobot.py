@@ -18,7 +18,7 @@ from robopolicy.data.check import check_episodes, check_needed, check_timestamps
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.meta import SEED, RecordingMeta, num_episodes
 from robopolicy.data.source import Source, resolve_action_spec
-from robopolicy.data.tables import Columns, read_outcomes, read_table, read_tasks, task_texts
+from robopolicy.data.tables import Columns, read_driver, read_outcomes, read_table, read_tasks, task_texts
 from robopolicy.data.video import load_images, load_videos
 from robopolicy.data.writer import DatasetWriter
 from robopolicy.errors import DataError, closest
@@ -137,6 +137,7 @@ def load_episodes(
         action_spec=action_spec,
         dt=source.meta.dt if source.meta else 1.0 / source.fps,
         tasks=tasks,
+        driver=read_driver(column),
         outcomes=known,
     )
     raise_defects(check_episodes(result, min_length=min_length), source.root)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
 from robopolicy.data.episodes import Episodes
 from robopolicy.execute import ChunkExecutor
-from robopolicy.policies.base import Policy
+from robopolicy.policies.base import Policy, told
 from robopolicy.types import BASE_ACTION, Obs
 
 CHUNK = 512  # frames that are read at a time
@@ -35,10 +37,11 @@ def base_actions(episodes: Episodes, base: Policy) -> Tensor:
 
 @torch.no_grad()
 def read_frames(episodes: Episodes, policy: Policy) -> Obs:
-    """What `policy.read` makes of every stored frame [F ...], with the base actions of `base_actions`."""
-    assert policy.base is not None
-    planned, parts = base_actions(episodes, policy.base), list[Obs]()
-    for frames in torch.arange(episodes.num_frames).split(CHUNK):
-        obs = episodes.history(frames, policy.spec.n_obs_steps) | {BASE_ACTION: planned[frames]}
-        parts.append(policy.read(obs))
+    """What `policy.read` makes of every stored frame [F ...], with the base actions of `base_actions` where there is a
+    base; one that reads instructions is told those of the data."""
+    beside, parts = {} if policy.base is None else {BASE_ACTION: base_actions(episodes, policy.base)}, list[Obs]()
+    with nullcontext() if policy.base is not None else told(policy, episodes.tasks):
+        for frames in torch.arange(episodes.num_frames).split(CHUNK):
+            obs = episodes.history(frames, policy.spec.n_obs_steps) | {k: v[frames] for k, v in beside.items()}
+            parts.append(policy.read(obs))
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}

@@ -10,7 +10,8 @@ from torch import Tensor
 from robopolicy.data.episodes import Episodes
 from robopolicy.errors import DataError
 from robopolicy.schema import Count, Fraction
-from robopolicy.types import Obs, Step
+from robopolicy.spec import PolicySpec
+from robopolicy.types import Obs, Step, check_finite
 
 _TRIES = 1_000  # draws before transitions that are not valid are taken to be the rule
 
@@ -39,13 +40,17 @@ class Replay:
     Args:
         capacity: transitions over all envs (rounded down to whole rows).
         gamma: γ per primitive step.
+        spec: of the policy, whose names errors give.
     """
 
-    def __init__(self, *, capacity: Count, num_envs: Count, n_step: Count, gamma: Fraction) -> None:
+    def __init__(
+        self, *, capacity: Count, num_envs: Count, n_step: Count, gamma: Fraction, spec: PolicySpec | None = None
+    ) -> None:
         self.rows = capacity // num_envs
         if self.rows <= n_step:
             raise DataError(f"replay capacity {capacity} holds {self.rows} rows of {num_envs} envs; n_step={n_step}")
         self.num_envs, self.n_step, self.gamma = num_envs, n_step, gamma
+        self.names = None if spec is None else spec.action.names
         self.added = 0  # rows ever added
         self.obs: Obs = {}
         self.final: Obs = {}  # [F ...] last frames of episodes, by slot
@@ -66,7 +71,8 @@ class Replay:
         return self.size > self.n_step
 
     def add(self, obs: Obs, step: Step) -> None:
-        """Append one row: `obs` [N ...] single frames acted on, and what the env answered."""
+        """Append one row: `obs` [N ...] single frames acted on, and what the env answered; see `check_finite`."""
+        check_finite(step, self.names)
         if not self.store:
             self._allocate(obs, step)
         row = self.added % self.rows
@@ -147,11 +153,7 @@ class Replay:
     def window(self, age: Tensor, env: Tensor) -> Batch:
         """The n-step windows that start at the `age`-th oldest rows [B] of envs `env` [B]."""
         flat = {k: v.flatten(0, 1) for k, v in self.store.items()}  # row · N + env, so that one index gathers
-        rows = self._row(age[:, None] + torch.arange(self.n_step))
-        at = rows * self.num_envs + env[:, None]  # [B n]
-        goes_on = torch.take(flat["valid"], at)
-        goes_on[:, 1:] &= ~torch.take(flat["ended"], at[:, :-1])
-        alive = goes_on.cumprod(dim=1, dtype=torch.uint8).bool()  # steps that belong to the window
+        at, alive = self._steps(age, env, self.n_step)
         reward = torch.where(alive, torch.take(flat["reward"], at), 0.0)  # may be NaN where not valid
         steps = alive.sum(dim=1)
         last = at.gather(1, steps[:, None] - 1)[:, 0]
@@ -171,6 +173,18 @@ class Replay:
             next_obs=next_obs,
         )
 
+    def _steps(self, age: Tensor, env: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Where the `length` steps [B n] from such rows on lie, as row · N + env, and which of them [B n] come before
+        the episode's end and the first step that is not valid."""
+        at = self._row(age[:, None] + torch.arange(length)) * self.num_envs + env[:, None]
+        goes_on = torch.take(self.store["valid"], at)
+        goes_on[:, 1:] &= ~torch.take(self.store["ended"], at[:, :-1])
+        return at, goes_on.cumprod(dim=1, dtype=torch.uint8).bool()
+
+    def _empty(self, capacity: int) -> Replay:
+        """Another replay for one env, with the same windows."""
+        return Replay(capacity=capacity, num_envs=1, n_step=self.n_step, gamma=self.gamma)
+
     def of_episodes(self, episodes: Episodes, *, obs: Obs) -> Replay:
         """Another replay with the same windows, over stored episodes as one timeline of F frames.
 
@@ -189,7 +203,7 @@ class Replay:
                 "or leave its transitions out with loop.demo_fraction=0"
             )
         frames, pad = episodes.num_frames, self.n_step + 1
-        replay = Replay(capacity=frames + pad, num_envs=1, n_step=self.n_step, gamma=self.gamma)
+        replay = self._empty(frames + pad)
         last = torch.zeros(frames, dtype=torch.bool)
         last[episodes.starts[1:] - 1] = True
 

@@ -18,6 +18,9 @@ from robopolicy.data.meta import SEED, task_order
 from robopolicy.data.source import Source
 from robopolicy.errors import DataError, closest
 
+DRIVER = {"driver": "int64", "intervention": "bool"}  # columns that say who drove, and their types
+DRIVERS = ("policy", "human", "rewind")  # what `driver` counts in
+
 
 def read_files(source: Source, keys: Sequence[str]) -> pa.Table:
     """All rows that there are, with the columns `keys` and those that say where a frame belongs.
@@ -29,6 +32,7 @@ def read_files(source: Source, keys: Sequence[str]) -> pa.Table:
     if not files:
         raise DataError(f"{source.root}: empty, no parquet file under data/. Copy the whole folder, or record again.")
     extra = [k for k in (SEED, "next.reward", "next.done", "next.truncated", "next.success") if k in source.columns]
+    extra += [k for k, dtype in DRIVER.items() if source.columns.get(k, {}).get("dtype") == dtype]
     wanted = ["action", "timestamp", "frame_index", "episode_index", "task_index", *extra]
     wanted += [k for k in keys if source.columns[k]["dtype"] != "video" and k not in wanted]
     parts = []
@@ -141,6 +145,29 @@ def _task_table(source: Source) -> dict[int, str]:
     if text is None or "task_index" not in table:
         raise DataError(f"{file}: expected columns 'task' and 'task_index', found {sorted(table)}")
     return dict(sorted(zip(table["task_index"], text, strict=True)))
+
+
+def read_driver(column: Columns) -> Tensor | None:
+    """[F] int64 who drove, see Episodes; None where the dataset does not say.
+
+    Recordings of deployments say it under `driver`, data made of bags under `intervention`: a human, or his rewind.
+
+    Raises:
+        DataError: a number that names nobody.
+    """
+    for key in DRIVER:
+        if key in column.table.column_names:
+            driver = torch.from_numpy(column(key, ())).to(torch.int64)
+            wrong = ((driver < 0) | (driver >= len(DRIVERS))).nonzero()
+            if len(wrong):
+                who = ", ".join(f"{i} ({name})" for i, name in enumerate(DRIVERS))
+                frame = int(wrong[0, 0])
+                raise DataError(
+                    f"{column.source.root}: {key!r} is {int(driver[frame])} in frame {frame}, expected {who}. Correct "
+                    "the column, or remove it: its frames are demonstrations then."
+                )
+            return driver
+    return None
 
 
 def read_outcomes(column: Columns, starts: Tensor, frames: int, outcomes: str) -> tuple[Tensor, Tensor, Tensor, bool]:

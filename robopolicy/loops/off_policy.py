@@ -12,12 +12,13 @@ from torch import Tensor
 
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.relabel import read_frames
-from robopolicy.data.replay import Batch, Replay
+from robopolicy.data.replay import Replay
 from robopolicy.errors import ConfigError
 from robopolicy.loops.decline import Decline
+from robopolicy.loops.player import OffPolicy, Player
 from robopolicy.memory import release_memory
 from robopolicy.schema import Count, Fraction, Natural, Positive
-from robopolicy.types import Metrics, Obs, Step, VecEnv
+from robopolicy.types import Metrics, Step, VecEnv
 
 DRAWN = 8  # batches that are drawn at a time: where observations are small, many windows cost little more than few
 
@@ -31,7 +32,7 @@ class Checkpoints(Protocol):
 
 def off_policy(
     *,
-    algo: Any,
+    algo: OffPolicy,
     env: VecEnv,
     replay: Callable[..., Replay],
     demos: Episodes | None,
@@ -53,9 +54,9 @@ def off_policy(
     """Train `algo` for at most `total_steps` primitive env steps over all N envs, warm-up included.
 
     Args:
-        env: emits [N To ...] and `base_action`: BaseActionEnv(HistoryEnv(env), base).
-        replay: makes an empty replay for `num_envs`.
-        demos: supply `demo_fraction` of every batch, base actions relabelled; None for online data alone.
+        env: emits [N To ...], and `base_action` where the policy has a base: see `wrap_for`.
+        replay: makes an empty replay for `num_envs` and the policy's `spec`.
+        demos: supply `demo_fraction` of every batch, read as the policy reads; None for online data alone.
         warmup_steps: env steps of the base policy (with exploration noise) before the first update.
         critic_only_updates: updates right after warm-up in which the policy stays the base.
         updates_per_step: critic updates per primitive env step (UTD).
@@ -75,7 +76,8 @@ def off_policy(
             "Lower the first or raise the second."
         )
     generator = torch.Generator().manual_seed(seed)
-    online, offline = replay(num_envs=env.num_envs), None
+    online, offline = replay(num_envs=env.num_envs, spec=algo.policy.spec), None
+    player = Player(algo, env)
     if demos is not None and demo_fraction > 0.0:
         offline = online.of_episodes(demos, obs=read_frames(demos, algo.policy))
     state = checkpointer.latest()
@@ -86,7 +88,8 @@ def off_policy(
     if state is None:
         obs = env.reset()
     else:
-        for name, part in (("algo", algo), ("env", env), ("replay", online)):
+        parts: dict[str, Any] = {"algo": algo, "env": env, "replay": online, "player": player.executor}
+        for name, part in parts.items():
             part.load_state_dict(state[name])
         tally.load_state_dict(state["tally"])
         generator.set_state(state["generator"])
@@ -96,13 +99,14 @@ def off_policy(
         if not env.spec.resumable:  # the episodes of `obs` are gone: go on with new ones
             obs = env.reset()
             online.interrupt()
+            player.executor.reset()
 
     frame = algo.policy.read(obs)
 
     def ready() -> bool:
         return steps >= warmup_steps and online.can_sample
 
-    def batches(count: int) -> Iterator[Batch]:
+    def batches(count: int) -> Iterator[Any]:
         demo_size = 0 if offline is None else round(batch_size * demo_fraction)
         sources = [(online, batch_size - demo_size), (offline, demo_size)]
         for first in range(0, count, DRAWN):
@@ -115,9 +119,9 @@ def off_policy(
     def snapshot() -> dict[str, Any]:
         return {
             "algo": algo.state_dict(), "env": env.state_dict(), "replay": online.state_dict(),
-            "tally": tally.state_dict(), "generator": generator.get_state(), "obs": obs, "steps": steps, "owed": owed,
-            "train_s": train_s, "result": result, "metrics": {k: float(v) for k, v in metrics.items()},
-            "evaluated": evaluated, "logged": logged, "best": best,
+            "player": player.executor.state_dict(), "tally": tally.state_dict(), "generator": generator.get_state(),
+            "obs": obs, "steps": steps, "owed": owed, "train_s": train_s, "result": result, "best": best,
+            "metrics": {k: float(v) for k, v in metrics.items()}, "evaluated": evaluated, "logged": logged,
         }  # fmt: skip
 
     with tracker.progress(total_steps, "off-policy") as progress:
@@ -135,9 +139,10 @@ def off_policy(
                 return {"steps": steps, "train_s": train_s, **tally.lost, **result}
             began, learning = time.perf_counter(), ready()
 
-            step = env.step(algo.explore(frame, warmup=steps < warmup_steps))
+            step = env.step(player.next_action(frame, warmup=steps < warmup_steps))
             following = algo.policy.read(step.next_obs)
             online.add(frame, step._replace(next_obs=following))
+            player.executor.reset(step.ended)
             obs, taken = step.obs, int(step.steps.sum())
             frame = algo.policy.read(obs) if bool(step.ended.any()) else following
             steps += taken
@@ -170,7 +175,9 @@ class Tally:
         self.recent: deque[float] = deque(maxlen=100)  # success of the newest training episodes
         self.diverged = 0  # transitions that were not valid
         self.decline = Decline(
-            "a residual that is let out later (algo.penalty, algo.penalty_steps), or demonstrations (dataset=)"
+            "more to learn from before the policy may change (loop.warmup_steps, loop.critic_only_updates), smaller "
+            "steps (algo.actor_lr), a residual that is let out later (algo.penalty, algo.penalty_steps), or "
+            "demonstrations (dataset=)"
         )
         self.sums: Metrics = {}  # of `info`, mean over N, over the last `rounds` env steps
         self.rounds = 0
@@ -231,16 +238,14 @@ def due(every: int, previous: int, steps: int) -> bool:
     return every > 0 and steps // every > previous // every
 
 
-def deal(parts: list[Batch], count: int) -> list[Batch]:
+def deal[Rows: tuple[Any, ...]](parts: list[Rows], count: int) -> list[Rows]:
     """`count` batches, each with an equal share [B/count] of every part [B], in their order."""
 
-    def mix(*values: Tensor) -> tuple[Tensor, ...]:
-        return torch.cat([v.unflatten(0, (count, len(v) // count)) for v in values], dim=1).unbind()
-
-    def mix_obs(*obs: Obs) -> list[Obs]:
-        mixed = {k: mix(*(o[k] for o in obs)) for k in obs[0]}
+    def mix(*values: Any) -> Any:
+        if isinstance(values[0], Tensor):
+            return torch.cat([v.unflatten(0, (count, len(v) // count)) for v in values], dim=1).unbind()
+        mixed = {k: mix(*(obs[k] for obs in values)) for k in values[0]}
         return [{k: v[i] for k, v in mixed.items()} for i in range(count)]
 
-    obs, action, reward, discount, next_obs = zip(*parts, strict=True)
-    columns = mix_obs(*obs), mix(*action), mix(*reward), mix(*discount), mix_obs(*next_obs)
-    return [Batch(*row) for row in zip(*columns, strict=True)]
+    columns = [mix(*column) for column in zip(*parts, strict=True)]
+    return [type(parts[0])(*row) for row in zip(*columns, strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,8 @@ from robopolicy.normalize import ACTION, Normalizer
 from robopolicy.policies.chain import Chain, ChainNoise
 from robopolicy.spec import PolicySpec
 from robopolicy.types import BASE_ACTION, TASK, Metrics, Obs
+
+SEEN = "seen"  # [N C] what a frozen encoder makes of observations, in what `read` gives
 
 
 class Policy(nn.Module):
@@ -186,3 +189,17 @@ class DenoisingPolicy(Policy):
     @abstractmethod
     def check_noise(self, spread: ChainNoise) -> None:
         """Raise ConfigError where a fine-tuned step would draw nothing under `spread`, or `spread` does not fit."""
+
+
+@contextmanager
+def told(policy: Policy, tasks: tuple[str, ...]) -> Iterator[None]:
+    """Let `task_index` count in `tasks` for a while; see Policy.instruct."""
+    before = policy.spec.tasks
+    if tasks == before:
+        yield
+        return
+    policy.instruct(tasks)
+    try:
+        yield
+    finally:
+        policy.instruct(before)

@@ -16,7 +16,7 @@ from robopolicy.networks.denoiser import Denoiser
 from robopolicy.networks.encoder import ObservationEncoder
 from robopolicy.networks.lora import adapt, plain_state
 from robopolicy.normalize import ACTION, Normalizer
-from robopolicy.policies.base import DenoisingPolicy, DenoisingStep
+from robopolicy.policies.base import SEEN, DenoisingPolicy, DenoisingStep
 from robopolicy.policies.chain import Chain, ChainNoise, check_stochastic, gaussian_log_prob
 from robopolicy.schema import Count, Natural
 from robopolicy.spec import PolicySpec
@@ -91,6 +91,12 @@ class ChunkDenoiser(DenoisingPolicy):
         return self.encoder(self.normalizer.observation(obs))
 
     @torch.no_grad()
+    def read(self, obs: Obs) -> Obs:
+        """See Policy: `seen` [N C], the encoded observation; of use where the encoder is frozen."""
+        part = {k: obs[k][:, -self.spec.n_obs_steps :].to(self.times.device) for k in self.spec.observation}
+        return {SEEN: self.encode(part).to(next(iter(obs.values())).device)}
+
+    @torch.no_grad()
     def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
         """[B H Da] physical units. A pure function of `obs` and `noise`; deterministic: all noise zero."""
         cond = self.encode(obs)
@@ -127,7 +133,7 @@ class ChunkDenoiser(DenoisingPolicy):
         """[] `loss` of the fine-tuned copy, at steps that it runs: the same error, at times of the sampling grid.
 
         Args:
-            cond: [B C]. action: [B H Da] normalised; those in keep [B H] bool count.
+            cond: [B C]. action: [B H Da] normalised. keep: [B H] which of them count, or the weight of each.
             k: [B] int64, 0 the noisiest … K'−1. noise: [B H Da] standard normal.
         """
         x, target = self.noised(action, noise, k + len(self.times) - self.tuned_steps)

@@ -9,12 +9,10 @@ from torch import Tensor, nn
 
 from robopolicy.errors import SpecError
 from robopolicy.normalize import Normalizer
-from robopolicy.policies.base import DenoisingPolicy, LikelihoodPolicy, Policy
+from robopolicy.policies.base import SEEN, DenoisingPolicy, LikelihoodPolicy, Policy
 from robopolicy.schema import Count, NonNegative, Positive
 from robopolicy.spec import PolicySpec
 from robopolicy.types import BASE_ACTION, IMAGES, STATE, TASK, Feature, Obs
-
-SEEN = "seen"  # [N C], in what `read` makes
 
 
 class ResidualPolicy(Policy):

@@ -1,0 +1,92 @@
+"""Advantage-weighted imitation under a pessimistic chunk critic (after ALOE, of which no code is public).
+
+The policy imitates what was executed: its own chunks by how much better than its usual ones a pessimistic ensemble
+holds them, what a human showed or corrected by weights of their own. So it never leaves what somebody has done.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from robopolicy.algos.chunk_critic import ChunkLearner, Common
+from robopolicy.data.chunk_replay import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkBatch
+from robopolicy.policies.base import SEEN, Policy
+from robopolicy.schema import Count, NonNegative, Positive
+from robopolicy.types import Metrics, Obs
+
+
+class ALOE:
+    """Imitates executed chunks with weight min(exp((Q − V)/β), clip) where the policy drove.
+
+    Q is the ensemble's lower bound for the chunk, V its mean over the policy's own chunks at the same observation.
+
+    Args:
+        beta: β, in units of Q. weight_clip: bound of the weights.
+        samples: chunks of the policy that make up V.
+        human_weight, demo_weight: of steps that a human drove, and of demonstrations in which nobody says who did.
+            What a rewind did is never imitated; the critic learns from all.
+        policy_delay: critic updates per policy update.
+        **options: see Common.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        beta: Positive = 0.1,
+        weight_clip: Positive = 20.0,
+        samples: Count = 4,
+        human_weight: NonNegative = 2.0,
+        demo_weight: NonNegative = 1.0,
+        policy_delay: Count = 2,
+        **options: Unpack[Common],
+    ) -> None:
+        self.learner = ChunkLearner(policy, **options)
+        self.policy = self.learner.policy
+        self.beta, self.weight_clip, self.samples, self.policy_delay = beta, weight_clip, samples, policy_delay
+        given = {POLICY: 0.0, HUMAN: human_weight, REWIND: 0.0, DEMONSTRATION: demo_weight}
+        self.given = torch.tensor([given[who] for who in sorted(given)], device=self.learner.device)
+
+    @torch.no_grad()
+    def explore(self, obs: Obs, *, warmup: bool) -> Tensor:
+        """Chunks [B H Da] in physical units: the policy's own, whose noise is exploration enough."""
+        chunk = self.learner.sample(obs[SEEN].to(self.learner.device), 1)[:, 0]
+        return self.learner.to_env(chunk, obs[SEEN].device)
+
+    def update(self, batch: ChunkBatch, *, learned_steps: int | None) -> Metrics:
+        """One critic step and, every `policy_delay`-th time, one policy step; none of it in a critic-only update."""
+        learner = self.learner
+        learner.updates += 1
+        batch = batch.to(learner.device)
+        metrics = learner.update_critic(batch, learner.sample(batch.next_obs[SEEN], 1)[:, 0])
+        if learned_steps is not None and learner.updates % self.policy_delay == 0:
+            cond, chunk = batch.obs[SEEN], learner.executed(batch)
+            advantage = self.advantage(cond, chunk)
+            weight = self.weight(advantage, batch)
+            metrics |= learner.imitate(cond, chunk, weight)
+            metrics |= {
+                "actor/advantage": float(advantage.mean()),
+                "actor/weight": float(weight.sum() / batch.keep.sum()),
+            }
+        return metrics
+
+    @torch.no_grad()
+    def advantage(self, cond: Tensor, chunk: Tensor) -> Tensor:
+        """[B] how much better than the policy's own chunks at cond [B C] are chunks [B H Da], pessimistically."""
+        own = self.learner.lower(self.learner.q(cond, self.learner.sample(cond, self.samples)))  # [B m]
+        return self.learner.lower(self.learner.q(cond, chunk)) - own.mean(dim=1)
+
+    def weight(self, advantage: Tensor, batch: ChunkBatch) -> Tensor:
+        """[B H] what each step counts by; 0 past an episode's end."""
+        earned = (advantage / self.beta).exp().clamp(max=self.weight_clip)
+        weight = torch.where(batch.driver == POLICY, earned[:, None], self.given[batch.driver])
+        return weight * batch.keep
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.learner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.learner.load_state_dict(state)

@@ -1,0 +1,200 @@
+"""What off-policy learning of whole chunks shares: Q(observation, chunk) by TD over chunks, and the policy's side.
+
+A chunk is Ta primitive steps that are played without looking. Its value is learned from what was executed, wherever
+that began: y = Σ γⁱ rᵢ + γ^steps · (1 − terminated) · Q'(s', chunk'), with the steps that the episode really had
+(Q-chunking, Li et al. 2025). Steps past its end are 0 to Q, whatever a buffer holds there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Required, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.data.chunk_replay import ChunkBatch
+from robopolicy.errors import ConfigError, RobopolicyError, SpecError
+from robopolicy.networks.critics import CriticEnsemble
+from robopolicy.normalize import ACTION
+from robopolicy.optim import load_optimizer_state, optimizer_state
+from robopolicy.policies.base import SEEN, Policy
+from robopolicy.policies.denoising import ChunkDenoiser
+from robopolicy.schema import Count, Fraction, NonNegative, Positive
+from robopolicy.types import Metrics
+
+
+class Common(TypedDict, total=False):
+    """Keywords of every algorithm here.
+
+    critic: makes the ensemble from its input size.
+    target_subset: heads drawn for each target (REDQ's M); None: all.
+    pessimism: κ of the lower bound mean − κ·deviation over heads; None: their minimum.
+    tau: rate at which the target follows.
+    critic_lr, actor_lr, grad_norm: of the optimisers.
+    noise_samples: noised copies of each chunk in a batch that the policy imitates.
+    """
+
+    critic: Required[Callable[[int], CriticEnsemble]]
+    target_subset: Count | None
+    pessimism: NonNegative | None
+    tau: Fraction
+    critic_lr: Positive
+    actor_lr: Positive
+    grad_norm: Positive
+    noise_samples: Count
+    seed: int
+
+
+class ChunkLearner:
+    """A chunk policy whose encoder is frozen, and an ensemble of Q-functions of what it sees and of the executed slice
+    of a chunk. Chunks are in normalised units, within the env's limits. Random numbers are drawn on the CPU.
+
+    Raises:
+        SpecError: the policy has no fine-tuned copy of a denoiser.
+        ConfigError: target_subset is larger than the ensemble.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        critic: Callable[[int], CriticEnsemble],
+        target_subset: int | None = 2,
+        pessimism: float | None = None,
+        tau: float = 0.01,
+        critic_lr: float = 1e-3,
+        actor_lr: float = 3e-4,
+        grad_norm: float = 10.0,
+        noise_samples: int = 4,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(policy, ChunkDenoiser) or not policy.tuned_steps:
+            raise SpecError(
+                "policy: expected a diffusion, flow or VLA policy with a fine-tuned copy, found "
+                f"{type(policy).__name__}{' without one' if isinstance(policy, ChunkDenoiser) else ''}. "
+                "Make it by policy=tuned from a base of these kinds."
+            )
+        self.policy, self.device = policy, policy.times.device
+        action, self.played = policy.spec.action, policy.spec.n_action_steps
+        self.critic = critic(policy.cond_dim + self.played * action.dim).to(self.device)
+        self.subset = target_subset or self.critic.heads
+        if self.subset > self.critic.heads:
+            raise ConfigError(
+                f"algo.target_subset: expected at most algo.critic.heads={self.critic.heads}, found {target_subset}"
+            )
+        self.target = copy.deepcopy(self.critic).requires_grad_(False)
+        self.critic_params = list[Tensor](self.critic.parameters())
+        self.target_params = list[Tensor](self.target.parameters())
+        self.actor_params = list[Tensor](policy.tuned_parameters())
+        self.critic_optim = torch.optim.Adam(self.critic_params, lr=critic_lr, fused=True)
+        self.actor_optim = torch.optim.Adam(self.actor_params, lr=actor_lr, fused=True)
+        self.pessimism, self.tau, self.grad_norm, self.noise_samples = pessimism, tau, grad_norm, noise_samples
+        limits = torch.tensor([action.low, action.high], device=self.device)
+        self.low, self.high = policy.normalizer.normalize(ACTION, limits)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.updates = 0
+
+    # -- chunks ------------------------------------------------------------------------------------------------------
+    @torch.no_grad()
+    def sample(self, cond: Tensor, count: int, *, policy: ChunkDenoiser | None = None) -> Tensor:
+        """[B count H Da] chunks of the policy, or of another of its kind, at cond [B C]."""
+        shape = (len(cond) * count, *self.policy.noise_shape)
+        noise = torch.randn(shape, generator=self.generator).to(self.device)
+        chunk = (policy or self.policy).sample(cond.repeat_interleave(count, dim=0), noise=noise)
+        return chunk.clamp(self.low, self.high).unflatten(0, (len(cond), count))
+
+    def executed(self, batch: ChunkBatch) -> Tensor:
+        """[B H Da] what was done, 0 past an episode's end."""
+        return self.policy.normalizer.normalize(ACTION, batch.action).masked_fill(~batch.keep[..., None], 0.0)
+
+    def to_env(self, chunk: Tensor, device: torch.device) -> Tensor:
+        """[B H Da] physical units."""
+        return self.policy.normalizer.unnormalize(ACTION, chunk).to(device)
+
+    # -- the critic --------------------------------------------------------------------------------------------------
+    def q(self, cond: Tensor, chunk: Tensor) -> Tensor:
+        """[E B] of cond [B C] and chunks [B H Da], or [E B m] of m chunks each [B m H Da]."""
+        if chunk.ndim == 4:
+            each = cond.repeat_interleave(chunk.shape[1], dim=0)
+            return self.q(each, chunk.flatten(0, 1)).unflatten(1, chunk.shape[:2])
+        return self.critic(cond, chunk[:, : self.played].flatten(1))
+
+    def lower(self, q: Tensor) -> Tensor:
+        """The pessimistic value [...] of what heads say, [E ...]."""
+        if self.pessimism is None:
+            return q.amin(dim=0)
+        return q.mean(dim=0) - self.pessimism * q.std(dim=0, correction=0)
+
+    def update_critic(self, batch: ChunkBatch, following: Tensor) -> Metrics:
+        """One step of all heads; `following` [B H Da] is the chunk that is played at `next_obs`.
+
+        Raises:
+            RobopolicyError: the loss or its gradient is not finite; the weights are then as they were before.
+        """
+        with torch.no_grad():
+            heads = torch.randperm(self.critic.heads, generator=self.generator)[: self.subset].to(self.device)
+            q_next = self.target(batch.next_obs[SEEN], following[:, : self.played].flatten(1), heads)  # [M B]
+            y = batch.reward + batch.discount * self.lower(q_next)  # [B]
+        q = self.q(batch.obs[SEEN], self.executed(batch))  # [E B]
+        loss = (q - y).square().mean(dim=1).sum()  # sum over heads: each head learns as if alone
+        norm = self._descend(loss, self.critic_params, self.critic_optim, "critic")
+        torch._foreach_lerp_(self.target_params, self.critic_params, self.tau)
+        return {
+            "critic/loss": float(loss.detach()) / q.shape[0], "critic/q": float(q.detach().mean()),
+            "critic/grad_norm": float(norm), "critic/target": float(y.mean()),
+            "critic/disagreement": float(q.detach().std(dim=0, correction=0).mean()),
+        }  # fmt: skip
+
+    # -- the policy --------------------------------------------------------------------------------------------------
+    def imitate(self, cond: Tensor, chunk: Tensor, weight: Tensor) -> Metrics:
+        """One step of the policy's own imitation loss on chunks [B H Da], whose steps count by `weight` [B H].
+
+        Raises:
+            RobopolicyError: as `update_critic`.
+        """
+        cond, chunk, weight = (x.repeat_interleave(self.noise_samples, dim=0) for x in (cond, chunk, weight))
+        if not bool((weight > 0).any()):  # e.g. nothing but ends of episodes
+            return {}
+        noise = torch.randn(chunk.shape, generator=self.generator).to(self.device)
+        k = torch.randint(self.policy.tuned_steps, (len(chunk),), generator=self.generator).to(self.device)
+        loss = self.policy.tuned_loss(cond, chunk, weight, k=k, noise=noise)
+        norm = self._descend(loss, self.actor_params, self.actor_optim, "actor")
+        return {"actor/imitation": float(loss.detach()), "actor/grad_norm": float(norm)}
+
+    def _descend(self, loss: Tensor, params: list[Tensor], optim: torch.optim.Optimizer, name: str) -> Tensor:
+        # Naming the inputs skips the gradients of everything else.
+        for parameter, grad in zip(params, torch.autograd.grad(loss, params), strict=True):
+            parameter.grad = grad
+        norm = nn.utils.clip_grad_norm_(params, self.grad_norm)
+        if not bool(torch.isfinite(loss + norm)):
+            raise RobopolicyError(
+                f"{name}: loss {float(loss.detach()):.3g} and gradient norm {float(norm):.3g} at update {self.updates} "
+                "are not both finite. Look for NaN in rewards, actions and the base's normaliser, or lower "
+                f"algo.{name}_lr."
+            )
+        optim.step()
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "policy": [p.detach().clone() for p in self.actor_params],
+            "critic": self.critic.state_dict(),
+            "target": self.target.state_dict(),
+            "actor_optim": optimizer_state(self.actor_optim),
+            "critic_optim": optimizer_state(self.critic_optim),
+            "generator": self.generator.get_state(),
+            "updates": self.updates,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for parameter, saved in zip(self.actor_params, state["policy"], strict=True):
+            parameter.copy_(saved)
+        self.critic.load_state_dict(state["critic"])
+        self.target.load_state_dict(state["target"])
+        load_optimizer_state(self.actor_optim, state["actor_optim"])
+        load_optimizer_state(self.critic_optim, state["critic_optim"])
+        self.generator.set_state(state["generator"])
+        self.updates = int(state["updates"])

@@ -1,0 +1,152 @@
+"""Policy-agnostic reinforcement learning (PA-RL, Mark et al. 2024): improve chunks by the critic, then imitate them.
+
+No gradient passes through the policy's sampling, so any policy with an imitation loss will do. Differences from the
+published code: chunks in place of single actions; the states whose targets are computed are those that the policy
+learns at, so that one set of samples serves both; a gradient step that lowers Q is taken back; and only samples of the
+policy as it began are climbed from, so that what is imitated is never further from these than one climb leads. A
+denoising policy that imitates nothing but samples of its own forgets all within tens of updates (they are a little
+sharper than what the network was trained on, those of the next generation more so), and where these are climbed from
+again and again the policy goes wherever an immature critic errs.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from robopolicy.algos.chunk_critic import ChunkLearner, Common
+from robopolicy.data.chunk_replay import ChunkBatch
+from robopolicy.errors import ConfigError
+from robopolicy.policies.base import SEEN, Policy
+from robopolicy.schema import Count, Natural, NonNegative, Positive
+from robopolicy.types import Metrics, Obs
+
+
+class PARL:
+    """Samples chunks, keeps the best by the ensemble's mean Q, climbs Q from these, and imitates the best of all.
+
+    Args:
+        base_samples, samples: chunks that are drawn at a state, of the policy as it began and as it is.
+        keep: how many of the former, the best, are climbed from; the latter are taken as they are.
+        climb_steps, climb_size: gradient steps, and their length, root mean square over the executed slice in
+            normalised units; halved for a chunk whenever one would lower its Q.
+        temperature: of the softmax over Q by which exploration chooses among the improved chunks; 0: the best.
+        policy_delay: critic updates per policy update.
+        **options: see Common.
+
+    Raises:
+        ConfigError: more chunks to keep than base_samples.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        base_samples: Count = 3,
+        samples: Natural = 1,
+        keep: Count = 1,
+        climb_steps: Natural = 3,
+        climb_size: Positive = 0.05,
+        temperature: NonNegative = 0.0,
+        policy_delay: Count = 2,
+        **options: Unpack[Common],
+    ) -> None:
+        if keep > base_samples:
+            raise ConfigError(f"algo.keep={keep}: expected at most algo.base_samples={base_samples}")
+        self.learner = ChunkLearner(policy, **options)
+        self.policy = self.learner.policy
+        self.base = copy.deepcopy(self.policy)
+        self.began = self.base.tuned_parameters()
+        self.base.requires_grad_(False)
+        self.samples, self.base_samples, self.keep = samples, base_samples, keep
+        self.temperature, self.policy_delay = temperature, policy_delay
+        self.climb_steps, self.climb_size = climb_steps, climb_size
+
+    @torch.no_grad()
+    def explore(self, obs: Obs, *, warmup: bool) -> Tensor:
+        """Chunks [B H Da] in physical units: the policy's own while warming up, then improved ones."""
+        learner, cond = self.learner, obs[SEEN].to(self.learner.device)
+        if warmup:
+            return learner.to_env(learner.sample(cond, 1)[:, 0], obs[SEEN].device)
+        chunk, q = self.improve(cond)
+        chosen = q.argmax(dim=1)
+        if self.temperature:
+            share = (q / self.temperature).softmax(dim=1).cpu()
+            chosen = torch.multinomial(share, 1, generator=learner.generator)[:, 0].to(chosen.device)
+        return learner.to_env(_pick(chunk, chosen), obs[SEEN].device)
+
+    def update(self, batch: ChunkBatch, *, learned_steps: int | None) -> Metrics:
+        """One critic step and, every `policy_delay`-th time, one policy step. In a critic-only update the policy stays
+        what it is, and the target is its own."""
+        learner = self.learner
+        learner.updates += 1
+        batch = batch.to(learner.device)
+        cond = batch.next_obs[SEEN]
+        if learned_steps is None:
+            return learner.update_critic(batch, learner.sample(cond, 1)[:, 0])
+        chunk, q = self.improve(cond)
+        best = _pick(chunk, q.argmax(dim=1))
+        metrics = learner.update_critic(batch, best)
+        if learner.updates % self.policy_delay == 0:
+            goes_on = batch.discount > 0  # nobody acts where an episode has ended
+            metrics |= learner.imitate(cond, best, goes_on[:, None].expand(best.shape[:2]).to(best.dtype))
+            metrics |= {"actor/q": float(q.amax(dim=1).mean())}
+        return metrics
+
+    def improve(self, cond: Tensor) -> tuple[Tensor, Tensor]:
+        """Chunks [B k H Da] at cond [B C], the first `keep` of them improved, and their mean Q [B k]: the best is no
+        worse than any sample."""
+        chunk = self.learner.sample(cond, self.base_samples, policy=self.base)
+        with torch.no_grad():
+            q = self.learner.q(cond, chunk).mean(dim=0)  # [B m]
+        best = q.topk(self.keep, dim=1).indices[..., None, None].expand(-1, -1, *chunk.shape[2:])
+        chunk, q = self.climb(cond, chunk.gather(1, best))
+        if not self.samples:
+            return chunk, q
+        own = self.learner.sample(cond, self.samples)
+        with torch.no_grad():
+            own_q = self.learner.q(cond, own).mean(dim=0)
+        return torch.cat([chunk, own], dim=1), torch.cat([q, own_q], dim=1)
+
+    def climb(self, cond: Tensor, chunk: Tensor) -> tuple[Tensor, Tensor]:
+        """Chunks [B k H Da] some steps up Q, and that Q [B k]. They stay within the limits, and within the demonstrated
+        range (±1) where they are: beyond it nobody has been, and Q says anything."""
+        low = torch.minimum(chunk, self.learner.low.clamp(min=-1.0))
+        high = torch.maximum(chunk, self.learner.high.clamp(max=1.0))
+        q, slope = self._slope(cond, chunk)
+        size = torch.full_like(q, self.climb_size)
+        for _ in range(self.climb_steps):
+            tried = torch.clamp(chunk + size[..., None, None] * slope, low, high)
+            tried_q, tried_slope = self._slope(cond, tried)
+            better = tried_q >= q
+            size = torch.where(better, size, size / 2)
+            q = torch.where(better, tried_q, q)
+            chunk, slope = (torch.where(better[..., None, None], a, b) for a, b in
+                            ((tried, chunk), (tried_slope, slope)))  # fmt: skip
+        return chunk, q
+
+    @torch.enable_grad()
+    def _slope(self, cond: Tensor, chunk: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean Q [B k] of chunks [B k H Da], and its direction there [B k H Da], of root mean square 1 over Ta."""
+        chunk = chunk.detach().requires_grad_()
+        q = self.learner.q(cond, chunk).mean(dim=0)
+        (grad,) = torch.autograd.grad(q.sum(), chunk)
+        size = grad[:, :, : self.learner.played].square().mean(dim=(2, 3), keepdim=True).sqrt()
+        return q.detach(), grad / size.clamp_min(1e-8)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self.learner.state_dict(), "began": [p.clone() for p in self.began]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.learner.load_state_dict(state)
+        for parameter, saved in zip(self.began, state["began"], strict=True):
+            parameter.copy_(saved)
+
+
+def _pick(chunk: Tensor, index: Tensor) -> Tensor:
+    """[B H Da] of chunks [B k H Da], those at index [B]."""
+    return chunk[torch.arange(len(chunk), device=chunk.device), index]
