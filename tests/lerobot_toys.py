@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -69,6 +70,60 @@ def save(
     pre.save_pretrained(folder, config_filename="policy_preprocessor.json")
     post.save_pretrained(folder, config_filename="policy_postprocessor.json")
     return policy, pre, post
+
+
+VLAS: dict[str, dict[str, Any]] = {  # of 64 px cameras, beside what `tiny_vla` adds
+    "smolvla": {
+        "load_vlm_weights": False, "num_vlm_layers": 2, "num_steps": 3, "resize_imgs_with_padding": (64, 64),
+        "max_state_dim": 40,
+    },
+    "pi0": {"num_inference_steps": 3, "image_resolution": (28, 28), "max_state_dim": 40},
+    "pi05": {"num_inference_steps": 3, "image_resolution": (28, 28), "tokenizer_max_length": 24, "max_state_dim": 40},
+}  # fmt: skip
+
+
+def tiny_vla(kind: str, root: Path, words: Sequence[str], patch: pytest.MonkeyPatch, **given: Any) -> tuple[Any, Any, Any]:
+    """`save` a VLA of LeRobot to root/policy; π0 and π0.5 are small as long as `patch` holds.
+
+    The output layer is enlarged: random weights would hardly tell one latent from another.
+    """
+    vlm = tiny_vlm(root / "vlm", words)
+    small_gemma(vlm, patch)
+    sizes = {"chunk_size": 4, "n_action_steps": 3, "tokenizer_max_length": 8, **VLAS[kind]}
+    sizes |= {"vlm_model_name": str(vlm)} if kind == "smolvla" else {}
+    policy, pre, post = save(kind, root / "policy", cameras={"front": 64}, **{**sizes, **given})
+    return policy, pre, post
+
+
+def small_gemma(tokenizer: Path, patch: pytest.MonkeyPatch) -> None:
+    """Make LeRobot's π0 and π0.5 build models of a few thousand weights and read with this tokenizer: their sizes are
+    fixed in its code, and their tokenizer is on the hub."""
+    from lerobot.policies.pi0 import modeling_pi0, processor_pi0
+    from lerobot.policies.pi05 import modeling_pi05, processor_pi05
+
+    def shrunk(make: Any) -> Any:
+        def build(config: Any) -> Any:
+            text = getattr(config, "text_config", config)
+            text.vocab_size = 64
+            if text is not config:
+                config.image_token_index = 63
+                eyes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+                        "patch_size": 14, "projection_dim": text.hidden_size}  # fmt: skip
+                for name, value in eyes.items():
+                    setattr(config.vision_config, name, value)
+            return make(config)
+
+        return build
+
+    for module in (modeling_pi0, modeling_pi05):
+        sizes = {"gemma_2b": (24, 2, 32), "gemma_300m": (16, 2, 24)}
+        gemma = module.GemmaConfig
+        patch.setattr(module, "get_gemma_config", lambda kind, g=gemma: g(*sizes[kind], num_heads=8, num_kv_heads=1, head_dim=4))
+        for name in ("PaliGemmaForConditionalGenerationWithPiGemma", "PiGemmaForCausalLM"):
+            patch.setattr(module, name, shrunk(getattr(module, name)))
+    for processor in (processor_pi0, processor_pi05):
+        step = processor.TokenizerProcessorStep
+        patch.setattr(processor, "TokenizerProcessorStep", lambda s=step, **k: s(**{**k, "tokenizer_name": str(tokenizer)}))
 
 
 def statistics(features: dict[str, Any], scale: float = 1.0) -> dict[str, dict[str, Tensor]]:

@@ -37,3 +37,12 @@ def adapt[Network: nn.Module](network: Network, rank: int) -> Network:
 def plain_state(key: str) -> str:
     """The name that a parameter of an adapted network has in the network as it was."""
     return key.replace("parametrizations.weight.original", "weight")
+
+
+def merged_state(network: nn.Module) -> dict[str, Tensor]:
+    """The state of an adapted network under the names it had before, its changes part of the weights."""
+    state = {plain_state(k): v for k, v in network.state_dict().items() if ".parametrizations.weight.0." not in k}
+    for name, layer in network.named_modules():
+        if parametrize.is_parametrized(layer, "weight"):
+            state[f"{name}.weight"] = layer.weight.detach()
+    return state
