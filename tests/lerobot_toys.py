@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +83,10 @@ VLAS: dict[str, dict[str, Any]] = {  # of 64 px cameras, beside what `tiny_vla` 
 }  # fmt: skip
 
 
-def tiny_vla(kind: str, root: Path, words: Sequence[str], patch: pytest.MonkeyPatch, **given: Any) -> tuple[Any, Any, Any]:
-    """`save` a VLA of LeRobot to root/policy; π0 and π0.5 are small as long as `patch` holds.
-
-    The output layer is enlarged: random weights would hardly tell one latent from another.
-    """
+def tiny_vla(
+    kind: str, root: Path, words: Sequence[str], patch: pytest.MonkeyPatch, **given: Any
+) -> tuple[Any, Any, Any]:
+    """`save` a VLA of LeRobot to root/policy; π0 and π0.5 are small as long as `patch` holds."""
     vlm = tiny_vlm(root / "vlm", words)
     small_gemma(vlm, patch)
     sizes = {"chunk_size": 4, "n_action_steps": 3, "tokenizer_max_length": 8, **VLAS[kind]}
@@ -100,6 +100,7 @@ def small_gemma(tokenizer: Path, patch: pytest.MonkeyPatch) -> None:
     fixed in its code, and their tokenizer is on the hub."""
     from lerobot.policies.pi0 import modeling_pi0, processor_pi0
     from lerobot.policies.pi05 import modeling_pi05, processor_pi05
+    from lerobot.processor import TokenizerProcessorStep
 
     def shrunk(make: Any) -> Any:
         def build(config: Any) -> Any:
@@ -115,15 +116,16 @@ def small_gemma(tokenizer: Path, patch: pytest.MonkeyPatch) -> None:
 
         return build
 
-    for module in (modeling_pi0, modeling_pi05):
-        sizes = {"gemma_2b": (24, 2, 32), "gemma_300m": (16, 2, 24)}
-        gemma = module.GemmaConfig
-        patch.setattr(module, "get_gemma_config", lambda kind, g=gemma: g(*sizes[kind], num_heads=8, num_kv_heads=1, head_dim=4))
+    def sizes(kind: str) -> Any:
+        width, hidden = {"gemma_2b": (24, 32), "gemma_300m": (16, 24)}[kind]
+        return modeling_pi0.GemmaConfig(width, 2, hidden, num_heads=8, num_kv_heads=1, head_dim=4)
+
+    for module, processor in ((modeling_pi0, processor_pi0), (modeling_pi05, processor_pi05)):
+        patch.setattr(module, "get_gemma_config", sizes)
         for name in ("PaliGemmaForConditionalGenerationWithPiGemma", "PiGemmaForCausalLM"):
             patch.setattr(module, name, shrunk(getattr(module, name)))
-    for processor in (processor_pi0, processor_pi05):
-        step = processor.TokenizerProcessorStep
-        patch.setattr(processor, "TokenizerProcessorStep", lambda s=step, **k: s(**{**k, "tokenizer_name": str(tokenizer)}))
+        reads = partial(TokenizerProcessorStep, tokenizer_name=str(tokenizer))
+        patch.setattr(processor, "TokenizerProcessorStep", lambda tokenizer_name, reads=reads, **k: reads(**k))
 
 
 def statistics(features: dict[str, Any], scale: float = 1.0) -> dict[str, dict[str, Tensor]]:

@@ -97,7 +97,9 @@ def write_native(policy: LeRobotFlow, folder: Path) -> None:
             write_tensors(tensors, folder / f"{file}.safetensors")
         kept = {k: v for k, v in document.items() if k != "state"}
         (folder / name).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
-    annotate_policy(folder, action=policy.spec.action, dt=policy.spec.dt, tasks=policy.spec.tasks, rename=_renamed(policy))
+    annotate_policy(
+        folder, action=policy.spec.action, dt=policy.spec.dt, tasks=policy.spec.tasks, rename=_renamed(policy)
+    )
 
 
 def _renamed(policy: LeRobotFlow) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
@@ -78,10 +78,10 @@ class Sizes(NamedTuple):
     def features(self) -> int:
         return self.width + self.state
 
-    def tokens(self, numbers: int, *, half: bool) -> int:
+    def tokens(self, numbers: int, *, compact: bool) -> int:
         """P of cond of so many numbers C."""
         each = self.layers * 2 * self.heads * self.head_dim
-        return (numbers - self.features) // (1 + each // (2 if half else 1))
+        return (numbers - self.features) // (1 + each // (2 if compact else 1))
 
 
 class PrefixCache(DynamicCache):
@@ -115,16 +115,16 @@ class Prefix(nn.Module):
     """cond [B C] of a batch that LeRobot's preprocessor has made: pictures, instruction and state, frozen.
 
     The first F numbers, which critics read, are the mean of the last layer's tokens, normalised, and the state. With
-    `half` two of the other numbers, keys and values, lie in one.
+    `compact` two of the other numbers, keys and values, lie in one.
 
     Args:
         policy: LeRobot's, without its expert. tokens: of an instruction, which is filled up to so many: LeRobot does
             so as far as the longest of a batch only, and rows would depend on their neighbours.
     """
 
-    def __init__(self, policy: nn.Module, sizes: Sizes, *, tokens: int, half: bool) -> None:
+    def __init__(self, policy: nn.Module, sizes: Sizes, *, tokens: int, compact: bool) -> None:
         super().__init__()
-        self.policy, self.sizes, self.length, self.half = policy, sizes, tokens, half
+        self.policy, self.sizes, self.length, self.compact = policy, sizes, tokens, compact
         self.out_dim = sizes.features
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
@@ -137,11 +137,12 @@ class Prefix(nn.Module):
 
     def _some(self, batch: dict[str, Tensor]) -> Tensor:
         state = F.pad(batch[STATE], (0, self.sizes.state - batch[STATE].shape[-1]))
-        seen, hidden, cache = _PREFIXES[self.policy.name](self.policy, {**batch, STATE: state})
+        with _precision(state, compact=self.compact):
+            seen, hidden, cache = _PREFIXES[self.policy.name](self.policy, {**batch, STATE: state})
         mean = (hidden.float() * seen[..., None]).sum(1) / seen.sum(1, keepdim=True)
         pairs = [torch.stack([layer.keys, layer.values], dim=1) for layer in cache.layers]
-        numbers = torch.stack(pairs, dim=1).to(torch.bfloat16 if self.half else torch.float32).flatten(1)
-        kept = numbers.view(torch.float32) if self.half else numbers
+        numbers = torch.stack(pairs, dim=1).to(torch.bfloat16 if self.compact else torch.float32).flatten(1)
+        kept = numbers.view(torch.float32) if self.compact else numbers
         return torch.cat([F.layer_norm(mean, mean.shape[1:]), state.float(), seen.float(), kept], dim=1)
 
 
@@ -153,20 +154,20 @@ class FlowExpert(nn.Module):
     Args:
         steps: S. Times come from the grid of S steps, and are rounded as LeRobot rounds its own: a sinusoid of period
             0.004 tells the difference.
-        half: compute in bfloat16, whatever the weights are kept in.
+        compact: compute in bfloat16, whatever the weights are kept in.
     """
 
-    def __init__(self, model: nn.Module, kind: str, layout: Layout, sizes: Sizes, *, steps: int, half: bool) -> None:
+    def __init__(self, model: nn.Module, kind: str, layout: Layout, sizes: Sizes, *, steps: int, compact: bool) -> None:
         super().__init__()
         self.model, self.kind, self.layout, self.sizes = model, kind, layout, sizes
-        self.steps, self.half = steps, half
+        self.steps, self.compact, self.twice = steps, compact, False
 
     def embed_cond(self, cond: Tensor) -> Context:
         """The prefix that cond [B C] holds."""
         s, batch = self.sizes, len(cond)
-        count = s.tokens(cond.shape[1], half=self.half)
+        count = s.tokens(cond.shape[1], compact=self.compact)
         features, seen, kept = cond.split([s.features, count, cond.shape[1] - s.features - count], dim=1)
-        numbers = kept.contiguous().view(torch.bfloat16) if self.half else kept
+        numbers = kept.contiguous().view(torch.bfloat16) if self.compact else kept
         keys, values = numbers.view(batch, s.layers, 2, s.heads, count, s.head_dim).unbind(2)
         cache = PrefixCache(tuple((k, v, None) for k, v in zip(keys.unbind(1), values.unbind(1), strict=True)))
         return Context(cache, seen > 0.5, features[:, s.width :])
@@ -179,30 +180,31 @@ class FlowExpert(nn.Module):
         """Velocity [M R Da] at x [M R Da] of M observations, their time set."""
         assert embedding.time is not None
         time = embedding.time.expand(len(x), 1)[:, 0]
-        precision = torch.autocast(x.device.type, torch.bfloat16) if self.half else nullcontext()
-        with precision, parametrize.cached():
+        once = nullcontext() if self.twice else parametrize.cached()  # low-rank changes are added once a step
+        with _precision(x, compact=self.compact), once:
             velocity = _STEPS[self.kind](self.model, embedding, self.layout.unpack(x), time)
         return -self.layout.pack(velocity.float())
 
     def checkpointed(self) -> None:
         """From now on keep no activations of a layer for its gradient: they are computed again (Chen et al. 2016)."""
         body: Any = self.model.get_submodule(_BODY[self.kind])
-        layers = body.gemma_expert.model.layers if self.kind != "smolvla" else [each.mlp for each in body.lm_expert.layers]
-        for layer in layers:
+        self.twice = True
+        smol = self.kind == "smolvla"  # whose layers are no modules that are called
+        for layer in [each.mlp for each in body.lm_expert.layers] if smol else body.gemma_expert.model.layers:
             layer.forward = _twice(layer.forward)
-        for name in ("forward_attn_layer", "forward_cross_attn_layer") if self.kind == "smolvla" else ():
+        for name in ("forward_attn_layer", "forward_cross_attn_layer") if smol else ():
             setattr(body, name, _twice(getattr(body, name)))
 
 
-def take_apart(policy: Any, layout: Layout, *, steps: int, half: bool) -> tuple[Prefix, FlowExpert]:
+def take_apart(policy: Any, layout: Layout, *, steps: int, compact: bool) -> tuple[Prefix, FlowExpert]:
     """Prefix and expert of a policy of LeRobot, which keep its weights: together they hold each of them once.
 
     Args:
-        half: keep the weights of both in bfloat16, but for what LeRobot itself keeps in float32.
+        compact: keep the weights of both in bfloat16, but for what LeRobot itself keeps in float32.
     """
     kind, config, model = policy.name, policy.config, policy.model
     body = model.get_submodule(_BODY[kind])
-    if half:
+    if compact:
         for name, weight in body.named_parameters():
             if not any(precise in name for precise in _PRECISE):
                 weight.data = weight.data.to(torch.bfloat16)
@@ -215,8 +217,8 @@ def take_apart(policy: Any, layout: Layout, *, steps: int, half: bool) -> tuple[
     sizes = Sizes(text.hidden_size, config.max_state_dim, layers, text.num_key_value_heads, text.head_dim)
     expert = _shell(model, {**mine, _BODY[kind]: acting})
     return (
-        Prefix(prefix, sizes, tokens=config.tokenizer_max_length, half=half),
-        FlowExpert(expert, kind, layout, sizes, steps=steps, half=half),
+        Prefix(prefix, sizes, tokens=config.tokenizer_max_length, compact=compact),
+        FlowExpert(expert, kind, layout, sizes, steps=steps, compact=compact),
     )
 
 
@@ -227,6 +229,10 @@ def _shell[Module: nn.Module](module: Module, children: Mapping[str, nn.Module |
     return made
 
 
+def _precision(like: Tensor, *, compact: bool) -> AbstractContextManager[Any]:
+    return torch.autocast(like.device.type, torch.bfloat16) if compact else nullcontext()
+
+
 def _twice(function: Callable[..., Any]) -> Callable[..., Any]:
     return partial(checkpoint, function, use_reentrant=False)
 
@@ -234,7 +240,7 @@ def _twice(function: Callable[..., Any]) -> Callable[..., Any]:
 # --- SmolVLA: its prefix holds the state ------------------------------------------------------------------------------
 
 
-def _smolvla_bodies(body: Any) -> tuple[nn.Module, nn.Module]:
+def _smolvla_bodies(body: Any) -> tuple[Any, Any]:
     """The transformer with the language model alone, and with the expert alone. LeRobot walks through the layers of
     both, and skips those whose tokens are not there: blanks will do."""
     seeing, acting = _shell(body, {"vlm": body.vlm}), _shell(body, {"lm_expert": body.lm_expert})
@@ -256,9 +262,7 @@ def _smolvla_prefix(policy: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tens
 
 
 def _smolvla_step(model: Any, context: Context, latent: Tensor, time: Tensor) -> Tensor:
-    return model.denoise_step(
-        prefix_pad_masks=context.seen, past_key_values=context.cache, x_t=latent, timestep=time
-    )  # fmt: skip
+    return model.denoise_step(prefix_pad_masks=context.seen, past_key_values=context.cache, x_t=latent, timestep=time)
 
 
 # --- π0 and π0.5: the state is a token of the expert's, or words of the prompt ----------------------------------------
@@ -266,7 +270,9 @@ def _smolvla_step(model: Any, context: Context, latent: Tensor, time: Tensor) ->
 
 def _pi_bodies(body: Any) -> tuple[nn.Module, nn.Module]:
     """The expert's unused output layer stays with the language model."""
-    head, expert = (_shell(body.gemma_expert, {name: getattr(body.gemma_expert, name)}) for name in ("lm_head", "model"))
+    head, expert = (
+        _shell(body.gemma_expert, {name: getattr(body.gemma_expert, name)}) for name in ("lm_head", "model")
+    )
     return _shell(body, {"paligemma": body.paligemma, "gemma_expert": head}), _shell(body, {"gemma_expert": expert})
 
 

@@ -20,7 +20,7 @@ class LowRank(nn.Module):
         self.b = nn.Parameter(torch.zeros(rows, rank))
 
     def forward(self, weight: Tensor) -> Tensor:
-        return weight + (self.b @ self.a).view_as(weight)
+        return weight + (self.b @ self.a).view_as(weight).to(weight.dtype)
 
 
 def adapt[Network: nn.Module](network: Network, rank: int) -> Network:

@@ -26,7 +26,7 @@ class Chain(NamedTuple):
 class ChainNoise(nn.Module):
     """Deviation of the steps of an exploring chain, from the deviation that the sampler itself has there.
 
-    Made with `cond_dim`, `action_dim` Da and `steps` K' of the policy; of cond it may read the first `cond_dim` numbers.
+    Made with `cond_dim`, `action_dim` Da and `steps` K' of the policy; it reads the first `cond_dim` numbers of cond.
     """
 
     @abstractmethod

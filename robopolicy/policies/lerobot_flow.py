@@ -84,7 +84,8 @@ class LeRobotFlow(Reader, FlowPolicy):
         steps = sampling_steps or int(getattr(settings, STEPS[settings.type]))
         whole = get_policy_class(settings.type)(settings) if network is None else network
         whole.requires_grad_(False)
-        prefix, expert = take_apart(whole, layout, steps=steps, half=precision == "bfloat16")
+        expert: Any
+        prefix, expert = take_apart(whole, layout, steps=steps, compact=precision == "bfloat16")
         super().__init__(
             spec, ChunkScale.of(pipeline(postprocessor, action=True), spec), sampling_steps=steps,
             noise_level=noise_level, tuned_steps=tuned_steps, lora_rank=lora_rank, encoder=lambda _: prefix,
@@ -92,8 +93,9 @@ class LeRobotFlow(Reader, FlowPolicy):
         )  # fmt: skip
         for weight in self.tuned_parameters():
             weight.data = weight.data.float()
-        if checkpointing and self.tuned is not None:
-            self.tuned.checkpointed()
+        tuned: Any = self.tuned
+        if checkpointing and tuned is not None:
+            tuned.checkpointed()
         self.whole = (whole,)  # for `changed`; not a module of this one: its weights are those above
         self.layout, self.inputs, self.kind = layout, dict(inputs), kind_of(settings)
         self.pre = pipeline(preprocessor, action=False)
@@ -153,13 +155,20 @@ class LeRobotFlow(Reader, FlowPolicy):
         steps, tuned = len(self.times), self.tuned_steps
         if tuned not in (0, steps) or len(self.noise_shape) > 2:
             why = f"its last {tuned} of {steps} denoising steps have an expert of their own"
-            why = why if tuned not in (0, steps) else f"noise_level={self.config['noise_level']} makes its flow stochastic"
+            why = (
+                why
+                if tuned not in (0, steps)
+                else f"noise_level={self.config['noise_level']} makes its flow stochastic"
+            )
             raise CheckpointError(
                 f"{why}, and LeRobot runs one expert for all of an ordinary flow. Fine-tune it with policy.tuned_steps="
                 f"{steps} and no noise_level (algo.noise explores without), or export it with format=robopolicy."
             )
-        found = {k.removeprefix("policy."): v for k, v in self.encoder.state_dict().items()}
-        return found | merged_state(self.network if self.tuned is None else self.tuned)
+        return {k.removeprefix("policy."): v for k, v in self.encoder.state_dict().items()} | self.lerobot_expert()
+
+    def lerobot_expert(self) -> dict[str, Tensor]:
+        """The weights of the expert that runs the last steps, under LeRobot's names."""
+        return merged_state(self.network if self.tuned is None else self.tuned)
 
 
 class ChunkScale(Normalizer):
@@ -201,7 +210,9 @@ def check_flow(settings: Any) -> None:
         if getattr(settings, name, False):
             raise SpecError(f"config.json: {name}=true changes actions in a way that a chain is not fine-tuned through")
     if settings.rtc_config is not None and settings.rtc_config.enabled:
-        raise SpecError("config.json: rtc_config.enabled=true: chunks are continued by the executor here; set it to null")
+        raise SpecError(
+            "config.json: rtc_config.enabled=true: chunks are continued by the executor here; set it to null"
+        )
 
 
 def opened(base: LeRobotPolicy) -> LeRobotFlow:

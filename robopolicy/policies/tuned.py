@@ -53,7 +53,12 @@ def tuned(
     if strange := sorted(set(sampling or {}) - allowed):
         raise ConfigError(f"policy.sampling: {strange} change more than the sampler; known: {sorted(allowed)}")
     node: dict[str, Any] = base.config  # type: ignore[assignment]
-    wanted = {**(sampling or {}), **(asdict(expert) if expert else {}), "tuned_steps": tuned_steps, "lora_rank": lora_rank}
+    wanted = {
+        **(sampling or {}),
+        **(asdict(expert) if expert else {}),
+        "tuned_steps": tuned_steps,
+        "lora_rank": lora_rank,
+    }
     if base.tuned_steps:
         own = {k: node.get(k) for k in wanted}
         if own != wanted:
