@@ -65,6 +65,10 @@ def save(
     policy = get_policy_class(kind)(config).eval()
     if kind == "vqbet":
         policy.vqbet.action_head.vqvae_model.discretized.fill_(True)
+    if kind == "pi05":  # its layers begin shut, and time would not count
+        for name, weight in policy.named_parameters():
+            if "norm.dense.weight" in name:
+                weight.data.normal_(std=0.5)
     pre, post = make_pre_post_processors(config, dataset_stats=statistics({**inputs, **outputs}, scale))
     folder.mkdir(parents=True, exist_ok=True)
     policy.save_pretrained(folder)

@@ -64,13 +64,16 @@ ROUTES = {
 }  # fmt: skip
 
 
-def train(route: str, base: Path, run: Path, demos: Path) -> None:
+def train(route: str, base: Path, run: Path, demos: Path, *given: str) -> None:
     sizes = ["num_envs=2", "validation_episodes=0", "tracker=quiet"]
     if route != "residual_fast":
         sizes += ["loop.rollout_steps=6", "loop.total_steps=12", "algo.minibatch=4", "algo.epochs=1"]
     source = f"teacher={base}" if route == "rpd" else f"base={base}"
     data = [f"dataset={demos}"] if route == "co_dppo" else []
-    assert main(["train", f"algo={route}", source, f"run_dir={run}", *TASK_ARGS, *data, *sizes, *ROUTES[route]]) == 0
+    assert (
+        main(["train", f"algo={route}", source, f"run_dir={run}", *TASK_ARGS, *data, *sizes, *ROUTES[route], *given])
+        == 0
+    )
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -87,6 +90,16 @@ def test_every_route(base: Path, demos: Path, tmp_path: Path, route: str):
         before = refined.network.state_dict()
         moved = any(not torch.equal(v, before[k]) for k, v in refined.lerobot_expert().items())
         assert moved == (route != "grpo"), "so short a time is enough for nobody, so groups have nothing to compare"
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(base: Path, demos: Path, tmp_path: Path):
+    """Twelve steps and twelve more, against twenty-four: what LeRobot's directory was is no longer asked."""
+    steady = ["algo.lr_schedule=constant", "loop.total_steps=24"]
+    train("dppo", base, tmp_path / "whole", demos, *steady)
+    train("dppo", base, tmp_path / "parts", demos, *steady[:1])
+    train("dppo", base, tmp_path / "parts", demos, *steady)
+    whole, parts = (load_policy(tmp_path / name).state_dict() for name in ("whole", "parts"))
+    assert whole.keys() == parts.keys() and all(torch.equal(v, parts[k]) for k, v in whole.items())
 
 
 def test_evaluation_and_lerobots_own_loader(base: Path, demos: Path, tmp_path: Path):

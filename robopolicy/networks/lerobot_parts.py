@@ -122,9 +122,10 @@ class Prefix(nn.Module):
             so as far as the longest of a batch only, and rows would depend on their neighbours.
     """
 
-    def __init__(self, policy: nn.Module, sizes: Sizes, *, tokens: int, compact: bool) -> None:
+    def __init__(self, policy: Any, sizes: Sizes, *, tokens: int, compact: bool) -> None:
         super().__init__()
-        self.policy, self.sizes, self.length, self.compact = policy, sizes, tokens, compact
+        self.policy: Any = policy
+        self.sizes, self.length, self.compact = sizes, tokens, compact
         self.out_dim = sizes.features
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
