@@ -5,15 +5,16 @@
 Models are built on torch's meta device from LeRobot's own code, so parameters are counted, not looked up, and what
 autograd keeps for a gradient is counted by running the action expert there. The terms, in bytes:
 
-  weights       4 a number, or 2 in bfloat16 but for what LeRobot keeps in float32. DPPO: the frozen policy and a copy of
-                the expert, in float32 where all of it learns; LoRA: the copy as the original, and its factors.
+  weights       4 a number, or 2 in bfloat16 but for what LeRobot keeps in float32. DPPO: the frozen policy and a copy
+                of the expert, in float32 where all of it learns; LoRA: the copy as the original, and its factors.
   gradients     4 a number that learns.   optimiser: 8, AdamW's two moments.
-  kept          DPPO: encoded observations of a rollout, 4·C bytes for each of --chunks (networks/lerobot_parts.py).
+  kept          DPPO: encoded observations of a rollout, 4·C bytes for each of --chunks (networks/lerobot_layout.py).
   activations   inference and residual: of the language model's widest moment, --batch observations of P tokens:
                 batch·(3·P·m + 2·h·P²) numbers, m of the feed-forward layer, h heads. DPPO: what autograd keeps of
                 --batch samples (algo.microbatch is that batch), of which bfloat16 halves each number, and checkpointing
-                leaves what lies between layers and one layer's. BC: the same of the whole model in float32; SmolVLA's
-                vision tower, which does not run on meta, as layers·T·(10·w + 2·m) numbers of T patches.
+                leaves what lies between layers and one layer's; what learns in float32 has a copy in bfloat16. BC: what
+                is kept of the whole model in float32; SmolVLA's vision tower, which does not run on meta, as
+                layers·T·(10·w + 2·m) numbers of T patches.
 
 Not in it: what the allocator wastes, the CUDA context (about 0.5 GiB), the critic, the env. With a GPU the DPPO rows
 are run too, on random weights, and the peak of allocated memory is printed beside; without one nothing is measured.
@@ -41,7 +42,8 @@ from lerobot.policies.smolvla import modeling_smolvla, smolvlm_with_expert
 from torch import Tensor, nn
 from transformers import SmolVLMConfig
 
-from robopolicy.networks.lerobot_parts import FlowExpert, Layout, Prefix, Sizes, take_apart
+from robopolicy.networks.lerobot_layout import Layout, Sizes
+from robopolicy.networks.lerobot_parts import FlowExpert, Prefix, take_apart
 from robopolicy.networks.lora import adapt
 
 GIB = 2**30
@@ -158,7 +160,7 @@ def dppo(kind: str, args: argparse.Namespace, *, rank: int, compact: bool, devic
     if compact:
         layer = found / prefix.sizes.layers
         tuned.checkpointed()
-        found = 0.5 * (kept_for_gradient(tuned, step, args.batch) + layer)
+        found = 0.5 * (kept_for_gradient(tuned, step, args.batch) + layer) + (0 if rank else 2 * count)
     return Row(held(prefix, expert, tuned), count, kept, found)
 
 

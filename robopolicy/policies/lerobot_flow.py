@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from robopolicy.build import build_policy
 from robopolicy.errors import CheckpointError, RobopolicyError, SpecError
+from robopolicy.networks.lerobot_layout import Layout
 from robopolicy.networks.lora import merged_state
 from robopolicy.normalize import ACTION, Normalizer
 from robopolicy.policies.denoising import ChunkDenoiser
@@ -44,7 +45,7 @@ class Memory:
 
 class LeRobotFlow(Reader, FlowPolicy):
     """See FlowPolicy for the flow. Latents [R Da] hold the chunk in their first H rows and, below, the numbers that
-    LeRobot pads actions with (networks.lerobot_parts.Layout); these are drawn and denoised like the rest, and not
+    LeRobot pads actions with (networks.lerobot_layout); these are drawn and denoised like the rest, and not
     scored. `pack` turns LeRobot's noise into ours.
 
     Args:
@@ -78,7 +79,7 @@ class LeRobotFlow(Reader, FlowPolicy):
 
         settings = decode(config)
         check_flow(settings)
-        from robopolicy.networks.lerobot_parts import Layout, take_apart
+        from robopolicy.networks.lerobot_parts import take_apart
 
         layout = Layout(spec.horizon, spec.action.dim, settings.max_action_dim)
         steps = sampling_steps or int(getattr(settings, STEPS[settings.type]))
