@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -63,12 +65,71 @@ def save(
     policy = get_policy_class(kind)(config).eval()
     if kind == "vqbet":
         policy.vqbet.action_head.vqvae_model.discretized.fill_(True)
+    if kind == "pi05":  # its layers begin shut, and time would not count
+        for name, weight in policy.named_parameters():
+            if "norm.dense.weight" in name:
+                weight.data.normal_(std=0.5)
     pre, post = make_pre_post_processors(config, dataset_stats=statistics({**inputs, **outputs}, scale))
     folder.mkdir(parents=True, exist_ok=True)
     policy.save_pretrained(folder)
     pre.save_pretrained(folder, config_filename="policy_preprocessor.json")
     post.save_pretrained(folder, config_filename="policy_postprocessor.json")
     return policy, pre, post
+
+
+VLAS: dict[str, dict[str, Any]] = {  # of 64 px cameras, beside what `tiny_vla` adds
+    "smolvla": {
+        "load_vlm_weights": False, "num_vlm_layers": 2, "num_steps": 3, "resize_imgs_with_padding": (64, 64),
+        "max_state_dim": 40,
+    },
+    "pi0": {"num_inference_steps": 3, "image_resolution": (28, 28), "max_state_dim": 40},
+    "pi05": {"num_inference_steps": 3, "image_resolution": (28, 28), "tokenizer_max_length": 24, "max_state_dim": 40},
+}  # fmt: skip
+
+
+def tiny_vla(
+    kind: str, root: Path, words: Sequence[str], patch: pytest.MonkeyPatch, **given: Any
+) -> tuple[Any, Any, Any]:
+    """`save` a VLA of LeRobot to root/policy; π0 and π0.5 are small as long as `patch` holds."""
+    vlm = tiny_vlm(root / "vlm", words)
+    small_gemma(vlm, patch)
+    sizes = {"chunk_size": 4, "n_action_steps": 3, "tokenizer_max_length": 8, **VLAS[kind]}
+    sizes |= {"vlm_model_name": str(vlm)} if kind == "smolvla" else {}
+    policy, pre, post = save(kind, root / "policy", cameras={"front": 64}, **{**sizes, **given})
+    return policy, pre, post
+
+
+def small_gemma(tokenizer: Path, patch: pytest.MonkeyPatch) -> None:
+    """Make LeRobot's π0 and π0.5 build models of a few thousand weights and read with this tokenizer: their sizes are
+    fixed in its code, and their tokenizer is on the hub."""
+    from lerobot.policies.pi0 import modeling_pi0, processor_pi0
+    from lerobot.policies.pi05 import modeling_pi05, processor_pi05
+    from lerobot.processor import TokenizerProcessorStep
+
+    def shrunk(make: Any) -> Any:
+        def build(config: Any) -> Any:
+            text = getattr(config, "text_config", config)
+            text.vocab_size = 64
+            if text is not config:
+                config.image_token_index = 63
+                eyes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+                        "patch_size": 14, "projection_dim": text.hidden_size}  # fmt: skip
+                for name, value in eyes.items():
+                    setattr(config.vision_config, name, value)
+            return make(config)
+
+        return build
+
+    def sizes(kind: str) -> Any:
+        width, hidden = {"gemma_2b": (24, 32), "gemma_300m": (16, 24)}[kind]
+        return modeling_pi0.GemmaConfig(width, 2, hidden, num_heads=8, num_kv_heads=1, head_dim=4)
+
+    for module, processor in ((modeling_pi0, processor_pi0), (modeling_pi05, processor_pi05)):
+        patch.setattr(module, "get_gemma_config", sizes)
+        for name in ("PaliGemmaForConditionalGenerationWithPiGemma", "PiGemmaForCausalLM"):
+            patch.setattr(module, name, shrunk(getattr(module, name)))
+        reads = partial(TokenizerProcessorStep, tokenizer_name=str(tokenizer))
+        patch.setattr(processor, "TokenizerProcessorStep", lambda tokenizer_name, reads=reads, **k: reads(**k))
 
 
 def statistics(features: dict[str, Any], scale: float = 1.0) -> dict[str, dict[str, Tensor]]:

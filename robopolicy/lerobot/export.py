@@ -7,20 +7,35 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from robopolicy.errors import CheckpointError
+from robopolicy.lerobot.find import CONFIG, WEIGHTS
 from robopolicy.lerobot.load import PROCESSORS
+from robopolicy.lerobot.notes import annotate_policy
+from robopolicy.policies.lerobot_flow import STEPS, LeRobotFlow
 from robopolicy.policy_files import find_policy, is_ours, load_policy
-from robopolicy.storage import new_directory
+from robopolicy.storage import new_directory, write_tensors
 from robopolicy.types import BASE_ACTION, IMAGES, TASK, Feature
 
 
-def export(*, checkpoint: Path, out: Path, which: Literal["latest", "best"] = "latest") -> Path:
-    """Write a checkpoint as a LeRobot policy directory of the type "robopolicy".
+def export(
+    *,
+    checkpoint: Path,
+    out: Path,
+    which: Literal["latest", "best"] = "latest",
+    format: Literal["native", "robopolicy"] | None = None,
+) -> Path:
+    """Write a checkpoint as a LeRobot policy directory.
 
-    The directory holds the policy as it is, in policy/, and LeRobot's config and processors, which change nothing.
+    Args:
+        format: "robopolicy": of the type of that name. The directory holds the policy as it is, in policy/, and
+            LeRobot's config and processors, which change nothing. "native": of LeRobot's own type, which knows nothing
+            of us: policies of LeRobot's that were fine-tuned through their chain. None: native where it can be.
 
     Raises:
-        CheckpointError: it is LeRobot's already, cannot be loaded, or `out` exists.
+        CheckpointError: it is LeRobot's already, cannot be loaded, is nothing that LeRobot's own types can hold, or
+            `out` exists.
     """
     folder = find_policy(checkpoint, which=which)
     if not is_ours(folder):
@@ -28,6 +43,16 @@ def export(*, checkpoint: Path, out: Path, which: Literal["latest", "best"] = "l
     if out.exists():
         raise CheckpointError(f"{out}: exists already. Give a new directory.")
     policy = load_policy(folder)  # whole, and of this version
+    if format != "robopolicy" and isinstance(policy, LeRobotFlow):
+        with new_directory(out) as made:
+            write_native(policy, made)
+        print(f"exported: {out}\n  lerobot-eval --policy.path={out} --env.type=…")
+        return out
+    if format == "native":
+        raise CheckpointError(
+            f"{checkpoint}: format=native: LeRobot has no type for a {type(policy).__name__}; expected a policy of its "
+            "own that was fine-tuned through its chain. Leave format out, or give format=robopolicy."
+        )
     chain = [policy]
     while chain[-1].base is not None:
         chain.append(chain[-1].base)
@@ -54,6 +79,32 @@ def export(*, checkpoint: Path, out: Path, which: Literal["latest", "best"] = "l
     print(f"exported: {out}\n  lerobot-eval --policy.path={out} --env.type=robopolicy --env.task=<task> "
           "--env.discover_packages_path=robopolicy.lerobot.plugin")  # fmt: skip
     return out
+
+
+def write_native(policy: LeRobotFlow, folder: Path) -> None:
+    """Fill an empty folder with what LeRobot's own loader reads: config, weights, processors with their statistics.
+
+    Raises:
+        CheckpointError: LeRobot's type cannot hold it; see LeRobotFlow.lerobot_state.
+    """
+    write_tensors(policy.lerobot_state(), folder / WEIGHTS)
+    node = policy.config
+    config = {**node["config"], STEPS[node["config"]["type"]]: node["sampling_steps"]}
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for name, document in zip(PROCESSORS, (node["preprocessor"], node["postprocessor"]), strict=True):
+        for file, numbers in document.get("state", {}).items():
+            tensors = {k: torch.tensor(v, dtype=torch.float32) for k, v in numbers.items()}
+            write_tensors(tensors, folder / f"{file}.safetensors")
+        kept = {k: v for k, v in document.items() if k != "state"}
+        (folder / name).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    annotate_policy(
+        folder, action=policy.spec.action, dt=policy.spec.dt, tasks=policy.spec.tasks, rename=_renamed(policy)
+    )
+
+
+def _renamed(policy: LeRobotFlow) -> dict[str, str]:
+    reads = policy.config["config"]["input_features"]
+    return {theirs: ours for theirs, ours in policy.inputs.items() if theirs != ours and theirs in reads}
 
 
 def _feature(key: str, feature: Feature) -> dict[str, Any]:

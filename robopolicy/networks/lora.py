@@ -20,7 +20,7 @@ class LowRank(nn.Module):
         self.b = nn.Parameter(torch.zeros(rows, rank))
 
     def forward(self, weight: Tensor) -> Tensor:
-        return weight + (self.b @ self.a).view_as(weight)
+        return weight + (self.b @ self.a).view_as(weight).to(weight.dtype)
 
 
 def adapt[Network: nn.Module](network: Network, rank: int) -> Network:
@@ -37,3 +37,12 @@ def adapt[Network: nn.Module](network: Network, rank: int) -> Network:
 def plain_state(key: str) -> str:
     """The name that a parameter of an adapted network has in the network as it was."""
     return key.replace("parametrizations.weight.original", "weight")
+
+
+def merged_state(network: nn.Module) -> dict[str, Tensor]:
+    """The state of an adapted network under the names it had before, its changes part of the weights."""
+    state = {plain_state(k): v for k, v in network.state_dict().items() if ".parametrizations.weight.0." not in k}
+    for name, layer in network.named_modules():
+        if parametrize.is_parametrized(layer, "weight"):
+            state[f"{name}.weight"] = layer.weight.detach()
+    return state

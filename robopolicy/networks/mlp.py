@@ -22,6 +22,13 @@ class MLP(nn.Sequential):
         self.out_dim = out_dim
 
 
+class ValueMLP(MLP):
+    """An MLP of the first `in_dim` numbers of what it is given: cond may hold more, see DenoisingPolicy.cond_dim."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, : self[0].in_features])
+
+
 class ResidualMLP(Denoiser):
     """The chunk as one vector through pre-activation residual blocks: the fast denoiser for small tasks on a CPU.
 

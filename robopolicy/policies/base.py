@@ -141,7 +141,9 @@ class DenoisingPolicy(Policy):
     The observation is encoded once per observation, not once per denoising step. Of the S steps of a chain the last
     `tuned_steps` (K', 0 where nothing is fine-tuned) are run by a copy of the network, which reinforcement learning
     changes; the frozen original runs those before. `sample`, `act` and the saved policy always have both halves.
-    `cond_dim`: C. `chain_noise_shape`: shape without batch axis of the standard normal noise of `sample_chain`.
+    `cond_dim`: how many of the C numbers of cond critics and noise read, the first ones: all, but where cond holds what
+    is for the denoiser alone (lerobot_flow.py).
+    `chain_noise_shape`: shape without batch axis of the standard normal noise of `sample_chain`.
     """
 
     normalizer: Normalizer

@@ -26,7 +26,7 @@ class Chain(NamedTuple):
 class ChainNoise(nn.Module):
     """Deviation of the steps of an exploring chain, from the deviation that the sampler itself has there.
 
-    Made with `cond_dim` C, `action_dim` Da and `steps` K' of the policy.
+    Made with `cond_dim`, `action_dim` Da and `steps` K' of the policy; it reads the first `cond_dim` numbers of cond.
     """
 
     @abstractmethod
@@ -122,7 +122,7 @@ class LearnedNoise(ChainNoise):
 
     def sampling(self, std: Tensor, k: Tensor | int, cond: Tensor) -> Tensor:
         index = torch.as_tensor(k, device=cond.device).expand(len(cond))
-        h = torch.tanh(self.cond(cond) + self.step(index))
+        h = torch.tanh(self.cond(cond[:, : self.cond.in_features]) + self.step(index))
         return (self.centre + self.reach * torch.tanh(self.out(h))).exp()[:, None]
 
 

@@ -11,6 +11,7 @@ from typing import Any, Required, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
+from robopolicy.build import build_policy
 from robopolicy.errors import ConfigError, RobopolicyError
 from robopolicy.networks.denoiser import Denoiser
 from robopolicy.networks.encoder import ObservationEncoder
@@ -77,6 +78,13 @@ class ChunkDenoiser(DenoisingPolicy):
             self.requires_grad_(False)
             self.tuned = adapt(copy.deepcopy(self.network), rank)
 
+    def changed(self, **options: Any) -> ChunkDenoiser:
+        """A policy of the same config but for `options`; its weights are still to be loaded."""
+        node: dict[str, Any] = {**self.config, **options}
+        policy = build_policy(node, spec=self.spec, normalizer=copy.deepcopy(self.normalizer))
+        assert isinstance(policy, ChunkDenoiser)
+        return policy
+
     def begin_tuning(self) -> None:
         """Make the fine-tuned network equal the frozen one."""
         assert self.tuned is not None
@@ -137,7 +145,7 @@ class ChunkDenoiser(DenoisingPolicy):
             k: [B] int64, 0 the noisiest … K'−1. noise: [B H Da] standard normal.
         """
         x, target = self.noised(action, noise, k + len(self.times) - self.tuned_steps)
-        error = (self.prediction(cond, x, k) - target).square().mean(-1)  # [B H]
+        error = (self.prediction(cond, x, k) - target)[:, : keep.shape[1]].square().mean(-1)  # [B H]
         return (error * keep).sum() / keep.sum()
 
     @abstractmethod

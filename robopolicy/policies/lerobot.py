@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from robopolicy.errors import CheckpointError, SpecError, closest
 from robopolicy.policies.base import Policy
-from robopolicy.policies.lerobot_kinds import kind_of
+from robopolicy.policies.lerobot_kinds import Kind, kind_of
 from robopolicy.spec import PolicySpec
 from robopolicy.types import TASK, Obs
 
@@ -25,7 +25,41 @@ _NEEDED = {  # statistics that a normalisation mode reads
 _NORMALIZERS = ("normalizer_processor", "unnormalizer_processor")
 
 
-class LeRobotPolicy(Policy):
+class Reader(Policy):
+    """A policy that reads what LeRobot's preprocessor makes of an observation.
+
+    `inputs`: the feature that each key which LeRobot reads is taken from. `pre`, `kind`: its preprocessor, its type.
+    """
+
+    inputs: dict[str, str]
+    pre: Any
+    kind: Kind
+
+    def batch(self, obs: Obs) -> dict[str, Any]:
+        """What LeRobot's policy is given, from obs [B To ...] in physical units."""
+        count = len(next(iter(obs.values())))
+        batch: dict[str, Any] = {key: self._input(obs[ours]) for key, ours in self.inputs.items()}
+        index = obs[TASK][:, -1].tolist() if TASK in self.spec.observation else [0] * count
+        batch["task"] = [self.spec.tasks[i] for i in index]
+        return {k: v for k, v in self.pre(batch).items() if isinstance(v, Tensor | list)}
+
+    def instruct(self, tasks: tuple[str, ...]) -> None:
+        """Any instructions will do: the network reads them, or has none to read.
+
+        Raises:
+            SpecError: there are several, and the policy is not told which.
+        """
+        if len(tasks) > 1 and TASK not in self.spec.observation:
+            raise SpecError(f"tasks: the env has {len(tasks)}, and the policy reads no {TASK!r} that tells them apart")
+        self.spec = replace(self.spec, tasks=tuple(tasks))
+
+    def _input(self, x: Tensor) -> Tensor:
+        """[B To ...] as LeRobot takes it: pictures in 0 … 1, no To axis where it reads one frame."""
+        x = x if self.spec.n_obs_steps > 1 or self.kind.stacked else x[:, -1]
+        return x.float() / 255.0 if x.dtype == torch.uint8 else x
+
+
+class LeRobotPolicy(Reader):
     """`post(network(pre(obs)))`: LeRobot's own classes, whose queues are not used.
 
     Weights are the network's. The processors are small: their statistics are part of the documents, so that the node
@@ -84,26 +118,7 @@ class LeRobotPolicy(Policy):
             noise = torch.zeros(len(sample), *self.noise_shape, device=sample.device)
         elif self.noise_shape and noise is None:
             noise = torch.randn(len(sample), *self.noise_shape, device=sample.device)
-        batch: dict[str, Any] = {key: self._input(obs[ours]) for key, ours in self.inputs.items()}
-        index = obs[TASK][:, -1].tolist() if TASK in self.spec.observation else [0] * len(sample)
-        batch["task"] = [self.spec.tasks[i] for i in index]
-        batch = {k: v for k, v in self.pre(batch).items() if isinstance(v, Tensor | list)}
-        return self.post(self.kind.predict(self.network, batch, noise))
-
-    def instruct(self, tasks: tuple[str, ...]) -> None:
-        """Any instructions will do: the network reads them, or has none to read.
-
-        Raises:
-            SpecError: there are several, and the policy is not told which.
-        """
-        if len(tasks) > 1 and TASK not in self.spec.observation:
-            raise SpecError(f"tasks: the env has {len(tasks)}, and the policy reads no {TASK!r} that tells them apart")
-        self.spec = replace(self.spec, tasks=tuple(tasks))
-
-    def _input(self, x: Tensor) -> Tensor:
-        """[B To ...] as LeRobot takes it: pictures in 0 … 1, no To axis where it reads one frame."""
-        x = x if self.spec.n_obs_steps > 1 or self.kind.stacked else x[:, -1]
-        return x.float() / 255.0 if x.dtype == torch.uint8 else x
+        return self.post(self.kind.predict(self.network, self.batch(obs), noise))
 
 
 def prepared(config: Document) -> Document:

@@ -101,7 +101,7 @@ def continue_chunk(
     draws = noise if noise.ndim == 4 else noise[:, None]  # [B S+1 H Da], or the initial latent alone
     wanted = torch.zeros_like(draws[:, 0])
     wanted[:, :length] = policy.normalizer.normalize(ACTION, left)
-    weight = weights(horizon, length, delay).to(wanted)[:, None]
+    weight = weights(wanted.shape[1], length, delay).to(wanted)[:, None]
     x = draws[:, 0]
     for i, step in enumerate(policy.unroll(cond)):
         if mode == "rtc":

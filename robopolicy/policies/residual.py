@@ -113,7 +113,8 @@ class ResidualPolicy(Policy):
         if self.sight:
             assert isinstance(self.base, (DenoisingPolicy, LikelihoodPolicy))
             part = {k: v[:, -self.base.spec.n_obs_steps :] for k, v in obs.items() if k in self.base.spec.observation}
-            frame[SEEN] = self.base.encode({k: v.to(self.low.device) for k, v in part.items()}).to(obs[STATE].device)
+            seen = self.base.encode({k: v.to(self.low.device) for k, v in part.items()})
+            frame[SEEN] = seen[:, : self.sight].to(obs[STATE].device)
         return frame
 
     def features(self, obs: Obs) -> tuple[Tensor, Tensor]:

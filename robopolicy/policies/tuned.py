@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import asdict
 from typing import Any
 
-from robopolicy.build import build_policy
 from robopolicy.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.policies.base import LikelihoodPolicy, Policy
 from robopolicy.policies.denoising import ChunkDenoiser
+from robopolicy.policies.lerobot import LeRobotPolicy
+from robopolicy.policies.lerobot_flow import LeRobotFlow, Memory, opened
 from robopolicy.schema import Count, Natural
 
 
 def tuned(
-    base: Policy, *, tuned_steps: Count = 5, lora_rank: Natural = 0, sampling: dict[str, Any] | None = None
+    base: Policy,
+    *,
+    tuned_steps: Count = 5,
+    lora_rank: Natural = 0,
+    sampling: dict[str, Any] | None = None,
+    expert: Memory | None = None,
 ) -> ChunkDenoiser | LikelihoodPolicy:
     """`base` with a copy of its denoiser for the last K' steps; before training it *is* the base.
 
@@ -21,27 +28,39 @@ def tuned(
     One that is fine-tuned already goes on as it is. A Gaussian or mixture base has no chain: its copy is all.
 
     Args:
-        base: diffusion or flow policy.
+        base: diffusion or flow policy; SmolVLA, π0 and π0.5 of LeRobot are flows.
         tuned_steps: K'. lora_rank: see Common.
         sampling: changes of the base's sampler: `sampler`, `eta`, `sampling_steps`, `noise_level`. What is fine-tuned
             is the chain that the policy is later deployed with, so they stay with it.
+        expert: of a policy of LeRobot: how its weights are kept and learned.
 
     Raises:
-        SpecError: the base has no denoising chain. ConfigError: K' > K, another split than the base's own, or low-rank
-            changes of a policy that has none.
+        SpecError: the base has no denoising chain. ConfigError: K' > K, another split than the base's own, low-rank
+            changes of a policy that has none, or `expert` of a policy that is not LeRobot's.
         CheckpointError: the base's weights are not those of its config.
     """
     if isinstance(base, LikelihoodPolicy) and not sampling:
         if lora_rank:
             raise ConfigError(f"policy.lora_rank={lora_rank}: a {type(base).__name__} is fine-tuned whole. Set it to 0")
         return copy.deepcopy(base)
+    base = opened(base) if isinstance(base, LeRobotPolicy) else base
     if not isinstance(base, ChunkDenoiser):
         raise SpecError(f"base: a diffusion or flow policy has a chain to fine-tune, {type(base).__name__} has not")
+    if expert is not None and not isinstance(base, LeRobotFlow):
+        raise ConfigError(
+            f"policy.expert: says how a VLA of LeRobot keeps its weights; the base is a {type(base).__name__}. "
+            "Set it to null."
+        )
     allowed = {"sampler", "eta", "sampling_steps", "noise_level"}
     if strange := sorted(set(sampling or {}) - allowed):
         raise ConfigError(f"policy.sampling: {strange} change more than the sampler; known: {sorted(allowed)}")
     node: dict[str, Any] = base.config  # type: ignore[assignment]
-    wanted = {**(sampling or {}), "tuned_steps": tuned_steps, "lora_rank": lora_rank}
+    wanted = {
+        **(sampling or {}),
+        **(asdict(expert) if expert else {}),
+        "tuned_steps": tuned_steps,
+        "lora_rank": lora_rank,
+    }
     if base.tuned_steps:
         own = {k: node.get(k) for k in wanted}
         if own != wanted:
@@ -52,8 +71,7 @@ def tuned(
         return base
     if tuned_steps < 1:
         raise ConfigError(f"policy.tuned_steps (K') must be at least 1, found {tuned_steps}")
-    policy = build_policy({**node, **wanted}, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
-    assert isinstance(policy, ChunkDenoiser)
+    policy = base.changed(**wanted)
     missing, strange = policy.load_state_dict(base.state_dict(), strict=False)
     if strange or (missing := [k for k in missing if not k.startswith("tuned.")]):
         raise CheckpointError(f"base: its weights are not those of its config: missing {missing}, unknown {strange}")

@@ -20,11 +20,15 @@ from robopolicy.checkpoint import find_policy, load_policy, save_policy
 from robopolicy.data.writer import DatasetWriter
 from robopolicy.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.execute import ChunkExecutor
+from robopolicy.lerobot.export import export
 from robopolicy.lerobot.notes import annotate_policy
 from robopolicy.normalize import Normalizer
+from robopolicy.policies.lerobot_flow import Memory
+from robopolicy.policies.tuned import tuned
 from robopolicy.policy_files import read_spec
 from robopolicy.types import STATE, Obs
 from robopolicy.verbs import Place
+from tests import toy
 from tests.data import conftest as recorded
 from tests.lerobot_toys import DIM, ENV, env, observations, save
 from tests.toy import ACTION
@@ -349,6 +353,18 @@ def test_the_training_data_says_what_actions_mean(folder: Path, tmp_path: Path) 
     assert "trained at 0.1 s" in str(error.value)
     shutil.rmtree(root)
     assert load_policy(folder, env=env(CAMERAS)).spec.action == ACTION
+
+
+def test_policies_without_such_a_chain(saved: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"LeRobot's 'act' has no chain .* expected smolvla, pi0, pi05"):
+        tuned(load_policy(saved["act"][0], env=ENV))
+    node = {"_target_": "robopolicy.policies.flow.FlowPolicy", "network": {
+        "_target_": "robopolicy.networks.mlp.ResidualMLP", "_partial_": True, "width": 8}}  # fmt: skip
+    flow = build_policy(node, spec=toy.spec(), normalizer=Normalizer.from_limits(toy.OBSERVATION, toy.ACTION))
+    with pytest.raises(ConfigError, match=r"policy.expert: says how a VLA of LeRobot .* is a FlowPolicy"):
+        tuned(flow, tuned_steps=1, expert=Memory())
+    with pytest.raises(CheckpointError, match="format=native: LeRobot has no type for a FlowPolicy"):
+        export(checkpoint=save_policy(flow, tmp_path / "flow"), out=tmp_path / "out", format="native")
 
 
 # --- the hub, and the verbs -------------------------------------------------------------------------------------------
