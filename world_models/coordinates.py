@@ -29,8 +29,8 @@ def round_up(size: int) -> int:
     return -(-size // ROWS) * ROWS
 
 
-def check_sizes(**sizes: int) -> None:
-    """Raise ConfigError unless all are multiples of ROWS."""
+def check_sizes(sizes: Mapping[str, int]) -> None:
+    """Raise ConfigError unless all, by the name of their option, are multiples of ROWS."""
     for name, value in sizes.items():
         if value % ROWS:
             raise ConfigError(

@@ -64,7 +64,7 @@ class PhaseEnsemble(Dynamics):
         block: Count = 64,
     ) -> None:
         super().__init__()
-        check_sizes(width=width, block=block)
+        check_sizes({"width": width, "block": block})
         self.spec = spec
         self.coordinates = Coordinates(spec.observation[STATE], spec.action, periods=periods, fine=fine)
         self.heads, self.elites, self.phases = heads, min(elites, heads), phases

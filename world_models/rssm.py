@@ -81,14 +81,14 @@ class RSSM(Dynamics):
         block: Count = 64,
     ) -> None:
         super().__init__()
-        check_sizes(units=units, width=width, depth=depth, block=block)
-        check_sizes(**{"variables·classes": variables * classes})
+        stochastic = variables * classes
+        check_sizes({"units": units, "width": width, "depth": depth, "block": block, "variables·classes": stochastic})
         self.spec, self.unroll, self.memory, self.block = spec, unroll, memory, block
         self.units, self.variables, self.classes = units, variables, classes
         self.kl, self.balance, self.free_nats, self.uniform = kl, balance, free_nats, uniform
         self.picture, self.min_spread = picture, min_spread
         self.coordinates = Coordinates(spec.observation[STATE], spec.action, periods=periods, fine=fine)
-        size, in_dim, stochastic = self.coordinates.size, self.coordinates.in_dim, variables * classes
+        size, in_dim = self.coordinates.size, self.coordinates.in_dim
         self.latent_dim = units + stochastic + size
         self.feature_dim = units + stochastic + self.coordinates.feature_dim
         self.cameras = {k: f"camera_{i}" for i, k in enumerate(k for k in spec.observation if k.startswith(IMAGES))}
