@@ -181,12 +181,13 @@ def _parts(mixture: Mixture, holdout: float, world: World) -> dict[str, Mixture]
 
 
 def _check_same_data(saved: dict[str, torch.Tensor], world: World) -> None:
-    """Other data of the same spec shows in the coordinates, which were fitted to it."""
-    for name, value in world.state_dict().items():
-        if ".coordinates." in name and not torch.allclose(saved[name], value, rtol=1e-4, atol=1e-7, equal_nan=True):
+    """Other data of the same spec shows in the units that were taken of it."""
+    units = {n: b for n, b in world.state_dict().items() if ".coordinates." in n or n.endswith((".mean", ".spread"))}
+    for name, value in units.items():
+        if not torch.allclose(saved[name], value, rtol=1e-4, atol=1e-7, equal_nan=True):
             raise CheckpointError(
-                f"dataset: is not what the run began with: {name.rsplit('.', 1)[-1]} of the state differs. Restore it, "
-                "or give a new run_dir."
+                f"dataset: is not what the run began with: {name.rsplit('.', 1)[-1]} of its frames differs. "
+                "Restore it, or give a new run_dir."
             )
 
 

@@ -124,8 +124,10 @@ class ImaginedEnv:
         next_obs = self.observe()
         obs, ended = next_obs, terminated | truncated
         if bool(ended.any()):
-            self._begin(ended.nonzero()[:, 0])
-            obs = self.observe()
+            rows = ended.nonzero()[:, 0]
+            self._begin(rows)
+            begun = self.world.dynamics.decode(self._window[rows, -1], self.spec.observation)
+            obs = {k: v.index_copy(0, rows, begun[k]) for k, v in next_obs.items()}
         return Step(
             obs=obs,
             next_obs=next_obs,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from robopolicy.errors import SpecError
 
 _SMALLEST = 4  # pixels of a side that are left when no more are halved
+_AT_ONCE = 1024  # pictures that are floats at the same time
 
 
 class Pictures(nn.Module):
@@ -57,10 +58,11 @@ class Pictures(nn.Module):
 
     def fit(self, pictures: Tensor) -> None:
         """Take mean and spread of uint8 [F 3 h w]."""
-        total = sum((part.double().sum(0) for part in pictures.split(1024)), torch.zeros(self.mean.shape).double())
-        mean = total / (255.0 * len(pictures))
+        parts = pictures.split(_AT_ONCE)
+        total = torch.stack([part.double().sum(0) for part in parts]).sum(0)
+        mean = (total / (255.0 * len(pictures))).float()
+        square = sum(float((part / 255.0 - mean).square().sum()) for part in parts)
         self.mean.copy_(mean)
-        square = sum(float((part / 255.0 - self.mean).square().sum()) for part in pictures.split(1024))
         self.spread.fill_(max(square / pictures.numel(), 1e-8) ** 0.5)
 
     def units(self, pictures: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ change. A vector decoded from z anew at every step would be blurred by more than
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -142,10 +143,12 @@ class RSSM(Dynamics):
             elif key == STATE:
                 obs[key] = latent[:, -self.coordinates.size :].clone()
             else:
-                camera = self._camera(self.cameras[key])
-                show: Callable[..., Any] = lambda x, c=camera: (c.picture(c.decode(self.features(x))),)  # noqa: E731
+                show = partial(self._shown, self._camera(self.cameras[key]))
                 (obs[key],) = by_blocks(show, latent, block=self.block)
         return obs
+
+    def _shown(self, camera: Pictures, latent: Tensor) -> tuple[Tensor]:
+        return (camera.picture(camera.decode(self.features(latent))),)
 
     def features(self, latent: Tensor) -> Tensor:
         known = latent[..., : -self.coordinates.size]

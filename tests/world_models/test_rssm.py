@@ -25,6 +25,7 @@ from robopolicy.types import IMAGES, STATE, Feature
 from tests.fakes import NoTracker
 from tests.world_models.dot import FRONT, SEEN, SIDE, drawn_at, filmed, small
 from tests.world_models.test_fit import Stopping
+from tests.world_models.test_gate import Walker
 from world_models import fit as fitting
 from world_models import look as looking
 from world_models import starts as starting
@@ -32,6 +33,7 @@ from world_models.data import Batches, mix
 from world_models.dynamics import History
 from world_models.imagined_env import ImaginedEnv, make
 from world_models.pictures import Pictures
+from world_models.rollouts import roll_out
 from world_models.rssm import RSSM
 from world_models.starts import starts_of
 from world_models.success import SuccessClassifier
@@ -85,7 +87,7 @@ def test_pictures_and_states_of_a_batch_are_of_the_same_frames_of_one_episode() 
 def test_frames_that_do_not_exist_count_for_nothing() -> None:
     """What lies beyond an episode's end changes neither the loss nor any gradient, bit for bit."""
     episodes = filmed([3, 6, 2])
-    model, batch = small(episodes), batch_of(episodes, small(episodes), size=12)
+    model, batch = small(episodes, free_nats=0.0), batch_of(episodes, small(episodes), size=12)
     assert 0 < int(batch["valid"].sum()) < batch["valid"].numel()
     loss = loss_of(model, batch)
     gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
@@ -337,6 +339,16 @@ def test_success_does_not_shape_the_latents_it_is_judged_by() -> None:
     loss_of(model, batch)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter.grad, with_success[name]), name  # type: ignore[arg-type]
+
+
+def test_rollouts_keep_the_pictures_that_a_model_is_refitted_on() -> None:
+    episodes = filmed([9] * 8)
+    model = small(episodes)
+    world = World(SEEN, model, SuccessClassifier(model.feature_dim, SEEN.action, window=2, width=16, depth=1))
+    world.bound.fill_(1e9), world.success.threshold.fill_(1e9)
+    _, found = roll_out(Walker(), ImaginedEnv(world, starts_of(episodes, world.memory), 2, horizon=4), torch.arange(3))
+    assert [e.obs[FRONT].shape for e in found] == [(4, 3, SIDE, SIDE)] * 3
+    assert not torch.equal(found[0].obs[FRONT][0], found[1].obs[FRONT][0])
 
 
 def test_episodes_in_the_env_do_not_depend_on_neighbours() -> None:
