@@ -15,7 +15,7 @@ from robopolicy.build import build, build_policy, resolve
 from robopolicy.checkpoint import Checkpointer, load_policy
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.lerobot import load_episodes
-from robopolicy.errors import ConfigError, SpecError, closest
+from robopolicy.errors import ConfigError, SpecError
 from robopolicy.evaluate.rollout import evaluate
 from robopolicy.fits import check_same_data, check_same_spec, check_same_statistics, check_same_world
 from robopolicy.noise import episode_seeds
@@ -23,7 +23,7 @@ from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import Policy
 from robopolicy.policies.hold import HOLD, HOLD_NODE
 from robopolicy.schema import TARGET, parameters
-from robopolicy.spec import PolicySpec, check_fits
+from robopolicy.spec import PolicySpec, check_fits, with_cameras
 from robopolicy.storage import load_weights, read_tensors
 from robopolicy.tracking import Tracker
 from robopolicy.types import BASE_ACTION, IMAGES, TASK, EnvSpec, Metrics, VecEnv
@@ -61,8 +61,8 @@ class Settings:
 class Parts:
     """What loops, algorithms and policies may ask for, by the name of a parameter; each is made on first use."""
 
-    NAMES = ("algo", "anchor", "base", "checkpointer", "dataset", "demos", "device", "env", "episodes", "evaluate",
-             "group_size", "incomplete", "normalizer", "policy", "seed", "spec", "steps", "stop", "teacher",
+    NAMES = ("algo", "anchor", "base", "cameras", "checkpointer", "dataset", "demos", "device", "env", "episodes",
+             "evaluate", "group_size", "incomplete", "normalizer", "policy", "seed", "spec", "steps", "stop", "teacher",
              "world_model")  # fmt: skip
 
     def __init__(self, settings: Settings, checkpointer: Checkpointer) -> None:
@@ -149,6 +149,10 @@ class Parts:
     def incomplete(self) -> bool:
         return self.settings.incomplete
 
+    @property
+    def cameras(self) -> tuple[str, ...] | None:
+        return self.settings.cameras
+
     @cached_property
     def episodes(self) -> Episodes:
         """The dataset, checked against what is trained on it."""
@@ -210,12 +214,7 @@ class Parts:
     def _offered_spec(self, source: Episodes | EnvSpec) -> PolicySpec:
         """All that a dataset or an env has to offer."""
         observation = {k: v for k, v in source.observation.items() if k != TASK or len(source.tasks) > 1}
-        if self.settings.cameras is not None:
-            chosen = {IMAGES + name for name in self.settings.cameras}
-            offered = [k.removeprefix(IMAGES) for k in observation if k.startswith(IMAGES)]
-            if strange := sorted(set(self.settings.cameras) - set(offered)):
-                raise ConfigError(f"cameras: there is no {strange[0]!r}. {closest(strange[0], offered)}")
-            observation = {k: v for k, v in observation.items() if not k.startswith(IMAGES) or k in chosen}
+        observation = with_cameras(observation, self.settings.cameras, where="cameras")
         action = source.action_spec if isinstance(source, Episodes) else source.action
         to, h, ta = self.settings.steps
         return PolicySpec(observation, action, source.dt, to, h, ta, source.tasks)

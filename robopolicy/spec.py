@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from robopolicy.config import flatten
-from robopolicy.errors import CheckpointError, SpecError, closest
-from robopolicy.types import ActionSpec, EnvSpec, Feature
+from robopolicy.errors import CheckpointError, ConfigError, SpecError, closest
+from robopolicy.types import IMAGES, ActionSpec, EnvSpec, Feature
 
 SPEC_VERSION = 1
 
@@ -79,6 +79,21 @@ class PolicySpec:
 def _feature(data: dict[str, Any]) -> Feature:
     names = data.get("names")
     return Feature(tuple(data["shape"]), data["dtype"], tuple(names) if names is not None else None)
+
+
+def with_cameras(features: dict[str, Feature], cameras: Iterable[str] | None, *, where: str) -> dict[str, Feature]:
+    """`features` with the pictures of `cameras` alone; None: of all that there are. `where` is the key to blame.
+
+    Raises:
+        ConfigError: there is no such camera.
+    """
+    if cameras is None:
+        return dict(features)
+    offered = [k.removeprefix(IMAGES) for k in features if k.startswith(IMAGES)]
+    if strange := sorted(set(cameras) - set(offered)):
+        raise ConfigError(f"{where}: there is no {strange[0]!r}. {closest(strange[0], offered)}")
+    kept = {IMAGES + name for name in cameras}
+    return {k: f for k, f in features.items() if not k.startswith(IMAGES) or k in kept}
 
 
 def check_features(needed: dict[str, Feature], offered: dict[str, Feature], *, needs: str, offers: str) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from robopolicy.data.episodes import Episodes
-from robopolicy.types import STATE
+from robopolicy.types import IMAGES, STATE
 from world_models.data import Sequences
 from world_models.ranking import spearman
 from world_models.success import choose_threshold, verdict
@@ -18,6 +18,7 @@ from world_models.validate import (
     dream,
     fit_linear,
     open_loop,
+    open_loop_pictures,
     per_episode,
     scores,
     succeeded,
@@ -58,12 +59,17 @@ def assess(
             "copy_last": copy_last,
             "linear": fit_linear(train),
         }
-        errors = {name: open_loop(r, validation, std, difference=wrap) for name, r in rollouts.items()}
+        memory = world.dynamics.memory
+        errors = {n: open_loop(r, validation, std, difference=wrap, memory=memory) for n, r in rollouts.items()}
+        cameras = [k for k in world.spec.observation if k.startswith(IMAGES)]
+        shown = {name: rollouts[name] for name in ("model", "copy_last")}
+        pictures = {key: _pictures(shown, validation, key, memory) for key in cameras}
     rest, suspect = error[known & ~flagged], error[known & flagged]
     windows = {k: found["windows"] for k, found in errors["model"].items()}
     return {
         "open_loop": {str(k): {n: e[k]["error"] for n, e in errors.items()} | {"windows": windows[k]} for k in windows},
         "by_number": {str(k): {n: e[k]["by_number"] for n, e in errors.items()} for k in windows},
+        "pictures": pictures,
         "names": list(world.spec.observation[STATE].names or ()),
         "success": {**judged.to_dict(), "wanted": world.success.precision},
         "trust": {
@@ -82,11 +88,21 @@ def assess(
     }
 
 
+def _pictures(rollouts: dict[str, Rollout], episodes: Episodes, key: str, memory: int) -> dict[str, dict[str, Any]]:
+    """{steps: {"windows", rollout's name: {"mse", "psnr"}}} of one camera."""
+    found = {n: open_loop_pictures(r, episodes, key, memory=memory) for n, r in rollouts.items()}
+    return {
+        str(k): {"windows": e["windows"]} | {n: {m: f[k][m] for m in ("mse", "psnr")} for n, f in found.items()}
+        for k, e in found["model"].items()
+    }
+
+
 def faults(report: dict[str, Any]) -> list[str]:
     """Why the model is not to be learned in, one sentence each.
 
-    Horizons at which its open-loop error is not below that of copying the last state, and a success classifier that
-    has not the precision that was asked of it: every false alarm is a reward.
+    Horizons at which its open-loop error is not below that of copying the last state, cameras whose pictures are at
+    none better than copied, and a success classifier that has not the precision that was asked of it: every false alarm
+    is a reward.
     """
     found, success = [], report["success"]
     if success["recall"] == 0.0 or success["precision"] < success["wanted"]:
@@ -97,6 +113,10 @@ def faults(report: dict[str, Any]) -> list[str]:
     for k, errors in report["open_loop"].items():
         if errors["windows"] and not errors["model"] < errors["copy_last"]:
             found.append(f"{k} steps: error {errors['model']:.3g}, copying the last state {errors['copy_last']:.3g}")
+    for key, errors in report.get("pictures", {}).items():
+        known = {k: e for k, e in errors.items() if e["windows"]}
+        if known and not any(e["model"]["mse"] < e["copy_last"]["mse"] for e in known.values()):
+            found.append(f"{key}: its pictures are no better than copying the last one, at {', '.join(known)} steps")
     return found
 
 
@@ -118,6 +138,10 @@ def summary(report: dict[str, Any]) -> str:
             lines.append(f"  {k:>2} steps: {e['model']:.4f} · {e['linear']:.4f} · {e['copy_last']:.4f}")
     if stuck := no_better(report):
         lines.append(f"  numbers of the state that are no better than copied: {stuck}")
+    for key, errors in report.get("pictures", {}).items():
+        known = [(k, e) for k, e in errors.items() if e["windows"]]
+        said = ", ".join(f"{k} steps {e['model']['psnr']:.1f} · {e['copy_last']['psnr']:.1f}" for k, e in known)
+        lines.append(f"  {key}, dB (model · copy-last): {said}")
     s, t = report["success"], report["trust"]
     lines.append(
         f"success: precision {s['precision']:.3f}, recall {s['recall']:.3f} over {s['episodes']} episodes with "
@@ -132,8 +156,11 @@ def summary(report: dict[str, Any]) -> str:
 
 def _rank(world: World, episodes: Episodes) -> None:
     dynamics = world.dynamics
+    if dynamics.heads == 1:
+        return
     sequences = Sequences.of(episodes, dynamics.unroll)
     some = torch.linspace(0, len(sequences.frames) - 1, min(_RANKED, len(sequences.frames))).long()
     frames, valid = sequences.frames[some], sequences.valid[some]
-    batch = {"state": episodes.obs[STATE][frames], "action": episodes.action[frames[:, :-1]], "valid": valid}
+    batch = {k: episodes.obs[k][frames] for k in world.spec.observation if k in episodes.obs}
+    batch |= {"action": episodes.action[frames[:, :-1]], "valid": valid}
     dynamics.rank(dynamics.member_errors({k: v.expand(dynamics.heads, *v.shape) for k, v in batch.items()}))

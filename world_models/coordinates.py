@@ -29,6 +29,16 @@ def round_up(size: int) -> int:
     return -(-size // ROWS) * ROWS
 
 
+def check_sizes(sizes: Mapping[str, int]) -> None:
+    """Raise ConfigError unless all, by the name of their option, are multiples of ROWS."""
+    for name, value in sizes.items():
+        if value % ROWS:
+            raise ConfigError(
+                f"world_model.{name}: expected a multiple of {ROWS}, with which a row's bits do not depend on the "
+                f"others', found {value}. Take {round_up(value)}."
+            )
+
+
 class Coordinates(nn.Module):
     """Statistics of states and of their changes, in the units of the data; NaN until `fit`.
 

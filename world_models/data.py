@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +18,8 @@ from robopolicy.errors import ConfigError, DataError, SpecError, closest
 from robopolicy.loops.offline import step_seed
 from robopolicy.noise import keyed_uniform
 from robopolicy.spec import check_action_spec, check_features
-from robopolicy.types import IMAGES, STATE
+from robopolicy.types import STATE
+from world_models.dynamics import History
 
 HOLDOUT = 0.15  # share of episodes that a model is not trained on, where its config does not say
 _SPLIT_STREAM, _DRAW_STREAM = 9201, 9202
@@ -122,16 +124,14 @@ def split(episodes: Episodes, holdout: float) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check_learnable(episodes: Episodes, *, unroll: int) -> None:
-    """Raise where these episodes cannot teach a state model.
+    """Raise where these episodes cannot teach a world model.
 
     Raises:
-        SpecError: no `observation.state`, pictures, or several tasks.
+        SpecError: no `observation.state`, or several tasks.
         DataError: every episode is shorter than a training sequence; other rewards than success, or other ends.
     """
     if STATE not in episodes.obs:
         raise SpecError(f"the world model reads {STATE!r}. {closest(STATE, episodes.obs)}")
-    if pictures := [k for k in episodes.obs if k.startswith(IMAGES)]:
-        raise SpecError(f"the world model imagines {STATE!r} alone, the data has {pictures}: add cameras=[]")
     if len(episodes.tasks) > 1:
         raise SpecError(f"the data has {len(episodes.tasks)} tasks, a world model is of one: {episodes.tasks}")
     longest = int(episodes.lengths.max())
@@ -175,7 +175,7 @@ class Batches:
 
     Args:
         heads: members of the ensemble; each draws its own sequences.
-        unroll: L. window: W frames that success is judged on.
+        unroll: L. window: S frames that latents of the frame to judge success by are made from.
         labelled: (frame, action) pairs for the success classifier, half of them positive.
     """
 
@@ -193,7 +193,8 @@ class Batches:
     ) -> None:
         episodes = mixture.episodes
         self.heads, self.batch_size, self.labelled, self.seed, self.device = heads, batch_size, labelled, seed, device
-        self.state, self.action = episodes.obs[STATE], episodes.action
+        self.episodes, self.window = episodes, window
+        self.keys = tuple(k for k in episodes.observation if k in episodes.obs)
         sequences = Sequences.of(episodes, unroll)
         self.frames, self.valid = sequences.frames, sequences.valid
         of_source = mixture.source[episodes.episode_of[self.frames[:, 0]]]
@@ -203,18 +204,15 @@ class Batches:
         self.first = self.sizes.cumsum(0) - self.sizes
         weights = torch.where(self.sizes > 0, mixture.weights, 0.0)
         self.edges = (weights / weights.sum()).cumsum(0)
-        numbers = torch.arange(episodes.num_frames)
-        numbered = replace(episodes, obs={"frame": numbers})
-        self.windows = numbered.history(numbers, window)["frame"]  # [F W]
-        self.success = episodes.success
         self.positive = episodes.success.nonzero()[:, 0]
         self.negative = (~episodes.success).nonzero()[:, 0]
+        numbers = torch.arange(episodes.num_frames)
         left = episodes.starts[1:][episodes.episode_of] - numbers  # frames to the episode's end, this one included
         self.near = ((left <= _NEAR) & ~episodes.success).nonzero()[:, 0]
 
-    def __getitem__(self, step: int) -> dict[str, Tensor]:
-        """Of training step `step`: "state" [E B L+1 Ds], "action" [E B L Da], "valid" [E B L] bool; "window"
-        [P W Ds], "window_action" [P Da], "label" [P] float."""
+    def __getitem__(self, step: int) -> dict[str, Any]:
+        """Of training step `step`: {key: [E B L+1 ...], "action": [E B L Da], "valid": [E B L] bool}, "judged": History
+        of P frames and "label" [P] float, success after the action at its last one."""
         generator = torch.Generator().manual_seed(step_seed(self.seed, step, stream=_DRAW_STREAM))
         u = torch.rand(2, self.heads, self.batch_size, generator=generator)
         source = torch.searchsorted(self.edges, u[0]).clamp_(max=len(self.sizes) - 1)
@@ -227,15 +225,11 @@ class Batches:
             self._some(self.negative, self.labelled - half - half // 2, generator),
         ]
         judged = torch.cat(parts)
-        batch = {
-            "state": self.state[frames],
-            "action": self.action[frames[..., :-1]],
-            "valid": self.valid[rows],
-            "window": self.state[self.windows[judged]],
-            "window_action": self.action[judged],
-            "label": self.success[judged].float(),
-        }
-        return {k: v.to(self.device) for k, v in batch.items()}
+        batch = {k: self.episodes.obs[k][frames] for k in self.keys}
+        batch |= {"action": self.episodes.action[frames[..., :-1]], "valid": self.valid[rows]}
+        batch["label"] = self.episodes.success[judged].float()
+        history = History.before(self.episodes, judged, self.window)
+        return {"judged": history.to(self.device), **{k: v.to(self.device) for k, v in batch.items()}}
 
     @staticmethod
     def _some(pool: Tensor, count: int, generator: torch.Generator) -> Tensor:

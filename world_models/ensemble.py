@@ -12,6 +12,7 @@ Trained on short open-loop unrolls: the phase that explains the truth best is fo
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from itertools import pairwise
 from typing import Any
 
@@ -19,12 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from robopolicy.errors import ConfigError
+from robopolicy.data.episodes import Episodes
 from robopolicy.networks.critics import EnsembleLayerNorm, EnsembleLinear
 from robopolicy.schema import Count, Positive
 from robopolicy.types import STATE, TASK, EnvSpec, Metrics, Obs
-from world_models.coordinates import ROWS, Coordinates, round_up
-from world_models.dynamics import Dynamics, Imagined
+from world_models.coordinates import Coordinates, check_sizes, round_up
+from world_models.dynamics import Dynamics, History, Imagined, by_blocks
 
 
 class PhaseEnsemble(Dynamics):
@@ -63,12 +64,7 @@ class PhaseEnsemble(Dynamics):
         block: Count = 64,
     ) -> None:
         super().__init__()
-        for name, value in (("width", width), ("block", block)):
-            if value % ROWS:
-                raise ConfigError(
-                    f"world_model.{name}: expected a multiple of {ROWS}, with which a row's bits do not depend on the "
-                    f"others', found {value}. Take {round_up(value)}."
-                )
+        check_sizes({"width": width, "block": block})
         self.spec = spec
         self.coordinates = Coordinates(spec.observation[STATE], spec.action, periods=periods, fine=fine)
         self.heads, self.elites, self.phases = heads, min(elites, heads), phases
@@ -90,14 +86,18 @@ class PhaseEnsemble(Dynamics):
         self.register_buffer("order", torch.arange(heads))  # members, the best first
 
     # -- Dynamics ----------------------------------------------------------------------------------------------------
-    def encode(self, obs: Obs) -> Tensor:
-        return obs[STATE][:, -1]
+    def fit(self, episodes: Episodes) -> None:
+        self.coordinates.fit(episodes)
 
-    def decode(self, latent: Tensor) -> Obs:
-        obs: Obs = {STATE: latent.clone()}
-        if TASK in self.spec.observation:
-            obs[TASK] = torch.zeros(len(latent), dtype=torch.int64, device=latent.device)
-        return {k: obs[k] for k in self.spec.observation}
+    def widen(self, episodes: Episodes) -> None:
+        self.coordinates.widen(episodes)
+
+    def encode(self, history: History) -> Tensor:
+        return history.obs[STATE]
+
+    def decode(self, latent: Tensor, keys: Collection[str]) -> Obs:
+        obs = {STATE: latent.clone(), TASK: torch.zeros(len(latent), dtype=torch.int64, device=latent.device)}
+        return {k: obs[k] for k in keys}
 
     def features(self, latent: Tensor) -> Tensor:
         return self.coordinates.features(latent)
@@ -110,10 +110,7 @@ class PhaseEnsemble(Dynamics):
         member = self.order[(episode * self.elites).long().clamp_(max=self.elites - 1)]
         if draw is None:
             draw = torch.full_like(episode, torch.nan)
-        parts = zip(*(_padded(x, self.block) for x in (latent, action, draw, member)), strict=True)
-        done = [self._step_block(*part) for part in parts]
-        rows = len(latent)
-        return Imagined(*(torch.cat(x)[:rows] for x in zip(*done, strict=True)))
+        return Imagined(*by_blocks(self._step_block, latent, action, draw, member, block=self.block))
 
     def _step_block(self, latent: Tensor, action: Tensor, draw: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
         mean, logits = self.predict(latent.expand(self.heads, *latent.shape), action.expand(self.heads, *action.shape))
@@ -127,7 +124,7 @@ class PhaseEnsemble(Dynamics):
         phase = torch.where(draw.isnan(), chosen.argmax(-1), drawn)
         return self.coordinates.advance(latent, mean[member, rows, phase]), doubt
 
-    def loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
+    def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
         """−log p per predicted number and transition, over an open-loop unroll of the phases that fit best."""
         nll, error = self._unrolled(batch)
         valid = batch["valid"]
@@ -138,7 +135,7 @@ class PhaseEnsemble(Dynamics):
         return loss, {"nll": float(loss.detach()), "error_1": float(steps[0]), f"error_{len(steps)}": float(steps[-1])}
 
     @torch.no_grad()
-    def member_errors(self, batch: dict[str, Tensor]) -> Tensor:
+    def member_errors(self, batch: dict[str, Any]) -> Tensor:
         nll, _ = self._unrolled(batch)
         return torch.where(batch["valid"], nll, 0.0).sum(dim=(1, 2)) / batch["valid"].sum(dim=(1, 2)).clamp_min(1)
 
@@ -162,9 +159,9 @@ class PhaseEnsemble(Dynamics):
         """[E 1 M Ds] of the phases, in deviations of a step."""
         return self.min_spread + self.log_spread.exp()[:, None]
 
-    def _unrolled(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _unrolled(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """−log p [E B L] per predicted number, and mean absolute error [E B L] in deviations of the state."""
-        state, coordinates = batch["state"], self.coordinates
+        state, coordinates = batch[STATE], self.coordinates
         counts = coordinates.predicted
         spread, number = self.spread, counts.sum()
         at, nll, error = state[:, :, 0], [], []
@@ -178,11 +175,3 @@ class PhaseEnsemble(Dynamics):
             at = coordinates.advance(at, mean.gather(2, best)[:, :, 0])
             error.append((coordinates.wrap(at - state[:, :, k + 1]).abs() / coordinates.std).mean(-1))
         return torch.stack(nll, dim=-1), torch.stack(error, dim=-1)
-
-
-def _padded(x: Tensor, block: int) -> Any:
-    """`x` [B ...] in blocks of `block` rows, the last one filled up with copies of its first row."""
-    short = -len(x) % block
-    if short:
-        x = torch.cat([x, x[:1].expand(short, *x.shape[1:])])
-    return x.split(block)

@@ -13,8 +13,8 @@ from robopolicy.evaluate.rollout import evaluate
 from robopolicy.evaluate.rows import Rows
 from robopolicy.evaluate.statistics import Interval
 from robopolicy.policies.base import Policy
+from world_models.dynamics import History
 from world_models.imagined_env import ImaginedEnv
-from world_models.starts import Starts
 from world_models.world import World
 
 FEWEST = 10  # starts that say anything of a policy
@@ -29,7 +29,15 @@ class Exam(ImaginedEnv):
     """
 
     def __init__(
-        self, world: World, starts: Starts, num_envs: int, *, seeds: Tensor, start: Tensor, unit: Tensor, **options: Any
+        self,
+        world: World,
+        starts: History,
+        num_envs: int,
+        *,
+        seeds: Tensor,
+        start: Tensor,
+        unit: Tensor,
+        **options: Any,
     ) -> None:
         order = seeds.argsort()
         self.seeds, self.start, self.unit = seeds, start, unit
@@ -56,10 +64,10 @@ class Exam(ImaginedEnv):
         number = torch.arange(members * len(chosen))
         member = number // len(chosen)
         return cls(
-            env.world, Starts({k: v[chosen] for k, v in starts.obs.items()}), min(_ENVS, len(number)),
+            env.world, starts.take(chosen), min(_ENVS, len(number)),
             seeds=_VALIDATION + number, start=number % len(chosen), unit=(member + 0.5) / members,
             horizon=env.spec.horizon, trust=env.trust, pessimism=env.pessimism, sampled=env.sampled,
-            digest=env.spec.digest,
+            cameras=env.cameras, digest=env.spec.digest,
         )  # fmt: skip
 
     def _choose(self, seeds: Tensor) -> tuple[Tensor, Tensor]:

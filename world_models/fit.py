@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
 from robopolicy.algos.bc import BC
+from robopolicy.build import resolve
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.lerobot import dataset_features, load_episodes
 from robopolicy.data.meta import RecordingMeta
 from robopolicy.errors import CheckpointError, ConfigError, DataError, SpecError
 from robopolicy.loops.offline import Tracker, seed_generators, step_seed
 from robopolicy.policies.base import Policy
-from robopolicy.schema import Count, Fraction, Natural, Node, NonNegative, Positive
+from robopolicy.schema import TARGET, Count, Fraction, Natural, Node, NonNegative, Positive
+from robopolicy.spec import with_cameras
 from robopolicy.storage import load_weights
-from robopolicy.types import STATE, TASK, EnvSpec, Metrics
+from robopolicy.types import STATE, EnvSpec, Feature, Metrics
 from world_models.assess import assess, summary
 from world_models.data import HOLDOUT, Batches, Mixture, check_learnable, mix, split
+from world_models.dynamics import Dynamics
 from world_models.validate import succeeded
 from world_models.world import World, load_world, make_world
+
+Features = dict[str, Feature]
 
 
 def fit(
@@ -41,6 +47,7 @@ def fit(
     mix_weights: dict[str, NonNegative] | None = None,
     labelled: Count = 256,
     holdout: Fraction = HOLDOUT,
+    cameras: tuple[str, ...] | None = None,
     believed: Fraction = 0.95,
     lr: Positive = 1e-3,
     warmup: Natural = 200,
@@ -59,6 +66,7 @@ def fit(
         init: run of a model whose weights, and units of the state, this one begins with; None: from scratch.
         batch_size: sequences per member and update. labelled: pairs for the classifier, half of them successes.
         holdout: share of episodes kept out of the training, half for calibration and half for the report.
+        cameras: whose pictures are modelled, where the model knows pictures; None: all that the data has.
         believed: see `assess`.
 
     Returns:
@@ -70,7 +78,8 @@ def fit(
     """
     began = time.perf_counter()
     paths = {**({"dataset": dataset} if dataset is not None else {}), **(data or {})}
-    sources = {name: _load(Path(path), name, incomplete) for name, path in paths.items()}
+    reads = getattr(resolve(world_model[TARGET], "world_model"), "reads", Dynamics.reads)
+    sources = {name: _load(Path(path), name, incomplete, cameras, reads) for name, path in paths.items()}
     mixture = mix(sources, mix_weights or {})
     spec = _spec({n: Path(p) for n, p in paths.items()}, mixture.episodes)
     torch.manual_seed(step_seed(seed, 0, stream=1))
@@ -78,12 +87,11 @@ def fit(
     check_learnable(mixture.episodes, unroll=world.dynamics.unroll)
     parts = _parts(mixture, holdout, world)
     train = parts["train"].episodes
-    coordinates = getattr(world.dynamics, "coordinates", None)
     if init is not None:
         load_weights(world, load_world(init).state_dict(), where=f"loop.init={init}")
-        getattr(coordinates, "widen", lambda episodes: None)(train)
-    elif coordinates is not None:
-        coordinates.fit(train)
+        world.dynamics.widen(train)
+    else:
+        world.dynamics.fit(train)
     algo = BC(
         cast(Policy, world), steps=steps, lr=lr, warmup=warmup, weight_decay=weight_decay, clip_norm=clip_norm,
         ema_decay=ema_decay,
@@ -91,7 +99,7 @@ def fit(
     average = cast(World, algo.policy)
     batches = Batches(
         parts["train"], heads=world.dynamics.heads, unroll=world.dynamics.unroll, batch_size=batch_size,
-        window=world.success.window, labelled=labelled, seed=seed, device=device,
+        window=world.memory, labelled=labelled, seed=seed, device=device,
     )  # fmt: skip
     state = checkpointer.latest()
     step, sums, means = 0, {}, {}
@@ -127,11 +135,14 @@ def fit(
     return {**_numbers(average), "steps": step, "wall_s": time.perf_counter() - began}
 
 
-def _load(path: Path, name: str, incomplete: bool) -> Episodes:
+def _load(
+    path: Path, name: str, incomplete: bool, cameras: tuple[str, ...] | None, reads: Callable[[Features], Features]
+) -> Episodes:
     features = dataset_features(path)
     if STATE not in features:
         raise SpecError(f"{name}={path}: the world model reads {STATE!r}, the dataset offers {sorted(features)}")
-    return load_episodes(path, needed={k: f for k, f in features.items() if k in (STATE, TASK)}, incomplete=incomplete)
+    needed = reads(with_cameras(features, cameras, where="cameras"))
+    return load_episodes(path, needed=needed, incomplete=incomplete)
 
 
 def _spec(paths: dict[str, Path], episodes: Episodes) -> EnvSpec:
@@ -170,12 +181,13 @@ def _parts(mixture: Mixture, holdout: float, world: World) -> dict[str, Mixture]
 
 
 def _check_same_data(saved: dict[str, torch.Tensor], world: World) -> None:
-    """Other data of the same spec shows in the coordinates, which were fitted to it."""
-    for name, value in world.state_dict().items():
-        if ".coordinates." in name and not torch.allclose(saved[name], value, rtol=1e-4, atol=1e-7, equal_nan=True):
+    """Other data of the same spec shows in the units that were taken of it."""
+    units = {n: b for n, b in world.state_dict().items() if ".coordinates." in n or n.endswith((".mean", ".spread"))}
+    for name, value in units.items():
+        if not torch.allclose(saved[name], value, rtol=1e-4, atol=1e-7, equal_nan=True):
             raise CheckpointError(
-                f"dataset: is not what the run began with: {name.rsplit('.', 1)[-1]} of the state differs. Restore it, "
-                "or give a new run_dir."
+                f"dataset: is not what the run began with: {name.rsplit('.', 1)[-1]} of its frames differs. "
+                "Restore it, or give a new run_dir."
             )
 
 

@@ -20,10 +20,12 @@ from torch import Tensor
 from robopolicy.errors import CheckpointError, ConfigError
 from robopolicy.noise import episode_seeds, keyed_uniform
 from robopolicy.schema import Count, Node, Positive
+from robopolicy.spec import with_cameras
 from robopolicy.storage import MANIFEST
 from robopolicy.types import EnvSpec, Obs, Step, check_action
 from world_models.assess import faults
-from world_models.starts import Part, Starts, fitting, own_starts
+from world_models.dynamics import History, by_blocks
+from world_models.starts import Part, fitting, own_starts, starts_of
 from world_models.world import World, find_world, load_world
 
 _START_STREAM, _DRAW_STREAM = 9101, 9102
@@ -37,24 +39,25 @@ class ImaginedEnv:
 
     Args:
         world: trained and calibrated.
-        starts: where episodes begin; the seed of an episode chooses one.
+        starts: where episodes begin, `world.memory` frames each; the seed of an episode chooses one.
         num_envs: N. seed: names the stream of training episodes.
         horizon: primitive steps to truncation; None: the env's own.
         trust: times the calibrated bound on doubt; larger believes more.
         pessimism: value of a state that is not believed, given as reward at the step that leads there.
-        sampled: phases of contact are drawn; False takes the likeliest.
+        sampled: what is uncertain is drawn; False takes the likeliest.
+        cameras: whose pictures it shows; None: all that are modelled. Others are never made.
 
     Raises:
         ConfigError: an uncalibrated world, no starts, or a pessimism that is better than the worst return.
     """
 
-    held_out: Callable[[], Starts] | None = None
+    held_out: Callable[[], History] | None = None
     gate: dict[str, Any] | None = None
 
     def __init__(
         self,
         world: World,
-        starts: Starts,
+        starts: History,
         num_envs: int,
         *,
         seed: int = 0,
@@ -62,6 +65,7 @@ class ImaginedEnv:
         trust: float = 1.0,
         pessimism: float = 0.0,
         sampled: bool = True,
+        cameras: tuple[str, ...] | None = None,
         digest: str = "",
     ) -> None:
         if num_envs < 1:
@@ -77,10 +81,12 @@ class ImaginedEnv:
             )
         self.world, self.starts, self.num_envs = world.eval(), starts, num_envs
         self.device = torch.device("cpu")
-        self.trust, self.pessimism, self.sampled = trust, pessimism, sampled
+        self.trust, self.pessimism, self.sampled, self.cameras = trust, pessimism, sampled, cameras
         self.spec: EnvSpec = replace(
-            world.spec, id=f"imagined {world.spec.id}", horizon=horizon or world.spec.horizon,
-            digest=digest or world.spec.digest, joint_access=False, resumable=True,
+            world.spec, id=f"imagined {world.spec.id}",
+            observation=with_cameras(world.spec.observation, cameras, where="world.cameras"),
+            horizon=horizon or world.spec.horizon, digest=digest or world.spec.digest, joint_access=False,
+            resumable=True,
         )  # fmt: skip
         self._low, self._high = torch.tensor([self.spec.action.low, self.spec.action.high])
         self._seed, self._handed = seed, 0
@@ -106,7 +112,7 @@ class ImaginedEnv:
         dynamics, latent = self.world.dynamics, self._window[:, -1]
         draw = keyed_uniform(self.episode_seed, self._t, (1,), stream=_DRAW_STREAM)[:, 0]
         imagined = dynamics.step(latent, executed, episode=self._episode, draw=draw if self.sampled else None)
-        score = _by_blocks(self.world.score, self._window, executed)
+        (score,) = by_blocks(lambda *x: (self.world.score(*x),), self._window, executed)
         bad = ~(torch.isfinite(imagined.latent).all(1) & torch.isfinite(imagined.doubt) & torch.isfinite(score))
         after = torch.where(bad[:, None], latent, imagined.latent)
         doubted = ((imagined.doubt > self.trust * self.world.bound) | dynamics.outside(after)) & ~bad
@@ -118,8 +124,10 @@ class ImaginedEnv:
         next_obs = self.observe()
         obs, ended = next_obs, terminated | truncated
         if bool(ended.any()):
-            self._begin(ended.nonzero()[:, 0])
-            obs = self.observe()
+            rows = ended.nonzero()[:, 0]
+            self._begin(rows)
+            begun = self.world.dynamics.decode(self._window[rows, -1], self.spec.observation)
+            obs = {k: v.index_copy(0, rows, begun[k]) for k, v in next_obs.items()}
         return Step(
             obs=obs,
             next_obs=next_obs,
@@ -135,7 +143,7 @@ class ImaginedEnv:
 
     def observe(self) -> Obs:
         """The observation to act on now, e.g. after `load_state_dict`."""
-        return self.world.dynamics.decode(self._window[:, -1])
+        return self.world.dynamics.decode(self._window[:, -1], self.spec.observation)
 
     # -- Stateful ----------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
@@ -163,10 +171,7 @@ class ImaginedEnv:
             seeds = torch.cat([seeds, episode_seeds("train", self._seed, missing, start=self._handed)])
             self._handed += missing
         chosen, unit = self._choose(seeds)
-        window = torch.stack(
-            [self.world.dynamics.encode({k: v[chosen, i : i + 1] for k, v in self.starts.obs.items()})
-             for i in range(self._window.shape[1])], dim=1,
-        )  # fmt: skip
+        window = self.world.windows(self.starts.take(chosen))
         self.episode_seed = self.episode_seed.clone()  # steps handed out before keep the seeds they were made with
         self.episode_seed[rows] = seeds
         self._episode[rows] = unit
@@ -192,6 +197,7 @@ def make(
     trust: Positive = 1.0,
     pessimism: float = 0.0,
     sampled: bool = True,
+    cameras: tuple[str, ...] | None = None,
     even_if_bad: bool = False,
     gate: Node | None = None,
 ) -> ImaginedEnv:
@@ -203,7 +209,7 @@ def make(
         part: which episodes of that: those that it learned from, those that it was calibrated and judged on, or all.
         start_at: "first" frames of its episodes, or "any" that are not yet a success.
         even_if_bad: also one whose open-loop error is worse than that of copying the last state.
-        horizon, trust, pessimism, sampled, gate: see ImaginedEnv.
+        horizon, trust, pessimism, sampled, cameras, gate: see ImaginedEnv.
 
     Raises:
         ConfigError: no model or starts named, a model that predicts worse than no model.
@@ -219,26 +225,19 @@ def make(
             + "\nTrain it longer or on more data; to look at it nevertheless: world.even_if_bad=true."
         )  # fmt: skip
     if starts is not None:
-        together = Starts.of(fitting(starts, world), world.success.window, where=start_at)
+        together = starts_of(fitting(starts, world), world.memory, where=start_at)
     else:
         together = own_starts(model, world, part, where=start_at)
     text = (find_world(model, which=which) / MANIFEST).read_bytes()
     text += repr((start_at, horizon, trust, pessimism, sampled)).encode() + _bytes(together)
+    text += b"" if cameras is None else repr(tuple(cameras)).encode()
     env = ImaginedEnv(
         world, together, num_envs, seed=seed, horizon=horizon, trust=trust, pessimism=pessimism, sampled=sampled,
-        digest=hashlib.sha256(text).hexdigest()[:16],
+        cameras=cameras, digest=hashlib.sha256(text).hexdigest()[:16],
     )  # fmt: skip
     env.held_out, env.gate = partial(own_starts, model, world, "held_out"), gate
     return env
 
 
-def _by_blocks(function: Any, *inputs: Tensor, block: int = 64) -> Tensor:
-    """`function` of [N ...] inputs in blocks of equal size: a row's result does not depend on how many there are."""
-    rows = len(inputs[0])
-    short = -rows % block
-    padded = [torch.cat([x, x[:1].expand(short, *x.shape[1:])]).split(block) for x in inputs]
-    return torch.cat([function(*part) for part in zip(*padded, strict=True)])[:rows]
-
-
-def _bytes(starts: Starts) -> bytes:
+def _bytes(starts: History) -> bytes:
     return b"".join(v.contiguous().numpy().tobytes() for _, v in sorted(starts.obs.items()))

@@ -7,17 +7,21 @@ on. All of it goes to look.json in the run directory, films of real episodes to 
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from robopolicy.build import build
 from robopolicy.checkpoint import find_policy, load_policy
+from robopolicy.errors import SpecError
 from robopolicy.evaluate import video
 from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import Policy
@@ -25,17 +29,19 @@ from robopolicy.policy_files import policy_digest
 from robopolicy.runs import read_config
 from robopolicy.schema import TARGET, Count
 from robopolicy.storage import MANIFEST, write_text
-from robopolicy.types import STATE
+from robopolicy.types import IMAGES, STATE, TASK, Obs
 from world_models.assess import no_better
 from world_models.data import concatenate, split, take
+from world_models.dynamics import History
 from world_models.exam import Exam
 from world_models.rollouts import roll_out
-from world_models.starts import Starts, fitting, made_from
+from world_models.starts import fitting, made_from
 from world_models.validate import dream, succeeded
 from world_models.world import World, find_world, load_world
 
 LOOK = "look.json"
 _DIGITS = 5
+_MOMENTS = 12  # of an episode in a strip of pictures
 
 
 def look(*, run_dir: Path, episodes: Count = 3) -> Path | None:
@@ -65,6 +71,7 @@ def look(*, run_dir: Path, episodes: Count = 3) -> Path | None:
         "names": list(world.spec.observation[STATE].names or ()), "bound": float(world.bound), "dt": world.spec.dt,
         "episodes": shown, "stuck": no_better(world.report),
         **{k: world.report[k] for k in ("open_loop", "success", "trust", "data")},
+        "pictures": world.report.get("pictures", {}),
     }  # fmt: skip
     write_text(out, json.dumps(found) + "\n")
     return out
@@ -86,14 +93,14 @@ def _of_data(world: World, model: Path, count: int) -> list[dict[str, Any]]:
     turns = torch.cat([won.nonzero()[:, 0].argsort() * 2, (~won).nonzero()[:, 0].argsort() * 2 + 1])
     order = torch.cat([won.nonzero()[:, 0], (~won).nonzero()[:, 0]])[turns.argsort()][:count]
     rollout, shown = dream(world, likeliest=False), []
+    keys = [k for k in world.spec.observation if k == STATE or k.startswith(IMAGES)]
     for e in order.tolist():
         part = take(held, torch.arange(held.num_episodes) == e)
-        state, action = part.obs[STATE], part.action
-        with torch.no_grad():
-            imagined = torch.cat([state[:1], rollout(state[:1], action[None])[0, :-1]])
+        first = History.before(part, torch.zeros(1, dtype=torch.int64), world.dynamics.memory)
+        dreamt = {k: torch.cat([part.obs[k][:1], rollout(first, part.action[None], k)[0, :-1]]) for k in keys}
         shown.append({
-            "seed": int(part.seeds[0]), "real": _side(world, state, action, bool(won[e])),
-            "imagined": _side(world, imagined, action, None),
+            "seed": int(part.seeds[0]), "real": _side(world, part.obs, part.action, bool(won[e])),
+            "imagined": _side(world, dreamt, part.action, None), "strips": _strips(part.obs, dreamt),
         })  # fmt: skip
     return shown
 
@@ -107,9 +114,13 @@ def _of_policy(policy: Policy, config: dict[str, Any], world: World, run_dir: Pa
         video.film(policy, env, rows, run_dir / "videos" / "real", seeds=seeds.tolist(), label="real")
     except Exception as error:  # a machine that cannot render loses nothing else
         print(f"no films: {type(error).__name__}: {error}. `robopolicy doctor` says how to mend rendering.")
-    frames = {k: torch.stack([e.obs[k][0] for e in real])[:, None] for k in real[0].obs}
-    window = world.success.window
-    starts = Starts({k: v.expand(-1, window, *v.shape[2:]) for k, v in frames.items()})
+    frames = {k: torch.stack([e.obs[k][0] for e in real]) for k in real[0].obs}
+    if missing := {k for k in world.spec.observation if k != TASK} - set(frames):
+        raise SpecError(
+            f"the world model needs {sorted(missing)} to begin with, the task shows none: add task.cameras=[…] and "
+            "task.image_size=[…] as they were recorded with"
+        )
+    starts = History.first(frames, world.spec.action.dim, world.memory)
     numbers, options = torch.arange(count), config["world"]
     exam = Exam(
         world, starts, count, seeds=seeds, start=numbers, unit=(numbers + 0.5) / count,
@@ -117,18 +128,31 @@ def _of_policy(policy: Policy, config: dict[str, Any], world: World, run_dir: Pa
     )  # fmt: skip
     _, imagined = roll_out(policy, exam, seeds)
     return [
-        {"seed": int(a.seed), "real": _side(world, a.obs[STATE], a.action, bool(a.success.any())),
-         "imagined": _side(world, b.obs[STATE], b.action, bool(b.success.any()))}
+        {"seed": int(a.seed), "real": _side(world, a.obs, a.action, bool(a.success.any())),
+         "imagined": _side(world, b.obs, b.action, bool(b.success.any())), "strips": _strips(a.obs, b.obs)}
         for a, b in zip(real, imagined, strict=True)
     ]  # fmt: skip
 
 
 @torch.no_grad()
-def _side(world: World, state: Tensor, action: Tensor, success: bool | None) -> dict[str, Any]:
+def _side(world: World, obs: Obs, action: Tensor, success: bool | None) -> dict[str, Any]:
     """One side of an episode: states [T Ds], what the members disagree on at each [T], and how it ended."""
-    latent = world.dynamics.encode({STATE: state[:, None]})
-    doubt = world.dynamics.step(latent, action, episode=torch.zeros(len(state)), draw=None).doubt
-    return {"state": _rounded(state), "doubt": _rounded(doubt[:, None]), "success": success}
+    latent = world.dynamics.encode(History.along(obs, action, world.dynamics.memory))[:, -1]
+    doubt = world.dynamics.step(latent, action, episode=torch.zeros(len(action)), draw=None).doubt
+    return {"state": _rounded(obs[STATE]), "doubt": _rounded(doubt[:, None]), "success": success}
+
+
+def _strips(real: Obs, imagined: Obs) -> dict[str, str]:
+    """{camera: PNG in base64}: moments of the real pictures above the imagined ones of the same steps."""
+    found = {}
+    for key in (k for k in real if k.startswith(IMAGES) and k in imagined):
+        steps = torch.linspace(0, min(len(real[key]), len(imagined[key])) - 1, _MOMENTS).round().long()
+        rows = [torch.cat(list(side[key][steps]), dim=2) for side in (real, imagined)]  # [3 h n·w]
+        picture = Image.fromarray(torch.cat(rows, dim=1).permute(1, 2, 0).numpy())
+        file = io.BytesIO()
+        picture.save(file, format="PNG")
+        found[key.removeprefix(IMAGES)] = base64.b64encode(file.getvalue()).decode()
+    return found
 
 
 def _rounded(values: Tensor) -> list[Sequence[float | None]]:

@@ -14,7 +14,7 @@ from robopolicy.data.writer import DatasetWriter
 from robopolicy.evaluate.rollout import evaluate
 from robopolicy.evaluate.rows import Rows
 from robopolicy.policies.base import Policy
-from robopolicy.types import IMAGES, TASK, Obs, Step, VecEnv
+from robopolicy.types import TASK, Obs, Step, VecEnv
 from robopolicy.wrappers import Wrapper
 
 
@@ -23,7 +23,7 @@ class RecordedEnv(Wrapper):
 
     def __init__(self, env: VecEnv) -> None:
         super().__init__(env)
-        keys = tuple(k for k in env.spec.observation if k != TASK and not k.startswith(IMAGES))
+        keys = tuple(k for k in env.spec.observation if k != TASK)
         self.buffer, self.obs = EpisodeBuffer(env.spec, env.num_envs, keys), Obs()
         self.episodes: dict[int, Any] = {}
 
@@ -52,6 +52,8 @@ def roll_out(policy: Policy, env: VecEnv, seeds: Tensor, *, policy_id: str = "")
 def record_rollouts(policy: Policy, env: VecEnv, seeds: Tensor, out: Path, *, facts: Mapping[str, Any]) -> Rows:
     """Roll out `seeds` and write them all, failures and near misses too, as a LeRobotDataset v3 in `out`.
 
+    Pictures too, where the env shows them: a model of pictures is refitted on these episodes.
+
     Episodes whose physics broke down are in the rows, as failures, and not in the dataset.
 
     Args:
@@ -60,8 +62,7 @@ def record_rollouts(policy: Policy, env: VecEnv, seeds: Tensor, out: Path, *, fa
     rows, episodes = roll_out(policy, env, seeds)
     spec = env.spec
     with DatasetWriter(
-        out, observation={k: f for k, f in spec.observation.items() if not k.startswith(IMAGES)}, action=spec.action,
-        dt=spec.dt, tasks=spec.tasks, overwrite=True,
+        out, observation=spec.observation, action=spec.action, dt=spec.dt, tasks=spec.tasks, overwrite=True,
         provenance={"env": {"id": spec.id, "digest": spec.digest, "horizon": spec.horizon}, **facts},
     ) as writer:  # fmt: skip
         for e in episodes:

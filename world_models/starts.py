@@ -1,8 +1,7 @@
-"""Where imagined episodes begin: real observations, told apart by whether the model has learned from them."""
+"""Where imagined episodes begin: real frames, told apart by whether the model has learned from them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -13,31 +12,22 @@ from robopolicy.data.lerobot import load_episodes
 from robopolicy.errors import ConfigError
 from robopolicy.runs import read_config
 from robopolicy.spec import check_action_spec, check_features
-from robopolicy.types import Obs
 from world_models.data import HOLDOUT, split, take
+from world_models.dynamics import History
 from world_models.world import World
 
 Part = Literal["train", "held_out", "all"]
 Where = Literal["first", "any"]
 
 
-@dataclass(frozen=True)
-class Starts:
-    """Windows of S real observations [S W ...] that imagined episodes begin with; the last frame is the first state."""
-
-    obs: Obs
-
-    @classmethod
-    def of(cls, episodes: Episodes, window: int, *, where: Where = "first") -> Starts:
-        """First frames of all episodes, or all frames that are not yet a success, with the frames before them."""
-        frames = episodes.starts[:-1] if where == "first" else (~episodes.success).nonzero()[:, 0]
-        return cls({k: v for k, v in episodes.history(frames, window).items() if k in episodes.observation})
-
-    def __len__(self) -> int:
-        return len(next(iter(self.obs.values())))
+def starts_of(episodes: Episodes, length: int, *, where: Where = "first") -> History:
+    """First frames of all episodes, or all frames that are not yet a success, with `length` − 1 frames before them."""
+    return History.before(
+        episodes, episodes.starts[:-1] if where == "first" else (~episodes.success).nonzero()[:, 0], length
+    )
 
 
-def own_starts(model: Path, world: World, part: Part, *, where: Where = "first") -> Starts:
+def own_starts(model: Path, world: World, part: Part, *, where: Where = "first") -> History:
     """Starts in the data that `model` was made from.
 
     Args:
@@ -52,8 +42,8 @@ def own_starts(model: Path, world: World, part: Part, *, where: Where = "first")
         episodes = fitting(path, world)
         seen = split(episodes, holdout)[0]
         mask = {"train": seen, "held_out": ~seen, "all": torch.ones_like(seen)}[part]
-        parts.append(Starts.of(take(episodes, mask), world.success.window, where=where).obs)
-    return Starts({k: torch.cat([p[k] for p in parts]) for k in parts[0]})
+        parts.append(starts_of(take(episodes, mask), world.memory, where=where))
+    return History.join(parts)
 
 
 def made_from(model: Path) -> tuple[list[Path], float]:

@@ -19,7 +19,7 @@ from robopolicy.evaluate.provenance import version
 from robopolicy.schema import plain
 from robopolicy.storage import load_weights, read_json, read_tensors, verify, write_manifest, write_tensors
 from robopolicy.types import ActionSpec, EnvSpec, Feature, Metrics
-from world_models.dynamics import Dynamics
+from world_models.dynamics import Dynamics, History
 from world_models.success import SuccessClassifier
 
 FORMAT = 1
@@ -51,11 +51,21 @@ class World(nn.Module):
         score: Tensor = self.success(self.dynamics.features(latents), action)[0]
         return score
 
-    def loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
+    @property
+    def memory(self) -> int:
+        """S: frames of a history whose last `success.window` latents are as good as they get."""
+        return self.success.window + self.dynamics.memory - 1
+
+    def windows(self, history: History) -> Tensor:
+        """The last latents of histories [B S ...] that success is judged on: [B W C]."""
+        return self.dynamics.encode(history)[:, -self.success.window :]
+
+    def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
         """Both losses, which share no weights, so one optimiser serves both."""
         loss, metrics = self.dynamics.loss(batch)
-        features = self.dynamics.features(batch["window"])
-        other, more = self.success.loss(features, batch["window_action"], batch["label"])
+        judged = batch["judged"]
+        features = self.dynamics.features(self.windows(judged))
+        other, more = self.success.loss(features, judged.action[:, -1], batch["label"])
         return loss + other, {**metrics, **more}
 
     def write(self, folder: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from robopolicy.evaluate.plots import Series, line_chart
 from robopolicy.evaluate.run_dir import Run
+from robopolicy.types import IMAGES
 
 _NUMBERS = 5  # of a state that are shown of an episode: those which truth and imagination differ most in
 _BASELINES = {"model": ("model", "c1"), "linear": ("linear model", "c2"), "copy_last": ("copying the last state", "c0")}
@@ -107,7 +108,12 @@ def _side_by_side(look: dict[str, Any], name: str) -> str:
         ends = [f"{who}: {'success' if side['success'] else 'failure'}" for who, side in
                 (("real", real), ("imagined", imagined)) if side["success"] is not None]  # fmt: skip
         head = f"<h3>seed {episode['seed']} · {' · '.join(ends)}</h3>"
-        blocks.append(f'{head}<div class="charts small">{"".join(charts)}</div>')
+        strips = "".join(
+            f'<figure class=strip><img src="data:image/png;base64,{escape(png)}" alt="real above imagined pictures">'
+            f"<figcaption>{escape(camera)}: real above, imagined below</figcaption></figure>"
+            for camera, png in episode.get("strips", {}).items()
+        )
+        blocks.append(f'{head}{strips}<div class="charts small">{"".join(charts)}</div>')
     how = "the policy acts in each, from the same first frame with the same noise"
     if look["kind"] == "data":
         how = "held-out episodes, and their actions imagined from the first frame on"
@@ -130,6 +136,7 @@ def _model(look: dict[str, Any], name: str) -> str:
     body = "".join(
         f"<tr><td class=n>{k}" + "".join(f"<td class=n>{e[key]:.4f}" for key in _BASELINES) for k, e in errors.items()
     )
+    shown = "".join(_dreamt_pictures(camera, e) for camera, e in look.get("pictures", {}).items())
     success, trust = look["success"], look["trust"]
     facts = {
         "success classifier": f"precision {success['precision']:.3f}, recall {success['recall']:.3f} over "
@@ -142,9 +149,21 @@ def _model(look: dict[str, Any], name: str) -> str:
     listed = "".join(f"<dt>{escape(k)}<dd>{escape(v)}" for k, v in facts.items())
     return _section(
         f"The world model{name}",
-        f'<div class="charts">{chart}</div><div class="scroll"><table>{head}{body}</table></div><dl>{listed}</dl>',
+        f'<div class="charts">{chart}</div><div class="scroll"><table>{head}{body}</table>{shown}</div>'
+        f"<dl>{listed}</dl>",
         f"{escape(str(look['model']))}, on held-out episodes: mean error of the state in deviations, by true actions.",
     )
+
+
+def _dreamt_pictures(camera: str, errors: dict[str, Any]) -> str:
+    """Table of one camera: how far imagined pictures are from the true ones, beside those of not moving."""
+    head = "<tr><th class=n>steps" + "".join(f"<th class=n>{_BASELINES[k][0]}" for k in ("model", "copy_last"))
+    body = "".join(
+        f"<tr><td class=n>{escape(k)}<td class=n>{e['model']['psnr']:.1f} dB<td class=n>{e['copy_last']['psnr']:.1f} dB"
+        for k, e in errors.items()
+        if e["windows"]
+    )
+    return f"<h3>{escape(camera.removeprefix(IMAGES))}: signal to noise of its pictures</h3><table>{head}{body}</table>"
 
 
 def _gap_chart(x: list[float], imagined: list[Any], true: list[Any], label: str) -> str:

@@ -52,6 +52,26 @@ def test_all_that_a_run_in_imagination_left(tmp_path: Path) -> None:
     assert "no better than copied<dd>5 steps: y" in page
 
 
+def test_pictures_that_were_imagined(tmp_path: Path) -> None:
+    write(tmp_path / "dreamt")
+    file = tmp_path / "dreamt" / "look.json"
+    look = json.loads(file.read_text())
+    assert "data:image/png" not in imagination([read_run(tmp_path / "dreamt")])
+    look["episodes"][0]["strips"] = {"<front>": "iVBORw0="}
+    none = {"mse": None, "psnr": None}
+    look["pictures"] = {"observation.images.front": {
+        "5": {"windows": 9, "model": {"mse": 0.001, "psnr": 30.04}, "copy_last": {"mse": 0.01, "psnr": 20.0}},
+        "50": {"windows": 0, "model": none, "copy_last": none},
+    }}  # fmt: skip
+    file.write_text(json.dumps(look))
+    page = imagination([read_run(tmp_path / "dreamt")])
+    assert (
+        'src="data:image/png;base64,iVBORw0="' in page and "&lt;front&gt;: real above" in page and "<front>" not in page
+    )
+    assert "<h3>front: signal to noise" in page
+    assert "<tr><td class=n>5<td class=n>30.0 dB<td class=n>20.0 dB" in page and page.count(" dB<td") == 1
+
+
 def test_what_is_not_there_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
     assert imagination([read_run(tmp_path / "plain")]) == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor, nn
 from robopolicy.data.episodes import Episodes
 from robopolicy.types import STATE, EnvSpec, Feature, Metrics, Obs
 from tests.fakes import POINT_ACTION
-from world_models.dynamics import Dynamics, Imagined
-from world_models.imagined_env import ImaginedEnv, Starts
+from world_models.dynamics import Dynamics, History, Imagined
+from world_models.imagined_env import ImaginedEnv
 from world_models.world import World
 
 FEATURES = {STATE: Feature((2,), names=("x", "y"))}
@@ -27,11 +28,11 @@ class PointDynamics(Dynamics):
         super().__init__()
         self.spec, self.latent_dim, self.feature_dim, self.unroll, self.drift = SPEC, 2, 2, 2, drift
 
-    def encode(self, obs: Obs) -> Tensor:
-        return obs[STATE][:, -1]
+    def encode(self, history: History) -> Tensor:
+        return history.obs[STATE]
 
-    def decode(self, latent: Tensor) -> Obs:
-        return {STATE: latent.clone()}
+    def decode(self, latent: Tensor, keys: Collection[str]) -> Obs:
+        return {k: {STATE: latent.clone()}[k] for k in keys}
 
     def features(self, latent: Tensor) -> Tensor:
         return latent
@@ -44,8 +45,8 @@ class PointDynamics(Dynamics):
         after = latent + action + shift
         return Imagined(torch.where(latent[:, :1] < -5.0, torch.nan, after), latent[:, 1].abs())
 
-    def loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
-        return batch["state"].sum() * 0.0, {}
+    def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
+        return batch[STATE].sum() * 0.0, {}
 
 
 class NearOrigin(nn.Module):
@@ -73,8 +74,12 @@ def point_world(*, bound: float = 1.0, drift: float = 0.0) -> World:
 def point_env(
     starts: list[list[float]], num_envs: int, *, bound: float = 1.0, drift: float = 0.0, **kw: Any
 ) -> ImaginedEnv:
-    obs = {STATE: torch.tensor(starts)[:, None].expand(-1, 2, -1)}
-    return ImaginedEnv(point_world(bound=bound, drift=drift), Starts(obs), num_envs, **kw)
+    return ImaginedEnv(point_world(bound=bound, drift=drift), at(starts), num_envs, **kw)
+
+
+def at(starts: list[list[float]]) -> History:
+    """Of points that have not moved yet, as a window of two has them."""
+    return History.first({STATE: torch.tensor(starts).reshape(-1, 2)}, 2, 2)
 
 
 def walk(lengths: list[int], *, seed: int = 0, success: list[bool] | None = None, dims: int = 2) -> Episodes:

@@ -40,29 +40,31 @@ def test_batches_are_transitions_of_the_data_and_a_function_of_the_step() -> Non
     episodes = walk([6, 9, 4], success=[True, False, True])
     drawn = batches(mix({"a": episodes}, {}))
     batch = drawn[3]
-    assert batch["state"].shape == (3, 40, 3, 2) and batch["action"].shape == (3, 40, 2, 2)
-    after = batch["state"][:, :, :-1] + batch["action"]
-    torch.testing.assert_close(after[batch["valid"]], batch["state"][:, :, 1:][batch["valid"]])
-    assert not torch.equal(batch["state"][0], batch["state"][1]), "members see different sequences"
+    assert batch[STATE].shape == (3, 40, 3, 2) and batch["action"].shape == (3, 40, 2, 2)
+    after = batch[STATE][:, :, :-1] + batch["action"]
+    torch.testing.assert_close(after[batch["valid"]], batch[STATE][:, :, 1:][batch["valid"]])
+    assert not torch.equal(batch[STATE][0], batch[STATE][1]), "members see different sequences"
     again = batches(mix({"a": episodes}, {}))
-    assert all(torch.equal(v, again[3][k]) for k, v in batch.items())
-    assert not torch.equal(again[4]["state"], batch["state"])
+    assert all(torch.equal(v, again[3][k]) for k, v in batch.items() if k != "judged")
+    assert torch.equal(again[3]["judged"].obs[STATE], batch["judged"].obs[STATE])
+    assert not torch.equal(again[4][STATE], batch[STATE])
 
 
 def test_half_of_the_labelled_pairs_are_successes_with_the_window_before_them() -> None:
     episodes = walk([6, 9, 2], success=[True, False, True])
     batch = batches(mix({"a": episodes}, {}), labelled=40)[0]
     assert batch["label"].sum() == 20 and len(batch["label"]) == 40
-    assert batch["window"].shape == (40, 3, 2)
+    windows = batch["judged"].obs[STATE]
+    assert windows.shape == (40, 3, 2)
     wins = [episodes.obs[STATE][[3, 4, 5]], episodes.obs[STATE][[15, 15, 16]]]  # an episode's first frame is repeated
-    for window in batch["window"][batch["label"] > 0]:
+    for window in windows[batch["label"] > 0]:
         assert any(torch.equal(window, w) for w in wins)
 
 
 def test_sources_are_drawn_by_weight_and_by_frames_without() -> None:
     small, large = walk([11]), walk([11] * 9, seed=1)
     for weights, share in (({"small": 0.5, "large": 0.5}, 0.5), ({}, 0.1), ({"large": 0.0}, 1.0)):
-        drawn = batches(mix({"small": small, "large": large}, weights), batch_size=2000)[0]["state"][:, :, 0]
+        drawn = batches(mix({"small": small, "large": large}, weights), batch_size=2000)[0][STATE][:, :, 0]
         known = {tuple(s.tolist()) for s in small.obs[STATE]}
         found = sum(tuple(s.tolist()) in known for s in drawn.reshape(-1, 2)) / 6000
         assert found == pytest.approx(share, abs=0.02)

@@ -107,7 +107,7 @@ def test_loss_in_closed_form() -> None:
         model.log_spread[0, 0], model.log_spread[0, 1] = 0.0, math.log(0.5)
     state = torch.zeros(1, 1, 2, 2)
     state[0, 0, 1] = model.coordinates.delta_std
-    batch = {"state": state, "action": torch.zeros(1, 1, 1, 2), "valid": torch.ones(1, 1, 1, dtype=torch.bool)}
+    batch = {STATE: state, "action": torch.zeros(1, 1, 1, 2), "valid": torch.ones(1, 1, 1, dtype=torch.bool)}
     loss, metrics = model.loss(batch)
     first = 0.5 * math.exp(-2 * (math.sqrt(1 + 2.0**2) - 1))  # z = 2 in both numbers
     second = 0.5 * math.exp(-2 * math.log(0.5))  # z = 0
@@ -121,11 +121,11 @@ def test_steps_that_do_not_exist_count_for_nothing() -> None:
     state = episodes.obs[STATE][:6].view(1, 2, 3, 2).repeat(2, 1, 1, 1)
     action = episodes.action[:4].view(1, 2, 2, 2).repeat(2, 1, 1, 1)
     valid = torch.tensor([[True, True], [True, False]]).expand(2, 2, 2)
-    loss = model.loss({"state": state, "action": action, "valid": valid})[0]
+    loss = model.loss({STATE: state, "action": action, "valid": valid})[0]
     spoiled = state.clone()
     spoiled[:, 1, 2] = 1e3
-    assert torch.equal(model.loss({"state": spoiled, "action": action, "valid": valid})[0], loss)
-    assert not torch.equal(model.loss({"state": spoiled, "action": action, "valid": valid | True})[0], loss)
+    assert torch.equal(model.loss({STATE: spoiled, "action": action, "valid": valid})[0], loss)
+    assert not torch.equal(model.loss({STATE: spoiled, "action": action, "valid": valid | True})[0], loss)
 
 
 def test_the_unroll_is_open_loop() -> None:
@@ -133,7 +133,7 @@ def test_the_unroll_is_open_loop() -> None:
     model = small(walk([30]))
     start = torch.full((2, 1, 3, 2), 0.3)
     action = torch.zeros(2, 1, 2, 2)
-    _, error = model._unrolled({"state": start, "action": action, "valid": torch.ones(2, 1, 2, dtype=torch.bool)})
+    _, error = model._unrolled({STATE: start, "action": action, "valid": torch.ones(2, 1, 2, dtype=torch.bool)})
     with torch.no_grad():
         mean, logits = model.predict(start[:, :, 0], action[:, :, 0])
         phase = logits.argmax(-1)[0, 0]  # at the start all phases predict the same

@@ -20,11 +20,10 @@ from robopolicy.spec import PolicySpec
 from robopolicy.types import STATE, Metrics, Obs
 from robopolicy.wrappers import HistoryEnv
 from tests.fakes import MemoryCheckpoints, NoTracker
-from tests.world_models.point import SPEC, point_env
+from tests.world_models.point import SPEC, at, point_env
 from world_models.exam import Exam, Marks, crossed_bootstrap, examine
 from world_models.gate import Gate, Keeping, gate
 from world_models.imagined_env import ImaginedEnv
-from world_models.starts import Starts
 
 STARTS = [[0.1 + 0.01 * i, 0.0] for i in range(20)]  # at most 0.29: three steps to the origin, and two to stay there
 NEAR = [[0.1 - 0.001 * i, 0.0] for i in range(20)]
@@ -86,7 +85,7 @@ class Plan:
 def world(starts: list[list[float]] = STARTS, *, heads: int = 1, **options: Any) -> ImaginedEnv:
     env = point_env([[0.15, 0.0]], 4, bound=options.pop("bound", 0.25), **options)
     env.world.dynamics.heads = heads
-    env.held_out = lambda: Starts({STATE: torch.tensor(starts)[:, None].expand(-1, 2, -1)})
+    env.held_out = lambda: at(starts)
     return env
 
 

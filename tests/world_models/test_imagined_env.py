@@ -9,9 +9,10 @@ from robopolicy.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.noise import episode_seeds, keyed_uniform
 from robopolicy.types import STATE, Stateful, VecEnv
 from robopolicy.wrappers import HistoryEnv
-from tests.world_models.point import POINT_ACTION, SPEC, point_env, point_world, walk
+from tests.world_models.point import POINT_ACTION, SPEC, at, point_env, point_world, walk
 from world_models.ensemble import PhaseEnsemble
-from world_models.imagined_env import ImaginedEnv, Starts
+from world_models.imagined_env import ImaginedEnv
+from world_models.starts import starts_of
 from world_models.success import SuccessClassifier
 from world_models.world import World
 
@@ -30,7 +31,7 @@ def learned_env(num_envs: int, *, horizon: int = 20, seed: int = 0) -> ImaginedE
     world.bound.fill_(1e9)
     world.success.threshold.fill_(0.35)
     dynamics.coordinates.low.fill_(-1e9), dynamics.coordinates.high.fill_(1e9)
-    return ImaginedEnv(world, Starts.of(episodes, 3), num_envs, horizon=horizon, seed=seed)
+    return ImaginedEnv(world, starts_of(episodes, 3), num_envs, horizon=horizon, seed=seed)
 
 
 def actions(env: ImaginedEnv, seeds: torch.Tensor, t: int) -> torch.Tensor:
@@ -186,22 +187,22 @@ def test_history_wraps_it_like_any_env() -> None:
 def test_starts_come_from_the_data_with_their_history() -> None:
     episodes = walk([4, 3], success=[True, False])
     state = episodes.obs[STATE]
-    first = Starts.of(episodes, 2)
+    first = starts_of(episodes, 2)
     assert torch.equal(first.obs[STATE], torch.stack([state[[0, 0]], state[[4, 4]]]))
-    anywhere = Starts.of(episodes, 2, where="any")
+    anywhere = starts_of(episodes, 2, where="any")
     assert len(anywhere) == 6, "all frames but the one at which it succeeds"
     assert torch.equal(anywhere.obs[STATE][2], state[[1, 2]])
 
 
 def test_what_cannot_be_imagined() -> None:
     world = point_world()
-    starts = Starts({STATE: torch.zeros(1, 2, 2)})
+    starts = at([[0.0, 0.0]])
     with pytest.raises(ConfigError, match="at least 1"):
         ImaginedEnv(world, starts, 0)
     with pytest.raises(ConfigError, match=r"pessimism: expected at most 0.*found 0\.5"):
         ImaginedEnv(world, starts, 1, pessimism=0.5)
     with pytest.raises(ConfigError, match="no frame to start from"):
-        ImaginedEnv(world, Starts({STATE: torch.zeros(0, 2, 2)}), 1)
+        ImaginedEnv(world, at([]), 1)
     world.bound.fill_(torch.nan)
     with pytest.raises(ConfigError, match="not calibrated"):
         ImaginedEnv(world, starts, 1)

@@ -87,6 +87,10 @@ def test_a_model_that_is_not_to_be_learned_in_is_named() -> None:
         "99": {"model": None, "copy_last": None, "windows": 0},
     }}  # fmt: skip
     assert [line.split(":")[0] for line in faults(report)] == ["20 steps", "50 steps"]
+    sharp, blurred = ({"model": {"mse": m}, "copy_last": {"mse": 0.2}, "windows": 9} for m in (0.1, 0.3))
+    for later, found in ((sharp, 2), (blurred, 3)):
+        assert len(faults({**report, "pictures": {"front": {"1": blurred, "50": later}}})) == found
+    assert "front: its pictures are no better" in faults({**report, "pictures": {"front": {"1": blurred}}})[-1]
     report["open_loop"] = {}
     for classifier in ({**good, "precision": 0.96}, {**good, "recall": 0.0}):
         assert [line.split(":")[0] for line in faults({**report, "success": classifier})] == ["success"]
