@@ -21,11 +21,11 @@ from robopolicy.loops.offline import step_seed
 from robopolicy.normalize import ACTION
 from robopolicy.policies.base import LikelihoodPolicy, Policy
 from robopolicy.schema import Count, NonNegative, Positive
-from robopolicy.spec import PolicySpec
+from robopolicy.spec import PolicySpec, check_action_spec, check_features
 from robopolicy.types import BASE_ACTION, STATE, TASK, Obs
 from world_models.data import concatenate
 from world_models.starts import made_from
-from world_models.trajectories import Guide, Trajectories, Window, check_belongs, load_trajectories, unguided
+from world_models.trajectories import Guide, Trajectories, Window, load_trajectories, unguided
 from world_models.trajectory_fit import load_states
 
 _STREAM = 9403
@@ -60,7 +60,8 @@ class Synthetic:
     ) -> None:
         if model is None:
             raise ConfigError(
-                "loop.synthetic.model: needs a value. Add loop.synthetic.model=<run directory of train algo=trajectories>"
+                "loop.synthetic.model: needs a value. Add loop.synthetic.model=<run directory of train "
+                "algo=trajectories>"
             )
         self.policy, self.model = policy, load_trajectories(model)
         check_policy(self.model, policy)
@@ -83,6 +84,22 @@ class Synthetic:
         return episodes, read_frames(episodes, self.policy)
 
 
+def check_belongs(model: Trajectories, other: PolicySpec | Episodes, *, offers: str) -> None:
+    """Raise SpecError with all differences between what was modelled and a dataset's episodes, or a policy's spec.
+
+    A policy may read less than was modelled, and nothing else.
+    """
+    spec, said = model.spec, {"needs": "the trajectory model", "offers": offers}
+    action = other.action_spec if isinstance(other, Episodes) else other.action
+    read = {k: f for k, f in other.observation.items() if k in (STATE, TASK)}
+    problems = check_features({k: f for k, f in spec.observation.items() if k in read or k == STATE}, read, **said)
+    problems += check_action_spec(spec.action, action, **said)
+    if abs(spec.dt - other.dt) > 1e-6:
+        problems.append(f"dt: the trajectory model steps {spec.dt} s, {offers} {other.dt} s")
+    if problems:
+        raise SpecError(f"{offers} does not fit the trajectory model:\n  - " + "\n  - ".join(problems))
+
+
 def check_policy(model: Trajectories, policy: Policy) -> None:
     """Raise SpecError where `policy`, or one underneath, reads what is not modelled or acts otherwise."""
     check_belongs(model, policy.spec, offers=type(policy).__name__)
@@ -98,17 +115,17 @@ def as_episodes(window: Window, spec: PolicySpec, seeds: Tensor) -> Episodes:
     An episode stops at the action that ends its task: the state after that is neither modelled nor needed.
     """
     count, length = window.action.shape[:2]
-    ended = window.terminated.any(1)
-    lengths = torch.where(ended, window.terminated.to(torch.uint8).argmax(1) + 1, length + 1)
-    kept = torch.arange(length + 1) < lengths[:, None]  # [B L+1]
     no = torch.zeros(count, 1, dtype=torch.bool)
-    success, terminated = (torch.cat([x, no], dim=1)[kept] for x in (window.success, window.terminated))
+    success, terminated = (torch.cat([x, no], dim=1) for x in (window.success, window.terminated))  # [B L+1]
+    lengths = torch.where(terminated.any(1), terminated.to(torch.uint8).argmax(1) + 1, length + 1)
+    kept = torch.arange(length + 1) < lengths[:, None]
+    success, terminated = success[kept], terminated[kept]
     obs: Obs = {STATE: window.state[kept]}
     if TASK in spec.observation:
         obs[TASK] = torch.zeros(len(success), dtype=torch.int64)
     return Episodes(
         obs=obs,
-        action=torch.cat([window.action, window.action[:, -1:]], dim=1)[kept],
+        action=torch.cat([window.action, window.action.new_zeros(count, 1, spec.action.dim)], dim=1)[kept],
         reward=success.float(),
         terminated=terminated,
         success=success,
@@ -121,9 +138,7 @@ def as_episodes(window: Window, spec: PolicySpec, seeds: Tensor) -> Episodes:
     )
 
 
-def guide_of(
-    policy: Policy, model: Trajectories, seeds: Tensor, *, guidance: NonNegative, spread: Positive
-) -> Guide:
+def guide_of(policy: Policy, model: Trajectories, seeds: Tensor, *, guidance: NonNegative, spread: Positive) -> Guide:
     """What moves denoised actions up the log-likelihood of `policy`.
 
     A denoised action is uncertain by the variance v that is left in it, so the move is `guidance`·v·∇log π, that of
@@ -138,16 +153,16 @@ def guide_of(
     """
     if guidance == 0.0:
         return unguided
-    limits = torch.tensor([model.spec.action.low, model.spec.action.high])
+    low, high = torch.tensor([model.spec.action.low, model.spec.action.high])
 
     def towards(state: Tensor, action: Tensor, variance: float) -> Tensor:
-        planned = base_actions(_frames(state, model.spec, seeds), policy).view_as(action).clamp(limits[0], limits[1])
+        planned = base_actions(frames_of(state, model.spec, seeds), policy).view_as(action).clamp(low, high)
         pull = guidance * variance / spread**2
         return action + pull / (1.0 + pull) * (model.normalizer.normalize(ACTION, planned) - action)
 
     def uphill(state: Tensor, action: Tensor, variance: float) -> Tensor:
         assert isinstance(policy, LikelihoodPolicy)
-        slope = _slope(policy, model, _frames(state, model.spec, seeds), action)
+        slope = _slope(policy, model, frames_of(state, model.spec, seeds), action)
         return action + guidance * variance * slope / slope.norm(dim=-1, keepdim=True).clamp_min(1.0)
 
     return uphill if isinstance(policy, LikelihoodPolicy) else towards
@@ -172,7 +187,7 @@ def _slope(policy: LikelihoodPolicy, model: Trajectories, frames: Episodes, acti
     return slope
 
 
-def _frames(state: Tensor, spec: PolicySpec, seeds: Tensor) -> Episodes:
+def frames_of(state: Tensor, spec: PolicySpec, seeds: Tensor) -> Episodes:
     """States [B L Ds] as episodes that policies read; their actions are nothing."""
     count, length = state.shape[:2]
     none = torch.zeros(count, length, dtype=torch.bool)

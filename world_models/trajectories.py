@@ -3,7 +3,8 @@
 Every window begins in a real state, which the network is told, so a synthetic one can be checked against the truth from
 there. Token k of L holds action k, the way from the first state to where that action leads, in deviations of ways of
 k + 1 steps (so the first steps are as sharp as the last), and two flags: success, and the end of the task. After its
-end a window stands still. Time is denoised all at once: no step is fed its own error, as in a rollout of a one-step model.
+end a window stands still. Time is denoised all at once: no step is fed the error of
+the one before, as in a rollout of a one-step model.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from torch import Tensor, nn
 
 from robopolicy.build import build
 from robopolicy.data.episodes import Episodes
-from robopolicy.errors import CheckpointError, ConfigError, SpecError
+from robopolicy.errors import CheckpointError, ConfigError
 from robopolicy.evaluate.provenance import version
 from robopolicy.networks.denoiser import Denoiser
 from robopolicy.normalize import ACTION, Normalizer
 from robopolicy.policies.denoising import stratified
 from robopolicy.policies.diffusion import Prediction, step_table
 from robopolicy.schema import Count, Positive, plain
-from robopolicy.spec import PolicySpec, check_action_spec, check_features
+from robopolicy.spec import PolicySpec
 from robopolicy.storage import load_weights, read_json, read_tensors, verify, write_manifest, write_tensors
-from robopolicy.types import STATE, TASK, Metrics
+from robopolicy.types import STATE, Metrics
 from world_models.coordinates import Coordinates
 
 FORMAT = 1
@@ -130,7 +131,7 @@ class Trajectories(nn.Module):
     def decode(self, tokens: Tensor, first: Tensor) -> Window:
         """Inverse of `encode`, given the first states [B Ds]; actions within their limits."""
         action, way, flags = tokens.split([self.action_dim, self.state_dim, _FLAGS], dim=-1)
-        limits = torch.tensor([self.spec.action.low, self.spec.action.high], device=tokens.device)
+        low, high = torch.tensor([self.spec.action.low, self.spec.action.high], device=tokens.device)
         change = way * self.ways / self.coordinates.delta_std.clamp_min(1e-12)
         after = self.coordinates.advance(first[:, None].expand_as(way), change)
         flags = torch.where(self.final > 0, flags.mean(-1, keepdim=True), flags)  # two sayings of one thing
@@ -138,7 +139,7 @@ class Trajectories(nn.Module):
         terminated = terminated.cummax(dim=1).values
         return Window(
             torch.cat([first[:, None], after], dim=1),
-            self.normalizer.unnormalize(ACTION, action).clamp(limits[0], limits[1]),
+            self.normalizer.unnormalize(ACTION, action).clamp(low, high),
             success | terminated,  # nothing but success ends a task: see check_learnable
             terminated,
         )
@@ -213,7 +214,9 @@ def make_trajectories(spec: PolicySpec, node: dict[str, Any]) -> Trajectories:
     """
     made = build(node, "world_model", spec=spec, node=plain(node))
     if not isinstance(made, Trajectories):
-        raise ConfigError(f"world_model: built a {type(made).__name__}, expected Trajectories: world_model=trajectories")
+        raise ConfigError(
+            f"world_model: built a {type(made).__name__}, expected Trajectories: world_model=trajectories"
+        )
     return made
 
 
@@ -246,19 +249,3 @@ def load_trajectories(path: Path | str) -> Trajectories:
     load_weights(model, read_tensors(folder / "model.safetensors"), where=str(folder))
     model.report = report
     return model.eval()
-
-
-def check_belongs(model: Trajectories, other: PolicySpec | Episodes, *, offers: str) -> None:
-    """Raise SpecError with all differences between what was modelled and a dataset's episodes, or a policy's spec.
-
-    A policy may read less than was modelled, and nothing else.
-    """
-    spec, said = model.spec, {"needs": "the trajectory model", "offers": offers}
-    action = other.action_spec if isinstance(other, Episodes) else other.action
-    read = {k: f for k, f in other.observation.items() if k in (STATE, TASK)}
-    problems = check_features({k: f for k, f in spec.observation.items() if k in read or k == STATE}, read, **said)
-    problems += check_action_spec(spec.action, action, **said)
-    if abs(spec.dt - other.dt) > 1e-6:
-        problems.append(f"dt: the trajectory model steps {spec.dt} s, {offers} {other.dt} s")
-    if problems:
-        raise SpecError(f"{offers} does not fit the trajectory model:\n  - " + "\n  - ".join(problems))

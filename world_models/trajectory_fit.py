@@ -86,7 +86,8 @@ def fit(
     """
     began = time.perf_counter()
     paths = {**({"dataset": dataset} if dataset is not None else {}), **(data or {})}
-    episodes = mix({name: load_states(Path(path), name, incomplete=incomplete) for name, path in paths.items()}, {}).episodes
+    sources = {name: load_states(Path(path), name, incomplete=incomplete) for name, path in paths.items()}
+    episodes = mix(sources, {}).episodes
     check_learnable(episodes, unroll=1)
     torch.manual_seed(step_seed(seed, 0, stream=1))
     spec = PolicySpec(episodes.observation, episodes.action_spec, episodes.dt, 1, 1, 1, episodes.tasks)
@@ -167,9 +168,7 @@ def load_states(path: Path, name: str, *, incomplete: bool = True) -> Episodes:
     return load_episodes(path, needed={k: f for k, f in features.items() if k in (STATE, TASK)}, incomplete=incomplete)
 
 
-def _parts(
-    episodes: Episodes, length: int, holdout: float, min_windows: int
-) -> dict[str, tuple[Episodes, Tensor]]:
+def _parts(episodes: Episodes, length: int, holdout: float, min_windows: int) -> dict[str, tuple[Episodes, Tensor]]:
     """Episodes to train on and to judge by, and the frames at which windows begin in them."""
     seen = split(episodes, holdout)[0]
     parts = {}
@@ -178,8 +177,8 @@ def _parts(
         begins = whole(part, length) if part.num_episodes else torch.zeros(0, dtype=torch.int64)
         if len(begins) < needed:
             raise DataError(
-                f"{name}: {part.num_episodes} episodes hold {len(begins)} windows of world_model.length={length} steps, "
-                f"needed {needed}. Record more, change loop.holdout={holdout}, or lower world_model.length or "
+                f"{name}: {part.num_episodes} episodes hold {len(begins)} windows of world_model.length={length} "
+                f"steps, needed {needed}. Record more, change loop.holdout={holdout}, or lower world_model.length or "
                 "loop.min_windows."
             )
         parts[name] = part, begins
