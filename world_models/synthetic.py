@@ -2,8 +2,8 @@
 
 A window begins in a recorded state. While it is denoised its actions are moved up the policy's log-likelihood, and the
 states follow because the model knows which actions lead where: what comes out is on-policy as far as the data reaches.
-States themselves are never moved. `guidance` trades the two: 0 is the behaviour of the data, more is nearer to the
-policy and further from what the model has seen.
+States are never pulled anywhere: they follow their actions. `guidance` trades the two: 0 is the behaviour of the data,
+more is nearer to the policy and further from what the model has seen.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Trajectories: a diffusion model of whole windows of recorded behaviour (Janner et al. 2022; Jackson et al. 2024).
 
 Every window begins in a real state, which the network is told, so a synthetic one can be checked against the truth from
-there. Token k of L holds action k, the way from the first state to where that action leads, in deviations of ways of
-k + 1 steps (so the first steps are as sharp as the last), and two flags: success, and the end of the task. After its
-end a window stands still. Time is denoised all at once: no step is fed the error of
-the one before, as in a rollout of a one-step model.
+there. Token k of L holds action k, where it leads, and two flags: success, and the end of the task. Where it leads is
+told as the way from the first state less what a linear model of first state and actions so far says of it, in
+deviations of that difference: the plain part of the dynamics is exact from the start, small steps are as sharp as long
+ones, and states follow their actions. Time is denoised all at once: no step is fed the error of the one before.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ FORMAT = 1
 FOLDER = "trajectories"
 _FLAGS = 2
 _CLIP = 10.0  # of a denoised token, in deviations; nothing in the data lies far beyond
-_LEAST = 0.01  # of the longest way of a number, that its deviation counts at least at every lag
+_LEAST = 1e-3  # of a number's way, that its deviation from the linear model counts at least: less is rounding
+_RIDGE = 1e-6  # a transition, in standard units
 
 
 class Window(NamedTuple):
@@ -69,6 +70,7 @@ class Trajectories(nn.Module):
         node: from which `load_trajectories` rebuilds it.
     """
 
+    linear: Tensor
     ways: Tensor
     counts: Tensor
     final: Tensor
@@ -97,7 +99,9 @@ class Trajectories(nn.Module):
         self.normalizer = Normalizer({}, spec.action)
         self.token_dim = self.action_dim + self.state_dim + _FLAGS
         self.network = network(horizon=length, action_dim=self.token_dim, cond_dim=self.coordinates.feature_dim)
-        self.register_buffer("ways", torch.full((length, self.state_dim), torch.nan))  # deviations, by lag
+        inputs = 1 + self.state_dim + length * self.action_dim
+        self.register_buffer("linear", torch.full((length, inputs, self.state_dim), torch.nan))
+        self.register_buffer("ways", torch.full((length, self.state_dim), torch.nan))  # deviations from it, by lag
         self.register_buffer("counts", torch.full((self.token_dim,), torch.nan))  # 1 where a number is modelled
         self.register_buffer("final", torch.tensor(torch.nan))  # 1 where every success of the data ends its task
         scheduler = DDPMScheduler(denoising_steps, beta_schedule="squaredcos_cap_v2", timestep_spacing="trailing")
@@ -112,10 +116,19 @@ class Trajectories(nn.Module):
         """Take units from the episodes, and from the windows in them, that it is trained on."""
         self.coordinates.fit(episodes)
         self.normalizer.fit(episodes)
-        predicted = self.coordinates.predicted
-        way = self.coordinates.wrap(windows.state[:, 1:] - windows.state[:, :1]).double().square().mean(0).sqrt()
-        way = way.maximum(_LEAST * way.amax(0)).to(self.ways.dtype)
-        self.ways.copy_(torch.where(predicted > 0, way, 1.0))
+        predicted, going = self.coordinates.predicted, ~windows.terminated  # where it leads is recorded
+        inputs = self._inputs(windows.state[:, 0], self.normalizer.normalize(ACTION, windows.action)).double()
+        way = self._ways(windows).double() * predicted
+        self.linear.zero_()
+        for k in range(self.length):  # of actions up to k alone
+            used, rows = 1 + self.state_dim + (k + 1) * self.action_dim, going[:, k]
+            x = inputs[rows, :used]
+            gram = x.T @ x + _RIDGE * (1 + len(x)) * torch.eye(used, dtype=x.dtype)
+            self.linear[k, :used] = torch.linalg.solve(gram, x.T @ way[rows, k]).to(self.linear.dtype)
+        left = way - torch.einsum("bi,kid->bkd", inputs, self.linear.double())
+        sizes = torch.stack([left, _LEAST * way]).square() * going[..., None]
+        size = (sizes.sum(1) / going.sum(0).clamp_min(1)[:, None]).sqrt().amax(0)  # [L Ds]
+        self.ways.copy_(torch.where(size > 0, size, 1.0))
         self.final.fill_(float((windows.success <= windows.terminated).all()))
         ones = predicted.new_ones
         self.counts.copy_(torch.cat([ones(self.action_dim), predicted, ones(_FLAGS)]))
@@ -123,26 +136,42 @@ class Trajectories(nn.Module):
 
     # -- tokens ------------------------------------------------------------------------------------------------------
     def encode(self, window: Window) -> Tensor:
-        """Tokens [B L C]; 0 where a number follows from others."""
-        way = self.coordinates.wrap(window.state[:, 1:] - window.state[:, :1]) / self.ways
-        flags = torch.stack([window.success, window.terminated], dim=-1).to(way.dtype) * 2.0 - 1.0
-        return torch.cat([self.normalizer.normalize(ACTION, window.action), way, flags], dim=-1) * self.counts
+        """Tokens [B L C]; 0 where a number follows from others, and where states are not recorded."""
+        action = self.normalizer.normalize(ACTION, window.action)
+        left = (self._ways(window) - self._straight(window.state[:, 0], action)) / self.ways
+        left = torch.where(window.terminated[..., None], 0.0, left)
+        flags = torch.stack([window.success, window.terminated], dim=-1).to(left.dtype) * 2.0 - 1.0
+        return torch.cat([action, left, flags], dim=-1) * self.counts
 
     def decode(self, tokens: Tensor, first: Tensor) -> Window:
         """Inverse of `encode`, given the first states [B Ds]; actions within their limits."""
-        action, way, flags = tokens.split([self.action_dim, self.state_dim, _FLAGS], dim=-1)
+        action, left, flags = tokens.split([self.action_dim, self.state_dim, _FLAGS], dim=-1)
         low, high = torch.tensor([self.spec.action.low, self.spec.action.high], device=tokens.device)
-        change = way * self.ways / self.coordinates.delta_std.clamp_min(1e-12)
-        after = self.coordinates.advance(first[:, None].expand_as(way), change)
+        action = self.normalizer.unnormalize(ACTION, action).clamp(low, high)
+        way = left * self.ways + self._straight(first, self.normalizer.normalize(ACTION, action))
+        after = self.coordinates.advance(first[:, None], way / self.coordinates.delta_std.clamp_min(1e-12))
         flags = torch.where(self.final > 0, flags.mean(-1, keepdim=True), flags)  # two sayings of one thing
         success, terminated = (flags > 0.0).unbind(-1)
         terminated = terminated.cummax(dim=1).values
         return Window(
             torch.cat([first[:, None], after], dim=1),
-            self.normalizer.unnormalize(ACTION, action).clamp(low, high),
+            action,
             success | terminated,  # nothing but success ends a task: see check_learnable
             terminated,
         )
+
+    def _ways(self, window: Window) -> Tensor:
+        """[B L Ds] from the first state."""
+        return self.coordinates.wrap(window.state[:, 1:] - window.state[:, :1])
+
+    def _inputs(self, first: Tensor, action: Tensor) -> Tensor:
+        """[B 1+Ds+L·Da] of the linear model; `action` normalised."""
+        state = (first - self.coordinates.mean) / self.coordinates.std
+        return torch.cat([torch.ones_like(state[:, :1]), state, action.flatten(1)], dim=-1)
+
+    def _straight(self, first: Tensor, action: Tensor) -> Tensor:
+        """[B L Ds] ways as the linear model has them."""
+        return torch.einsum("bi,kid->bkd", self._inputs(first, action), self.linear)
 
     # -- training ----------------------------------------------------------------------------------------------------
     def loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
@@ -171,7 +200,8 @@ class Trajectories(nn.Module):
     def sample(self, first: Tensor, *, noise: Tensor, guide: Guide = unguided) -> Window:
         """Windows that begin in `first` [B Ds], from standard normal noise [B K+1 L C].
 
-        Of every denoised window `guide` moves the actions; its states and flags follow in the steps after that.
+        Of every denoised window `guide` moves the actions. Its states follow by the linear model at once, and in what
+        is left of them, as the flags do, in the steps after that.
         """
         noise = noise * self.counts
         cond, times = self.network.embed_cond(self.coordinates.features(first)), self.network.embed_time(self.times)

@@ -38,7 +38,7 @@ def whole(episodes: Episodes, length: int) -> Tensor:
 def cut(episodes: Episodes, begins: Tensor, length: int) -> Window:
     """The windows that begin at frames [B] of `whole`; after the task's end its last frame, action and flags repeat.
 
-    The state that ended the task is not recorded, so a window stands still from there on; nobody learns from it.
+    The state that ended the task is not recorded: from there on the window says nothing of states (see encode).
     """
     last = (episodes.starts[1:] - 1)[episodes.episode_of[begins]]
     frames = torch.minimum(begins[:, None] + torch.arange(length + 1), last[:, None])

@@ -62,8 +62,8 @@ def test_a_guide_by_hand() -> None:
     assert bool((far <= goal + 1e-6).all()) and float((far - goal).abs().max()) < 1e-3
 
 
-def test_without_guidance_it_is_the_plain_model_and_with_it_states_stay() -> None:
-    """Where the network does not look at the actions, states are the same bits, and actions are the policy's."""
+def test_without_guidance_it_is_the_plain_model_and_with_it_only_actions_are_moved() -> None:
+    """States go where the point goes under the actions moved, by the linear model; what is left of them is the same."""
     model, first = small(), torch.rand(3, 2)
     noise, policy = torch.randn(3, *model.noise_shape), Always(model, (0.08, 0.0))
     plain = model.sample(first, noise=noise)
@@ -72,7 +72,11 @@ def test_without_guidance_it_is_the_plain_model_and_with_it_states_stay() -> Non
         assert torch.equal(getattr(none, name), value), name
     most = model.sample(first, noise=noise, guide=guide_of(policy, model, SEEDS, guidance=1e4, spread=0.1))
     some = model.sample(first, noise=noise, guide=guide_of(policy, model, SEEDS, guidance=0.5, spread=0.1))
-    assert torch.equal(plain.state, most.state) and torch.equal(plain.terminated, most.terminated)
+    left = [model.encode(w)[..., 2:] for w in (plain, most)]
+    torch.testing.assert_close(*left, atol=0.05, rtol=0.0)
+    for window in (plain, most):
+        there = first[:, None] + window.action.cumsum(1)
+        torch.testing.assert_close(window.state[:, 1:], there, atol=1e-3, rtol=0.0)
     gaps = [float((w.action - torch.tensor([0.08, 0.0])).abs().mean()) for w in (plain, some, most)]
     assert gaps[0] > gaps[1] > gaps[2] and gaps[2] < 1e-3
 
