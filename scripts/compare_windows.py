@@ -37,8 +37,9 @@ from robopolicy.policies.base import Policy
 from robopolicy.types import STATE, VecEnv
 from world_models.data import split, take
 from world_models.synthetic import check_belongs, check_policy, frames_of, guide_of
-from world_models.trajectories import Trajectories, Window, load_trajectories
+from world_models.trajectories import Trajectories, load_trajectories
 from world_models.trajectory_fit import load_states
+from world_models.windows import Window
 from world_models.world import World, load_world
 
 STEPS = (1, 5, 10, 20)

@@ -25,8 +25,9 @@ from robopolicy.spec import PolicySpec, check_action_spec, check_features
 from robopolicy.types import BASE_ACTION, STATE, TASK, Obs
 from world_models.data import concatenate
 from world_models.starts import made_from
-from world_models.trajectories import Guide, Trajectories, Window, load_trajectories, unguided
+from world_models.trajectories import Guide, Trajectories, load_trajectories, unguided
 from world_models.trajectory_fit import load_states
+from world_models.windows import Window
 
 _STREAM = 9403
 _SEED_BITS = 40

@@ -1,10 +1,7 @@
 """Trajectories: a diffusion model of whole windows of recorded behaviour (Janner et al. 2022; Jackson et al. 2024).
 
 Every window begins in a real state, which the network is told, so a synthetic one can be checked against the truth from
-there. Token k of L holds action k, where it leads, and two flags: success, and the end of the task. Where it leads is
-told as the way from the first state less what a linear model of first state and actions so far says of it, in
-deviations of that difference: the plain part of the dynamics is exact from the start, small steps are as sharp as long
-ones, and states follow their actions. Time is denoised all at once: no step is fed the error of the one before.
+there. Time is denoised all at once: no step is fed the error of the one before, as in a rollout of a one-step model.
 """
 
 from __future__ import annotations
@@ -12,42 +9,27 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
-from torch import Tensor, nn
+from torch import Tensor
 
 from robopolicy.build import build
-from robopolicy.data.episodes import Episodes
 from robopolicy.errors import CheckpointError, ConfigError
 from robopolicy.evaluate.provenance import version
 from robopolicy.networks.denoiser import Denoiser
-from robopolicy.normalize import ACTION, Normalizer
 from robopolicy.policies.denoising import stratified
 from robopolicy.policies.diffusion import Prediction, step_table
 from robopolicy.schema import Count, Positive, plain
 from robopolicy.spec import PolicySpec
 from robopolicy.storage import load_weights, read_json, read_tensors, verify, write_manifest, write_tensors
-from robopolicy.types import STATE, Metrics
-from world_models.coordinates import Coordinates
+from robopolicy.types import Metrics
+from world_models.windows import Tokens, Window
 
 FORMAT = 1
 FOLDER = "trajectories"
-_FLAGS = 2
 _CLIP = 10.0  # of a denoised token, in deviations; nothing in the data lies far beyond
-_LEAST = 1e-3  # of a number's way, that its deviation from the linear model counts at least: less is rounding
-_RIDGE = 1e-6  # a transition, in standard units
-
-
-class Window(NamedTuple):
-    """B windows of L transitions, physical units."""
-
-    state: Tensor  # [B L+1 Ds] before each action, and after the last
-    action: Tensor  # [B L Da]
-    success: Tensor  # [B L] bool: success holds after the action
-    terminated: Tensor  # [B L] bool: the task has ended with it, or before
-
 
 # States acted in [B L Ds] and their normalised actions [B L Da], as they are denoised so far, and the variance that
 # is left in them → the actions to go on with.
@@ -59,7 +41,7 @@ def unguided(state: Tensor, action: Tensor, variance: float) -> Tensor:
     return action
 
 
-class Trajectories(nn.Module):
+class Trajectories(Tokens):
     """p(window | its first state), denoised in K steps of DDPM. `report` is empty until the training has ended.
 
     Args:
@@ -70,10 +52,6 @@ class Trajectories(nn.Module):
         node: from which `load_trajectories` rebuilds it.
     """
 
-    linear: Tensor
-    ways: Tensor
-    counts: Tensor
-    final: Tensor
     alpha_bar: Tensor
     times: Tensor
     steps: Tensor
@@ -91,19 +69,10 @@ class Trajectories(nn.Module):
         fine: Positive = 8.0,
         node: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__()
-        self.spec, self.length, self.prediction, self.node = spec, length, prediction, node
+        super().__init__(spec, length=length, periods=periods, fine=fine)
+        self.prediction, self.node = prediction, node
         self.report: dict[str, Any] = {}
-        self.state_dim, self.action_dim = spec.observation[STATE].shape[0], spec.action.dim
-        self.coordinates = Coordinates(spec.observation[STATE], spec.action, periods=periods, fine=fine)
-        self.normalizer = Normalizer({}, spec.action)
-        self.token_dim = self.action_dim + self.state_dim + _FLAGS
         self.network = network(horizon=length, action_dim=self.token_dim, cond_dim=self.coordinates.feature_dim)
-        inputs = 1 + self.state_dim + length * self.action_dim
-        self.register_buffer("linear", torch.full((length, inputs, self.state_dim), torch.nan))
-        self.register_buffer("ways", torch.full((length, self.state_dim), torch.nan))  # deviations from it, by lag
-        self.register_buffer("counts", torch.full((self.token_dim,), torch.nan))  # 1 where a number is modelled
-        self.register_buffer("final", torch.tensor(torch.nan))  # 1 where every success of the data ends its task
         scheduler = DDPMScheduler(denoising_steps, beta_schedule="squaredcos_cap_v2", timestep_spacing="trailing")
         scheduler.set_timesteps(denoising_steps)
         self.register_buffer("alpha_bar", scheduler.alphas_cumprod)  # [K] from the least noisy step to the noisiest
@@ -111,67 +80,6 @@ class Trajectories(nn.Module):
         table = step_table(self.alpha_bar, scheduler.timesteps, prediction=prediction, eta=1.0)
         self.register_buffer("steps", table[:, :, None, None], persistent=False)  # [5 K 1 1]
         self.noise_shape = (denoising_steps + 1, length, self.token_dim)
-
-    def fit(self, episodes: Episodes, windows: Window) -> Trajectories:
-        """Take units from the episodes, and from the windows in them, that it is trained on."""
-        self.coordinates.fit(episodes)
-        self.normalizer.fit(episodes)
-        predicted, going = self.coordinates.predicted, ~windows.terminated  # where it leads is recorded
-        inputs = self._inputs(windows.state[:, 0], self.normalizer.normalize(ACTION, windows.action)).double()
-        way = self._ways(windows).double() * predicted
-        self.linear.zero_()
-        for k in range(self.length):  # of actions up to k alone
-            used, rows = 1 + self.state_dim + (k + 1) * self.action_dim, going[:, k]
-            x = inputs[rows, :used]
-            gram = x.T @ x + _RIDGE * (1 + len(x)) * torch.eye(used, dtype=x.dtype)
-            self.linear[k, :used] = torch.linalg.solve(gram, x.T @ way[rows, k]).to(self.linear.dtype)
-        left = way - torch.einsum("bi,kid->bkd", inputs, self.linear.double())
-        sizes = torch.stack([left, _LEAST * way]).square() * going[..., None]
-        size = (sizes.sum(1) / going.sum(0).clamp_min(1)[:, None]).sqrt().amax(0)  # [L Ds]
-        self.ways.copy_(torch.where(size > 0, size, 1.0))
-        self.final.fill_(float((windows.success <= windows.terminated).all()))
-        ones = predicted.new_ones
-        self.counts.copy_(torch.cat([ones(self.action_dim), predicted, ones(_FLAGS)]))
-        return self
-
-    # -- tokens ------------------------------------------------------------------------------------------------------
-    def encode(self, window: Window) -> Tensor:
-        """Tokens [B L C]; 0 where a number follows from others, and where states are not recorded."""
-        action = self.normalizer.normalize(ACTION, window.action)
-        left = (self._ways(window) - self._straight(window.state[:, 0], action)) / self.ways
-        left = torch.where(window.terminated[..., None], 0.0, left)
-        flags = torch.stack([window.success, window.terminated], dim=-1).to(left.dtype) * 2.0 - 1.0
-        return torch.cat([action, left, flags], dim=-1) * self.counts
-
-    def decode(self, tokens: Tensor, first: Tensor) -> Window:
-        """Inverse of `encode`, given the first states [B Ds]; actions within their limits."""
-        action, left, flags = tokens.split([self.action_dim, self.state_dim, _FLAGS], dim=-1)
-        low, high = torch.tensor([self.spec.action.low, self.spec.action.high], device=tokens.device)
-        action = self.normalizer.unnormalize(ACTION, action).clamp(low, high)
-        way = left * self.ways + self._straight(first, self.normalizer.normalize(ACTION, action))
-        after = self.coordinates.advance(first[:, None], way / self.coordinates.delta_std.clamp_min(1e-12))
-        flags = torch.where(self.final > 0, flags.mean(-1, keepdim=True), flags)  # two sayings of one thing
-        success, terminated = (flags > 0.0).unbind(-1)
-        terminated = terminated.cummax(dim=1).values
-        return Window(
-            torch.cat([first[:, None], after], dim=1),
-            action,
-            success | terminated,  # nothing but success ends a task: see check_learnable
-            terminated,
-        )
-
-    def _ways(self, window: Window) -> Tensor:
-        """[B L Ds] from the first state."""
-        return self.coordinates.wrap(window.state[:, 1:] - window.state[:, :1])
-
-    def _inputs(self, first: Tensor, action: Tensor) -> Tensor:
-        """[B 1+Ds+L·Da] of the linear model; `action` normalised."""
-        state = (first - self.coordinates.mean) / self.coordinates.std
-        return torch.cat([torch.ones_like(state[:, :1]), state, action.flatten(1)], dim=-1)
-
-    def _straight(self, first: Tensor, action: Tensor) -> Tensor:
-        """[B L Ds] ways as the linear model has them."""
-        return torch.einsum("bi,kid->bkd", self._inputs(first, action), self.linear)
 
     # -- training ----------------------------------------------------------------------------------------------------
     def loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Metrics]:

@@ -19,32 +19,11 @@ from robopolicy.schema import Count, Fraction, Natural, Node, NonNegative, Posit
 from robopolicy.spec import PolicySpec
 from robopolicy.types import STATE, TASK, Metrics
 from world_models.data import HOLDOUT, check_learnable, mix, split, take
-from world_models.trajectories import Trajectories, Window, make_trajectories
+from world_models.trajectories import Trajectories, make_trajectories
+from world_models.windows import cut, whole
 
-_JUDGED = 2_000  # windows that errors are measured on
+_JUDGED, _FITTED = 2_000, 50_000  # windows that errors are measured on, and that units are taken from
 _JUDGE_SEED, _DRAW_STREAM = 9401, 9402
-
-
-def whole(episodes: Episodes, length: int) -> Tensor:
-    """[W] frames at which a window of `length` transitions may begin: none crosses its episode's end.
-
-    Either the state after the last of them is recorded too, or the task ends before.
-    """
-    frame = torch.arange(episodes.num_frames)
-    last = (episodes.starts[1:] - 1)[episodes.episode_of]
-    return frame[(frame + length <= last) | episodes.terminated[last]]
-
-
-def cut(episodes: Episodes, begins: Tensor, length: int) -> Window:
-    """The windows that begin at frames [B] of `whole`; after the task's end its last frame, action and flags repeat.
-
-    The state that ended the task is not recorded: from there on the window says nothing of states (see encode).
-    """
-    last = (episodes.starts[1:] - 1)[episodes.episode_of[begins]]
-    frames = torch.minimum(begins[:, None] + torch.arange(length + 1), last[:, None])
-    acted = frames[:, :-1]
-    state, action = episodes.obs[STATE][frames], episodes.action[acted]
-    return Window(state, action, episodes.success[acted], episodes.terminated[acted])
 
 
 def fit(
@@ -95,7 +74,8 @@ def fit(
     length = model.length
     parts = _parts(episodes, length, holdout, min_windows)
     train, begins = parts["train"]
-    model.fit(train, cut(train, begins, length)).to(device)
+    model.fit(train, cut(train, _some(begins, _FITTED), length))
+    model.to(device)
     algo = BC(
         cast(Policy, model), steps=steps, lr=lr, warmup=warmup, weight_decay=weight_decay, clip_norm=clip_norm,
         ema_decay=ema_decay,
@@ -143,8 +123,7 @@ def judge(model: Trajectories, parts: dict[str, tuple[Episodes, Tensor]]) -> dic
     levels, found, windows = len(model.alpha_bar), {}, {}
     by_level: dict[str, list[float]] = {}
     for name, (episodes, begins) in parts.items():
-        some = begins[torch.linspace(0, len(begins) - 1, min(_JUDGED, len(begins))).long()]
-        window = cut(episodes, some, model.length)
+        window = cut(episodes, _some(begins, _JUDGED), model.length)
         tokens = model.encode(window)
         generator = torch.Generator().manual_seed(_JUDGE_SEED)
         noise = torch.randn(tokens.shape, generator=generator)
@@ -183,6 +162,11 @@ def _parts(episodes: Episodes, length: int, holdout: float, min_windows: int) ->
             )
         parts[name] = part, begins
     return parts
+
+
+def _some(begins: Tensor, most: int) -> Tensor:
+    """At most so many of them, evenly spaced."""
+    return begins[torch.linspace(0, len(begins) - 1, min(most, len(begins)), dtype=torch.float64).long()]
 
 
 def _batch(

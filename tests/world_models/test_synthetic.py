@@ -27,9 +27,10 @@ from tests.algos.test_residual import make as residual
 from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy
 from tests.world_models.point import walk
 from tests.world_models.test_fit import record
-from tests.world_models.test_trajectories import run, small
+from tests.world_models.test_trajectories import Echo, run, small
 from world_models.synthetic import Synthetic, as_episodes, check_belongs, check_policy, frames_of, guide_of
-from world_models.trajectories import Trajectories, Window
+from world_models.trajectories import Trajectories
+from world_models.windows import Window
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -273,7 +274,8 @@ def test_off_policy_learns_from_both_and_resumes_in_the_same_bits(trained: Path)
 def test_the_truth_is_where_the_task_goes_from_a_recorded_state(tmp_path: Path) -> None:
     from compare_windows import errors, truth
 
-    from world_models.trajectory_fit import cut, load_states, whole
+    from world_models.trajectory_fit import load_states
+    from world_models.windows import cut, whole
 
     episodes = load_states(record(tmp_path / "play", episodes=20), "play")
     begins = whole(episodes, 3)[::5]
@@ -284,8 +286,9 @@ def test_the_truth_is_where_the_task_goes_from_a_recorded_state(tmp_path: Path) 
     torch.testing.assert_close(true.state[:, 1:][goes_on], window.state[:, 1:][goes_on], atol=1e-5, rtol=1e-5)
     assert torch.equal(true.success & true.alive, window.success & true.alive), "success comes where it was recorded"
     shifted = window._replace(state=window.state + torch.tensor([0.0, 0.2, 0.0, 0.0]))
-    model = Trajectories(PolicySpec(episodes.observation, episodes.action_spec, 0.1, 1, 1, 1, episodes.tasks),
-                         network=small().network.__class__, length=3).fit(episodes, window)  # fmt: skip
+    spec = PolicySpec(episodes.observation, episodes.action_spec, 0.1, 1, 1, 1, episodes.tasks)
+    model = Trajectories(spec, network=Echo, length=3)
+    model.fit(episodes, window)
     found = errors(shifted, true, model, torch.ones(4))
     assert found["error_1"] == pytest.approx(0.05) and found["windows_1"] > 5
     assert found["claimed"] == found["claimed_true"] == found["true"]
