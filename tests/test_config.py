@@ -41,7 +41,7 @@ def test_groups_combine_freely_there_is_no_file_per_pair() -> None:
     for task, algo in itertools.product(["peg", "reach"], OPTIONS["algo"]):
         config = compose(TRAIN, [f"task={task}", f"algo={algo}", "run_dir=x"], checked=False)
         assert config["task"]["task"] == task
-        assert config["loop"]["_target_"].startswith(("robopolicy.loops.", "world_models.fit."))
+        assert config["loop"]["_target_"].startswith(("robopolicy.loops.", "world_models."))
     names = [f.stem for f in config_folder().rglob("*.yaml")]
     assert not [n for n in names if any(t in n and n != t and not n.startswith(t) for t in OPTIONS["task"])]
 

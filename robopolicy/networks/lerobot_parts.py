@@ -43,9 +43,12 @@ class PrefixCache(DynamicCache):
     So a layer can be computed twice, as gradient checkpointing does, and a step leaves nothing behind.
     """
 
-    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        held = self.layers[layer]
-        return torch.cat([held.keys.to(key), key], dim=-2), torch.cat([held.values.to(value), value], dim=-2)
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        held: Any = self.layers[layer_idx]
+        key, value = held.keys.to(key_states), held.values.to(value_states)
+        return torch.cat([key, key_states], dim=-2), torch.cat([value, value_states], dim=-2)
 
     def crop(self, *_: Any, **__: Any) -> None:
         pass
