@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ from robopolicy.data.episodes import Episodes
 from robopolicy.data.lerobot import dataset_features, load_episodes
 from robopolicy.data.meta import RecordingMeta
 from robopolicy.errors import CheckpointError, ConfigError, DataError, SpecError
-from robopolicy.loops.offline import Tracker, seed_generators, step_seed
+from robopolicy.loops.offline import Tracker, step_seed
 from robopolicy.policies.base import Policy
 from robopolicy.schema import TARGET, Count, Fraction, Natural, Node, NonNegative, Positive
 from robopolicy.spec import with_cameras
@@ -24,6 +25,7 @@ from robopolicy.types import STATE, EnvSpec, Feature, Metrics
 from world_models.assess import assess, summary
 from world_models.data import HOLDOUT, Batches, Mixture, check_learnable, mix, split
 from world_models.dynamics import Dynamics
+from world_models.supervised import learn
 from world_models.validate import succeeded
 from world_models.world import World, load_world, make_world
 
@@ -101,38 +103,18 @@ def fit(
         parts["train"], heads=world.dynamics.heads, unroll=world.dynamics.unroll, batch_size=batch_size,
         window=world.memory, labelled=labelled, seed=seed, device=device,
     )  # fmt: skip
-    state = checkpointer.latest()
-    step, sums, means = 0, {}, {}
-    if state is not None:
-        _check_same_data(state["algo"]["average"], average)
-        step, sums, means = state["step"], dict(state["sums"]), dict(state["means"])
-        algo.load_state_dict(state["algo"])
-        average.report = state["report"] if step >= steps else {}
-
-    def snapshot() -> dict[str, Any]:
-        progress_made = {"step": step, "sums": sums, "means": means}
-        return {**progress_made, "algo": algo.state_dict(), "report": average.report}
-
-    with tracker.progress(steps, "world model") as progress:
-        progress.update(step)
-        while step < steps:
-            seed_generators(step_seed(seed, step), device)
-            for name, value in algo.update(batches[step]).items():
-                sums[name] = sums.get(name, 0.0) + value
-            step += 1
-            if step % log_every == 0:
-                means, sums = {name: total / log_every for name, total in sums.items()}, {}
-                tracker.log({f"train/{name}": value for name, value in means.items()}, step)
-            progress.update(step, **means)
-            if (save_every and step % save_every == 0 and step < steps) or checkpointer.requested:
-                checkpointer.save(step, policy=average, state=snapshot())
+    snapshot = learn(
+        algo, batches.__getitem__, name="world model", check_same_data=partial(_check_same_data, world=average),
+        steps=steps, seed=seed, device=device, tracker=tracker, checkpointer=checkpointer, log_every=log_every,
+        save_every=save_every,
+    )  # fmt: skip
     if not average.report:  # else the run was at its end before
         held = (parts[name].episodes for name in ("train", "calibration", "validation"))
         average.report = assess(average.cpu(), *held, believed=believed)
-        tracker.log({f"report/{k}": v for k, v in _numbers(average).items()}, step)
-        checkpointer.save(step, policy=average, state=snapshot())
+        tracker.log({f"report/{k}": v for k, v in _numbers(average).items()}, steps)
+        checkpointer.save(steps, policy=average, state=snapshot())
     print(summary(average.report))
-    return {**_numbers(average), "steps": step, "wall_s": time.perf_counter() - began}
+    return {**_numbers(average), "steps": steps, "wall_s": time.perf_counter() - began}
 
 
 def _load(

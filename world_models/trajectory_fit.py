@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,12 +14,13 @@ from robopolicy.algos.bc import BC
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.lerobot import dataset_features, load_episodes
 from robopolicy.errors import CheckpointError, DataError, SpecError
-from robopolicy.loops.offline import Tracker, seed_generators, step_seed
+from robopolicy.loops.offline import Tracker, step_seed
 from robopolicy.policies.base import Policy
 from robopolicy.schema import Count, Fraction, Natural, Node, NonNegative, Positive
 from robopolicy.spec import PolicySpec
 from robopolicy.types import STATE, TASK, Metrics
 from world_models.data import HOLDOUT, check_learnable, mix, split, take
+from world_models.supervised import learn
 from world_models.trajectories import Trajectories, make_trajectories
 from world_models.windows import cut, whole
 
@@ -81,38 +83,22 @@ def fit(
         ema_decay=ema_decay,
     )  # fmt: skip
     average = cast(Trajectories, algo.policy)
-    state = checkpointer.latest()
-    step, sums, means = 0, {}, {}
-    if state is not None:
-        _check_same_data(state["algo"]["average"], average)
-        step, sums, means = state["step"], dict(state["sums"]), dict(state["means"])
-        algo.load_state_dict(state["algo"])
-        average.report = state["report"] if step >= steps else {}
 
-    def snapshot() -> dict[str, Any]:
-        return {"step": step, "sums": sums, "means": means, "algo": algo.state_dict(), "report": average.report}
+    def batch(step: int) -> dict[str, Tensor]:
+        return _batch(train, begins, length, batch_size, step_seed(seed, step, stream=_DRAW_STREAM), device)
 
-    with tracker.progress(steps, "trajectories") as progress:
-        progress.update(step)
-        while step < steps:
-            seed_generators(step_seed(seed, step), device)
-            batch = _batch(train, begins, length, batch_size, step_seed(seed, step, stream=_DRAW_STREAM), device)
-            for name, value in algo.update(batch).items():
-                sums[name] = sums.get(name, 0.0) + value
-            step += 1
-            if step % log_every == 0:
-                means, sums = {name: total / log_every for name, total in sums.items()}, {}
-                tracker.log({f"train/{name}": value for name, value in means.items()}, step)
-            progress.update(step, **means)
-            if (save_every and step % save_every == 0 and step < steps) or checkpointer.requested:
-                checkpointer.save(step, policy=average, state=snapshot())
+    snapshot = learn(
+        algo, batch, name="trajectories", check_same_data=partial(_check_same_data, model=average), steps=steps,
+        seed=seed, device=device, tracker=tracker, checkpointer=checkpointer, log_every=log_every,
+        save_every=save_every,
+    )  # fmt: skip
     if not average.report:  # else the run was at its end before
         average.report = judge(average.cpu(), parts)
-        tracker.log({f"report/{k}": v for k, v in average.report["denoising"].items()}, step)
-        checkpointer.save(step, policy=average, state=snapshot())
+        tracker.log({f"report/{k}": v for k, v in average.report["denoising"].items()}, steps)
+        checkpointer.save(steps, policy=average, state=snapshot())
     errors = average.report["denoising"]
     print("denoising error: " + ", ".join(f"{name} {value:.4f}" for name, value in errors.items()))
-    return {**errors, "steps": step, "parameters": sum(p.numel() for p in average.parameters()),
+    return {**errors, "steps": steps, "parameters": sum(p.numel() for p in average.parameters()),
             "wall_s": time.perf_counter() - began}  # fmt: skip
 
 
