@@ -50,11 +50,14 @@ def main(arguments: list[str] | None = None) -> int:
     threads = max(1, (os.cpu_count() or 1) // options.jobs)
     try:
         with ThreadPoolExecutor(options.jobs) as pool:
-            bases = dict.fromkeys((s.base, seed) for s, _, seed in work)
-            list(pool.map(lambda job: train_base(options.out, job[0], job[1], threads), bases))
-            found = list(
-                pool.map(lambda job: refine(options.out, experiment.runs or options.id, *job, options.jobs), work)
-            )
+            bases = {key: pool.submit(train_base, options.out, *key, threads)
+                     for key in dict.fromkeys((s.base, seed) for s, _, seed in work)}  # fmt: skip
+
+            def after_base(setting: Setting, name: str, seed: int) -> Found:
+                bases[setting.base, seed].result()  # queued before: it is done or being done by another worker
+                return refine(options.out, experiment.runs or options.id, setting, name, seed, options.jobs)
+
+            found = list(pool.map(lambda job: after_base(*job), work))
         path = options.results / f"{options.id}.json"
         evidence = record(options.id, experiment, work, found, read(path) if path.exists() else [])
         for row in evidence:
