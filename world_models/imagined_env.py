@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from robopolicy.errors import CheckpointError, ConfigError
-from robopolicy.noise import episode_seeds, keyed_uniform
+from robopolicy.noise import keyed_uniform
 from robopolicy.schema import Count, Node, Positive
 from robopolicy.spec import with_cameras
 from robopolicy.storage import MANIFEST
 from robopolicy.types import EnvSpec, Obs, Step, check_action
 from world_models.assess import faults
 from world_models.dynamics import History, by_blocks
+from world_models.seed_queue import SeedQueue
 from world_models.starts import Part, fitting, own_starts, starts_of
 from world_models.world import World, find_world, load_world
 
@@ -89,8 +90,7 @@ class ImaginedEnv:
             resumable=True,
         )  # fmt: skip
         self._low, self._high = torch.tensor([self.spec.action.low, self.spec.action.high])
-        self._seed, self._handed = seed, 0
-        self._given = torch.zeros(0, dtype=torch.int64)
+        self.queue = SeedQueue(seed, num_envs)
         self.episode_seed = torch.zeros(num_envs, dtype=torch.int64)
         self._t = torch.zeros(num_envs, dtype=torch.int64)
         self._window = torch.zeros(num_envs, world.success.window, world.dynamics.latent_dim)  # newest last
@@ -99,9 +99,7 @@ class ImaginedEnv:
 
     # -- VecEnv ------------------------------------------------------------------------------------------------------
     def reset(self, seeds: Tensor | None = None) -> Obs:
-        if seeds is not None and (seeds.ndim != 1 or len(seeds) < self.num_envs):
-            raise ConfigError(f"reset: seeds must be [M] with M >= {self.num_envs}, found {tuple(seeds.shape)}")
-        self._given = torch.zeros(0, dtype=torch.int64) if seeds is None else seeds.to(torch.int64).cpu().clone()
+        self.queue.start(seeds)
         self._begin(torch.arange(self.num_envs))
         return self.observe()
 
@@ -149,7 +147,7 @@ class ImaginedEnv:
     def state_dict(self) -> dict[str, Any]:
         return {
             "window": self._window.clone(), "t": self._t.clone(), "episode_seed": self.episode_seed.clone(),
-            "given": self._given.clone(), "handed": self._handed, "seed": self._seed, "digest": self.spec.digest,
+            "queue": self.queue.state_dict(), "digest": self.spec.digest,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -158,18 +156,15 @@ class ImaginedEnv:
                 f"{self.spec.id}: the saved state is of world {state['digest']} with {len(state['t'])} envs; this one "
                 f"is {self.spec.digest} with {self.num_envs}. Resume with the world model it was saved under."
             )
-        self._window, self._t, self._given = (state[k].clone() for k in ("window", "t", "given"))
+        self._window, self._t = state["window"].clone(), state["t"].clone()
         self.episode_seed = state["episode_seed"].clone()
-        self._handed, self._seed = int(state["handed"]), int(state["seed"])
+        self.queue.load_state_dict(state["queue"])
         self._episode = self._choose(self.episode_seed)[1]
 
     # -- inside ------------------------------------------------------------------------------------------------------
     def _begin(self, rows: Tensor) -> None:
         """Start the next episodes in the queue in `rows` [M]."""
-        seeds, self._given = self._given[: len(rows)], self._given[len(rows) :]
-        if missing := len(rows) - len(seeds):
-            seeds = torch.cat([seeds, episode_seeds("train", self._seed, missing, start=self._handed)])
-            self._handed += missing
+        seeds = self.queue.next(len(rows))
         chosen, unit = self._choose(seeds)
         window = self.world.windows(self.starts.take(chosen))
         self.episode_seed = self.episode_seed.clone()  # steps handed out before keep the seeds they were made with

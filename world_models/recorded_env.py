@@ -16,9 +16,10 @@ from torch import Tensor
 from robopolicy.data.episodes import Episodes
 from robopolicy.data.lerobot import load_episodes
 from robopolicy.errors import CheckpointError, ConfigError, DataError
-from robopolicy.noise import episode_seeds, keyed_uniform
+from robopolicy.noise import keyed_uniform
 from robopolicy.schema import Count
 from robopolicy.types import EnvSpec, Obs, Step, check_action
+from world_models.seed_queue import SeedQueue
 
 _STREAM = 9421
 
@@ -36,22 +37,20 @@ class RecordedEnv:
     def __init__(self, episodes: Episodes, num_envs: int, *, seed: int = 0, name: str = "dataset") -> None:
         if not episodes.outcomes:
             raise DataError(f"{name}: has neither rewards nor successes, which learning from its transitions needs")
-        self.episodes, self.num_envs, self.device, self._seed = episodes, num_envs, torch.device("cpu"), seed
+        self.episodes, self.num_envs, self.device = episodes, num_envs, torch.device("cpu")
+        self.queue = SeedQueue(seed, num_envs)
         content = episodes.action.numpy().tobytes() + episodes.starts.numpy().tobytes()
         self.spec = EnvSpec(
             id=f"recorded {name}", observation=episodes.observation, action=episodes.action_spec, tasks=episodes.tasks,
             dt=episodes.dt, horizon=int(episodes.lengths.max()), digest=hashlib.sha256(content).hexdigest()[:16],
             resumable=True,
         )  # fmt: skip
-        self._given, self._handed = torch.zeros(0, dtype=torch.int64), 0
         self.episode_seed = torch.zeros(num_envs, dtype=torch.int64)
         self._frame = torch.zeros(num_envs, dtype=torch.int64)
         self.reset()
 
     def reset(self, seeds: Tensor | None = None) -> Obs:
-        if seeds is not None and (seeds.ndim != 1 or len(seeds) < self.num_envs):
-            raise ConfigError(f"reset: seeds must be [M] with M >= {self.num_envs}, found {tuple(seeds.shape)}")
-        self._given = torch.zeros(0, dtype=torch.int64) if seeds is None else seeds.to(torch.int64).cpu().clone()
+        self.queue.start(seeds)
         self._begin(torch.arange(self.num_envs))
         return self.observe()
 
@@ -85,8 +84,8 @@ class RecordedEnv:
         return {k: self.episodes.obs[k][self._frame] for k in self.spec.observation}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"frame": self._frame.clone(), "episode_seed": self.episode_seed.clone(), "given": self._given.clone(),
-                "handed": self._handed, "digest": self.spec.digest}  # fmt: skip
+        return {"frame": self._frame.clone(), "episode_seed": self.episode_seed.clone(),
+                "queue": self.queue.state_dict(), "digest": self.spec.digest}  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["digest"] != self.spec.digest or len(state["frame"]) != self.num_envs:
@@ -94,15 +93,12 @@ class RecordedEnv:
                 f"{self.spec.id}: the saved state is of recording {state['digest']} with {len(state['frame'])} envs; "
                 f"this one is {self.spec.digest} with {self.num_envs}. Resume with the dataset it was saved under."
             )
-        self._frame, self.episode_seed, self._given = (state[k].clone() for k in ("frame", "episode_seed", "given"))
-        self._handed = int(state["handed"])
+        self._frame, self.episode_seed = state["frame"].clone(), state["episode_seed"].clone()
+        self.queue.load_state_dict(state["queue"])
 
     def _begin(self, rows: Tensor) -> None:
         """Start the next episodes in the queue in `rows` [M]."""
-        seeds, self._given = self._given[: len(rows)], self._given[len(rows) :]
-        if missing := len(rows) - len(seeds):
-            seeds = torch.cat([seeds, episode_seeds("train", self._seed, missing, start=self._handed)])
-            self._handed += missing
+        seeds = self.queue.next(len(rows))
         unit = keyed_uniform(seeds, torch.zeros_like(seeds), (1,), stream=_STREAM)[:, 0].double()
         self.episode_seed, self._frame = self.episode_seed.clone(), self._frame.clone()
         self.episode_seed[rows] = seeds
