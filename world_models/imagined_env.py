@@ -147,7 +147,7 @@ class ImaginedEnv:
     def state_dict(self) -> dict[str, Any]:
         return {
             "window": self._window.clone(), "t": self._t.clone(), "episode_seed": self.episode_seed.clone(),
-            "queue": self.queue.state_dict(), "digest": self.spec.digest,
+            **self.queue.state_dict(), "digest": self.spec.digest,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -158,7 +158,7 @@ class ImaginedEnv:
             )
         self._window, self._t = state["window"].clone(), state["t"].clone()
         self.episode_seed = state["episode_seed"].clone()
-        self.queue.load_state_dict(state["queue"])
+        self.queue.load_state_dict(state)
         self._episode = self._choose(self.episode_seed)[1]
 
     # -- inside ------------------------------------------------------------------------------------------------------

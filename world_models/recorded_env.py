@@ -85,7 +85,7 @@ class RecordedEnv:
 
     def state_dict(self) -> dict[str, Any]:
         return {"frame": self._frame.clone(), "episode_seed": self.episode_seed.clone(),
-                "queue": self.queue.state_dict(), "digest": self.spec.digest}  # fmt: skip
+                **self.queue.state_dict(), "digest": self.spec.digest}  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["digest"] != self.spec.digest or len(state["frame"]) != self.num_envs:
@@ -94,7 +94,7 @@ class RecordedEnv:
                 f"this one is {self.spec.digest} with {self.num_envs}. Resume with the dataset it was saved under."
             )
         self._frame, self.episode_seed = state["frame"].clone(), state["episode_seed"].clone()
-        self.queue.load_state_dict(state["queue"])
+        self.queue.load_state_dict(state)
 
     def _begin(self, rows: Tensor) -> None:
         """Start the next episodes in the queue in `rows` [M]."""
