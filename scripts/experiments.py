@@ -15,7 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -57,7 +57,14 @@ def main(arguments: list[str] | None = None) -> int:
                 bases[setting.base, seed].result()  # queued before: it is done or being done by another worker
                 return refine(options.out, experiment.runs or options.id, setting, name, seed, options.jobs)
 
-            found = list(pool.map(lambda job: after_base(*job), work))
+            runs = [pool.submit(after_base, *job) for job in work]
+            try:
+                wait([*bases.values(), *runs], return_when=FIRST_EXCEPTION)
+            finally:  # after a failure or Ctrl-C nothing further begins
+                pool.shutdown(wait=False, cancel_futures=True)
+            for base in bases.values():
+                base.result()
+            found = [run.result() for run in runs]
         path = options.results / f"{options.id}.json"
         evidence = record(options.id, experiment, work, found, read(path) if path.exists() else [])
         for row in evidence:

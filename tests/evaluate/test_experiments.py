@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from robopolicy.errors import RobopolicyError
 from robopolicy.evaluate.evidence import ALL, Evidence, write
 from robopolicy.evaluate.results_page import generate
 from scripts import experiments
@@ -119,3 +121,23 @@ def test_a_base_of_lerobot_is_trained_by_its_own_command(tmp_path, monkeypatch):
         experiments.refine(tmp_path, "x", Setting(base, {"refined": ("algo=residual_fast",)}), "refined", 3, 1)
     trained = next(arguments for _, arguments in commands if arguments[0] == "train")
     assert f"base={folder / 'lerobot'}" in trained and f"dataset={folder / 'data'}" in trained
+
+
+@pytest.mark.parametrize("fails", ["train_base", "refine"])
+def test_after_a_failure_nothing_further_begins(tmp_path, monkeypatch, capsys, fails):
+    begun = []
+
+    def stage(name):
+        def run(*arguments):
+            begun.append(name)
+            time.sleep(0.05)  # a stage takes longer than it takes to notice that one failed
+            if name == fails:
+                raise RobopolicyError(f"{name} failed")
+
+        return run
+
+    for name in ("train_base", "refine"):
+        monkeypatch.setattr(experiments, name, stage(name))
+    assert experiments.main(["pick_residual_fast", "--out", str(tmp_path), "--jobs", "1", "--no-record"]) == 1
+    assert capsys.readouterr().err == f"error: {fails} failed\n"
+    assert 1 <= begun.count(fails) <= 2, "one that began while the failure was noticed, at most"
