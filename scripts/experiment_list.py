@@ -155,6 +155,8 @@ METAWORLD = tuple(  # pushing, grasping, inserting, hammering, by a hand; levers
         "plate-slide": 1.0,
     }.items()
 )
+MANISKILL_PUSH = Base("maniskill", 6, 1.0, SUITE_BC, options=("task.name=PushCube-v1",), num_envs=16, episodes=200)
+SUITES_DPPO = ("algo=dppo_large", "validation_episodes=50", "threads=1")
 EXPERIMENTS = {
     "maniskill_pickcube_residual": Experiment(
         (
@@ -211,6 +213,32 @@ EXPERIMENTS = {
             ),
         ),
         seeds=(0, 1),  # 55 steps a second
+    ),
+    "suites_dppo": Experiment(  # chosen on training seed 100 of both tasks
+        tuple(
+            Setting(base, {"refined": (*SUITES_DPPO, *sizes)}, prefix=f"{base.label}/")
+            for base, sizes in (
+                (
+                    next(base for base in METAWORLD if base.label == "metaworld-handle-pull-v3"),
+                    (
+                        "num_envs=64",
+                        "loop.rollout_steps=200",
+                        "loop.total_steps=600000",
+                        "loop.eval_every=100000",
+                    ),
+                ),
+                (
+                    MANISKILL_PUSH,
+                    (
+                        "num_envs=32",
+                        "loop.rollout_steps=100",
+                        "loop.total_steps=200000",
+                        "loop.eval_every=50000",
+                    ),
+                ),
+            )
+        ),
+        extra=("curve",),
     ),
     "pick_residual_fast": Experiment(
         (
