@@ -4,6 +4,7 @@ What is used where, and why:
     one success rate        Wilson score interval: near nominal coverage even at 0/n and n/n, where Wald's collapses.
     two policies, paired    exact McNemar test, and Tango's score interval for the difference; both read the discordant
                             pairs only through their counts, so luck with the seeds cancels.
+    two rates, unpaired     Newcombe's hybrid score interval for the difference.
     many tests              Holm's step-down correction.
     anything else           percentile bootstrap, resampling training seeds before the episodes within them.
 """
@@ -106,6 +107,16 @@ def paired_difference(pairs: Pairs, *, level: float = 0.95) -> Interval:
     low = -1.0 if value == -1.0 else _bisect(lambda d: score(d) - z, -1.0, value)
     high = 1.0 if value == 1.0 else _bisect(lambda d: score(d) + z, value, 1.0)
     return Interval(value, low, high)
+
+
+def unpaired_difference(a: Interval, b: Interval) -> Interval:
+    """p_b − p_a of two independent rates: "method 10" of Newcombe (1998), Stat. Med. 17, 873–890.
+
+    a, b: Wilson's intervals, of the level that the result is to have.
+    """
+    value = b.value - a.value
+    low = value - math.hypot(b.value - b.low, a.high - a.value)
+    return Interval(value, low, value + math.hypot(b.high - b.value, a.value - a.low))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

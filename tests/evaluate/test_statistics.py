@@ -8,7 +8,7 @@ import random
 import pytest
 
 from robopolicy.errors import ConfigError
-from robopolicy.evaluate.statistics import Pairs, bootstrap, holm, mcnemar, paired_difference, wilson
+from robopolicy.evaluate.statistics import Pairs, bootstrap, holm, mcnemar, paired_difference, unpaired_difference, wilson
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,19 @@ def test_wilson_edges():
         wilson(4, 3)
     with pytest.raises(ConfigError, match="level"):
         wilson(1, 3, level=95)
+
+
+def test_unpaired_difference_newcombe_table():
+    """Newcombe (1998), Stat. Med. 17, 873–890, Table II, method 10: 56/70 − 48/80, 9/10 − 3/10 and 10/10 − 0/10."""
+    for (a, n), (b, m), low, high in (
+        ((48, 80), (56, 70), 0.0524, 0.3339),
+        ((3, 10), (9, 10), 0.1705, 0.8090),
+        ((0, 10), (10, 10), 0.6075, 1.0),
+    ):
+        found = unpaired_difference(wilson(a, n), wilson(b, m))
+        assert found.value == pytest.approx(b / m - a / n)
+        assert found.low == pytest.approx(low, abs=5e-5)
+        assert found.high == pytest.approx(high, abs=5e-5)
 
 
 def test_mcnemar_airway_example():

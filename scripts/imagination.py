@@ -1,0 +1,179 @@
+"""Refinement in imagination, the model-free learner on the same transitions, and how far imagination was right.
+
+    python scripts/imagination.py [--tasks reach] [--seeds 0 1 2] [--arms dppo residual …] [--jobs 2] [--record]
+
+For every task and training seed, in <out>/<task>-<seed>: a base by imitation, episodes of it with more and less noise,
+a world model of these and of the demonstrations, and from there, without a further step of the task:
+
+  dppo        algo=dppo in imagination, anchored to the base, behind the gate
+  free        the same without anchor and gate
+  residual    algo=residual_fast in imagination; no real transition in any batch
+  model_free  algo=residual_fast on the recorded transitions themselves (world=recorded, half of each batch
+              demonstrations): those that the model was trained on, its held-out part too
+
+Each result is evaluated on the task's test episodes; what was learned in imagination also in imagination, from starts
+that the model was not trained on, where an episode that ends in doubt is a failure. Rows of `imagined_dppo`, and of
+`imagination_gap`: |imagined − true|, its interval from Newcombe's for two unpaired rates. Stages that are done are not
+repeated. Training seeds of 100 and above are trials: evaluated on validation episodes and never recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from robopolicy.data.meta import recorded
+from robopolicy.evaluate.compare import compare
+from robopolicy.evaluate.evidence import Evidence, measured, of_rows, pooled, write
+from robopolicy.evaluate.provenance import command
+from robopolicy.evaluate.rows import Rows
+from robopolicy.evaluate.statistics import Interval, unpaired_difference
+from scripts.experiment_list import SUITE
+from scripts.experiments import ROOT, policy_of, robopolicy, task_of, train_base
+
+TRIALS = 100  # training seeds from here on
+IMAGINED = {
+    "dppo": ("algo=dppo",),
+    "free": ("algo=dppo", "algo.anchor=0", "world.gate.enforce=false"),
+    "residual": ("algo=residual_fast", "loop.demo_fraction=0"),
+}
+ARMS = (*IMAGINED, "model_free")
+BASES = {base.task: base for base in SUITE}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What one arm of one task and training seed gave."""
+
+    base: Rows
+    true: Rows
+    imagined: Rows | None
+    wall_s: float
+    frames: int  # transitions that model and learner were given
+    commit: str
+
+
+class Trial:
+    """The stages of one task and training seed."""
+
+    def __init__(self, options: argparse.Namespace, task: str, seed: int) -> None:
+        self.base, self.seed, self.options = BASES[task], seed, options
+        self.folder = options.out.resolve() / f"{task}-{seed}"
+        self.threads = max(1, (os.cpu_count() or 1) // options.jobs)
+        self.start = options.out.resolve() / "bases" / f"{self.base.name}-{seed}"
+
+    def run(self) -> dict[str, Arm]:
+        train_base(self.options.out, self.base, self.seed, self.threads)
+        bc, data = policy_of(self.base, self.start), self.start / "data"
+        around = self.folder / "around"
+        if recorded(around) != "whole":
+            self.call("demos", f"out={around}", "only_success=false", f"episodes={self.options.episodes}",
+                      f"imperfection={self.options.spread}", f"seed={self.seed + 1_000}", "overwrite=true",
+                      "expert._target_=robopolicy.data.behave.PolicyExpert", f"expert.checkpoint={bc}")  # fmt: skip
+        model = self.train("world", "algo=world_model", f"dataset={around}", f"loop.data.demos={data}",
+                           f"loop.steps={self.options.model_steps}", task=False)  # fmt: skip
+        frames = sum(json.loads((d / "meta" / "info.json").read_text())["total_frames"] for d in (around, data))
+        found = {}
+        for arm in self.options.arms:
+            where = f"world.model={model}" if arm in IMAGINED else f"world.dataset={around}"
+            how = IMAGINED.get(arm, ("algo=residual_fast",))
+            world = "world=imagined" if arm in IMAGINED else "world=recorded"
+            run = self.train(arm, *how, world, where, f"base={bc}", f"dataset={data}")
+            true = self.rows(run, run)
+            dreamt = self.rows(run, run / "imagined", "world=imagined", f"world.model={model}",
+                               "world.part=held_out") if arm in IMAGINED else None  # fmt: skip
+            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            wall = max(float(line["train/seconds"]) for line in lines if "train/seconds" in line)
+            made = json.loads((run / "provenance.json").read_text())["commit"]
+            found[arm] = Arm(self.rows(bc, self.start / "bc"), true, dreamt, wall, frames, made)
+            told = f", in imagination {dreamt.summary()}" if dreamt else ""
+            print(f"{self.folder.name} {arm}: {true.summary()}{told}", flush=True)
+        return found
+
+    def train(self, name: str, *overrides: str, task: bool = True) -> Path:
+        run = self.folder / name
+        self.call("train", f"run_dir={run}", f"seed={self.seed}", "tracker=local", f"threads={self.threads}",
+                  *overrides, task=task)  # fmt: skip
+        return run
+
+    def rows(self, policy: Path, out: Path, *world: str) -> Rows:
+        split = "validation" if self.seed >= TRIALS else "test"
+        self.call("eval", f"checkpoint={policy}", f"split={split}", "episodes=500", "videos=0", f"out={out}",
+                  f"threads={self.threads}", *world)  # fmt: skip
+        return Rows.load(out / ("episodes.csv" if split == "test" else f"episodes-{split}.csv"))
+
+    def call(self, verb: str, *arguments: str, task: bool = True) -> None:
+        about = task_of(self.base) if task else ()
+        robopolicy(verb, *about, *arguments, threads=self.threads, log=self.folder / "log.txt")
+
+
+def evidence(found: dict[tuple[str, int], dict[str, Arm]]) -> Iterator[Evidence]:
+    """Rates and paired differences for every arm and training seed, the gaps, and what pools the seeds."""
+    rates: dict[str, list[Evidence]] = {}
+    for (task, seed), arms in found.items():
+        for name, arm in arms.items():
+            about = f"{arm.frames:,} transitions"
+            for label, rows, wall in ((f"{task}/base", arm.base, None), (f"{task}/{name}", arm.true, arm.wall_s)):
+                row = of_rows(rows, id="imagined_dppo", setting=label, seed=seed, notes=about, commit=arm.commit,
+                              command=command(), env_steps=0 if wall else None,
+                              wall_s=wall and round(wall, 1))  # fmt: skip
+                if row.key not in {r.key for r in rates.get(label, [])}:
+                    rates.setdefault(label, []).append(row)
+                    yield row
+            both = compare(arm.base, arm.true, names=("base", name))
+            yield measured(id="imagined_dppo", setting=f"{task}/{name}", metric="difference", commit=arm.commit,
+                           interval=both.difference, seeds=seed, episodes=both.pairs.total,
+                           notes=f"McNemar p = {both.p_value:.1e}")  # fmt: skip
+            if arm.imagined is not None:
+                yield _gap(task, name, seed, arm)
+    yield from (pooled(rows) for rows in rates.values() if len(rows) > 1)
+
+
+def _gap(task: str, name: str, seed: int, arm: Arm) -> Evidence:
+    assert arm.imagined is not None
+    imagined, true = arm.imagined.success_rate(), arm.true.success_rate()
+    difference = unpaired_difference(true, imagined)
+    ends = sorted((abs(difference.low), abs(difference.high)))
+    size = Interval(abs(difference.value), 0.0 if difference.low <= 0 <= difference.high else ends[0], ends[1])
+    label = {"dppo": "accepted"}.get(name, name)
+    return measured(id="imagination_gap", setting=f"{task}/{label}", metric="gap", interval=size, seeds=seed,
+                    episodes=len(arm.imagined) + len(arm.true), commit=arm.commit,
+                    notes=f"imagined {100 * imagined.value:.1f}%, true {100 * true.value:.1f}%")  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/imagination"))
+    parser.add_argument("--tasks", nargs="+", choices=BASES, default=["reach"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--episodes", type=int, default=600, help="of the base with noise, for the model")
+    parser.add_argument("--spread", type=float, default=0.5, help="the largest noise of these, in action limits")
+    parser.add_argument("--model-steps", type=int, default=4_000, help="of training the model")
+    parser.add_argument("--jobs", type=int, default=2, help="training seeds at a time")
+    parser.add_argument("--record", action="store_true", help="write docs/results")
+    options = parser.parse_args(arguments)
+    trials = {seed >= TRIALS for seed in options.seeds}
+    if len(trials) > 1 or (options.record and True in trials):
+        parser.error(f"--seeds: those from {TRIALS} on are trials, apart from the others and never recorded")
+    keys = [(task, seed) for task in options.tasks for seed in options.seeds]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        found = dict(zip(keys, pool.map(lambda key: Trial(options, *key).run(), keys), strict=True))
+    rows = list(evidence(found))
+    for row in rows:
+        print(json.dumps({k: getattr(row, k) for k in ("id", "setting", "metric", "value", "low", "high", "seeds")}))
+    if options.record:
+        write(rows, root=ROOT / "docs" / "results")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
