@@ -8,7 +8,15 @@ import random
 import pytest
 
 from robopolicy.errors import ConfigError
-from robopolicy.evaluate.statistics import Pairs, bootstrap, holm, mcnemar, paired_difference, unpaired_difference, wilson
+from robopolicy.evaluate.statistics import (
+    Pairs,
+    bootstrap,
+    holm,
+    mcnemar,
+    paired_difference,
+    unpaired_difference,
+    wilson,
+)
 
 
 @pytest.mark.parametrize(
