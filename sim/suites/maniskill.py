@@ -69,8 +69,8 @@ class ManiSkillEnv(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        # The whole scene anew, for about 0.05 s: PhysX lets contacts of earlier episodes show in later ones, in the last
-        # digits at first, even where everything was parted and stepped before the reset.
+        # The whole scene anew, for about 0.05 s: PhysX lets contacts of earlier episodes show in later ones, in the
+        # last digits at first, even where everything was parted and stepped before the reset.
         obs, _ = self.inner.reset(seed=None if seed is None else seed32(seed), options={"reconfigure": True})
         return obs[0].numpy().copy(), {"success": False}
 
