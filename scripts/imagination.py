@@ -88,7 +88,7 @@ class Trial:
             world = "world=imagined" if arm in IMAGINED else "world=recorded"
             run = self.train(arm, *how, world, where, f"base={bc}", f"dataset={data}")
             true = self.rows(run, run)
-            dreamt = self.rows(run, run / "imagined", "world=imagined", f"world.model={model}",
+            dreamt = self.rows(run, run, "world=imagined", f"world.model={model}",
                                "world.part=held_out") if arm in IMAGINED else None  # fmt: skip
             lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
             wall = max(float(line["train/seconds"]) for line in lines if "train/seconds" in line)
@@ -108,7 +108,8 @@ class Trial:
         split = "validation" if self.seed >= TRIALS else "test"
         self.call("eval", f"checkpoint={policy}", f"split={split}", "episodes=500", "videos=0", f"out={out}",
                   f"threads={self.threads}", *world)  # fmt: skip
-        return Rows.load(out / ("episodes.csv" if split == "test" else f"episodes-{split}.csv"))
+        marks = [*(["imagined"] if world else []), *([split] if split != "test" else [])]
+        return Rows.load(out / ("-".join(["episodes", *marks]) + ".csv"))
 
     def call(self, verb: str, *arguments: str, task: bool = True) -> None:
         about = task_of(self.base) if task else ()
