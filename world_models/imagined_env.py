@@ -110,7 +110,7 @@ class ImaginedEnv:
         dynamics, latent = self.world.dynamics, self._window[:, -1]
         draw = keyed_uniform(self.episode_seed, self._t, (1,), stream=_DRAW_STREAM)[:, 0]
         imagined = dynamics.step(latent, executed, episode=self._episode, draw=draw if self.sampled else None)
-        (score,) = by_blocks(lambda *x: (self.world.score(*x),), self._window, executed)
+        (score,) = by_blocks(lambda *x: (self.world.score(*x),), self._window, imagined.latent)
         bad = ~(torch.isfinite(imagined.latent).all(1) & torch.isfinite(imagined.doubt) & torch.isfinite(score))
         after = torch.where(bad[:, None], latent, imagined.latent)
         doubted = ((imagined.doubt > self.trust * self.world.bound) | dynamics.outside(after)) & ~bad

@@ -1,4 +1,9 @@
-"""When an imagined episode has succeeded: a classifier of (window of latents, action), and a threshold with evidence.
+"""When an imagined episode has succeeded: a classifier of a window of latents, and a threshold with evidence.
+
+A task counts as done once it has been for some steps, and how many is not told. So every latent has a score of its own,
+by the same network, and the lowest of them is that of the window, where older ones are let off by as much as the data
+asks for. A dataset does not hold the state after an episode's last action, which is the newest of them: the model's
+likeliest successor stands there, in training as later.
 
 It is trained on far more positives than there are in life, so its output is a score, not a probability. What counts is
 decided on held-out episodes: an imagined episode succeeds where its score passes the threshold for the first time, so
@@ -17,29 +22,29 @@ from torch import Tensor, nn
 from robopolicy.errors import DataError
 from robopolicy.networks.mlp import MLP
 from robopolicy.schema import Count, Fraction, NonNegative, Positive
-from robopolicy.types import ActionSpec, Metrics
+from robopolicy.types import Metrics
+
+_FASTER = 10.0  # a few numbers that have further to go than weights have
 
 
 class SuccessClassifier(nn.Module):
-    """Score that success holds after an action: a contrastive embedding and a linear head on it.
+    """Score that success holds at the end of a window: a contrastive embedding of every latent and a linear head on it.
 
-    Loss: cross-entropy plus `contrast` × the supervised contrastive loss (Khosla et al. 2020, eq. 2) at `temperature`.
+    Loss: cross-entropy plus `contrast` × the supervised contrastive loss (Khosla et al. 2020, eq. 2) of the newest
+    latents at `temperature`.
 
     Args:
         feature_dim: size of a latent's features.
-        window: W latents up to the one acted on; success that must last is not in one of them.
+        window: W latents before the newest; success may have to last that many steps more.
         precision: of episodes, that the threshold shall reach on held-out data.
         min_positives: successful episodes that training needs; a quarter of that for each held-out part.
     """
 
     threshold: Tensor
-    centre: Tensor
-    reach: Tensor
 
     def __init__(
         self,
         feature_dim: int,
-        action: ActionSpec,
         *,
         window: Count = 5,
         width: Count = 128,
@@ -53,23 +58,22 @@ class SuccessClassifier(nn.Module):
         super().__init__()
         self.window, self.contrast, self.temperature = window, contrast, temperature
         self.precision, self.min_positives = precision, min_positives
-        self.embed = MLP(window * feature_dim + action.dim, embedding, width=width, depth=depth, norm=True)
+        self.embed = MLP(feature_dim, embedding, width=width, depth=depth, norm=True)
         self.head = nn.Linear(embedding, 1)
-        low, high = torch.tensor([action.low, action.high])
-        finite = torch.isfinite(high - low)
-        self.register_buffer("centre", torch.where(finite, (high + low) / 2, 0.0))
-        self.register_buffer("reach", torch.where(finite, (high - low) / 2, 1.0))
+        self.age = nn.Parameter(torch.zeros(window))  # oldest first: what a step more lets off
         self.register_buffer("threshold", torch.tensor(torch.nan))  # on the score; NaN until calibrated
 
-    def forward(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Score [B] and embedding [B embedding] of features [B W F] and actions [B Da]."""
-        x = torch.cat([features.flatten(1), (action - self.centre) / self.reach], dim=-1)
-        embedding = self.embed(x)
-        return (embedding * self.head.weight[0]).sum(-1) + self.head.bias, embedding  # rows alike, bit for bit
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Score [B], and embedding [B embedding] of the newest, of features [B W+1 F]."""
+        embedding = self.embed(features)
+        each = (embedding * self.head.weight[0]).sum(-1) + self.head.bias  # [B W+1]; rows alike, bit for bit
+        steps = F.softplus(_FASTER * self.age)
+        let_off = torch.cat([steps.flip(0).cumsum(0).flip(0), steps.new_zeros(1)])
+        return (each + let_off).amin(-1), embedding[:, -1]
 
-    def loss(self, features: Tensor, action: Tensor, label: Tensor) -> tuple[Tensor, Metrics]:
-        """Loss of B labelled pairs; `label` [B] is 1 where success held after the action."""
-        score, embedding = self(features, action)
+    def loss(self, features: Tensor, label: Tensor) -> tuple[Tensor, Metrics]:
+        """Loss of B labelled windows; `label` [B] is 1 where success held at the end."""
+        score, embedding = self(features)
         entropy = F.binary_cross_entropy_with_logits(score, label)
         contrast = supervised_contrast(embedding, label, temperature=self.temperature) if self.contrast else entropy * 0
         right = ((score.detach() > 0) == (label > 0.5)).float().mean()

@@ -152,7 +152,7 @@ def scores(world: World, episodes: Episodes) -> Tensor:
     out = []
     for frames in torch.arange(episodes.num_frames).split(_ROWS):
         window = world.windows(History.before(episodes, frames, world.memory))
-        out.append(world.score(window, episodes.action[frames]))
+        out.append(world.score(window, world.after(window, episodes.action[frames])))
     return torch.cat(out)
 
 

@@ -22,7 +22,7 @@ from robopolicy.types import ActionSpec, EnvSpec, Feature, Metrics
 from world_models.dynamics import Dynamics, History
 from world_models.success import SuccessClassifier
 
-FORMAT = 1
+FORMAT = 2  # 1: success was judged by an action, not by where it leads
 FOLDER = "model"
 
 
@@ -46,10 +46,19 @@ class World(nn.Module):
         self.report: dict[str, Any] = {}
         self.register_buffer("bound", torch.tensor(torch.nan))  # on `Imagined.doubt`; NaN until calibrated
 
-    def score(self, latents: Tensor, action: Tensor) -> Tensor:
-        """[B] of windows of latents [B W C] and the action [B Da] taken at the last of them."""
-        score: Tensor = self.success(self.dynamics.features(latents), action)[0]
+    def score(self, latents: Tensor, after: Tensor) -> Tensor:
+        """[B] of windows of latents [B W C], and what an action led to from the last of them [B C]."""
+        score: Tensor = self.success(self._judged(latents, after))[0]
         return score
+
+    @torch.no_grad()
+    def after(self, latents: Tensor, action: Tensor) -> Tensor:
+        """[B C]: where action [B Da] leads most likely from the last of [B W C]."""
+        member = torch.zeros(len(latents), device=latents.device)
+        return self.dynamics.step(latents[:, -1], action, episode=member, draw=None).latent
+
+    def _judged(self, latents: Tensor, after: Tensor) -> Tensor:
+        return self.dynamics.features(torch.cat([latents, after[:, None]], dim=1))
 
     @property
     def memory(self) -> int:
@@ -64,8 +73,10 @@ class World(nn.Module):
         """Both losses, which share no weights, so one optimiser serves both."""
         loss, metrics = self.dynamics.loss(batch)
         judged = batch["judged"]
-        features = self.dynamics.features(self.windows(judged))
-        other, more = self.success.loss(features, judged.action[:, -1], batch["label"])
+        windows = self.windows(judged)
+        other, more = self.success.loss(
+            self._judged(windows, self.after(windows, judged.action[:, -1])), batch["label"]
+        )
         return loss + other, {**metrics, **more}
 
     def write(self, folder: Path) -> None:
@@ -88,7 +99,7 @@ def make_world(spec: EnvSpec, nodes: dict[str, Any]) -> World:
     dynamics = build(nodes["world_model"], "world_model", spec=spec)
     if not isinstance(dynamics, Dynamics):
         raise ConfigError(f"world_model: built a {type(dynamics).__name__}, expected a world_models.dynamics.Dynamics")
-    success = build(nodes["success"], "success", feature_dim=dynamics.feature_dim, action=spec.action)
+    success = build(nodes["success"], "success", feature_dim=dynamics.feature_dim)
     return World(spec, dynamics, success, nodes=nodes)
 
 

@@ -59,9 +59,8 @@ class NearOrigin(nn.Module):
         self.window = 2
         self.register_buffer("threshold", torch.tensor(0.5))
 
-    def forward(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        now = features[:, -1, 0].abs() < 0.05
-        after = (features[:, -1, 0] + action[:, 0]).abs() < 0.05
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        now, after = features[:, -2, 0].abs() < 0.05, features[:, -1, 0].abs() < 0.05
         return (now & after).float(), features[:, 0]
 
 

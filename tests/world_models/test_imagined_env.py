@@ -27,7 +27,7 @@ def learned_env(num_envs: int, *, horizon: int = 20, seed: int = 0) -> ImaginedE
     dynamics.coordinates.fit(episodes)
     with torch.no_grad():
         dynamics.last.weight.normal_(0.0, 0.2)
-    world = World(SPEC, dynamics, SuccessClassifier(dynamics.feature_dim, SPEC.action, window=3, width=32))
+    world = World(SPEC, dynamics, SuccessClassifier(dynamics.feature_dim, window=3, width=32))
     world.bound.fill_(1e9)
     world.success.threshold.fill_(0.35)
     dynamics.coordinates.low.fill_(-1e9), dynamics.coordinates.high.fill_(1e9)

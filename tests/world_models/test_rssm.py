@@ -329,13 +329,13 @@ def test_a_model_of_states_does_not_load_pictures(data: Path, tmp_path: Path) ->
 def test_success_does_not_shape_the_latents_it_is_judged_by() -> None:
     episodes = filmed([8] * 6, success=[True, False] * 3)
     model = small(episodes)
-    world = World(SEEN, model, SuccessClassifier(model.feature_dim, SEEN.action, window=2, width=16, depth=1))
+    world = World(SEEN, model, SuccessClassifier(model.feature_dim, window=2, width=16, depth=1))
     assert world.memory == 4
     batch = batch_of(episodes, model)
     torch.manual_seed(7)
     world.loss(batch)[0].backward()
     with_success = {n: p.grad.clone() for n, p in model.named_parameters()}  # type: ignore[union-attr]
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in world.success.parameters())
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in world.success.embed.parameters())
     loss_of(model, batch)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter.grad, with_success[name]), name  # type: ignore[arg-type]
@@ -344,7 +344,7 @@ def test_success_does_not_shape_the_latents_it_is_judged_by() -> None:
 def test_rollouts_keep_the_pictures_that_a_model_is_refitted_on() -> None:
     episodes = filmed([9] * 8)
     model = small(episodes)
-    world = World(SEEN, model, SuccessClassifier(model.feature_dim, SEEN.action, window=2, width=16, depth=1))
+    world = World(SEEN, model, SuccessClassifier(model.feature_dim, window=2, width=16, depth=1))
     world.bound.fill_(1e9), world.success.threshold.fill_(1e9)
     _, found = roll_out(Walker(), ImaginedEnv(world, starts_of(episodes, world.memory), 2, horizon=4), torch.arange(3))
     assert [e.obs[FRONT].shape for e in found] == [(4, 3, SIDE, SIDE)] * 3
@@ -354,7 +354,7 @@ def test_rollouts_keep_the_pictures_that_a_model_is_refitted_on() -> None:
 def test_episodes_in_the_env_do_not_depend_on_neighbours() -> None:
     episodes = filmed([9] * 8)
     model = small(episodes)
-    world = World(SEEN, model, SuccessClassifier(model.feature_dim, SEEN.action, window=2, width=16, depth=1))
+    world = World(SEEN, model, SuccessClassifier(model.feature_dim, window=2, width=16, depth=1))
     world.bound.fill_(1e9), world.success.threshold.fill_(1e9)
     model.coordinates.low.fill_(-1e9), model.coordinates.high.fill_(1e9)
 
@@ -410,7 +410,7 @@ def test_it_sees_where_the_point_is_and_where_it_will_be() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    world = World(SEEN, model.eval(), SuccessClassifier(model.feature_dim, SEEN.action, window=1))
+    world = World(SEEN, model.eval(), SuccessClassifier(model.feature_dim, window=1))
     rollout, std = dream(world, likeliest=False), unseen.obs[STATE].std(0)
     moved, stood = (open_loop(r, unseen, std, horizons=(5,), memory=3)[5]["error"] for r in (rollout, copy_last))
     assert moved < 0.5 * stood
