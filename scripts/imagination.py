@@ -39,6 +39,7 @@ from robopolicy.evaluate.statistics import Interval, unpaired_difference
 from scripts.experiment_list import SUITE
 from scripts.experiments import ROOT, policy_of, robopolicy, task_of, train_base
 
+SEEDS = (0, 1, 2)  # a pool is made only of all of them
 TRIALS = 100  # training seeds from here on
 IMAGINED = {
     "dppo": ("algo=dppo",),
@@ -137,7 +138,7 @@ def evidence(found: dict[tuple[str, int], dict[str, Arm]]) -> Iterator[Evidence]
                            notes=f"McNemar p = {both.p_value:.1e}")  # fmt: skip
             if arm.imagined is not None:
                 yield _gap(task, name, seed, arm)
-    yield from (pooled(rows) for rows in rates.values() if len(rows) > 1)
+    yield from (pooled(rows) for rows in rates.values() if {row.seeds for row in rows} == set(SEEDS))
 
 
 def _gap(task: str, name: str, seed: int, arm: Arm) -> Evidence:
@@ -156,7 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/imagination"))
     parser.add_argument("--tasks", nargs="+", choices=BASES, default=["reach"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--episodes", type=int, default=2_000, help="of the base with noise, for the model")
     parser.add_argument("--spread", type=float, default=0.25, help="the largest noise of these, in action limits")

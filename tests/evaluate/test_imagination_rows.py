@@ -1,0 +1,34 @@
+"""What scripts/imagination.py makes of finished runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from robopolicy.evaluate.evidence import ALL
+from scripts.imagination import Arm, evidence
+from tests.evaluate.points import make_rows
+
+
+def arm(true: int, imagined: int | None) -> Arm:
+    base, after, dreamt = (make_rows([i < n for i in range(20)]) for n in (8, true, imagined or 0))
+    return Arm(base, after, None if imagined is None else dreamt, wall_s=2.0, frames=1_000, commit="abc")
+
+
+def test_rates_differences_and_gaps() -> None:
+    found = {("reach", 0): {"dppo": arm(16, 12), "model_free": arm(10, None)}}
+    rows = {(r.id, r.setting, r.metric): r for r in evidence(found)}
+    assert rows["imagined_dppo", "reach/base", "success_rate"].value == 0.4
+    assert rows["imagined_dppo", "reach/dppo", "difference"].value == pytest.approx(0.4)
+    assert rows["imagined_dppo", "reach/dppo", "success_rate"].env_steps == 0, "no step of the task"
+    gap = rows["imagination_gap", "reach/accepted", "gap"]
+    assert gap.value == pytest.approx(0.2) and gap.low == 0.0 and 0.4 < gap.high < 0.5 and gap.episodes == 40
+    assert ("imagination_gap", "reach/model_free", "gap") not in rows
+    apart = next(r for r in evidence({("reach", 0): {"free": arm(2, 20)}}) if r.metric == "gap")
+    assert apart.setting == "reach/free" and 0.6 < apart.low < apart.value == pytest.approx(0.9)
+
+
+def test_some_seeds_never_stand_for_all() -> None:
+    runs = {("reach", seed): {"dppo": arm(16, 12)} for seed in (0, 1, 2)}
+    assert {r.setting for r in evidence(runs) if r.seeds == ALL} == {"reach/base", "reach/dppo"}
+    runs.pop(("reach", 2))
+    assert not [r for r in evidence(runs) if r.seeds == ALL]
