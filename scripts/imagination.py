@@ -86,13 +86,14 @@ class Trial:
         frames = sum(json.loads((d / "meta" / "info.json").read_text())["total_frames"] for d in (around, data))
         found = {}
         for arm in self.options.arms:
+            bad = ("world.even_if_bad=true",) if arm in IMAGINED and self.options.even_if_bad else ()
             where = f"world.model={model}" if arm in IMAGINED else f"world.dataset={around}"
             how = IMAGINED.get(arm, ("algo=residual_fast",))
             world = "world=imagined" if arm in IMAGINED else "world=recorded"
-            run = self.train(arm, *how, world, where, f"base={bc}", f"dataset={data}")
+            run = self.train(arm, *how, world, where, f"base={bc}", f"dataset={data}", *bad)
             true = self.rows(run, run)
             dreamt = self.rows(run, run, "world=imagined", f"world.model={model}",
-                               "world.part=held_out") if arm in IMAGINED else None  # fmt: skip
+                               "world.part=held_out", *bad) if arm in IMAGINED else None  # fmt: skip
             lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
             wall = max(float(line["train/seconds"]) for line in lines if "train/seconds" in line)
             made = json.loads((run / "provenance.json").read_text())["commit"]
@@ -162,6 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--episodes", type=int, default=2_000, help="of the base with noise, for the model")
     parser.add_argument("--spread", type=float, default=0.25, help="the largest noise of these, in action limits")
     parser.add_argument("--model-steps", type=int, default=4_000, help="of training the model")
+    parser.add_argument("--even-if-bad", action="store_true", help="also in a model that is not fit to learn in")
     parser.add_argument("--jobs", type=int, default=2, help="training seeds at a time")
     parser.add_argument("--record", action="store_true", help="write docs/results")
     options = parser.parse_args(arguments)
