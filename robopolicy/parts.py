@@ -70,6 +70,7 @@ class Parts:
         self.seed, self.device = settings.seed, settings.device
         self.resumed = checkpointer.latest_path()
         self.tracker: Tracker  # made last, once everything is known to fit
+        self._keeping: Any = None  # the checkpoints of a training whose world judges what is learned in it
 
     def complete(self, node: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Arguments that the node's target takes and its config leaves to the program."""
@@ -264,8 +265,14 @@ class Parts:
         truth = call["evaluate"] if asked else None
         gate = build(node, "world.gate", algo=self.algo, env=self.raw_env, truth=truth, run_dir=self.settings.run_dir)
         every = loop["eval_every"] if asked else max(1, self.steps // _LOOKS)
-        call = {**call, "evaluate": gate, "checkpointer": gate.keeping(self.checkpointer)}
+        self._keeping = gate.keeping(self.checkpointer)
+        call = {**call, "evaluate": gate, "checkpointer": self._keeping}
         return {**loop, "eval_every": every}, call
+
+    def finish(self) -> None:
+        """After the loop, and before anybody is told that the training is over."""
+        if self._keeping is not None:
+            self._keeping.finish()
 
     @property
     def anchor(self) -> float:

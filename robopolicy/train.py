@@ -93,6 +93,7 @@ def train(
     try:
         with checkpointer.interruptible():
             result = build(loop, "loop", **call, **parts.offered(loop, "tracker"))
+            parts.finish()
     finally:
         parts.tracker.close()
     print(f"trained: {run_dir} ({', '.join(f'{k} {v:.4g}' for k, v in result.items())})")

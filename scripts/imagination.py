@@ -50,6 +50,8 @@ ARMS = (*IMAGINED, "model_free")
 # Noise makes many episodes miss by less than a model can tell; the default of 0.97 then finds one success in eight.
 PRECISION = "loop.success.precision=0.9"
 BASES = {base.task: base for base in SUITE}
+TURN = "world_model.periods.turn=1.5707963"  # of a cube, which looks the same after a quarter
+MODELS = {"push": (TURN,), "pick": (TURN,), "stack": (TURN,)}  # what the model is told about a task's state
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ class Trial:
                       f"imperfection={self.options.spread}", f"seed={self.seed + 1_000}", "overwrite=true",
                       "expert._target_=robopolicy.data.behave.PolicyExpert", f"expert.checkpoint={bc}")  # fmt: skip
         model = self.train("world", "algo=world_model", f"dataset={around}", f"loop.data.demos={data}",
-                           f"loop.steps={self.options.model_steps}", PRECISION, task=False)  # fmt: skip
+                           f"loop.steps={self.options.model_steps}", PRECISION, *MODELS.get(self.base.task, ()),
+                           task=False)  # fmt: skip
         frames = sum(json.loads((d / "meta" / "info.json").read_text())["total_frames"] for d in (around, data))
         found = {}
         for arm in self.options.arms:

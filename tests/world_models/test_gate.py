@@ -90,7 +90,7 @@ def world(starts: list[list[float]] = STARTS, *, heads: int = 1, **options: Any)
 
 
 def gated(algo: Plan, env: ImaginedEnv | None = None, **options: Any) -> Gate:
-    return Gate(algo=algo, exam=Exam.crossed(env or world(), 20), **options)
+    return Gate(algo=algo, exam=Exam.crossed(env or world(), 20), **{"patience": 0, **options})
 
 
 def move(algo: Plan, gain: float, lift: float = 0.0) -> None:
@@ -215,12 +215,14 @@ MOVES = [(0.18, 0.0), (0.3, 0.0), (-0.5, 0.0), (0.4, 0.0), (0.0, 0.2), (0.1, 0.0
 
 def train(checkpoints: MemoryCheckpoints, *, truth: Any = None, **options: Any) -> tuple[Plan, Gate, NoTracker]:
     algo, env, tracker = Plan(MOVES), world(), NoTracker()
-    judge, resumed = gated(algo, truth=truth, **options), checkpoints.latest()
+    keeping = Keeping(checkpoints, judge := gated(algo, truth=truth, **options))
+    resumed = keeping.latest()
     algo.updates = 0 if resumed is None else resumed["done"]
     on_policy(
-        algo=algo, env=HistoryEnv(env, 1), tracker=tracker, checkpointer=Keeping(checkpoints, judge), evaluate=judge,
+        algo=algo, env=HistoryEnv(env, 1), tracker=tracker, checkpointer=keeping, evaluate=judge,
         total_steps=6 * 40, rollout_steps=10, eval_every=40, save_every=40,
     )  # fmt: skip
+    keeping.finish()
     return algo, judge, tracker
 
 
@@ -242,6 +244,33 @@ def test_a_loop_keeps_only_what_is_better_and_resumes_to_the_same_bits() -> None
     assert torch.equal(again.policy.weights, whole.policy.weights)
     assert second.records == judge.records
     assert torch.equal(again.state_dict()["momentum"][0], whole.state_dict()["momentum"][0])
+
+
+@pytest.mark.parametrize("at", [-1, 200, 240])
+def test_learning_goes_on_from_what_was_refused_and_ends_with_what_was_accepted(at: int) -> None:
+    """Interrupted or not, and even between the loop's last checkpoint and the end."""
+    cut = Cut(at)
+    if at >= 0:
+        with pytest.raises(KeyboardInterrupt):
+            train(cut, patience=None)
+        cut.at = -1
+        assert cut.saved[at]["gate"]["refused"] == at // 40 - 2
+    algo, judge, _ = train(cut, patience=None)
+    assert [r["accepted"] for r in judge.records] == [True, True, True, False, False, False, False]
+    assert [round(r["imagined"][0], 1) for r in judge.records[2:4]] == [1.0, 0.7]
+    assert not any("back to" in r["reason"] for r in judge.records)
+    torch.testing.assert_close(algo.policy.weights.detach(), torch.tensor([0.57, 0.0]))
+    newest = cut.saved[240]
+    assert torch.equal(newest["algo"]["weights"], algo.policy.weights) and newest["gate"]["refused"] == 0
+    assert cut.best == [0, 40, 80, 240], "what was refused is never the best"
+
+
+def test_patience_ends() -> None:
+    _, judge, _ = train(MemoryCheckpoints(), patience=1)
+    assert [r["reason"].rpartition("; ")[2] for r in judge.records if r["step"] in (160, 240)] == [
+        "back to step 80"
+    ] * 2
+    assert not any("back to" in r["reason"] for r in judge.records if r["step"] not in (160, 240))
 
 
 def test_the_truth_is_logged_and_changes_nothing() -> None:
