@@ -126,8 +126,9 @@ class Gate:
         self._save()
         print(f"gate, step {step}: {100 * imagined.value:.1f}% in imagination, {reason}")
         numbers = {
-            "rank": -1.0 if self.refused else kept.value, "accepted": float(accepted), "imagined_success": imagined.value,
-            "imagined_low": imagined.low, "imagined_high": imagined.high, "doubted": self.records[-1]["doubted"],
+            "rank": -1.0 if self.refused else kept.value, "accepted": float(accepted),
+            "imagined_success": imagined.value, "imagined_low": imagined.low, "imagined_high": imagined.high,
+            "doubted": self.records[-1]["doubted"],
         }  # fmt: skip
         numbers |= {} if gain is None else {"gain": gain.value, "gain_low": gain.low, "gain_high": gain.high}
         if self.true:
