@@ -10,11 +10,14 @@ a world model of these and of the demonstrations, and from there, without a furt
   residual    algo=residual_fast in imagination; no real transition in any batch
   model_free  algo=residual_fast on the recorded transitions themselves (world=recorded, half of each batch
               demonstrations): those that the model was trained on, its held-out part too
+  real        algo=dppo on the task itself, for the env steps that it needs to be as good as `dppo`
 
 Each result is evaluated on the task's test episodes; what was learned in imagination also in imagination, from starts
-that the model was not trained on, where an episode that ends in doubt is a failure. Rows of `imagined_dppo`, and of
-`imagination_gap`: |imagined − true|, its interval from Newcombe's for two unpaired rates. Stages that are done are not
-repeated. Training seeds of 100 and above are trials: evaluated on validation episodes and never recorded.
+that the model was not trained on, where an episode that ends in doubt is a failure. Rows of `imagined_dppo`; of
+`imagination_gap`: |imagined − true|, its interval from Newcombe's for two unpaired rates; of `imagination_real_steps`:
+the first evaluation of `real`, on validation episodes, that is as good as `dppo`, over the transitions of the model.
+Stages that are done are not repeated. Training seeds of 100 and above are trials: evaluated on validation episodes and
+never recorded.
 """
 
 from __future__ import annotations
@@ -46,7 +49,11 @@ IMAGINED = {
     "free": ("algo=dppo", "algo.anchor=0", "world.gate.enforce=false"),
     "residual": ("algo=residual_fast", "loop.demo_fraction=0"),
 }
-ARMS = (*IMAGINED, "model_free")
+LEARNED = {  # without a model
+    "model_free": ("algo=residual_fast", "loop.total_steps=100000"),
+    "real": ("algo=dppo", "loop.eval_every=20480", "loop.total_steps=614400", "validation_episodes=200"),
+}
+ARMS = (*IMAGINED, *LEARNED)
 # Noise makes many episodes miss by less than a model can tell; the default of 0.97 then finds one success in eight.
 PRECISION = "loop.success.precision=0.9"
 BASES = {base.task: base for base in SUITE}
@@ -62,8 +69,10 @@ class Arm:
     true: Rows
     imagined: Rows | None
     wall_s: float
+    env_steps: int
     frames: int  # transitions that model and learner were given
     commit: str
+    curve: dict[int, float]  # env step -> success on validation episodes, where the training looked
 
 
 class Trial:
@@ -87,20 +96,21 @@ class Trial:
                            f"loop.steps={self.options.model_steps}", PRECISION, *MODELS.get(self.base.task, ()),
                            task=False)  # fmt: skip
         frames = sum(json.loads((d / "meta" / "info.json").read_text())["total_frames"] for d in (around, data))
+        bad = ("world.even_if_bad=true",) if self.options.even_if_bad else ()
+        dream = ("world=imagined", f"world.model={model}", *bad)
+        worlds = {"model_free": ("world=recorded", f"world.dataset={around}"), "real": ()}
         found = {}
         for arm in self.options.arms:
-            bad = ("world.even_if_bad=true",) if arm in IMAGINED and self.options.even_if_bad else ()
-            where = f"world.model={model}" if arm in IMAGINED else f"world.dataset={around}"
-            how = IMAGINED.get(arm, ("algo=residual_fast",))
-            world = "world=imagined" if arm in IMAGINED else "world=recorded"
-            run = self.train(arm, *how, world, where, f"base={bc}", f"dataset={data}", *bad)
+            run = self.train(arm, *{**IMAGINED, **LEARNED}[arm], *worlds.get(arm, dream), f"base={bc}",
+                             f"dataset={data}")  # fmt: skip
             true = self.rows(run, run)
-            dreamt = self.rows(run, run, "world=imagined", f"world.model={model}",
-                               "world.part=held_out", *bad) if arm in IMAGINED else None  # fmt: skip
+            dreamt = self.rows(run, run, *dream, "world.part=held_out") if arm in IMAGINED else None
             lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
             wall = max(float(line["train/seconds"]) for line in lines if "train/seconds" in line)
+            curve = {int(x["step"]): float(x["eval/success_rate"]) for x in lines if "eval/success_rate" in x}
+            steps = int(lines[-1]["step"]) if arm == "real" else 0
             made = json.loads((run / "provenance.json").read_text())["commit"]
-            found[arm] = Arm(self.rows(bc, self.start / "bc"), true, dreamt, wall, frames, made)
+            found[arm] = Arm(self.rows(bc, self.start / "bc"), true, dreamt, wall, steps, frames, made, curve)
             told = f", in imagination {dreamt.summary()}" if dreamt else ""
             print(f"{self.folder.name} {arm}: {true.summary()}{told}", flush=True)
         return found
@@ -131,7 +141,7 @@ def evidence(found: dict[tuple[str, int], dict[str, Arm]]) -> Iterator[Evidence]
             about = f"{arm.frames:,} transitions"
             for label, rows, wall in ((f"{task}/base", arm.base, None), (f"{task}/{name}", arm.true, arm.wall_s)):
                 row = of_rows(rows, id="imagined_dppo", setting=label, seed=seed, notes=about, commit=arm.commit,
-                              command=command(), env_steps=0 if wall else None,
+                              command=command(), env_steps=arm.env_steps if wall else None,
                               wall_s=wall and round(wall, 1))  # fmt: skip
                 if row.key not in {r.key for r in rates.get(label, [])}:
                     rates.setdefault(label, []).append(row)
@@ -142,6 +152,8 @@ def evidence(found: dict[tuple[str, int], dict[str, Arm]]) -> Iterator[Evidence]
                            notes=f"McNemar p = {both.p_value:.1e}")  # fmt: skip
             if arm.imagined is not None:
                 yield _gap(task, name, seed, arm)
+        if {"dppo", "real"} <= set(arms):
+            yield from _real_steps(task, seed, arms["dppo"], arms["real"])
     yield from (pooled(rows) for rows in rates.values() if {row.seeds for row in rows} == set(SEEDS))
 
 
@@ -155,6 +167,18 @@ def _gap(task: str, name: str, seed: int, arm: Arm) -> Evidence:
     return measured(id="imagination_gap", setting=f"{task}/{label}", metric="gap", interval=size, seeds=seed,
                     episodes=len(arm.imagined) + len(arm.true), commit=arm.commit,
                     notes=f"imagined {100 * imagined.value:.1f}%, true {100 * true.value:.1f}%")  # fmt: skip
+
+
+def _real_steps(task: str, seed: int, dppo: Arm, real: Arm) -> Iterator[Evidence]:
+    wanted, most = dppo.true.success_rate().value, max(real.curve)
+    reached = [step for step, rate in sorted(real.curve.items()) if rate >= wanted]
+    steps = reached[0] if reached else most
+    notes = f"{100 * wanted:.1f}% by {dppo.frames:,} offline transitions and no env step" + (
+        "" if reached else f"; not reached in {most:,}: no less than this"
+    )  # fmt: skip
+    for metric, value in (("env_steps_to_target", steps), ("ratio", steps / dppo.frames)):
+        yield measured(id="imagination_real_steps", setting=task, metric=metric, interval=value, seeds=seed,
+                       commit=real.commit, notes=notes)  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -9,9 +9,10 @@ from scripts.imagination import Arm, evidence
 from tests.evaluate.points import make_rows
 
 
-def arm(true: int, imagined: int | None) -> Arm:
+def arm(true: int, imagined: int | None, *, steps: int = 0, curve: dict[int, float] | None = None) -> Arm:
     base, after, dreamt = (make_rows([i < n for i in range(20)]) for n in (8, true, imagined or 0))
-    return Arm(base, after, None if imagined is None else dreamt, wall_s=2.0, frames=1_000, commit="abc")
+    return Arm(base, after, None if imagined is None else dreamt, wall_s=2.0, env_steps=steps, frames=1_000,
+               commit="abc", curve=curve or {})  # fmt: skip
 
 
 def test_rates_differences_and_gaps() -> None:
@@ -32,3 +33,18 @@ def test_some_seeds_never_stand_for_all() -> None:
     assert {r.setting for r in evidence(runs) if r.seeds == ALL} == {"reach/base", "reach/dppo"}
     runs.pop(("reach", 2))
     assert not [r for r in evidence(runs) if r.seeds == ALL]
+
+
+def test_real_steps_for_the_same_success() -> None:
+    curve = {0: 0.4, 5_000: 0.7, 10_000: 0.85, 15_000: 0.8}
+
+    def rows(true: int) -> dict:
+        arms = {"dppo": arm(true, 12), "real": arm(18, None, steps=15_000, curve=curve)}
+        return {(r.id, r.metric): r for r in evidence({("reach", 0): arms})}
+
+    found = rows(16)
+    assert found["imagination_real_steps", "env_steps_to_target"].value == 10_000, "the first evaluation at 80%"
+    assert found["imagination_real_steps", "ratio"].value == 10.0
+    never = rows(18)["imagination_real_steps", "ratio"]
+    assert never.value == 15.0 and "not reached in 15,000" in never.notes
+    assert not any(r.id == "imagination_real_steps" for r in evidence({("reach", 0): {"dppo": arm(16, 12)}}))
