@@ -95,8 +95,8 @@ def fit(
     else:
         world.dynamics.fit(train)
     algo = BC(
-        cast(Policy, world), steps=steps, lr=lr, warmup=warmup, weight_decay=weight_decay, clip_norm=clip_norm,
-        ema_decay=ema_decay,
+        cast(Policy, world), steps=steps, lr=lr, warmup=warmup, weight_decay=weight_decay,
+        part_decay={"success": world.success.weight_decay}, clip_norm=clip_norm, ema_decay=ema_decay,
     )  # fmt: skip
     average = cast(World, algo.policy)
     batches = Batches(

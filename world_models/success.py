@@ -36,6 +36,7 @@ class SuccessClassifier(nn.Module):
     Args:
         feature_dim: size of a latent's features.
         window: W latents before the newest; success may have to last that many steps more.
+        weight_decay: AdamW's. Successes are few and their windows alike: without much of it they are learned by heart.
         precision: of episodes, that the threshold shall reach on held-out data.
         min_positives: successful episodes that training needs; a quarter of that for each held-out part.
     """
@@ -52,11 +53,13 @@ class SuccessClassifier(nn.Module):
         embedding: Count = 32,
         contrast: NonNegative = 0.1,
         temperature: Positive = 0.2,
+        weight_decay: NonNegative = 1.0,
         precision: Fraction = 0.97,
         min_positives: Count = 40,
     ) -> None:
         super().__init__()
         self.window, self.contrast, self.temperature = window, contrast, temperature
+        self.weight_decay = weight_decay
         self.precision, self.min_positives = precision, min_positives
         self.embed = MLP(feature_dim, embedding, width=width, depth=depth, norm=True)
         self.head = nn.Linear(embedding, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ class BC:
         policy: trained in place (it becomes `model`).
         steps: updates until the learning rate reaches zero; the loop's number of steps.
         warmup: updates over which the learning rate rises linearly.
+        part_decay: {name of a module of the policy: weight decay of its own}.
         clip_norm: bound of the gradient's global norm.
         ema_decay, ema_power: see EMA.
     """
@@ -37,6 +39,7 @@ class BC:
         warmup: Natural = 100,
         betas: tuple[Fraction, Fraction] = (0.9, 0.99),
         weight_decay: NonNegative = 1e-4,
+        part_decay: Mapping[str, NonNegative] | None = None,
         clip_norm: Positive = 1.0,
         ema_decay: Fraction = 0.999,
         ema_power: Positive = 0.75,
@@ -45,7 +48,11 @@ class BC:
         self.ema = EMA(policy, decay=ema_decay, power=ema_power)
         self.policy: Policy = self.ema.average
         self.steps, self.lr, self.warmup, self.clip_norm = steps, lr, warmup, clip_norm
-        groups = decay_groups(policy.parameters(), weight_decay)
+        parts = {name: list(policy.get_submodule(name).parameters()) for name in part_decay or {}}
+        apart = {p for parameters in parts.values() for p in parameters}
+        groups = decay_groups((p for p in policy.parameters() if p not in apart), weight_decay)
+        for name, parameters in parts.items():
+            groups += decay_groups(parameters, (part_decay or {})[name])
         self.parameters = [p for group in groups for p in group["params"]]
         self.optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)
         self.updates = 0
