@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from robopolicy.algos.bc import BC
 from robopolicy.loops.offline import offline
@@ -246,3 +246,21 @@ def test_flow_learns_a_two_dimensional_distribution():
     length = sample.norm(dim=1)
     assert float(((length > 0.007) & (length < 0.013)).float().mean()) > 0.9, "on the ring, not inside it"
     assert float((sample[:, 1] > -0.002).float().mean()) > 0.95, "the lower half stays empty"
+
+
+def test_a_part_of_a_policy_has_a_weight_decay_of_its_own() -> None:
+    """Without a gradient a step scales matrices by 1 − lr · decay, and biases not at all."""
+
+    class Still(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def loss(self, batch: Any) -> tuple[Tensor, dict[str, float]]:
+            return 0.0 * sum(p.sum() for p in self.parameters()), {}
+
+    still = Still()
+    before = {k: v.detach().clone() for k, v in still.named_parameters()}
+    BC(still, steps=10, lr=0.1, warmup=0, weight_decay=0.5, part_decay={"two": 2.0}).update({})  # type: ignore[arg-type]
+    kept = {k: float((v.detach() / before[k]).mean()) for k, v in still.named_parameters()}
+    assert kept == pytest.approx({"one.weight": 0.95, "one.bias": 1.0, "two.weight": 0.8, "two.bias": 1.0})
