@@ -11,14 +11,15 @@ a world model of these and of the demonstrations, and from there, without a furt
   model_free  algo=residual_fast on the recorded transitions themselves (world=recorded, half of each batch
               demonstrations): those that the model was trained on, its held-out part too
   real        algo=dppo on the task itself, for the env steps that it needs to be as good as `dppo`
+  rounds      dppo in three rounds, each with 24 real episodes that the model is refitted on
+  control     algo=residual_fast on the task itself for 5,000 env steps, half of each batch recorded transitions
 
 Each result is evaluated on the task's test episodes; what was learned in imagination also in imagination, from starts
 that the model was not trained on, believed half as far as in training, as the gate does it; an episode that ends in
-doubt is a failure. Rows of `imagined_dppo`; of
-`imagination_gap`: |imagined − true|, its interval from Newcombe's for two unpaired rates; of `imagination_real_steps`:
-the first evaluation of `real`, on validation episodes, that is as good as `dppo`, over the transitions of the model.
-Stages that are done are not repeated. Training seeds of 100 and above are trials: evaluated on validation episodes and
-never recorded.
+doubt is a failure. Rows of `imagined_dppo`, and of `coevolution` for the last two; of `imagination_gap`: |imagined −
+true|, its interval from Newcombe's for two unpaired rates; of `imagination_real_steps`: the first evaluation of `real`,
+on validation episodes, that is as good as `dppo`, over the transitions of the model. Stages that are done are not
+repeated. Training seeds of 100 and above are trials: evaluated on validation episodes and never recorded.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -50,11 +52,14 @@ IMAGINED = {
     "free": ("algo=dppo", "algo.anchor=0", "world.gate=null"),
     # Nothing holds a residual to the base but its penalty, and it finds where the model errs sooner.
     "residual": ("algo=residual_fast", "loop.demo_fraction=0", "algo.penalty_final=0.3"),
+    "rounds": ("algo=dppo", "rounds=3", "loop.total_steps=300000", "coevolve.episodes=24", "coevolve.refit_steps=1500"),
 }
+IDS = {"rounds": "coevolution", "control": "coevolution"}
 JUDGED = ("world.part=held_out", "world.trust=0.5")  # as the gate does
 LEARNED = {  # without a model
     "model_free": ("algo=residual_fast", "loop.total_steps=100000"),
     "real": ("algo=dppo", "loop.eval_every=20480", "loop.total_steps=614400", "validation_episodes=200"),
+    "control": ("algo=residual_fast", "loop.total_steps=5000", "loop.warmup_steps=1000", "loop.updates_per_step=4"),
 }
 ARMS = (*IMAGINED, *LEARNED)
 # Noise makes many episodes miss by less than a model can tell; the default of 0.97 then finds one success in eight.
@@ -72,7 +77,7 @@ class Arm:
     base: Rows
     true: Rows
     imagined: Rows | None
-    wall_s: float
+    wall_s: float | None
     env_steps: int
     frames: int  # transitions that model and learner were given
     commit: str
@@ -103,19 +108,15 @@ class Trial:
         frames = sum(json.loads((d / "meta" / "info.json").read_text())["total_frames"] for d in (around, data))
         bad = ("world.even_if_bad=true",) if self.options.even_if_bad else ()
         dream = ("world=imagined", f"world.model={model}", *bad)
-        worlds = {"model_free": ("world=recorded", f"world.dataset={around}"), "real": ()}
+        given = {"model_free": ("world=recorded", f"world.dataset={around}", f"dataset={data}"),
+                 "real": (f"dataset={data}",), "control": (f"dataset={around}",)}  # fmt: skip
         found = {}
         for arm in self.options.arms:
-            run = self.train(arm, *{**IMAGINED, **LEARNED}[arm], *worlds.get(arm, dream), f"base={bc}",
-                             f"dataset={data}")  # fmt: skip
+            run = self.train(arm, *{**IMAGINED, **LEARNED}[arm], *given.get(arm, (*dream, f"dataset={data}")),
+                             f"base={bc}")  # fmt: skip
             true = self.rows(run, run)
-            dreamt = self.rows(run, run, *dream, *JUDGED) if arm in IMAGINED else None
-            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-            wall = max(float(line["train/seconds"]) for line in lines if "train/seconds" in line)
-            curve = {int(x["step"]): float(x["eval/success_rate"]) for x in lines if "eval/success_rate" in x}
-            steps = int(lines[-1]["step"]) if arm == "real" else 0
-            made = json.loads((run / "provenance.json").read_text())["commit"]
-            found[arm] = Arm(self.rows(bc, self.start / "bc"), true, dreamt, wall, steps, frames, made, curve)
+            dreamt = self.rows(run, run, *dream, *JUDGED) if arm in IMAGINED and arm != "rounds" else None
+            found[arm] = Arm(self.rows(bc, self.start / "bc"), true, dreamt, frames=frames, **left(run, arm))
             told = f", in imagination {dreamt.summary()}" if dreamt else ""
             print(f"{self.folder.name} {arm}: {true.summary()}{told}", flush=True)
         return found
@@ -138,21 +139,35 @@ class Trial:
         robopolicy(verb, *about, *arguments, threads=self.threads, log=self.folder / "log.txt")
 
 
+def left(run: Path, arm: str) -> dict[str, Any]:
+    """What a training says of itself: seconds, env steps of the true task, commit, and its evaluations there."""
+    log = run / "metrics.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    wall = max((float(line["train/seconds"]) for line in lines if "train/seconds" in line), default=None)
+    curve = {int(x["step"]): float(x["eval/success_rate"]) for x in lines if "eval/success_rate" in x}
+    steps = int(lines[-1]["step"]) if arm in ("real", "control") else 0
+    if (run / "rounds.json").exists():
+        steps = json.loads((run / "rounds.json").read_text())[-1]["real_steps_total"]
+    made = json.loads((run / "provenance.json").read_text())["commit"]
+    return {"wall_s": wall, "env_steps": steps, "commit": made, "curve": curve}
+
+
 def evidence(found: dict[tuple[str, int], dict[str, Arm]]) -> Iterator[Evidence]:
     """Rates and paired differences for every arm and training seed, the gaps, and what pools the seeds."""
-    rates: dict[str, list[Evidence]] = {}
+    rates: dict[tuple[str, str], list[Evidence]] = {}
     for (task, seed), arms in found.items():
         for name, arm in arms.items():
-            about = f"{arm.frames:,} transitions"
-            for label, rows, wall in ((f"{task}/base", arm.base, None), (f"{task}/{name}", arm.true, arm.wall_s)):
-                row = of_rows(rows, id="imagined_dppo", setting=label, seed=seed, notes=about, commit=arm.commit,
-                              command=command(), env_steps=arm.env_steps if wall else None,
-                              wall_s=wall and round(wall, 1))  # fmt: skip
-                if row.key not in {r.key for r in rates.get(label, [])}:
-                    rates.setdefault(label, []).append(row)
+            about, id = f"{arm.frames:,} transitions", IDS.get(name, "imagined_dppo")
+            label = {"rounds": "refined"}.get(name, name)
+            for setting, rows, made in ((f"{task}/base", arm.base, False), (f"{task}/{label}", arm.true, True)):
+                row = of_rows(rows, id=id, setting=setting, seed=seed, notes=about, commit=arm.commit,
+                              command=command(), env_steps=arm.env_steps if made else None,
+                              wall_s=round(arm.wall_s, 1) if made and arm.wall_s else None)  # fmt: skip
+                if row.key not in {r.key for r in rates.get((id, setting), [])}:
+                    rates.setdefault((id, setting), []).append(row)
                     yield row
             both = compare(arm.base, arm.true, names=("base", name))
-            yield measured(id="imagined_dppo", setting=f"{task}/{name}", metric="difference", commit=arm.commit,
+            yield measured(id=id, setting=f"{task}/{label}", metric="difference", commit=arm.commit,
                            interval=both.difference, seeds=seed, episodes=both.pairs.total,
                            notes=f"McNemar p = {both.p_value:.1e}")  # fmt: skip
             if arm.imagined is not None:
