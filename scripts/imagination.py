@@ -15,11 +15,11 @@ a world model of these and of the demonstrations, and from there, without a furt
   control     algo=residual_fast on the task itself for 5,000 env steps, half of each batch recorded transitions
 
 Each result is evaluated on the task's test episodes; what was learned in imagination also in imagination, from starts
-that the model was not trained on, believed half as far as in training, as the gate does it; an episode that ends in
-doubt is a failure. Rows of `imagined_dppo`, and of `coevolution` for the last two; of `imagination_gap`: |imagined −
-true|, its interval from Newcombe's for two unpaired rates; of `imagination_real_steps`: the first evaluation of `real`,
-on validation episodes, that is as good as `dppo`, over the transitions of the model. Stages that are done are not
-repeated. Training seeds of 100 and above are trials: evaluated on validation episodes and never recorded.
+that the model was not trained on, where an episode that ends in doubt is a failure. Rows of `imagined_dppo`, and of
+`coevolution` for the last two; of `imagination_gap`: |imagined − true|, its interval from Newcombe's for two unpaired
+rates; of `imagination_real_steps`: the first evaluation of `real`, on validation episodes, that is as good as `dppo`,
+over the transitions of the model. Stages that are done are not repeated. Training seeds of 100 and above are trials:
+evaluated on validation episodes and never recorded.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ IMAGINED = {
     "rounds": ("algo=dppo", "rounds=3", "loop.total_steps=300000", "coevolve.episodes=24", "coevolve.refit_steps=1500"),
 }
 IDS = {"rounds": "coevolution", "control": "coevolution"}
-JUDGED = ("world.part=held_out", "world.trust=0.5")  # as the gate does
 LEARNED = {  # without a model
     "model_free": ("algo=residual_fast", "loop.total_steps=100000"),
     "real": ("algo=dppo", "loop.eval_every=20480", "loop.total_steps=614400", "validation_episodes=200"),
@@ -115,7 +114,7 @@ class Trial:
             run = self.train(arm, *{**IMAGINED, **LEARNED}[arm], *given.get(arm, (*dream, f"dataset={data}")),
                              f"base={bc}")  # fmt: skip
             true = self.rows(run, run)
-            dreamt = self.rows(run, run, *dream, *JUDGED) if arm in IMAGINED and arm != "rounds" else None
+            dreamt = self.rows(run, run, *dream, "world.part=held_out") if arm in IMAGINED and arm != "rounds" else None
             found[arm] = Arm(self.rows(bc, self.start / "bc"), true, dreamt, frames=frames, **left(run, arm))
             told = f", in imagination {dreamt.summary()}" if dreamt else ""
             print(f"{self.folder.name} {arm}: {true.summary()}{told}", flush=True)

@@ -22,6 +22,7 @@ from world_models.validate import (
     per_episode,
     scores,
     succeeded,
+    success_windows,
 )
 from world_models.world import World
 
@@ -31,13 +32,15 @@ _RANKED = 2_000  # sequences by which members are ranked
 def assess(
     world: World, train: Episodes, calibration: Episodes, validation: Episodes, *, believed: float
 ) -> dict[str, Any]:
-    """Set `success.threshold`, `bound` and the members' order from `calibration`; report on `validation`.
+    """Set what success looks like, its threshold, `bound` and the members' order from `calibration`; report on
+    `validation`.
 
     Args:
         believed: share of held-out episodes that the bound leaves alone from beginning to end.
     """
     world.eval()
     _rank(world, calibration)
+    world.success.look_at(success_windows(world, calibration))
     called, truth = per_episode(scores(world, calibration), calibration), succeeded(calibration)
     world.success.threshold.fill_(choose_threshold(called, truth, world.success.precision))
     most = per_episode(doubts(world, calibration)[0], calibration)

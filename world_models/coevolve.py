@@ -196,10 +196,9 @@ class Rounds:
         return config | {k: self.config[k] for k in ("tracker", "threads") if k in self.config}
 
     def _judge(self, policy: Policy, model: Path) -> list[float]:
-        """Success of `policy` as `model` has it, believed as far as the gate does; with its interval."""
+        """Success of `policy` as `model` has it, with its interval."""
         world = {**self.config["world"], "model": str(model), "even_if_bad": True}
-        trust = float((world.get("gate") or {}).get("trust", 1.0))
-        exam = Exam.crossed(build(world, "world", num_envs=1, seed=0), self.starts, trust=trust)
+        exam = Exam.crossed(build(world, "world", num_envs=1, seed=0), self.starts)
         return list(examine(policy, exam).interval(level=LEVEL, resamples=2_000))
 
 

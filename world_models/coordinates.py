@@ -133,7 +133,11 @@ class Coordinates(nn.Module):
 
     def advance(self, state: Tensor, change: Tensor) -> Tensor:
         """The state [... Ds] after `change` [... Ds], in deviations of a step: inverse of `difference`."""
-        moved = self.wrap(state + torch.where(self.predicted > 0, change * self.delta_std, 0.0))
+        return self.derive(state + torch.where(self.predicted > 0, change * self.delta_std, 0.0))
+
+    def derive(self, state: Tensor) -> Tensor:
+        """`state` [... Ds] with angles wrapped, and with what follows from other numbers made of these anew."""
+        moved = self.wrap(state)
         derived = (moved @ self.relation.T)[..., : self.size] + self.offset
         return torch.where(self.is_derived, self.wrap(derived), moved)
 

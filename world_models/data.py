@@ -212,7 +212,7 @@ class Batches:
 
     def __getitem__(self, step: int) -> dict[str, Any]:
         """Of training step `step`: {key: [E B L+1 ...], "action": [E B L Da], "valid": [E B L] bool}, "judged": History
-        of P frames and "label" [P] float, success after the action at its last one."""
+        of P frames and "label" [P] float, success after the action at its last one; "mixing", a seed."""
         generator = torch.Generator().manual_seed(step_seed(self.seed, step, stream=_DRAW_STREAM))
         u = torch.rand(2, self.heads, self.batch_size, generator=generator)
         source = torch.searchsorted(self.edges, u[0]).clamp_(max=len(self.sizes) - 1)
@@ -228,6 +228,7 @@ class Batches:
         batch = {k: self.episodes.obs[k][frames] for k in self.keys}
         batch |= {"action": self.episodes.action[frames[..., :-1]], "valid": self.valid[rows]}
         batch["label"] = self.episodes.success[judged].float()
+        batch["mixing"] = torch.randint(2**31, (1,), generator=generator)
         history = History.before(self.episodes, judged, self.window)
         return {"judged": history.to(self.device), **{k: v.to(self.device) for k, v in batch.items()}}
 

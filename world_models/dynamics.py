@@ -130,6 +130,10 @@ class Dynamics(nn.Module):
         """[B] bool: far from all that the data has shown."""
         return torch.zeros(len(latent), dtype=torch.bool, device=latent.device)
 
+    def mixed(self, latent: Tensor, other: Tensor, swap: Tensor) -> Tensor:
+        """Latents [... C] with the numbers of `other` where `swap` [... C] bool says so, each consistent in itself."""
+        return torch.where(swap, other, latent)
+
     def rank(self, error: Tensor) -> None:
         """Take note of the members' held-out `error` [E], where some shall dream and others only doubt."""
 

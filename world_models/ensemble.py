@@ -105,6 +105,9 @@ class PhaseEnsemble(Dynamics):
     def outside(self, latent: Tensor) -> Tensor:
         return self.coordinates.outside(latent)
 
+    def mixed(self, latent: Tensor, other: Tensor, swap: Tensor) -> Tensor:
+        return self.coordinates.derive(torch.where(swap, other, latent))
+
     @torch.no_grad()
     def step(self, latent: Tensor, action: Tensor, *, episode: Tensor, draw: Tensor | None) -> Imagined:
         member = self.order[(episode * self.elites).long().clamp_(max=self.elites - 1)]

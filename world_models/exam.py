@@ -45,8 +45,8 @@ class Exam(ImaginedEnv):
         super().__init__(world, starts, num_envs, **options)
 
     @classmethod
-    def crossed(cls, env: ImaginedEnv, count: int, *, trust: float = 1.0) -> Exam:
-        """Every member of `env`'s world from the same `count` held-out starts, believed `trust` times as far as there.
+    def crossed(cls, env: ImaginedEnv, count: int) -> Exam:
+        """Every member of `env`'s world from the same `count` held-out starts, all believed as far as `env` does.
 
         Raises:
             ConfigError: too few starts that the model was not trained on, or it is not known which these are.
@@ -66,7 +66,7 @@ class Exam(ImaginedEnv):
         return cls(
             env.world, starts.take(chosen), min(_ENVS, len(number)),
             seeds=_VALIDATION + number, start=number % len(chosen), unit=(member + 0.5) / members,
-            horizon=env.spec.horizon, trust=trust * env.trust, pessimism=env.pessimism, sampled=env.sampled,
+            horizon=env.spec.horizon, trust=env.trust, pessimism=env.pessimism, sampled=env.sampled,
             cameras=env.cameras, digest=env.spec.digest,
         )  # fmt: skip
 

@@ -18,7 +18,7 @@ from robopolicy.errors import CheckpointError, RobopolicyError
 from robopolicy.evaluate.statistics import Interval
 from robopolicy.loops.off_policy import Checkpoints
 from robopolicy.policies.base import Policy
-from robopolicy.schema import Count, Fraction, Natural, Positive
+from robopolicy.schema import Count, Fraction, Natural
 from robopolicy.storage import write_text
 from robopolicy.types import Metrics
 from world_models.exam import Exam, Marks, crossed_bootstrap, examine
@@ -205,15 +205,13 @@ def gate(
     resamples: Count = 2_000,
     enforce: bool = True,
     patience: Natural | None = None,
-    trust: Positive = 1.0,
 ) -> Gate:
     """The gate of a training in `env`.
 
     Args:
         starts: of held-out episodes; each is dreamed by every member. level, enforce, patience: see Gate.
-        trust: times the bound on doubt that the training has: below 1 the gate believes less than what it judges saw.
     """
     return Gate(
-        algo=algo, exam=Exam.crossed(env, starts, trust=trust), truth=truth, path=run_dir / "gate.json", level=level,
+        algo=algo, exam=Exam.crossed(env, starts), truth=truth, path=run_dir / "gate.json", level=level,
         resamples=resamples, enforce=enforce, patience=patience,
     )  # fmt: skip

@@ -157,6 +157,15 @@ class RSSM(Dynamics):
     def outside(self, latent: Tensor) -> Tensor:
         return self.coordinates.outside(latent[:, -self.coordinates.size :])
 
+    def mixed(self, latent: Tensor, other: Tensor, swap: Tensor) -> Tensor:
+        """h as a whole, z by its variables, the state by its numbers."""
+        parts = [self.units, self.variables * self.classes, self.coordinates.size]
+        h, z, state = swap.split(parts, dim=-1)
+        z = z[..., : self.variables].repeat_interleave(self.classes, dim=-1)
+        whole = torch.where(torch.cat([h[..., :1].expand_as(h), z, state], dim=-1), other, latent)
+        known, state = whole[..., : -self.coordinates.size], whole[..., -self.coordinates.size :]
+        return torch.cat([known, self.coordinates.derive(state)], dim=-1)
+
     @torch.no_grad()
     def step(self, latent: Tensor, action: Tensor, *, episode: Tensor, draw: Tensor | None) -> Imagined:
         draw = torch.full_like(episode, torch.nan) if draw is None else draw

@@ -5,6 +5,10 @@ by the same network, and the lowest of them is that of the window, where older o
 asks for. A dataset does not hold the state after an episode's last action, which is the newest of them: the model's
 likeliest successor stands there, in training as later.
 
+Data that was never there cannot say no: where every closed hand high above the table holds a cube, an empty one looks
+like a success too, and a policy in imagination finds that out. So a second network tells recorded successes from ones
+with some of their numbers taken from elsewhere, and what is not like a recorded success is none.
+
 It is trained on far more positives than there are in life, so its output is a score, not a probability. What counts is
 decided on held-out episodes: an imagined episode succeeds where its score passes the threshold for the first time, so
 precision and recall are counted over episodes, in which one false alarm in eighty frames is a false success.
@@ -25,23 +29,44 @@ from robopolicy.schema import Count, Fraction, NonNegative, Positive
 from robopolicy.types import Metrics
 
 _FASTER = 10.0  # a few numbers that have further to go than weights have
+_UNLIKE = -1e4  # below any score
+
+
+class Lasting(nn.Module):
+    """Score of windows [B W+1 F]: the lowest of its states', older ones let off by what is learned."""
+
+    def __init__(self, feature_dim: int, *, window: int, width: int, depth: int, embedding: int) -> None:
+        super().__init__()
+        self.embed = MLP(feature_dim, embedding, width=width, depth=depth, norm=True)
+        self.head = nn.Linear(embedding, 1)
+        self.age = nn.Parameter(torch.zeros(window))  # oldest first: what a step more lets off
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Score [B], and embedding [B embedding] of the newest."""
+        embedding = self.embed(features)
+        each = (embedding * self.head.weight[0]).sum(-1) + self.head.bias  # [B W+1]; rows alike, bit for bit
+        steps = F.softplus(_FASTER * self.age)
+        let_off = torch.cat([steps.flip(0).cumsum(0).flip(0), steps.new_zeros(1)])
+        return (each + let_off).amin(-1), embedding[:, -1]
 
 
 class SuccessClassifier(nn.Module):
-    """Score that success holds at the end of a window: a contrastive embedding of every latent and a linear head on it.
+    """Score that success holds at the end of a window, and whether it looks like a success at all.
 
     Loss: cross-entropy plus `contrast` × the supervised contrastive loss (Khosla et al. 2020, eq. 2) of the newest
-    latents at `temperature`.
+    latents at `temperature`, plus the cross-entropy of telling successes from mixtures.
 
     Args:
         feature_dim: size of a latent's features.
         window: W latents before the newest; success may have to last that many steps more.
         weight_decay: AdamW's. Successes are few and their windows alike: without much of it they are learned by heart.
         precision: of episodes, that the threshold shall reach on held-out data.
+        alike: share of held-out successes that shall look like successes.
         min_positives: successful episodes that training needs; a quarter of that for each held-out part.
     """
 
     threshold: Tensor
+    least: Tensor
 
     def __init__(
         self,
@@ -55,33 +80,40 @@ class SuccessClassifier(nn.Module):
         temperature: Positive = 0.2,
         weight_decay: NonNegative = 1.0,
         precision: Fraction = 0.97,
+        alike: Fraction = 0.98,
         min_positives: Count = 40,
     ) -> None:
         super().__init__()
         self.window, self.contrast, self.temperature = window, contrast, temperature
         self.weight_decay = weight_decay
-        self.precision, self.min_positives = precision, min_positives
-        self.embed = MLP(feature_dim, embedding, width=width, depth=depth, norm=True)
-        self.head = nn.Linear(embedding, 1)
-        self.age = nn.Parameter(torch.zeros(window))  # oldest first: what a step more lets off
-        self.register_buffer("threshold", torch.tensor(torch.nan))  # on the score; NaN until calibrated
+        self.precision, self.alike, self.min_positives = precision, alike, min_positives
+        sizes = {"window": window, "width": width, "depth": depth, "embedding": embedding}
+        self.done, self.real = Lasting(feature_dim, **sizes), Lasting(feature_dim, **sizes)
+        self.register_buffer("threshold", torch.tensor(torch.nan))  # on `done`; NaN until calibrated
+        self.register_buffer("least", torch.tensor(-torch.inf))  # on `real`; before it is calibrated all look alike
 
-    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Score [B], and embedding [B embedding] of the newest, of features [B W+1 F]."""
-        embedding = self.embed(features)
-        each = (embedding * self.head.weight[0]).sum(-1) + self.head.bias  # [B W+1]; rows alike, bit for bit
-        steps = F.softplus(_FASTER * self.age)
-        let_off = torch.cat([steps.flip(0).cumsum(0).flip(0), steps.new_zeros(1)])
-        return (each + let_off).amin(-1), embedding[:, -1]
+    def forward(self, features: Tensor) -> Tensor:
+        """Score [B] of features [B W+1 F]; where they do not look like a success, lower than any other."""
+        return torch.where(self.real(features)[0] >= self.least, self.done(features)[0], _UNLIKE)
 
-    def loss(self, features: Tensor, label: Tensor) -> tuple[Tensor, Metrics]:
-        """Loss of B labelled windows; `label` [B] is 1 where success held at the end."""
-        score, embedding = self(features)
+    def loss(self, features: Tensor, label: Tensor, mixed: Tensor) -> tuple[Tensor, Metrics]:
+        """Loss of B labelled windows; `label` [B] is 1 where success held at the end. `mixed`: [M W+1 F], of successes
+        and other windows."""
+        score, embedding = self.done(features)
         entropy = F.binary_cross_entropy_with_logits(score, label)
         contrast = supervised_contrast(embedding, label, temperature=self.temperature) if self.contrast else entropy * 0
+        seen = torch.cat([features[label > 0.5], mixed])
+        real = torch.cat([torch.ones(len(seen) - len(mixed)), torch.zeros(len(mixed))]).to(score)
+        unreal = F.binary_cross_entropy_with_logits(self.real(seen)[0], real) if len(seen) else entropy * 0
         right = ((score.detach() > 0) == (label > 0.5)).float().mean()
-        metrics = {"success_entropy": float(entropy.detach()), "success_right": float(right)}
-        return entropy + self.contrast * contrast, metrics
+        metrics = {"success_entropy": float(entropy.detach()), "success_right": float(right),
+                   "unlike_entropy": float(unreal.detach())}  # fmt: skip
+        return entropy + self.contrast * contrast + unreal, metrics
+
+    @torch.no_grad()
+    def look_at(self, successes: Tensor) -> None:
+        """Calibrate what looks like a success by held-out ones, features [S W+1 F]."""
+        self.least.copy_(torch.quantile(self.real(successes)[0], 1.0 - self.alike))
 
     def check_enough(self, positives: dict[str, int]) -> None:
         """Raise DataError unless the parts of the data ("train", "calibration", "validation") have enough successes."""

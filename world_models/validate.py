@@ -157,6 +157,14 @@ def scores(world: World, episodes: Episodes) -> Tensor:
 
 
 @torch.no_grad()
+def success_windows(world: World, episodes: Episodes) -> Tensor:
+    """[S W+1 F]: what success is told by, at every frame where an action succeeded."""
+    frames = episodes.success.nonzero()[:, 0]
+    window = world.windows(History.before(episodes, frames, world.memory))
+    return world.judged(window, world.after(window, episodes.action[frames]))
+
+
+@torch.no_grad()
 def doubts(world: World, episodes: Episodes) -> tuple[Tensor, Tensor]:
     """[F] doubt at every frame, and [F] error of the likeliest step in deviations of a state (NaN at last frames)."""
     state, dynamics = episodes.obs[STATE], world.dynamics

@@ -22,7 +22,7 @@ from robopolicy.types import ActionSpec, EnvSpec, Feature, Metrics
 from world_models.dynamics import Dynamics, History
 from world_models.success import SuccessClassifier
 
-FORMAT = 2  # 1: success was judged by an action, not by where it leads
+FORMAT = 3  # 1: success was judged by an action, not by where it leads; 2: without a look at whether it looks real
 FOLDER = "model"
 
 
@@ -48,7 +48,7 @@ class World(nn.Module):
 
     def score(self, latents: Tensor, after: Tensor) -> Tensor:
         """[B] of windows of latents [B W C], and what an action led to from the last of them [B C]."""
-        score: Tensor = self.success(self._judged(latents, after))[0]
+        score: Tensor = self.success(self.judged(latents, after))
         return score
 
     @torch.no_grad()
@@ -57,7 +57,8 @@ class World(nn.Module):
         member = torch.zeros(len(latents), device=latents.device)
         return self.dynamics.step(latents[:, -1], action, episode=member, draw=None).latent
 
-    def _judged(self, latents: Tensor, after: Tensor) -> Tensor:
+    def judged(self, latents: Tensor, after: Tensor) -> Tensor:
+        """[B W+1 F]: what success is told by."""
         return self.dynamics.features(torch.cat([latents, after[:, None]], dim=1))
 
     @property
@@ -72,12 +73,24 @@ class World(nn.Module):
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
         """Both losses, which share no weights, so one optimiser serves both."""
         loss, metrics = self.dynamics.loss(batch)
-        judged = batch["judged"]
+        judged, label = batch["judged"], batch["label"]
         windows = self.windows(judged)
-        other, more = self.success.loss(
-            self._judged(windows, self.after(windows, judged.action[:, -1])), batch["label"]
-        )
+        after = self.after(windows, judged.action[:, -1])
+        mixed = self._mixed(torch.cat([windows, after[:, None]], dim=1), label, int(batch["mixing"]))
+        other, more = self.success.loss(self.judged(windows, after), label, self.dynamics.features(mixed))
         return loss + other, {**metrics, **more}
+
+    def _mixed(self, latents: Tensor, label: Tensor, seed: int) -> Tensor:
+        """As many as succeed of [P W+1 C], each with a share of its numbers, along the whole window, from one that does
+        not; the share is drawn evenly for each."""
+        good, other = latents[label > 0.5], latents[label <= 0.5]
+        if not len(other):
+            return good[:0]
+        draws = torch.Generator().manual_seed(seed)
+        rows = torch.randint(len(other), (len(good),), generator=draws)
+        share = torch.rand((len(good), 1, 1), generator=draws)
+        swap = torch.rand((len(good), 1, latents.shape[-1]), generator=draws) < share
+        return self.dynamics.mixed(good, other[rows], swap.expand(good.shape).to(good.device))
 
     def write(self, folder: Path) -> None:
         """Fill an empty folder."""

@@ -59,9 +59,9 @@ class NearOrigin(nn.Module):
         self.window = 2
         self.register_buffer("threshold", torch.tensor(0.5))
 
-    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, features: Tensor) -> Tensor:
         now, after = features[:, -2, 0].abs() < 0.05, features[:, -1, 0].abs() < 0.05
-        return (now & after).float(), features[:, 0]
+        return (now & after).float()
 
 
 def point_world(*, bound: float = 1.0, drift: float = 0.0) -> World:

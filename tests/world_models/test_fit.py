@@ -227,7 +227,7 @@ def test_models_that_are_not_to_be_believed(trained: Path, data: Path, tmp_path:
     from robopolicy.storage import write_manifest
 
     write_manifest(copy)
-    with pytest.raises(CheckpointError, match=r"format 99, this robopolicy reads 2"):
+    with pytest.raises(CheckpointError, match=r"format 99, this robopolicy reads 3"):
         load_world(copy)
 
 

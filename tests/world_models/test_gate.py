@@ -146,18 +146,6 @@ def test_going_where_the_model_is_not_believed_is_no_success() -> None:
     assert found["imagined_high"] > found["imagined_success"], "the upper limit holds doubted episodes for successes"
 
 
-def test_the_gate_can_believe_less_than_the_training(tmp_path: Path) -> None:
-    """Doubt is 0.1 at the second step: within the bound of 0.15, beyond half of it."""
-    accepted = {}
-    for trust in (1.0, 0.5):
-        algo = Plan([], gain=0.0)
-        judge = gate(algo=algo, env=world(bound=0.15), truth=None, run_dir=tmp_path, starts=20, trust=trust)
-        judge(algo.policy, 0)
-        move(algo, 1.0, lift=0.1)
-        accepted[trust] = judge(algo.policy, 1)["accepted"]
-    assert accepted == {1.0: 1.0, 0.5: 0.0}
-
-
 def test_a_model_that_diverges_is_refused_and_at_once_an_error() -> None:
     algo, env = Plan([], gain=1.0), world([[-4.95 - 0.001 * i, 0.0] for i in range(20)])
     judge = gated(algo, env)

@@ -335,7 +335,8 @@ def test_success_does_not_shape_the_latents_it_is_judged_by() -> None:
     torch.manual_seed(7)
     world.loss(batch)[0].backward()
     with_success = {n: p.grad.clone() for n, p in model.named_parameters()}  # type: ignore[union-attr]
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in world.success.embed.parameters())
+    learned = [*world.success.done.embed.parameters(), *world.success.real.embed.parameters()]
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in learned)
     loss_of(model, batch)
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter.grad, with_success[name]), name  # type: ignore[arg-type]

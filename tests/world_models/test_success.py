@@ -66,11 +66,40 @@ def test_it_learns_what_only_a_window_shows() -> None:
     judge = classifier(width=32)
     optimizer = torch.optim.Adam(judge.parameters(), lr=3e-3)
     for _ in range(400):
-        loss, _ = judge.loss(*pairs(256))
+        loss, _ = judge.loss(*pairs(256), torch.zeros(0, 3, 2))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     window, label = pairs(2000)
-    assert ((judge(window)[0] > 0).float() == label).float().mean() > 0.95
+    assert ((judge(window) > 0).float() == label).float().mean() > 0.95
     swapped = window[:, [0, 2, 1]]
-    assert ((judge(swapped)[0] > 0) == (judge(window)[0] > 0)).float().mean() > 0.9, "one network for both steps"
+    assert ((judge(swapped) > 0) == (judge(window) > 0)).float().mean() > 0.9, "one network for both steps"
+
+
+@pytest.mark.learning
+def test_what_was_never_seen_is_no_success() -> None:
+    """Success is x > 0.5, and in the data y = x: half of each would pass for it."""
+    generator = torch.Generator().manual_seed(0)
+
+    def pairs(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.rand(n, 1, 1, generator=generator).expand(n, 3, 1)
+        return torch.cat([x, x], dim=-1), (x[:, 0, 0] > 0.5).float()
+
+    judge = classifier(width=32, alike=0.95)
+    optimizer = torch.optim.Adam(judge.parameters(), lr=3e-3)
+    for _ in range(400):
+        window, label = pairs(256)
+        good, other = window[label > 0.5], window[label < 0.5]
+        n = min(len(good), len(other))
+        swap = torch.rand(n, 1, 2, generator=generator) < 0.5
+        loss, _ = judge.loss(window, label, torch.where(swap, other[:n], good[:n]))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    apart = torch.tensor([0.3, 0.9]).expand(1, 3, 2)
+    assert judge(apart).item() > 0.0, "what is learned of the data alone"
+    held, label = pairs(2_000)
+    judge.look_at(held[label > 0.5])
+    assert judge(apart).item() < -100.0, "but not like a success"
+    accepted = (judge(held) > 0.0).float()
+    assert accepted[label > 0.5].mean() > 0.9 and accepted[label < 0.5].mean() < 0.05
