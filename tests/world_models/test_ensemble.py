@@ -97,6 +97,17 @@ def small(episodes: Episodes, **kw: object) -> PhaseEnsemble:
     return model
 
 
+def test_a_mixture_of_two_states_is_consistent() -> None:
+    episodes = relative([20] * 10)
+    state = episodes.obs[STATE]
+    here, there = state[:1], state[-1:]
+    swap = torch.tensor([[False, False, True, False, True]])
+    found = small(episodes).mixed(here, there, swap)[0]
+    x, y, goal, rel, seven = found.tolist()
+    assert (x, y, seven) == (here[0, 0].item(), here[0, 1].item(), 7.0) and goal == there[0, 2].item()
+    assert rel == pytest.approx(goal - x, abs=1e-5) and abs(rel - here[0, 3].item()) > 0.01, "made anew"
+
+
 def test_loss_in_closed_form() -> None:
     """Two phases that predict −1 and +1 deviations everywhere, spreads 1 and ½, even odds, one transition of +1."""
     model = small(walk([30]), heads=1, unroll=1, min_spread=1e-6)

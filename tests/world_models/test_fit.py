@@ -115,7 +115,7 @@ def test_a_trained_world_says_how_good_it_is_and_beats_standing_still(trained: P
     counts = report["data"]
     assert sum(part["episodes"] for part in counts.values()) == 120
     assert world.spec.id == "point" and world.spec.horizon == 12 and world.spec.dt == 0.1
-    assert report["names"] == ["x", "y", "seed", "t"]
+    assert report["names"] == ["x", "y", "seed", "t"] and bool(torch.isfinite(world.success.least))
 
 
 def test_the_env_of_a_run_starts_in_its_data_and_reproduces(trained: Path, data: Path) -> None:

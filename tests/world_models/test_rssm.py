@@ -417,3 +417,16 @@ def test_it_sees_where_the_point_is_and_where_it_will_be() -> None:
     assert moved < 0.5 * stood
     seen, same = (open_loop_pictures(r, unseen, FRONT, horizons=(5,), memory=3)[5] for r in (rollout, copy_last))
     assert seen["mse"] < 0.7 * same["mse"]
+
+
+def test_a_mixture_of_two_latents_keeps_what_belongs_together() -> None:
+    episodes = filmed([8] * 6, success=[True, False] * 3)
+    model = small(episodes)
+    one, two = torch.zeros(1, model.latent_dim), torch.ones(1, model.latent_dim)
+    swap = torch.zeros(1, model.latent_dim, dtype=torch.bool)
+    swap[0, 0] = swap[0, model.units + 1] = True  # of h its first number, of z its second variable
+    mixed = model.mixed(one, two, swap)[0]
+    h, z, state = mixed.split([model.units, model.variables * model.classes, model.coordinates.size])
+    assert h.eq(1.0).all(), "h is one thing"
+    assert z.view(model.variables, model.classes)[1].eq(1.0).all() and z.sum() == model.classes
+    torch.testing.assert_close(state, model.coordinates.derive(torch.zeros(model.coordinates.size)))
