@@ -208,7 +208,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--episodes", type=int, help="of the base with noise, for the model")
     parser.add_argument("--spread", type=float, default=0.25, help="the largest noise of these, in action limits")
-    parser.add_argument("--model-steps", type=int, default=8_000, help="of training the model")
+    parser.add_argument("--model-steps", type=int, default=6_000, help="of training the model")
     parser.add_argument("--even-if-bad", action="store_true", help="also in a model that is not fit to learn in")
     parser.add_argument("--jobs", type=int, default=2, help="training seeds at a time")
     parser.add_argument("--record", action="store_true", help="write docs/results")
