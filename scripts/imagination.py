@@ -205,7 +205,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/imagination"))
     parser.add_argument("--tasks", nargs="+", choices=BASES, default=["reach"])
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["dppo", "free", "residual", "model_free"])
     parser.add_argument("--episodes", type=int, help="of the base with noise, for the model")
     parser.add_argument("--spread", type=float, default=0.25, help="the largest noise of these, in action limits")
     parser.add_argument("--model-steps", type=int, default=6_000, help="of training the model")
