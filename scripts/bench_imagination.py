@@ -6,9 +6,9 @@ Both sides are the `VecEnv` that algorithms see: resets, success, observations, 
 Actions are drawn evenly from the middle third of the limits, the same for both; each side runs in as many threads as
 there are cores and with the number of envs that it is fastest with. The sides alternate.
 
-state, pictures       ratio: median over rounds of imagined env steps/s over native ones, 95% bootstrap interval
-<kind>/<N>            env_steps_per_s of either side with N envs
-<kind>/model          what the model is: parameters, bytes of them, seconds that its training took
+<task>/state or /pictures   ratio: median over rounds of imagined env steps/s over native ones, 95% bootstrap interval
+<that>/<N>                  env_steps_per_s of either side with N envs
+<that>/model                what the model is: parameters, bytes of them, seconds that its training took
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Side:
 
 
 def measure(args: argparse.Namespace) -> list[Evidence]:
-    kind = "pictures" if args.camera else "state"
+    kind = f"{args.task}/{'pictures' if args.camera else 'state'}"
     seen = {"cameras": [args.camera], "image_size": [args.pixels, args.pixels]} if args.camera else {}
     cameras = (args.camera,) if args.camera else ()
 
