@@ -86,25 +86,34 @@ class Arm:
 class Trial:
     """The stages of one task and training seed."""
 
+    label, about = "", ()  # of the folder; and of how the model is trained
+
     def __init__(self, options: argparse.Namespace, task: str, seed: int) -> None:
         self.base, self.seed, self.options = BASES[task], seed, options
-        self.folder = options.out.resolve() / f"{task}-{seed}"
+        self.folder = options.out.resolve() / f"{task}-{seed}{self.label}"
         self.threads = max(1, (os.cpu_count() or 1) // options.jobs)
         self.start = options.out.resolve() / "bases" / f"{self.base.name}-{seed}"
 
+    def record(self) -> tuple[Path, Path]:
+        """Episodes of the base, and demonstrations, that model and model-free learner are given."""
+        episodes = self.options.episodes or EPISODES.get(self.base.task, 2_000)
+        return self.episodes_of_base(episodes, self.options.spread), self.start / "data"
+
+    def episodes_of_base(self, count: int, spread: float) -> Path:
+        out, bc = self.folder / "around", policy_of(self.base, self.start)
+        if recorded(out) != "whole":
+            self.call("demos", f"out={out}", "only_success=false", f"episodes={count}", f"imperfection={spread}",
+                      f"seed={self.seed + 1_000}", "overwrite=true",
+                      "expert._target_=robopolicy.data.behave.PolicyExpert", f"expert.checkpoint={bc}")  # fmt: skip
+        return out
+
     def run(self) -> dict[str, Arm]:
         train_base(self.options.out, self.base, self.seed, self.threads)
-        bc, data = policy_of(self.base, self.start), self.start / "data"
-        around = self.folder / "around"
-        if recorded(around) != "whole":
-            episodes = self.options.episodes or EPISODES.get(self.base.task, 2_000)
-            self.call("demos", f"out={around}", "only_success=false", f"episodes={episodes}",
-                      f"imperfection={self.options.spread}", f"seed={self.seed + 1_000}", "overwrite=true",
-                      "expert._target_=robopolicy.data.behave.PolicyExpert", f"expert.checkpoint={bc}")  # fmt: skip
+        bc, (around, data) = policy_of(self.base, self.start), self.record()
         model = self.train("world", "algo=world_model", f"dataset={around}", f"loop.data.demos={data}",
                            f"loop.steps={self.options.model_steps}", PRECISION, *MODELS.get(self.base.task, ()),
-                           task=False)  # fmt: skip
-        frames = sum(json.loads((d / "meta" / "info.json").read_text())["total_frames"] for d in (around, data))
+                           *self.about, task=False)  # fmt: skip
+        frames = sum(frames_of(d) for d in (around, data))
         bad = ("world.even_if_bad=true",) if self.options.even_if_bad else ()
         dream = ("world=imagined", f"world.model={model}", *bad)
         given = {"model_free": ("world=recorded", f"world.dataset={around}", f"dataset={data}"),
@@ -136,6 +145,10 @@ class Trial:
     def call(self, verb: str, *arguments: str, task: bool = True) -> None:
         about = task_of(self.base) if task else ()
         robopolicy(verb, *about, *arguments, threads=self.threads, log=self.folder / "log.txt")
+
+
+def frames_of(dataset: Path) -> int:
+    return int(json.loads((dataset / "meta" / "info.json").read_text())["total_frames"])
 
 
 def left(run: Path, arm: str) -> dict[str, Any]:

@@ -1,0 +1,101 @@
+"""True success against how many transitions were recorded: imagination beside the model-free learner.
+
+    python scripts/imagination_curve.py [--task pick] [--data narrow broad] [--sizes 2000 5000 20000] [--record]
+
+As scripts/imagination.py, with its arms `dppo` and `model_free` and its bases, on about `size` transitions in all. Up
+to half of these are demonstrations, the first of those that the base was cloned from; the rest are episodes of the
+base, as it is (narrow) or with more and less noise (broad). A success classifier of few episodes has few to be judged
+on: of so little data it is trained with fewer successes than is the default, and what it then says is used all the
+same (`world.even_if_bad`), or nothing could be compared. Rows of `imagination_data_curve`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from robopolicy.data.meta import recorded
+from robopolicy.evaluate.compare import compare
+from robopolicy.evaluate.evidence import Evidence, measured, of_rows, pooled, write
+from robopolicy.evaluate.provenance import command
+from scripts.experiments import ROOT
+from scripts.imagination import BASES, SEEDS, TRIALS, Arm, Trial, frames_of
+
+ID, ARMS = "imagination_data_curve", ("dppo", "model_free")
+LENGTH = {"pick": 64, "reach": 36}  # frames of an episode of a base, about
+FEW = ("loop.holdout=0.3", "loop.success.min_positives=8")
+
+
+class Sized(Trial):
+    """A trial on data of one kind and size."""
+
+    about = FEW
+
+    def __init__(self, options: argparse.Namespace, data: str, size: int, seed: int) -> None:
+        self.data, self.size, self.label = data, size, f"-{data}-{size}"
+        super().__init__(options, options.task, seed)
+
+    def record(self) -> tuple[Path, Path]:
+        demos, all_demos = self.folder / "demos", self.start / "data"
+        each = frames_of(all_demos) / self.base.demos
+        count = min(self.base.demos, round(self.size / 2 / each))
+        if recorded(demos) != "whole":
+            self.call("demos", f"out={demos}", f"episodes={count}", f"seed={self.seed}", "overwrite=true",
+                      f"imperfection={self.base.imperfection}")  # fmt: skip
+        left = self.size - frames_of(demos)
+        spread = {"narrow": 0.0, "broad": self.options.spread}[self.data]
+        return self.episodes_of_base(max(1, round(left / LENGTH[self.base.task])), spread), demos
+
+
+def evidence(found: dict[tuple[str, int, int], dict[str, Arm]], task: str) -> Iterator[Evidence]:
+    """Rates and paired differences to the base for every arm, kind, size and seed, and what pools the seeds."""
+    rates: dict[str, list[Evidence]] = {}
+    for (data, size, seed), arms in found.items():
+        for name, arm in arms.items():
+            setting, frames = f"{task}/{data}/{size}/{name}", f"{arm.frames:,} transitions"
+            row = of_rows(arm.true, id=ID, setting=setting, seed=seed, commit=arm.commit, command=command(),
+                          env_steps=0, wall_s=round(arm.wall_s, 1) if arm.wall_s else None, notes=frames)  # fmt: skip
+            rates.setdefault(setting, []).append(row)
+            both = compare(arm.base, arm.true, names=("base", name))
+            gain = measured(id=ID, setting=setting, metric="difference", interval=both.difference, seeds=seed,
+                            episodes=both.pairs.total, commit=arm.commit, notes=frames)  # fmt: skip
+            yield from (row, gain)
+    yield from (pooled(rows) for rows in rates.values() if {row.seeds for row in rows} == set(SEEDS))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/imagination"))
+    parser.add_argument("--task", choices=LENGTH, default="pick")
+    parser.add_argument("--data", nargs="+", choices=["narrow", "broad"], default=["narrow", "broad"])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2_000, 5_000, 20_000])
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--spread", type=float, default=0.25, help="the largest noise of `broad`, in action limits")
+    parser.add_argument("--model-steps", type=int, default=4_000, help="of training the model")
+    parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
+    parser.add_argument("--record", action="store_true", help="write docs/results")
+    options = parser.parse_args(arguments)
+    options.even_if_bad = True
+    if options.record and max(options.seeds) >= TRIALS:
+        parser.error(f"--seeds: those from {TRIALS} on are trials, never recorded")
+    assert options.task in BASES
+    keys = [(data, size, seed) for seed in options.seeds for size in options.sizes for data in options.data]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        found = dict(zip(keys, pool.map(lambda key: Sized(options, *key).run(), keys), strict=True))
+    rows = list(evidence(found, options.task))
+    for row in rows:
+        print(json.dumps({k: getattr(row, k) for k in ("id", "setting", "metric", "value", "low", "high", "seeds")}))
+    if options.record:
+        write(rows, root=ROOT / "docs" / "results")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
