@@ -42,8 +42,8 @@ from robopolicy.evaluate.evidence import Evidence, measured, of_rows, pooled, wr
 from robopolicy.evaluate.provenance import command
 from robopolicy.evaluate.rows import Rows
 from robopolicy.evaluate.statistics import Interval, unpaired_difference
-from scripts.experiment_list import SUITE
-from scripts.experiments import ROOT, policy_of, robopolicy, task_of, train_base
+from scripts.experiment_list import SUITE, Base
+from scripts.experiments import ROOT, envs_of, policy_of, robopolicy, task_of, train_base
 
 SEEDS = (0, 1, 2)  # a pool is made only of all of them
 TRIALS = 100  # training seeds from here on
@@ -86,11 +86,11 @@ class Arm:
 class Trial:
     """The stages of one task and training seed."""
 
-    label, about = "", ()  # of the folder; and of how the model is trained
+    label, kind, about = "", "algo=world_model", ()  # of the folder; of the model; of how that is trained
 
-    def __init__(self, options: argparse.Namespace, task: str, seed: int) -> None:
-        self.base, self.seed, self.options = BASES[task], seed, options
-        self.folder = options.out.resolve() / f"{task}-{seed}{self.label}"
+    def __init__(self, options: argparse.Namespace, base: Base, seed: int) -> None:
+        self.base, self.seed, self.options = base, seed, options
+        self.folder = options.out.resolve() / f"{base.task}-{seed}{self.label}"
         self.threads = max(1, (os.cpu_count() or 1) // options.jobs)
         self.start = options.out.resolve() / "bases" / f"{self.base.name}-{seed}"
 
@@ -103,14 +103,14 @@ class Trial:
         out, bc = self.folder / "around", policy_of(self.base, self.start)
         if recorded(out) != "whole":
             self.call("demos", f"out={out}", "only_success=false", f"episodes={count}", f"imperfection={spread}",
-                      f"seed={self.seed + 1_000}", "overwrite=true",
+                      f"seed={self.seed + 1_000}", "overwrite=true", *envs_of(self.base),
                       "expert._target_=robopolicy.data.behave.PolicyExpert", f"expert.checkpoint={bc}")  # fmt: skip
         return out
 
     def run(self) -> dict[str, Arm]:
         train_base(self.options.out, self.base, self.seed, self.threads)
         bc, (around, data) = policy_of(self.base, self.start), self.record()
-        model = self.train("world", "algo=world_model", f"dataset={around}", f"loop.data.demos={data}",
+        model = self.train("world", self.kind, f"dataset={around}", f"loop.data.demos={data}",
                            f"loop.steps={self.options.model_steps}", PRECISION, *MODELS.get(self.base.task, ()),
                            *self.about, task=False)  # fmt: skip
         frames = sum(frames_of(d) for d in (around, data))
@@ -137,8 +137,8 @@ class Trial:
 
     def rows(self, policy: Path, out: Path, *world: str) -> Rows:
         split = "validation" if self.seed >= TRIALS else "test"
-        self.call("eval", f"checkpoint={policy}", f"split={split}", "episodes=500", "videos=0", f"out={out}",
-                  f"threads={self.threads}", *world)  # fmt: skip
+        self.call("eval", f"checkpoint={policy}", f"split={split}", f"episodes={self.base.episodes}", "videos=0",
+                  f"out={out}", f"threads={self.threads}", *envs_of(self.base), *world)  # fmt: skip
         marks = [*(["imagined"] if world else []), *([split] if split != "test" else [])]
         return Rows.load(out / ("-".join(["episodes", *marks]) + ".csv"))
 
@@ -231,7 +231,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--seeds: those from {TRIALS} on are trials, apart from the others and never recorded")
     keys = [(task, seed) for task in options.tasks for seed in options.seeds]
     with ThreadPoolExecutor(options.jobs) as pool:
-        found = dict(zip(keys, pool.map(lambda key: Trial(options, *key).run(), keys), strict=True))
+        found = dict(zip(keys, pool.map(lambda key: Trial(options, BASES[key[0]], key[1]).run(), keys), strict=True))
     rows = list(evidence(found))
     for row in rows:
         print(json.dumps({k: getattr(row, k) for k in ("id", "setting", "metric", "value", "low", "high", "seeds")}))

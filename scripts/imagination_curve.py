@@ -39,7 +39,7 @@ class Sized(Trial):
 
     def __init__(self, options: argparse.Namespace, data: str, size: int, seed: int) -> None:
         self.data, self.size, self.label = data, size, f"-{data}-{size}"
-        super().__init__(options, options.task, seed)
+        super().__init__(options, BASES[options.task], seed)
 
     def record(self) -> tuple[Path, Path]:
         demos, all_demos = self.folder / "demos", self.start / "data"
@@ -85,7 +85,6 @@ def main(arguments: list[str] | None = None) -> int:
     options.even_if_bad = True
     if options.record and max(options.seeds) >= TRIALS:
         parser.error(f"--seeds: those from {TRIALS} on are trials, never recorded")
-    assert options.task in BASES
     keys = [(data, size, seed) for seed in options.seeds for size in options.sizes for data in options.data]
     with ThreadPoolExecutor(options.jobs) as pool:
         found = dict(zip(keys, pool.map(lambda key: Sized(options, *key).run(), keys), strict=True))
