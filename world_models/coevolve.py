@@ -34,7 +34,7 @@ from world_models.starts import run_of
 from world_models.world import load_world
 
 _FIRST_SEED = 1 << 20  # of the run's training stream: envs that train have not come that far
-_TUNED = "robopolicy.policies.tuned.tuned"
+_TUNED, _REPLAYED = "robopolicy.policies.tuned.tuned", "robopolicy.loops.off_policy.off_policy"
 
 
 def coevolve(
@@ -50,6 +50,9 @@ def coevolve(
 ) -> Metrics:
     """Carry out `rounds`, going on after the newest that is done.
 
+    A tuned policy goes on from the one kept last. What learns off-policy, as a residual, begins anew in each round,
+    with all rollouts so far in its batches (`loop.rollout_fraction`).
+
     A round's policy is kept where its gate accepted something and the truth does not contradict what was imagined of
     it. Where the refitted model and the truth still part beyond their intervals, it stops: more imagining would only
     widen the gap.
@@ -64,16 +67,17 @@ def coevolve(
         Of the last round: success in imagination and in truth, their gap; rounds done and real steps taken.
 
     Raises:
-        ConfigError: no task to try it in, a policy that cannot go on from the round before.
+        ConfigError: no task to try it in, a policy that can neither go on from the one before nor learn from rollouts.
     """
     if config is None:
         raise ConfigError("rounds: are of `robopolicy train`, which says with its config what a round is made of")
     if config.get("task") is None:
         raise ConfigError("rounds: a few rollouts of each round are real, in task=<name>; none is given")
-    if (config.get("policy") or {}).get(TARGET) != _TUNED or config.get("base") is None:
+    if not (_goes_on(config) or _replays(config)) or config.get("base") is None:
         raise ConfigError(
             "rounds: each goes on from the policy of the one before, as policy=tuned does on base=<run directory> "
-            f"(algo=dppo, ppo, policy_flow); found policy {(config.get('policy') or {}).get(TARGET)!r}."
+            "(algo=dppo, ppo, policy_flow), or learns off-policy on top of a base from all rollouts so far "
+            f"(algo=residual_fast); found policy {(config.get('policy') or {}).get(TARGET)!r}."
         )
     if run_of(Path(config["world"]["model"] or "")) is None:
         raise ConfigError(f"world.model={config['world']['model']}: is not in a run, so nobody knows how to refit it")
@@ -159,14 +163,17 @@ class Rounds:
 
     def _imagining(self, state: dict[str, Any], run_dir: Path, number: int) -> dict[str, Any]:
         config = copy.deepcopy(self.config)
-        config |= {
-            "run_dir": str(run_dir),
-            "rounds": 0,
-            "base": str(self.policy(state)),
-            "seed": config["seed"] + number,
-        }
+        config |= {"run_dir": str(run_dir), "rounds": 0, "seed": config["seed"] + number}
         config["world"]["model"] = str(self.model(state))
+        if _goes_on(config):
+            config["base"] = str(self.policy(state))
+        else:
+            config["loop"]["rollouts"] = {**(config["loop"].get("rollouts") or {}), **self._rollouts(number - 1)}
         return config
+
+    def _rollouts(self, rounds: int) -> dict[str, str]:
+        """Those of the first `rounds`."""
+        return {f"round_{n}": str(self.run_dir / f"round_{n}" / "rollouts") for n in range(1, rounds + 1)}
 
     def _real(self, policy: Policy, folder: Path, *, first: int, count: int) -> Rows:
         """Each round's own starts, which no training in imagination and no evaluation knows."""
@@ -183,8 +190,7 @@ class Rounds:
         config = copy.deepcopy(read_config(first))
         if config is None or "loop" not in config:
             raise ConfigError(f"world.model={first}: does not say how it was trained")
-        loop, fresh = config["loop"], {f"round_{n}": str(self.run_dir / f"round_{n}" / "rollouts")
-                                       for n in range(1, number + 1)}  # fmt: skip
+        loop, fresh = config["loop"], self._rollouts(number)
         weights = dict(loop.get("mix_weights") or {})
         known = sum(weights.values()) if weights else 1.0  # of what has none, shares of frames, which sum to about 1
         each = known * self.share / max(1e-9, 1.0 - self.share) / len(fresh)
@@ -200,6 +206,14 @@ class Rounds:
         world = {**self.config["world"], "model": str(model), "even_if_bad": True}
         exam = Exam.crossed(build(world, "world", num_envs=1, seed=0), self.starts)
         return list(examine(policy, exam).interval(level=LEVEL, resamples=2_000))
+
+
+def _goes_on(config: dict[str, Any]) -> bool:
+    return bool((config.get("policy") or {}).get(TARGET) == _TUNED)
+
+
+def _replays(config: dict[str, Any]) -> bool:
+    return bool((config.get("loop") or {}).get(TARGET) == _REPLAYED)
 
 
 def parted(imagined: Interval, true: Interval) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.data.episodes import Episodes
+from robopolicy.data.episodes import Episodes, concatenate
 from robopolicy.errors import ConfigError, DataError, SpecError, closest
 from robopolicy.loops.offline import step_seed
 from robopolicy.noise import keyed_uniform
@@ -80,22 +80,6 @@ def mix(sources: Mapping[str, Episodes], weights: Mapping[str, float]) -> Mixtur
     counts = torch.tensor([e.num_episodes for e in sources.values()])
     source = torch.repeat_interleave(torch.arange(len(sources)), counts)
     return Mixture(concatenate(list(sources.values())), source, tuple(sources), share / share.sum())
-
-
-def concatenate(parts: list[Episodes]) -> Episodes:
-    """Episodes of several datasets of the same features in a row."""
-    first = parts[0]
-    lengths = torch.cat([p.lengths for p in parts])
-    return replace(
-        first,
-        obs={k: torch.cat([p.obs[k] for p in parts]) for k in first.observation if k in first.obs},
-        action=torch.cat([p.action for p in parts]),
-        reward=torch.cat([p.reward for p in parts]),
-        terminated=torch.cat([p.terminated for p in parts]),
-        success=torch.cat([p.success for p in parts]),
-        starts=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]),
-        seeds=torch.cat([p.seeds for p in parts]),
-    )
 
 
 def take(episodes: Episodes, mask: Tensor) -> Episodes:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from robopolicy.build import build
 from robopolicy.checkpoint import find_policy, load_policy
+from robopolicy.data.episodes import concatenate
 from robopolicy.errors import SpecError
 from robopolicy.evaluate import video
 from robopolicy.noise import episode_seeds
@@ -31,7 +32,7 @@ from robopolicy.schema import TARGET, Count
 from robopolicy.storage import MANIFEST, write_text
 from robopolicy.types import IMAGES, STATE, TASK, Obs
 from world_models.assess import no_better
-from world_models.data import concatenate, split, take
+from world_models.data import split, take
 from world_models.dynamics import History
 from world_models.exam import Exam
 from world_models.rollouts import roll_out

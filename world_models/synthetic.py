@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from robopolicy.data.episodes import Episodes
+from robopolicy.data.episodes import Episodes, concatenate
 from robopolicy.data.relabel import base_actions, read_frames
 from robopolicy.errors import ConfigError, SpecError
 from robopolicy.loops.offline import step_seed
@@ -23,7 +23,6 @@ from robopolicy.policies.base import LikelihoodPolicy, Policy
 from robopolicy.schema import Count, NonNegative, Positive
 from robopolicy.spec import PolicySpec, check_action_spec, check_features
 from robopolicy.types import BASE_ACTION, STATE, TASK, Obs
-from world_models.data import concatenate
 from world_models.starts import made_from
 from world_models.trajectories import Guide, Trajectories, load_trajectories, unguided
 from world_models.trajectory_fit import load_states

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -66,3 +66,19 @@ class Episodes:
         index = frames[:, None] + torch.arange(length)
         pad = index > last[:, None]
         return self.action[torch.minimum(index, last[:, None])], pad
+
+
+def concatenate(parts: list[Episodes]) -> Episodes:
+    """Episodes of several datasets of the same features in a row."""
+    first = parts[0]
+    lengths = torch.cat([p.lengths for p in parts])
+    return replace(
+        first,
+        obs={k: torch.cat([p.obs[k] for p in parts]) for k in first.observation if k in first.obs},
+        action=torch.cat([p.action for p in parts]),
+        reward=torch.cat([p.reward for p in parts]),
+        terminated=torch.cat([p.terminated for p in parts]),
+        success=torch.cat([p.success for p in parts]),
+        starts=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]),
+        seeds=torch.cat([p.seeds for p in parts]),
+    )

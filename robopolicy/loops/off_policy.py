@@ -5,20 +5,23 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from robopolicy.data.episodes import Episodes
+from robopolicy.data.episodes import Episodes, concatenate
+from robopolicy.data.lerobot import load_episodes
 from robopolicy.data.relabel import read_frames
 from robopolicy.data.replay import Replay
-from robopolicy.errors import ConfigError
+from robopolicy.errors import ConfigError, SpecError
 from robopolicy.loops.decline import Decline
 from robopolicy.loops.player import OffPolicy, Player
 from robopolicy.memory import release_memory
 from robopolicy.schema import Count, Fraction, Natural, Positive
-from robopolicy.types import Metrics, Step, VecEnv
+from robopolicy.spec import check_action_spec
+from robopolicy.types import BASE_ACTION, Metrics, Step, VecEnv
 
 DRAWN = 8  # batches that are drawn at a time: where observations are small, many windows cost little more than few
 
@@ -45,6 +48,8 @@ def off_policy(
     updates_per_step: Positive,
     batch_size: Count,
     demo_fraction: Fraction = 0.5,
+    rollouts: dict[str, Path] | None = None,
+    rollout_fraction: Fraction = 0.25,
     eval_every: Natural = 0,
     save_every: Natural = 0,
     log_every: Count = 1_000,
@@ -57,6 +62,8 @@ def off_policy(
         env: emits [N To ...], and `base_action` where the policy has a base: see `wrap_for`.
         replay: makes an empty replay for `num_envs` and the policy's `spec`.
         demos: supply `demo_fraction` of every batch, read as the policy reads; None for online data alone.
+        rollouts: further datasets, {name: path}, that supply `rollout_fraction` of every batch, e.g. of policies
+            like this one on the task itself where `env` is imagined.
         warmup_steps: env steps of the base policy (with exploration noise) before the first update.
         critic_only_updates: updates right after warm-up in which the policy stays the base.
         updates_per_step: critic updates per primitive env step (UTD).
@@ -68,7 +75,7 @@ def off_policy(
         physics since the run began) where there are any, and the last evaluation's metrics.
 
     Raises:
-        ConfigError: nothing would be learned, the warm-up alone takes `total_steps`.
+        ConfigError: nothing would be learned, the warm-up alone takes `total_steps`; fractions above a whole batch.
     """
     if warmup_steps >= total_steps:
         raise ConfigError(
@@ -76,10 +83,14 @@ def off_policy(
             "Lower the first or raise the second."
         )
     generator = torch.Generator().manual_seed(seed)
-    online, offline = replay(num_envs=env.num_envs, spec=algo.policy.spec), None
-    player = Player(algo, env)
-    if demos is not None and demo_fraction > 0.0:
-        offline = online.of_episodes(demos, obs=read_frames(demos, algo.policy))
+    online, player = replay(num_envs=env.num_envs, spec=algo.policy.spec), Player(algo, env)
+    stored = [(e, f) for e, f in ((demos, demo_fraction), (recorded(rollouts or {}, algo), rollout_fraction))
+              if e is not None and f > 0.0]  # fmt: skip
+    if sum(f for _, f in stored) > 1.0:
+        raise ConfigError(
+            f"loop.demo_fraction={demo_fraction} and loop.rollout_fraction={rollout_fraction}: are more than a batch"
+        )
+    offline = [(online.of_episodes(e, obs=read_frames(e, algo.policy)), round(batch_size * f)) for e, f in stored]
     state = checkpointer.latest()
     steps, owed, train_s, result, metrics, tally = 0, 0.0, 0.0, {}, {}, Tally()
     evaluated, saved, logged = -1, -1, 0  # env step at which that was done last
@@ -107,11 +118,10 @@ def off_policy(
         return steps >= warmup_steps and online.can_sample
 
     def batches(count: int) -> Iterator[Any]:
-        demo_size = 0 if offline is None else round(batch_size * demo_fraction)
-        sources = [(online, batch_size - demo_size), (offline, demo_size)]
+        sources = [(online, batch_size - sum(size for _, size in offline)), *offline]
         for first in range(0, count, DRAWN):
             many = min(DRAWN, count - first)
-            yield from deal([r.sample(many * size, generator) for r, size in sources if r is not None and size], many)
+            yield from deal([r.sample(many * size, generator) for r, size in sources if size], many)
 
     def finished() -> bool:
         return steps + most > total_steps or solved(tally.recent, stop_success, steps, env)
@@ -166,6 +176,24 @@ def off_policy(
                 numbers = {**{k: float(v) for k, v in metrics.items()}, **tally.numbers()}
                 numbers |= {"seconds": train_s, "steps_per_s": steps / train_s}
                 tracker.log({f"train/{k}": v for k, v in numbers.items()}, steps)
+
+
+def recorded(datasets: dict[str, Path], algo: OffPolicy) -> Episodes | None:
+    """All of `datasets` in a row, read as the policy's base reads.
+
+    Raises:
+        SpecError: one of them lacks something, or speaks of other actions.
+    """
+    spec, parts = algo.policy.spec, []
+    for name, path in datasets.items():
+        part = load_episodes(path, needed={k: f for k, f in spec.observation.items() if k != BASE_ACTION})
+        problems = check_action_spec(spec.action, part.action_spec, needs="the policy", offers=f"loop.rollouts.{name}")
+        if abs(spec.dt - part.dt) > 1e-6:
+            problems.append(f"dt: the policy is for {spec.dt} s a step, loop.rollouts.{name} has {part.dt} s")
+        if problems:
+            raise SpecError("policy and rollouts do not fit:\n  - " + "\n  - ".join(problems))
+        parts.append(part)
+    return concatenate(parts) if parts else None
 
 
 class Tally:
