@@ -52,10 +52,11 @@ class Rig:
         patch.setattr(module, "faults", lambda report: [])
         patch.setattr(module.Rounds, "_judge", lambda rounds, policy, model: self._judge(policy, model))
 
-    def run(self, *, rounds: int = 2, **options: Any) -> dict[str, float]:
+    def run(self, *, rounds: int = 2, more: dict[str, Any] | None = None, **options: Any) -> dict[str, float]:
         config = {
             "task": {TARGET: "tests.fakes.PointEnv", "horizon": HORIZON}, "world": {"model": str(self.root / "model")},
             "policy": {TARGET: "robopolicy.policies.tuned.tuned"}, "base": str(self.base), "seed": 3, "threads": 1,
+            **(more or {}),
         }  # fmt: skip
         return coevolve(rounds=rounds, run_dir=self.root / "run", config=config, episodes=EPISODES, **options)
 
@@ -124,6 +125,19 @@ def test_every_command_gets_what_the_rounds_before_left(tmp_path: Path, monkeypa
     assert refits[2]["loop"]["data"] == {f"round_{n}": str(run / f"round_{n}/rollouts") for n in (1, 2, 3)}
     weights = refits[2]["loop"]["mix_weights"]
     assert sum(weights.values()) / (1.0 + sum(weights.values())) == pytest.approx(0.2), "of all that is drawn"
+
+
+def test_what_learns_off_policy_begins_anew_with_all_rollouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(tmp_path, monkeypatch, [GOES, GOES, GOES], lambda gain, model: gain)
+    loop = {TARGET: "robopolicy.loops.off_policy.off_policy", "rollouts": {"mine": "there"}}
+    rig.run(rounds=3, more={"policy": {TARGET: "robopolicy.policies.residual.ResidualPolicy"}, "loop": loop})
+    imagined, run = rig.calls[::2], tmp_path / "run"
+    assert [c["base"] for c in imagined] == [str(rig.base)] * 3
+    for n, call in enumerate(imagined):
+        before = {f"round_{k}": str(run / f"round_{k}/rollouts") for k in range(1, n + 1)}
+        assert call["loop"]["rollouts"] == {"mine": "there", **before}
+        assert call["world"]["model"] == str(run / f"round_{n}/model" if n else tmp_path / "model")
+    assert rig.saved.saved[3]["policy"] == "round_3/imagined"
 
 
 def test_it_stops_where_imagination_and_truth_part_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
