@@ -32,8 +32,8 @@ from scripts.imagination import SEEDS, TRIALS, Arm, Trial
 
 ID, STEPS = "image_world_model", "20"
 SEEN = Base(
-    "reach", 40, 0.6,
-    ("loop.steps=3000", "loop.batch_size=64",
+    "reach", 20, 1.0,
+    ("loop.steps=1500", "loop.batch_size=64",
      "policy.image_encoder={_target_: robopolicy.networks.vision.ConvEncoder, _partial_: true, dims: [8,16,16]}"),
     "seen", options=("task.cameras=[front]", "task.image_size=[32,32]"), num_envs=32,
 )  # fmt: skip
@@ -50,7 +50,7 @@ SMALL = (
 class Seen(Trial):
     """A trial whose base, model and refined policy look through a camera."""
 
-    label, kind = "-seen", "algo=world_model_pictures"
+    label, kind, learning = "-seen", "algo=world_model_pictures", ("loop.total_steps=200000",)
 
     def __init__(self, options: argparse.Namespace, base: Base, seed: int) -> None:
         self.about = (*SMALL, *options.overrides)

@@ -86,7 +86,8 @@ class Arm:
 class Trial:
     """The stages of one task and training seed."""
 
-    label, kind, about = "", "algo=world_model", ()  # of the folder; of the model; of how that is trained
+    label, kind = "", "algo=world_model"  # of the folder, and of the model
+    about, learning = (), ()  # of how the model is trained, and of what is learned then
 
     def __init__(self, options: argparse.Namespace, base: Base, seed: int) -> None:
         self.base, self.seed, self.options = base, seed, options
@@ -120,7 +121,7 @@ class Trial:
                  "real": (f"dataset={data}",), "control": (f"dataset={around}",)}  # fmt: skip
         found = {}
         for arm in self.options.arms:
-            run = self.train(arm, *{**IMAGINED, **LEARNED}[arm], *given.get(arm, (*dream, f"dataset={data}")),
+            run = self.train(arm, *{**IMAGINED, **LEARNED}[arm], *self.learning, *given.get(arm, (*dream, f"dataset={data}")),
                              f"base={bc}")  # fmt: skip
             true = self.rows(run, run)
             dreamt = self.rows(run, run, *dream, "world.part=held_out") if arm in IMAGINED and arm != "rounds" else None
