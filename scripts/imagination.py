@@ -121,8 +121,8 @@ class Trial:
                  "real": (f"dataset={data}",), "control": (f"dataset={around}",)}  # fmt: skip
         found = {}
         for arm in self.options.arms:
-            run = self.train(arm, *{**IMAGINED, **LEARNED}[arm], *self.learning, *given.get(arm, (*dream, f"dataset={data}")),
-                             f"base={bc}")  # fmt: skip
+            run = self.train(arm, *{**IMAGINED, **LEARNED}[arm], *given.get(arm, (*dream, f"dataset={data}")),
+                             *self.learning, f"base={bc}")  # fmt: skip
             true = self.rows(run, run)
             dreamt = self.rows(run, run, *dream, "world.part=held_out") if arm in IMAGINED and arm != "rounds" else None
             found[arm] = Arm(self.rows(bc, self.start / "bc"), true, dreamt, frames=frames, **left(run, arm))
