@@ -2,11 +2,12 @@
 
     python scripts/imagination_curve.py [--task pick] [--data narrow broad] [--sizes 2000 5000 20000] [--record]
 
-As scripts/imagination.py, with its arms `dppo` and `model_free` and its bases, on about `size` transitions in all. Up
+As scripts/imagination.py, with its bases and its arms `dppo` and `model_free`, on about `size` transitions in all. Up
 to half of these are demonstrations, the first of those that the base was cloned from; the rest are episodes of the
 base, as it is (narrow) or with more and less noise (broad). A success classifier of few episodes has few to be judged
 on: of so little data it is trained with fewer successes than is the default, and what it then says is used all the
-same (`world.even_if_bad`), or nothing could be compared. Rows of `imagination_data_curve`.
+same (`world.even_if_bad`), or nothing could be compared. Rows of `imagination_data_curve`; of the arms `rounds` and
+`control`, of `coevolution`.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from robopolicy.evaluate.compare import compare
 from robopolicy.evaluate.evidence import Evidence, measured, of_rows, pooled, write
 from robopolicy.evaluate.provenance import command
 from scripts.experiments import ROOT
-from scripts.imagination import BASES, SEEDS, TRIALS, Arm, Trial, frames_of
+from scripts.imagination import BASES, IDS, SEEDS, TRIALS, Arm, Trial, frames_of
 
-ID, ARMS = "imagination_data_curve", ("dppo", "model_free")
+ID, ARMS = "imagination_data_curve", ("dppo", "model_free", "rounds", "control")
 LENGTH = {"pick": 64, "reach": 36}  # frames of an episode of a base, about
 FEW = ("loop.holdout=0.3", "loop.success.min_positives=8")
 
@@ -58,12 +59,13 @@ def evidence(found: dict[tuple[str, int, int], dict[str, Arm]], task: str) -> It
     rates: dict[str, list[Evidence]] = {}
     for (data, size, seed), arms in found.items():
         for name, arm in arms.items():
-            setting, frames = f"{task}/{data}/{size}/{name}", f"{arm.frames:,} transitions"
-            row = of_rows(arm.true, id=ID, setting=setting, seed=seed, commit=arm.commit, command=command(),
-                          env_steps=0, wall_s=round(arm.wall_s, 1) if arm.wall_s else None, notes=frames)  # fmt: skip
+            id, frames = IDS.get(name, ID), f"{arm.frames:,} transitions"
+            setting = f"{task}/{data}/{size}/{'refined' if name == 'rounds' else name}"
+            row = of_rows(arm.true, id=id, setting=setting, seed=seed, commit=arm.commit, command=command(),
+                          env_steps=arm.env_steps, wall_s=round(arm.wall_s, 1) if arm.wall_s else None, notes=frames)  # fmt: skip
             rates.setdefault(setting, []).append(row)
             both = compare(arm.base, arm.true, names=("base", name))
-            gain = measured(id=ID, setting=setting, metric="difference", interval=both.difference, seeds=seed,
+            gain = measured(id=id, setting=setting, metric="difference", interval=both.difference, seeds=seed,
                             episodes=both.pairs.total, commit=arm.commit, notes=frames)  # fmt: skip
             yield from (row, gain)
     yield from (pooled(rows) for rows in rates.values() if {row.seeds for row in rows} == set(SEEDS))
@@ -76,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", nargs="+", choices=["narrow", "broad"], default=["narrow", "broad"])
     parser.add_argument("--sizes", type=int, nargs="+", default=[2_000, 5_000, 20_000])
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS[:2]))
     parser.add_argument("--spread", type=float, default=0.25, help="the largest noise of `broad`, in action limits")
     parser.add_argument("--model-steps", type=int, default=4_000, help="of training the model")
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
