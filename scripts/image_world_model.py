@@ -44,6 +44,7 @@ SMALL = (
     "world_model.doubters=3",
     "loop.batch_size=8",
     "loop.labelled=32",
+    "loop.holdout=0.25",
 )
 
 
@@ -100,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--out", type=Path, default=Path("runs/image_world_model"))
     parser.add_argument("--episodes", type=int, default=600, help="of the base with noise, for the model")
-    parser.add_argument("--spread", type=float, default=0.25, help="the largest noise of these, in action limits")
+    parser.add_argument("--spread", type=float, default=0.1, help="the largest noise of these, in action limits")
     parser.add_argument("--model-steps", type=int, default=3_000, help="of training the model")
     parser.add_argument("--jobs", type=int, default=2, help="training seeds at a time")
     parser.add_argument("--record", action="store_true", help="write docs/results")

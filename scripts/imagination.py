@@ -11,8 +11,8 @@ a world model of these and of the demonstrations, and from there, without a furt
   model_free  algo=residual_fast on the recorded transitions themselves (world=recorded, half of each batch
               demonstrations): those that the model was trained on, its held-out part too
   real        algo=dppo on the task itself, for the env steps that it needs to be as good as `dppo`
-  rounds      algo=residual_fast in four rounds of imagination, each with 30 real episodes to refit the model on; half of
-              each batch the recorded transitions, a quarter those of the rounds before
+  rounds      algo=residual_fast in four rounds of imagination, each with 30 real episodes to refit the model on;
+              half of each batch recorded transitions, a quarter those of the rounds before
   control     algo=residual_fast on the task itself for 5,000 env steps, half of each batch recorded transitions
 
 Each result is evaluated on the task's test episodes; what was learned in imagination also in imagination, from starts

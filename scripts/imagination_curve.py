@@ -61,8 +61,9 @@ def evidence(found: dict[tuple[str, int, int], dict[str, Arm]], task: str) -> It
         for name, arm in arms.items():
             id, frames = IDS.get(name, ID), f"{arm.frames:,} transitions"
             setting = f"{task}/{data}/{size}/{'refined' if name == 'rounds' else name}"
+            wall = round(arm.wall_s, 1) if arm.wall_s else None
             row = of_rows(arm.true, id=id, setting=setting, seed=seed, commit=arm.commit, command=command(),
-                          env_steps=arm.env_steps, wall_s=round(arm.wall_s, 1) if arm.wall_s else None, notes=frames)  # fmt: skip
+                          env_steps=arm.env_steps, wall_s=wall, notes=frames)  # fmt: skip
             rates.setdefault(setting, []).append(row)
             both = compare(arm.base, arm.true, names=("base", name))
             gain = measured(id=id, setting=setting, metric="difference", interval=both.difference, seeds=seed,
