@@ -8,6 +8,7 @@ a world model of these and of the demonstrations, and from there, without a furt
   dppo        algo=dppo in imagination, anchored to the base, behind the gate
   free        the same without anchor and gate
   residual    algo=residual_fast in imagination; no real transition in any batch
+  mixed       the same with half of each batch from the recorded transitions
   model_free  algo=residual_fast on the recorded transitions themselves (world=recorded, half of each batch
               demonstrations): those that the model was trained on, its held-out part too
   real        algo=dppo on the task itself, for the env steps that it needs to be as good as `dppo`
@@ -55,6 +56,7 @@ IMAGINED = {
     "dppo": ("algo=dppo", ONE),
     "free": ("algo=dppo", ONE, "algo.anchor=0", "world.gate=null"),
     "residual": (*HELD, "loop.demo_fraction=0"),
+    "mixed": HELD,
     "rounds": (*HELD, "rounds=4", "coevolve.episodes=30", "coevolve.refit_steps=1500"),
 }
 IDS = {"rounds": "coevolution", "control": "coevolution"}
@@ -122,7 +124,7 @@ class Trial:
         dream = ("world=imagined", f"world.model={model}", *bad)
         given = {"model_free": ("world=recorded", f"world.dataset={around}", f"dataset={data}"),
                  "real": (f"dataset={data}",), "control": (f"dataset={around}",),
-                 "rounds": (*dream, f"dataset={around}")}  # fmt: skip
+                 **dict.fromkeys(("mixed", "rounds"), (*dream, f"dataset={around}"))}  # fmt: skip
         found = {}
         for arm in self.options.arms:
             run = self.train(arm, *{**IMAGINED, **LEARNED}[arm], *given.get(arm, (*dream, f"dataset={data}")),
