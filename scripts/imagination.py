@@ -59,7 +59,7 @@ IMAGINED = {
     "mixed": HELD,
     "rounds": (*HELD, "rounds=4", "coevolve.episodes=30", "coevolve.refit_steps=1500"),
 }
-IDS = {"rounds": "coevolution", "control": "coevolution"}
+IDS = {"rounds": "coevolution", "control": "coevolution", "real": "imagination_real_steps"}
 LEARNED = {  # without a model
     "model_free": ("algo=residual_fast", "loop.total_steps=100000"),
     "real": ("algo=dppo", "loop.eval_every=20480", "loop.total_steps=204800", "validation_episodes=200"),
@@ -176,7 +176,8 @@ def evidence(found: dict[tuple[str, int], dict[str, Arm]]) -> Iterator[Evidence]
     rates: dict[tuple[str, str], list[Evidence]] = {}
     for (task, seed), arms in found.items():
         for name, arm in arms.items():
-            about, id = f"{arm.frames:,} transitions", IDS.get(name, "imagined_dppo")
+            id = IDS.get(name, "imagined_dppo")
+            about = "none of the recorded transitions" if name == "real" else f"{arm.frames:,} transitions"
             label = {"rounds": "refined"}.get(name, name)
             for setting, rows, made in ((f"{task}/base", arm.base, False), (f"{task}/{label}", arm.true, True)):
                 row = of_rows(rows, id=id, setting=setting, seed=seed, notes=about, commit=arm.commit,
