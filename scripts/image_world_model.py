@@ -116,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
     for row in rows:
         print(json.dumps({k: getattr(row, k) for k in ("setting", "metric", "value", "low", "high", "seeds", "notes")}))
     if options.record:
-        write(rows, root=ROOT / "docs" / "results", keep=False)
+        write(rows, root=ROOT / "docs" / "results", keep=set(options.seeds) != set(SEEDS))
     return 0
 
 

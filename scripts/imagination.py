@@ -12,8 +12,8 @@ a world model of these and of the demonstrations, and from there, without a furt
   model_free  algo=residual_fast on the recorded transitions themselves (world=recorded, half of each batch
               demonstrations): those that the model was trained on, its held-out part too
   real        algo=dppo on the task itself, for the env steps that it needs to be as good as `dppo`
-  rounds      algo=residual_fast in four rounds of imagination, each with 30 real episodes to refit the model on;
-              half of each batch recorded transitions, a quarter those of the rounds before
+  rounds      algo=residual_fast in four rounds of imagination, each with up to 30 real episodes to refit the model on,
+              5,000 env steps in all; half of each batch recorded transitions, a quarter those of the rounds before
   control     algo=residual_fast on the task itself for 5,000 env steps, half of each batch recorded transitions
 
 Each result is evaluated on the task's test episodes; what was learned in imagination also in imagination, from starts
@@ -49,7 +49,7 @@ from scripts.experiments import ROOT, envs_of, policy_of, robopolicy, task_of, t
 
 SEEDS = (0, 1, 2)  # a pool is made only of all of them
 TRIALS = 100  # training seeds from here on
-ONE = "algo.critic_warmup=1"  # rollout, with which these were recorded; the default has become 3
+ONE = "algo.critic_warmup=1"  # rollout, with which `dppo` and `free` were recorded; the default has become 3
 # Nothing holds a residual to the base but its penalty, and it finds where the model errs sooner.
 HELD = ("algo=residual_fast", "algo.penalty_final=0.3")
 IMAGINED = {

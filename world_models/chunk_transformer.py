@@ -21,7 +21,7 @@ from robopolicy.errors import ConfigError
 from robopolicy.networks.transformer import Attention, feed_forward
 from robopolicy.schema import Count, Positive
 from robopolicy.types import STATE, TASK, EnvSpec, Metrics, Obs
-from world_models.coordinates import Coordinates, check_sizes, round_up
+from world_models.coordinates import Coordinates, check_sizes, hyperbolic, round_up
 from world_models.dynamics import Dynamics, History, Imagined, by_blocks
 
 
@@ -72,8 +72,9 @@ class Member(nn.Module):
 class ChunkTransformer(Dynamics):
     """E members over the changes of the state [Ds] along H actions.
 
-    A mode's density is hyperbolic, as in PhaseEnsemble, with a spread for every step of the chunk and number. Its odds
-    follow from the state and the first action, so they are the same whether the others are known yet or not.
+    A mode's density is hyperbolic, with a spread for every step of the chunk and number. Its odds follow from the state
+    and the first action, so they are the same whether the others are known yet or not. What is drawn for the first step
+    of a chunk holds for all of it, whatever `draw` says later.
 
     Args:
         chunk: H. chunks: in a row in a training sequence, each from where the one before was imagined to end.
@@ -85,6 +86,8 @@ class ChunkTransformer(Dynamics):
     Raises:
         ConfigError: a width or block with which it would, or that attention_heads does not divide.
     """
+
+    unroll_key = "chunks"
 
     def __init__(
         self,
@@ -161,7 +164,14 @@ class ChunkTransformer(Dynamics):
         """H steps at once, of latents [B C] at which a chunk begins: latents [B H C] and doubts [B H].
 
         The same as `step` with each of the actions [B H Da] in turn, and `draw` [B] at the first of them.
+
+        Raises:
+            ValueError: of some latent, the chunk is under way.
         """
+        taken = self._split(latent).taken
+        if bool(((taken > 0) & (taken < self.chunk_size)).any()):
+            raise ValueError(f"latent: expected ones at which a chunk begins, found {taken.tolist()} actions taken of "
+                             f"{self.chunk_size}. Encode them anew, or use step.")  # fmt: skip
         draw = torch.full_like(episode, torch.nan) if draw is None else draw
         return Imagined(*by_blocks(self._chunk_block, latent, action, draw, self._who(episode), block=self.block))
 
@@ -198,14 +208,14 @@ class ChunkTransformer(Dynamics):
         luck = torch.where(begins, draw.nan_to_num(-1.0), at.luck)
         rows = torch.arange(len(latent), device=latent.device)
         done = torch.where(begins[:, None, None], 0.0, at.done)
-        done[rows, k] = self._units(action)
+        done[rows, k] = self.coordinates.units(action)
         change, doubt = self._predicted(begun, done, member, luck)
         state = self.coordinates.advance(at.state, change[rows, k])
         return self._join(Latent(state, begun, done, (k + 1).to(latent), luck)), doubt[rows, k]
 
     def _chunk_block(self, latent: Tensor, action: Tensor, draw: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
         begun, luck = latent[:, : self.size], draw.nan_to_num(-1.0)
-        done = self._units(action)
+        done = self.coordinates.units(action)
         change, doubt = self._predicted(begun, done, member, luck)
         at, rows = begun, []
         for k in range(self.chunk_size):
@@ -231,10 +241,6 @@ class ChunkTransformer(Dynamics):
         doubt = torch.stack(expected).std(0, correction=0).amax(-1)  # of one member, nothing
         return torch.stack(means)[member, rows], doubt
 
-    def _units(self, action: Tensor) -> Tensor:
-        """[... Da] with the limits as ±1."""
-        return (action - self.coordinates.centre) / self.coordinates.reach
-
     def _inputs(self, begun: Tensor, done: Tensor) -> Tensor:
         """[B H F]: at every step the state that the chunk began in, and its action."""
         features = self.coordinates.features(begun)[:, None].expand(-1, self.chunk_size, -1)
@@ -251,10 +257,10 @@ class ChunkTransformer(Dynamics):
             parts = zip(state[e, :, 1:].split(self.chunk_size, 1), batch["action"][e].split(self.chunk_size, 1),
                         valid[e].split(self.chunk_size, 1), strict=True)  # fmt: skip
             for true, action, there in parts:
-                change, logits = member(self._inputs(at, self._units(action)))
+                change, logits = member(self._inputs(at, self.coordinates.units(action)))
                 reached = self.coordinates.advance(at[:, None, None], change.cumsum(1))  # [B H M Ds]
-                z = self.coordinates.difference(reached, true[:, :, None]) / spread[e]
-                each = ((torch.sqrt(1.0 + z.square()) - 1.0 + spread[e].log()) * self.coordinates.predicted).sum(-1)
+                missed = self.coordinates.difference(reached, true[:, :, None])
+                each = (hyperbolic(missed, spread[e]) * self.coordinates.predicted).sum(-1)
                 joint = logits.log_softmax(-1) - torch.where(there[:, :, None], each, 0.0).sum(1)  # [B M]
                 nll.append(torch.where(there.any(1), -joint.logsumexp(-1), 0.0) / number)
                 best = joint.argmax(-1)[:, None, None, None].expand(-1, self.chunk_size, 1, self.size)

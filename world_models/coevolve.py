@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,9 @@ from robopolicy.cli import call, find_verb
 from robopolicy.data.meta import recorded
 from robopolicy.errors import ConfigError
 from robopolicy.evaluate.rows import Rows
-from robopolicy.evaluate.statistics import Interval
 from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import Policy
+from robopolicy.policies.hold import HOLD
 from robopolicy.runs import read_config
 from robopolicy.schema import TARGET, Count, Fraction
 from robopolicy.storage import write_text
@@ -30,6 +29,7 @@ from world_models.assess import faults
 from world_models.exam import Exam, examine
 from world_models.gate import LEVEL
 from world_models.rollouts import record_rollouts
+from world_models.round_record import kept_last, record_of
 from world_models.starts import run_of
 from world_models.world import load_world
 
@@ -51,7 +51,8 @@ def coevolve(
     """Carry out `rounds`, going on after the newest that is done.
 
     A tuned policy goes on from the one kept last. What learns off-policy, as a residual, begins anew in each round,
-    with all rollouts so far in its batches (`loop.rollout_fraction`).
+    with all rollouts so far in its batches (`loop.rollout_fraction`), and is taken back where it is surely worse in
+    truth than the one kept before.
 
     A round's policy is kept where its gate accepted something and the truth does not contradict what was imagined of
     it. Where the refitted model and the truth still part beyond their intervals, it stops: more imagining would only
@@ -73,12 +74,15 @@ def coevolve(
         raise ConfigError("rounds: are of `robopolicy train`, which says with its config what a round is made of")
     if config.get("task") is None:
         raise ConfigError("rounds: a few rollouts of each round are real, in task=<name>; none is given")
-    if not (_goes_on(config) or _replays(config)) or config.get("base") is None:
+    if not (_goes_on(config) or _replays(config)) or config.get("base") in (None, HOLD):
+        found = {k: (config.get(k) or {}).get(TARGET) for k in ("policy", "loop")}
         raise ConfigError(
             "rounds: each goes on from the policy of the one before, as policy=tuned does on base=<run directory> "
-            "(algo=dppo, ppo, policy_flow), or learns off-policy on top of a base from all rollouts so far "
-            f"(algo=residual_fast); found policy {(config.get('policy') or {}).get(TARGET)!r}."
+            "(algo=dppo, ppo, policy_flow), or learns off-policy on top of such a base from all rollouts so far "
+            f"(algo=residual_fast); found policy {found['policy']!r}, loop {found['loop']!r}, "
+            f"base={config.get('base')}."
         )
+    _check_fractions(config)
     if run_of(Path(config["world"]["model"] or "")) is None:
         raise ConfigError(f"world.model={config['world']['model']}: is not in a run, so nobody knows how to refit it")
     if config["world"].get("starts") is not None:
@@ -152,7 +156,8 @@ class Rounds:
             "imagined": self._judge(policy, self.model(state)), "imagined_refitted": self._judge(policy, model),
             "faults": faults(load_world(model).report),
         })  # fmt: skip
-        record = _record(number, rows, judged, gate=_decisions(imagined), used=used)
+        rival = None if _goes_on(self.config) else kept_last(records)
+        record = record_of(number, rows, judged, gate=_decisions(imagined), used=used, rival=rival)
         usable = not judged["faults"] or bool(self.config["world"].get("even_if_bad"))
         print(f"round {number}: {record['reason']}")
         return {
@@ -216,45 +221,17 @@ def _replays(config: dict[str, Any]) -> bool:
     return bool((config.get("loop") or {}).get(TARGET) == _REPLAYED)
 
 
-def parted(imagined: Interval, true: Interval) -> bool:
-    """They lie beyond each other's intervals."""
-    return imagined.low > true.high or imagined.high < true.low
-
-
-def _record(
-    number: int, rows: Rows, judged: dict[str, Any], *, gate: list[dict[str, Any]], used: int
-) -> dict[str, Any]:
-    """What a round came to, and what follows."""
-    true, steps = rows.success_rate(level=LEVEL), int(rows.frame["length"].sum())
-    imagined, after = Interval(*judged["imagined"]), Interval(*judged["imagined_refitted"])
-    accepted = not gate or any(d["accepted"] for d in gate[1:])
-    promised = imagined.low > true.high  # too much
-    stop = ""
-    if not all(map(math.isfinite, imagined + after)):
-        stop = "the model's numbers are not finite"
-    elif parted(imagined, true) and parted(after, true):
-        stop = (
-            f"imagined and true success part beyond their intervals, {_said(after)} and {_said(true)}, and refitting "
-            "the model did not mend it"
+def _check_fractions(config: dict[str, Any]) -> None:
+    """The first round has no rollouts yet, and would not notice."""
+    loop = config.get("loop") or {}
+    if not _replays(config) or config.get("dataset") is None:
+        return
+    demos, rollouts = float(loop.get("demo_fraction", 0.5)), float(loop.get("rollout_fraction", 0.25))
+    if demos + rollouts > 1.0:
+        raise ConfigError(
+            f"loop.demo_fraction={demos:g} and loop.rollout_fraction={rollouts:g} are more than a whole batch, from "
+            "the second round on. Lower one of them."
         )
-    reason = f"imagined {_said(imagined)}, true {_said(true)} over {len(rows)} episodes and {steps} steps; "
-    reason += "kept" if accepted and not promised else "taken back: the model promised too much" if promised else (
-        "nothing that the gate accepted"
-    )  # fmt: skip
-    reason += f"; the refitted model says {_said(after)}"
-    if judged["faults"]:
-        reason += f", and is not fit to learn in ({'; '.join(judged['faults'])})"
-    return {
-        "round": number, "episodes": len(rows), "real_steps": steps, "real_steps_total": used + steps,
-        "imagined": list(imagined), "true": list(true), "gap": imagined.value - true.value,
-        "imagined_refitted": list(after), "gap_refitted": after.value - true.value, "parted": parted(imagined, true),
-        "accepted": accepted, "kept": accepted and not promised, "stop": stop,
-        "reason": f"{reason}; stopped: {stop}" if stop else reason,
-    }  # fmt: skip
-
-
-def _said(interval: Interval) -> str:
-    return f"{100 * interval.value:.0f}% ({100 * interval.low:.0f}–{100 * interval.high:.0f})"
 
 
 def _decisions(run_dir: Path) -> list[dict[str, Any]]:

@@ -153,11 +153,21 @@ class Coordinates(nn.Module):
 
     def inputs(self, state: Tensor, action: Tensor) -> Tensor:
         """[... in_dim]: features of the state, and the action with its limits as ±1."""
-        return torch.cat([self.features(state), (action - self.centre) / self.reach], dim=-1)
+        return torch.cat([self.features(state), self.units(action)], dim=-1)
+
+    def units(self, action: Tensor) -> Tensor:
+        """[... Da] with its limits as ±1."""
+        return (action - self.centre) / self.reach
 
     def outside(self, state: Tensor) -> Tensor:
         """[...] bool: some number is far from all that the data has shown."""
         return ((state < self.low) | (state > self.high)).any(-1)
+
+
+def hyperbolic(missed: Tensor, spread: Tensor) -> Tensor:
+    """−log p of what is `missed`, up to a constant: near its mean a Gaussian, with tails in which a rare hard contact
+    does not rule the gradient."""
+    return torch.sqrt(1.0 + (missed / spread).square()) - 1.0 + spread.log()
 
 
 def _reach(x: Tensor, typical: Tensor) -> tuple[Tensor, Tensor]:

@@ -107,7 +107,7 @@ def split(episodes: Episodes, holdout: float) -> tuple[Tensor, Tensor, Tensor]:
     return unit >= holdout, unit < holdout / 2, (unit >= holdout / 2) & (unit < holdout)
 
 
-def check_learnable(episodes: Episodes, *, unroll: int) -> None:
+def check_learnable(episodes: Episodes, *, unroll: int, key: str = "unroll") -> None:
     """Raise where these episodes cannot teach a world model.
 
     Raises:
@@ -121,8 +121,8 @@ def check_learnable(episodes: Episodes, *, unroll: int) -> None:
     longest = int(episodes.lengths.max())
     if longest <= unroll:
         raise DataError(
-            f"a training sequence takes {unroll + 1} frames (world_model.unroll={unroll} steps), the longest episode "
-            f"has {longest}. Lower world_model.unroll to {max(1, longest - 1)}, or record longer episodes."
+            f"a training sequence takes {unroll + 1} frames ({unroll} steps), the longest episode has {longest}. Lower "
+            f"world_model.{key} so that it takes {longest} at most, or record longer episodes."
         )
     if not torch.equal(episodes.reward, episodes.success.float()):
         frame = int((episodes.reward != episodes.success.float()).nonzero()[0])

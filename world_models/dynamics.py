@@ -78,14 +78,15 @@ class History:
 class Dynamics(nn.Module):
     """p(next latent | latent, action), stepped one primitive action at a time.
 
-    `latent_dim` C · `feature_dim`: size of `features` · `unroll`: steps of a training sequence · `heads`: members that
-    each want sequences of their own · `memory`: frames that a latent is worth making from.
+    `latent_dim` C · `feature_dim`: size of `features` · `unroll`: steps of a training sequence, by which option ·
+    `heads`: members that each want sequences of their own · `memory`: frames that a latent is worth making from.
     """
 
     spec: EnvSpec
     latent_dim: int
     feature_dim: int
     unroll: int
+    unroll_key: str = "unroll"
     heads: int = 1
     memory: int = 1
 

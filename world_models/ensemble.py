@@ -24,7 +24,7 @@ from robopolicy.data.episodes import Episodes
 from robopolicy.networks.critics import EnsembleLayerNorm, EnsembleLinear
 from robopolicy.schema import Count, Positive
 from robopolicy.types import STATE, TASK, EnvSpec, Metrics, Obs
-from world_models.coordinates import Coordinates, check_sizes, round_up
+from world_models.coordinates import Coordinates, check_sizes, hyperbolic, round_up
 from world_models.dynamics import Dynamics, History, Imagined, by_blocks
 
 
@@ -170,8 +170,8 @@ class PhaseEnsemble(Dynamics):
         at, nll, error = state[:, :, 0], [], []
         for k in range(batch["action"].shape[2]):
             mean, logits = self.predict(at, batch["action"][:, :, k])
-            z = (coordinates.difference(at, state[:, :, k + 1])[:, :, None] - mean) / spread
-            log_p = -((torch.sqrt(1.0 + z.square()) - 1.0 + spread.log()) * counts).sum(-1)
+            missed = coordinates.difference(at, state[:, :, k + 1])[:, :, None] - mean
+            log_p = -(hyperbolic(missed, spread) * counts).sum(-1)
             joint = logits.log_softmax(-1) + log_p  # [E B M]
             nll.append(-joint.logsumexp(-1) / number)
             best = joint.argmax(-1)[..., None, None].expand(-1, -1, 1, self.latent_dim)

@@ -86,7 +86,7 @@ def fit(
     spec = _spec({n: Path(p) for n, p in paths.items()}, mixture.episodes)
     torch.manual_seed(step_seed(seed, 0, stream=1))
     world = make_world(spec, {"world_model": world_model, "success": success}).to(device)
-    check_learnable(mixture.episodes, unroll=world.dynamics.unroll)
+    check_learnable(mixture.episodes, unroll=world.dynamics.unroll, key=world.dynamics.unroll_key)
     parts = _parts(mixture, holdout, world)
     train = parts["train"].episodes
     if init is not None:

@@ -21,7 +21,7 @@ from robopolicy.networks.mlp import MLP
 from robopolicy.schema import Count, Fraction, NonNegative, Positive
 from robopolicy.types import IMAGES, STATE, TASK, EnvSpec, Feature, Metrics, Obs
 from world_models.categoricals import balanced, drawn, keyed, likeliest, mixed, straight_through
-from world_models.coordinates import ROWS, Coordinates, check_sizes, round_up
+from world_models.coordinates import ROWS, Coordinates, check_sizes, hyperbolic, round_up
 from world_models.doubters import Doubters, disagreement
 from world_models.dynamics import Dynamics, History, Imagined, by_blocks
 from world_models.pictures import Pictures
@@ -268,8 +268,7 @@ class RSSM(Dynamics):
         """−log p [B L] of the states, hyperbolic (see PhaseEnsemble), each from the one imagined before it."""
         spread = self.min_spread + self.log_spread.exp()
         difference = self.coordinates.difference(track.state[:, :-1], state[:, 1:])
-        z = (difference - track.change[:, 1:]) / spread
-        return ((torch.sqrt(1.0 + z.square()) - 1.0 + spread.log()) * self.coordinates.predicted).sum(-1)
+        return (hyperbolic(difference - track.change[:, 1:], spread) * self.coordinates.predicted).sum(-1)
 
     def _camera(self, name: str) -> Pictures:
         camera = self.pictures[name]

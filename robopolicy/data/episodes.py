@@ -69,9 +69,13 @@ class Episodes:
 
 
 def concatenate(parts: list[Episodes]) -> Episodes:
-    """Episodes of several datasets of the same features in a row."""
+    """Episodes of several datasets of the same features and tasks in a row.
+
+    Who drove is known only where all say so, and outcomes only where all have them.
+    """
     first = parts[0]
     lengths = torch.cat([p.lengths for p in parts])
+    drivers = [p.driver for p in parts if p.driver is not None]
     return replace(
         first,
         obs={k: torch.cat([p.obs[k] for p in parts]) for k in first.observation if k in first.obs},
@@ -81,4 +85,6 @@ def concatenate(parts: list[Episodes]) -> Episodes:
         success=torch.cat([p.success for p in parts]),
         starts=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]),
         seeds=torch.cat([p.seeds for p in parts]),
+        driver=torch.cat(drivers) if len(drivers) == len(parts) else None,
+        outcomes=all(p.outcomes for p in parts),
     )

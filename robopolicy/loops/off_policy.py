@@ -11,17 +11,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from robopolicy.data.episodes import Episodes, concatenate
-from robopolicy.data.lerobot import load_episodes
+from robopolicy.data.episodes import Episodes
 from robopolicy.data.relabel import read_frames
 from robopolicy.data.replay import Replay
-from robopolicy.errors import ConfigError, SpecError
+from robopolicy.data.rollouts import load_rollouts
+from robopolicy.errors import CheckpointError, ConfigError
 from robopolicy.loops.decline import Decline
 from robopolicy.loops.player import OffPolicy, Player
 from robopolicy.memory import release_memory
 from robopolicy.schema import Count, Fraction, Natural, Positive
-from robopolicy.spec import check_action_spec
-from robopolicy.types import BASE_ACTION, Metrics, Step, VecEnv
+from robopolicy.types import Metrics, Step, VecEnv
 
 DRAWN = 8  # batches that are drawn at a time: where observations are small, many windows cost little more than few
 
@@ -76,6 +75,7 @@ def off_policy(
 
     Raises:
         ConfigError: nothing would be learned, the warm-up alone takes `total_steps`; fractions above a whole batch.
+        CheckpointError: a resumed run finds as many frames no more. DataError, SpecError: see load_rollouts.
     """
     if warmup_steps >= total_steps:
         raise ConfigError(
@@ -84,13 +84,17 @@ def off_policy(
         )
     generator = torch.Generator().manual_seed(seed)
     online, player = replay(num_envs=env.num_envs, spec=algo.policy.spec), Player(algo, env)
-    stored = [(e, f) for e, f in ((demos, demo_fraction), (recorded(rollouts or {}, algo), rollout_fraction))
-              if e is not None and f > 0.0]  # fmt: skip
-    if sum(f for _, f in stored) > 1.0:
+    beside = [(demos, demo_fraction)] if demos is not None else []
+    if rollouts and rollout_fraction > 0.0:
+        beside.append((load_rollouts(rollouts, algo.policy), rollout_fraction))
+    offline = [(online.of_episodes(e, obs=read_frames(e, algo.policy)), round(batch_size * f)) for e, f in beside if f]
+    live = batch_size - sum(size for _, size in offline)  # of a batch
+    if live < 0:
         raise ConfigError(
-            f"loop.demo_fraction={demo_fraction} and loop.rollout_fraction={rollout_fraction}: are more than a batch"
+            f"loop.demo_fraction={demo_fraction} and loop.rollout_fraction={rollout_fraction} are more than a whole "
+            f"batch of {batch_size}. Lower one of them."
         )
-    offline = [(online.of_episodes(e, obs=read_frames(e, algo.policy)), round(batch_size * f)) for e, f in stored]
+    recorded = [e.num_frames for e, _ in beside]
     state = checkpointer.latest()
     steps, owed, train_s, result, metrics, tally = 0, 0.0, 0.0, {}, {}, Tally()
     evaluated, saved, logged = -1, -1, 0  # env step at which that was done last
@@ -99,6 +103,11 @@ def off_policy(
     if state is None:
         obs = env.reset()
     else:
+        if state.get("recorded", recorded) != recorded:  # said of none before November 2026
+            raise CheckpointError(
+                f"dataset, loop.rollouts: hold {recorded} frames, those that the run began with held "
+                f"{state['recorded']}. Restore them, or give a new run_dir."
+            )
         parts: dict[str, Any] = {"algo": algo, "env": env, "replay": online, "player": player.executor}
         for name, part in parts.items():
             part.load_state_dict(state[name])
@@ -118,7 +127,7 @@ def off_policy(
         return steps >= warmup_steps and online.can_sample
 
     def batches(count: int) -> Iterator[Any]:
-        sources = [(online, batch_size - sum(size for _, size in offline)), *offline]
+        sources = [(online, live), *offline]
         for first in range(0, count, DRAWN):
             many = min(DRAWN, count - first)
             yield from deal([r.sample(many * size, generator) for r, size in sources if size], many)
@@ -132,6 +141,7 @@ def off_policy(
             "player": player.executor.state_dict(), "tally": tally.state_dict(), "generator": generator.get_state(),
             "obs": obs, "steps": steps, "owed": owed, "train_s": train_s, "result": result, "best": best,
             "metrics": {k: float(v) for k, v in metrics.items()}, "evaluated": evaluated, "logged": logged,
+            "recorded": recorded,
         }  # fmt: skip
 
     with tracker.progress(total_steps, "off-policy") as progress:
@@ -176,24 +186,6 @@ def off_policy(
                 numbers = {**{k: float(v) for k, v in metrics.items()}, **tally.numbers()}
                 numbers |= {"seconds": train_s, "steps_per_s": steps / train_s}
                 tracker.log({f"train/{k}": v for k, v in numbers.items()}, steps)
-
-
-def recorded(datasets: dict[str, Path], algo: OffPolicy) -> Episodes | None:
-    """All of `datasets` in a row, read as the policy's base reads.
-
-    Raises:
-        SpecError: one of them lacks something, or speaks of other actions.
-    """
-    spec, parts = algo.policy.spec, []
-    for name, path in datasets.items():
-        part = load_episodes(path, needed={k: f for k, f in spec.observation.items() if k != BASE_ACTION})
-        problems = check_action_spec(spec.action, part.action_spec, needs="the policy", offers=f"loop.rollouts.{name}")
-        if abs(spec.dt - part.dt) > 1e-6:
-            problems.append(f"dt: the policy is for {spec.dt} s a step, loop.rollouts.{name} has {part.dt} s")
-        if problems:
-            raise SpecError("policy and rollouts do not fit:\n  - " + "\n  - ".join(problems))
-        parts.append(part)
-    return concatenate(parts) if parts else None
 
 
 class Tally:

@@ -107,8 +107,13 @@ def synthetic_off_policy(
         **loop: see off_policy.
 
     Raises:
-        ConfigError: the fractions leave less than nothing to real transitions.
+        ConfigError: the fractions leave less than nothing to real transitions; rollouts are given.
     """
+    if loop.get("rollouts"):
+        raise ConfigError(
+            f"loop.rollouts={sorted(loop['rollouts'])}: are not drawn beside synthetic transitions. Leave them out, or "
+            "use algo=residual_fast."
+        )
     demo_size = round(batch_size * demo_fraction) if demos is not None else 0
     rest, wanted = batch_size - demo_size, round(batch_size * synthetic_fraction)
     if wanted > rest:

@@ -11,15 +11,17 @@ import pytest
 import torch
 
 from robopolicy.algos.residual import ResidualTD3
+from robopolicy.data import rollouts
+from robopolicy.data.episodes import Episodes
 from robopolicy.data.lerobot import load_episodes
 from robopolicy.data.replay import Replay
-from robopolicy.errors import ConfigError, SpecError
+from robopolicy.errors import CheckpointError, ConfigError, DataError, SpecError
 from robopolicy.loops.off_policy import off_policy
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.noise import episode_seeds
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.residual import ResidualPolicy
-from robopolicy.types import STATE
+from robopolicy.types import STATE, Feature
 from robopolicy.wrappers import wrap_for
 from tests.fakes import POINT_ACTION, MemoryCheckpoints, NoTracker, PointEnv, PointPolicy
 from world_models.rollouts import record_rollouts
@@ -33,8 +35,10 @@ def record(folder: Path, first: int, *, dt: float = 0.1) -> set[float]:
     return set((seeds % 1000).float().tolist())
 
 
-def batches(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[torch.Tensor]:
-    """Episode numbers [B] of every batch of a short training, demonstrations from episode 100 on."""
+def batches(
+    monkeypatch: pytest.MonkeyPatch, *, saved: MemoryCheckpoints | None = None, total_steps: int = 80, **options: Any
+) -> list[torch.Tensor]:
+    """Episode numbers [B] of every batch of a short training."""
     seen = []
 
     def update(self: ResidualTD3, batch: Any, *, learned_steps: Any) -> dict[str, float]:
@@ -47,8 +51,8 @@ def batches(monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[torch.Tenso
     off_policy(
         algo=ResidualTD3(policy, critic=partial(CriticEnsemble, heads=2, width=16)), env=wrap_for(policy, PointEnv(4)),
         replay=partial(Replay, capacity=400, n_step=3, gamma=0.95), tracker=NoTracker(), batch_size=16,
-        checkpointer=MemoryCheckpoints(), evaluate=None, total_steps=80, warmup_steps=40, critic_only_updates=20,
-        updates_per_step=0.5, **options,
+        checkpointer=saved or MemoryCheckpoints(), evaluate=None, total_steps=total_steps, warmup_steps=40,
+        critic_only_updates=20, updates_per_step=0.5, **options,
     )  # fmt: skip
     return seen
 
@@ -64,15 +68,70 @@ def test_every_batch_has_its_share_of_each(tmp_path: Path, monkeypatch: pytest.M
     assert all(sum(float(x) in a | b for x in numbers) == 8 for numbers in found), "without demonstrations too"
 
 
+def test_other_rollouts_than_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(tmp_path / "a", 0), record(tmp_path / "b", 10)
+    saved, one, other = MemoryCheckpoints(), {"a": tmp_path / "a"}, {"a": tmp_path / "b"}
+    batches(monkeypatch, saved=saved, demos=None, rollouts=one)
+    with pytest.raises(CheckpointError, match=r"hold \[\d+\] frames, those that the run began with held \["):
+        batches(monkeypatch, saved=saved, total_steps=120, demos=None, rollouts=other)
+    assert batches(monkeypatch, saved=saved, total_steps=120, demos=None, rollouts=one), "goes on with the same"
+
+
 def test_fractions_of_more_than_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record(tmp_path / "a", 0)
     demos, given = load_episodes(tmp_path / "a"), {"a": tmp_path / "a"}
-    with pytest.raises(ConfigError, match=r"loop\.demo_fraction=0\.8 and loop\.rollout_fraction=0\.25: are more than"):
+    with pytest.raises(
+        ConfigError, match=r"demo_fraction=0\.8 and loop\.rollout_fraction=0\.25 are .* batch of 16\. Lower"
+    ):
         batches(monkeypatch, demos=demos, demo_fraction=0.8, rollouts=given)
     assert batches(monkeypatch, demos=demos, demo_fraction=0.8), "which counts for nothing where there are none"
 
 
 def test_rollouts_of_another_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record(tmp_path / "a", 0, dt=0.2)
-    with pytest.raises(SpecError, match=r"dt: the policy is for 0\.1 s a step, loop\.rollouts\.a has 0\.2 s"):
+    with pytest.raises(SpecError, match=r"rollouts\.a=.*\n  - dt: the policy acts every 0\.1 s, the dataset"):
         batches(monkeypatch, demos=None, rollouts={"a": tmp_path / "a"})
+
+
+def episodes_of(monkeypatch: pytest.MonkeyPatch, folder: Path, **changes: Any) -> list[Any]:
+    """What load_rollouts asks for; "b" of {"a", "b"} has these `changes`."""
+    record(folder, 0)
+    whole, asked = load_episodes(folder), list[Any]()
+
+    def load(path: Path, *, needed: Any) -> Episodes:
+        asked.append(sorted(needed))
+        return replace(whole, **(changes if path == Path("b") else {}))
+
+    monkeypatch.setattr(rollouts, "load_episodes", load)
+    return asked
+
+
+def test_rollouts_that_cannot_be_learned_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, policy = {"a": Path("a"), "b": Path("b")}, PointPolicy()
+    episodes_of(monkeypatch, tmp_path / "x", outcomes=False)
+    with pytest.raises(DataError, match=r"loop\.rollouts\.b=b: has neither rewards nor successes"):
+        rollouts.load_rollouts(given, policy)
+    episodes_of(monkeypatch, tmp_path / "y", tasks=("dance",))
+    with pytest.raises(SpecError, match=r"loop\.rollouts\.b=b does not fit:\n  - tasks: a has .*origin.*dance"):
+        rollouts.load_rollouts(given, policy)
+
+
+def test_who_drove_is_a_policy_unless_somebody_says_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(tmp_path / "n", 0)
+    human = torch.ones(load_episodes(tmp_path / "n").num_frames, dtype=torch.int64)
+    episodes_of(monkeypatch, tmp_path / "x", driver=human)
+    found = rollouts.load_rollouts({"a": Path("a"), "b": Path("b")}, PointPolicy())
+    assert found.num_episodes == 6 and found.driver is not None
+    assert found.driver.tolist() == [0] * len(human) + [1] * len(human)
+
+
+def test_what_the_base_reads_is_loaded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A residual that reads the state on a base that reads more."""
+    asked, base = episodes_of(monkeypatch, tmp_path / "x"), PointPolicy()
+    picture = {"observation.images.front": Feature((3, 8, 8), dtype="uint8")}
+    base.spec = replace(base.spec, observation={**base.spec.observation, **picture})
+    policy = PointPolicy()
+    object.__setattr__(policy, "base", base)
+    with pytest.raises(SpecError, match=r"observation\.images\.front"):
+        rollouts.load_rollouts({"a": Path("a")}, policy)
+    assert asked == [["observation.images.front", STATE]]

@@ -162,6 +162,14 @@ def test_a_row_does_not_know_how_many_there_are() -> None:
     assert (whole.doubt > 0).all()
 
 
+def test_a_chunk_at_once_begins_with_a_chunk() -> None:
+    model = small(walk([30]))
+    latent, action, episode, draw = some(model, 2, 3)
+    latent, _ = model.step(latent, action[:, 0], episode=episode, draw=draw[:, 0])
+    with pytest.raises(ValueError, match=r"at which a chunk begins, found \[1\.0, 1\.0\] actions taken of 3"):
+        model.chunk(latent, action, episode=episode, draw=None)
+
+
 def test_a_mixture_begins_a_chunk_and_is_consistent() -> None:
     episodes = relative([20] * 10)
     model = small(episodes)

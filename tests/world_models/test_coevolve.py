@@ -20,8 +20,9 @@ from robopolicy.schema import TARGET
 from robopolicy.types import STATE
 from tests.fakes import MemoryCheckpoints, PointEnv, PointPolicy
 from world_models import coevolve as module
-from world_models.coevolve import coevolve, parted
+from world_models.coevolve import coevolve
 from world_models.rollouts import roll_out
+from world_models.round_record import kept_last, parted, record_of
 
 GOES, STANDS = 1.0, 0.0  # gains: every episode succeeds, none does
 HORIZON, EPISODES = 12, 6
@@ -140,6 +141,21 @@ def test_what_learns_off_policy_begins_anew_with_all_rollouts(tmp_path: Path, mo
     assert rig.saved.saved[3]["policy"] == "round_3/imagined"
 
 
+def test_a_round_that_is_surely_worse_than_the_one_before_is_taken_back() -> None:
+    rows = evaluate(PointPolicy(gain=STANDS), PointEnv(6), episode_seeds("train", 0, 6))  # 0% (0–39)
+    judged = {"imagined": [0.3, 0.2, 0.5], "imagined_refitted": [0.3, 0.2, 0.5], "faults": []}
+    gate = [{"accepted": True}, {"accepted": True}]
+
+    def kept(rival: float | None) -> tuple[bool, str]:
+        record = record_of(2, rows, judged, gate=gate, used=0, rival=rival)
+        return record["kept"], record["reason"]
+
+    assert kept(None)[0] and kept(0.3)[0], "with six episodes it may be as good as 30%"
+    assert not kept(0.9)[0] and "taken back: 90% were true before" in kept(0.9)[1]
+    before = [{"kept": True, "true": [0.5]}, {"kept": True, "true": [0.8]}, {"kept": False, "true": [0.1]}]
+    assert kept_last(before) == 0.8 and kept_last(before[2:]) is None
+
+
 def test_it_stops_where_imagination_and_truth_part_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tmp_path, monkeypatch, [STANDS, GOES], lambda gain, model: 1.0)
     rig.run()
@@ -192,6 +208,11 @@ def test_what_cannot_go_on_from_round_to_round(tmp_path: Path) -> None:
     config |= {"task": {}, "base": "b"}
     with pytest.raises(ConfigError, match=r"policy=tuned does on base=.*found policy 'robopolicy\.policies\.residual"):
         coevolve(rounds=1, run_dir=tmp_path, config=config)
+    config["loop"] = {TARGET: "robopolicy.loops.off_policy.off_policy", "demo_fraction": 0.8}
+    with pytest.raises(ConfigError, match=r"base=hold"):
+        coevolve(rounds=1, run_dir=tmp_path, config={**config, "base": "hold"})
+    with pytest.raises(ConfigError, match=r"demo_fraction=0\.8 and loop\.rollout_fraction=0\.25 are .* second round"):
+        coevolve(rounds=1, run_dir=tmp_path, config={**config, "dataset": "d"})
     config["policy"] = {TARGET: "robopolicy.policies.tuned.tuned"}
     with pytest.raises(ConfigError, match=r"world\.model=m: is not in a run"):
         coevolve(rounds=1, run_dir=tmp_path, config=config)

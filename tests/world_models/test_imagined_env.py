@@ -10,6 +10,7 @@ from robopolicy.noise import episode_seeds, keyed_uniform
 from robopolicy.types import STATE, Stateful, VecEnv
 from robopolicy.wrappers import HistoryEnv
 from tests.world_models.point import POINT_ACTION, SPEC, at, point_env, point_world, walk
+from world_models.chunk_transformer import ChunkTransformer
 from world_models.ensemble import PhaseEnsemble
 from world_models.imagined_env import ImaginedEnv
 from world_models.starts import starts_of
@@ -19,14 +20,20 @@ from world_models.world import World
 FAR = [[1.0, 0.0], [2.0, 0.0], [3.0, 0.0]]
 
 
-def learned_env(num_envs: int, *, horizon: int = 20, seed: int = 0) -> ImaginedEnv:
-    """A real ensemble with random weights, whose steps are as large as the data's."""
+def learned_env(num_envs: int, *, horizon: int = 20, seed: int = 0, kind: str = "ensemble") -> ImaginedEnv:
+    """A real model with random weights, whose steps are as large as the data's."""
     torch.manual_seed(0)
     episodes = walk([30] * 12)
-    dynamics = PhaseEnsemble(SPEC, heads=3, elites=3, width=48, depth=2, phases=3, block=16)
+    dynamics: PhaseEnsemble | ChunkTransformer
+    if kind == "ensemble":
+        dynamics = PhaseEnsemble(SPEC, heads=3, elites=3, width=48, depth=2, phases=3, block=16)
+        last = [dynamics.last.weight]
+    else:
+        dynamics = ChunkTransformer(SPEC, chunk=4, heads=3, modes=3, width=48, depth=1, block=16)
+        last = [m.change.weight for m in dynamics.members]
     dynamics.coordinates.fit(episodes)
-    with torch.no_grad():
-        dynamics.last.weight.normal_(0.0, 0.2)
+    for weight in last:
+        torch.nn.init.normal_(weight, std=0.2)
     world = World(SPEC, dynamics, SuccessClassifier(dynamics.feature_dim, window=3, width=32))
     world.bound.fill_(1e9)
     world.success.threshold.fill_(0.35)
@@ -40,8 +47,8 @@ def actions(env: ImaginedEnv, seeds: torch.Tensor, t: int) -> torch.Tensor:
     return 0.3 * unit - 0.15
 
 
-def trajectory(seeds: torch.Tensor, steps: int) -> torch.Tensor:
-    env = learned_env(len(seeds))
+def trajectory(seeds: torch.Tensor, steps: int, kind: str) -> torch.Tensor:
+    env = learned_env(len(seeds), kind=kind)
     env.world.success.threshold.fill_(1e9)  # no episode ends
     env.reset(seeds)
     return torch.stack([env.step(actions(env, seeds, t)).next_obs[STATE] for t in range(steps)])
@@ -64,13 +71,14 @@ def test_follows_the_protocols_and_its_own_spec() -> None:
         assert value.shape == (3,) and value.dtype == kind
 
 
-def test_episodes_are_the_same_bits_whatever_n_and_neighbours() -> None:
+@pytest.mark.parametrize("kind", ["ensemble", "chunks"])
+def test_episodes_are_the_same_bits_whatever_n_and_neighbours(kind: str) -> None:
     seeds = episode_seeds("test", 0, 21)
-    reference = trajectory(seeds, 10)
+    reference = trajectory(seeds, 10, kind)
     order = torch.randperm(21, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(trajectory(seeds[order], 10), reference[:, order])
+    assert torch.equal(trajectory(seeds[order], 10, kind), reference[:, order])
     for i in (0, 20):
-        assert torch.equal(trajectory(seeds[i : i + 1], 10)[:, 0], reference[:, i])
+        assert torch.equal(trajectory(seeds[i : i + 1], 10, kind)[:, 0], reference[:, i])
     assert (reference[0] - reference[-1]).abs().min(dim=1).values.max() > 1e-3, "something moves"
 
 
@@ -95,15 +103,17 @@ def test_horizon_truncates_and_next_obs_is_the_true_successor() -> None:
     assert torch.equal(a.obs[STATE], learned_env(3).reset(seeds[3:])[STATE]) and a.obs is not a.next_obs
 
 
-def test_a_saved_env_goes_on_bit_for_bit() -> None:
-    env, other = learned_env(3, horizon=5, seed=1), learned_env(3, horizon=5, seed=1)
+@pytest.mark.parametrize("kind", ["ensemble", "chunks"])
+def test_a_saved_env_goes_on_bit_for_bit(kind: str) -> None:
+    """Saved where a chunk has ended and another begun."""
+    env, other = (learned_env(3, horizon=7, seed=1, kind=kind) for _ in range(2))
     env.reset(episode_seeds("train", 9, 5))
     keys = torch.arange(3)
-    for t in range(4):
+    for t in range(5):
         env.step(actions(env, keys, t))
     other.load_state_dict(env.state_dict())
     assert torch.equal(other.observe()[STATE], env.observe()[STATE])
-    for t in range(4, 12):  # over episode ends, from the given seeds into the training stream
+    for t in range(5, 16):  # over episode ends, from the given seeds into the training stream
         a, b = env.step(actions(env, keys, t)), other.step(actions(env, keys, t))
         for x, y in zip(a, b, strict=True):
             pairs = [(x[k], y[k]) for k in x] if isinstance(x, dict) else [(x, y)]

@@ -1,0 +1,60 @@
+"""What a round of imagination and real rollouts came to: kept, taken back, or the end of them all."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from robopolicy.evaluate.rows import Rows
+from robopolicy.evaluate.statistics import Interval
+from world_models.gate import LEVEL
+
+
+def parted(imagined: Interval, true: Interval) -> bool:
+    """They lie beyond each other's intervals."""
+    return imagined.low > true.high or imagined.high < true.low
+
+
+def record_of(
+    number: int, rows: Rows, judged: dict[str, Any], *, gate: list[dict[str, Any]], used: int, rival: float | None
+) -> dict[str, Any]:
+    """What a round came to, and what follows. `rival`: true success of what would be given up for it."""
+    true, steps = rows.success_rate(level=LEVEL), int(rows.frame["length"].sum())
+    imagined, after = Interval(*judged["imagined"]), Interval(*judged["imagined_refitted"])
+    accepted = not gate or any(d["accepted"] for d in gate[1:])
+    promised = imagined.low > true.high  # too much
+    worse = rival is not None and true.high < rival  # surely: a later round has learned from more
+    stop = ""
+    if not all(map(math.isfinite, imagined + after)):
+        stop = "the model's numbers are not finite"
+    elif parted(imagined, true) and parted(after, true):
+        stop = (
+            f"imagined and true success part beyond their intervals, {_said(after)} and {_said(true)}, and refitting "
+            "the model did not mend it"
+        )
+    reason = f"imagined {_said(imagined)}, true {_said(true)} over {len(rows)} episodes and {steps} steps; "
+    against = [("the model promised too much", promised), (f"{100 * (rival or 0.0):.0f}% were true before", worse)]
+    objections = [why for why, found in against if found]
+    kept = accepted and not objections
+    reason += (
+        "kept" if kept else f"taken back: {', '.join(objections)}" if objections else "nothing that the gate accepted"
+    )
+    reason += f"; the refitted model says {_said(after)}"
+    if judged["faults"]:
+        reason += f", and is not fit to learn in ({'; '.join(judged['faults'])})"
+    return {
+        "round": number, "episodes": len(rows), "real_steps": steps, "real_steps_total": used + steps,
+        "imagined": list(imagined), "true": list(true), "gap": imagined.value - true.value,
+        "imagined_refitted": list(after), "gap_refitted": after.value - true.value, "parted": parted(imagined, true),
+        "accepted": accepted, "kept": kept, "stop": stop,
+        "reason": f"{reason}; stopped: {stop}" if stop else reason,
+    }  # fmt: skip
+
+
+def kept_last(records: list[dict[str, Any]]) -> float | None:
+    """True success of the round kept last."""
+    return next((float(r["true"][0]) for r in reversed(records) if r["kept"]), None)
+
+
+def _said(interval: Interval) -> str:
+    return f"{100 * interval.value:.0f}% ({100 * interval.low:.0f}–{100 * interval.high:.0f})"
