@@ -109,6 +109,10 @@ class DPPO:
         return Learner(parameters, self.policy.cond_dim, **options)
 
     @property
+    def critic_warmup(self) -> int:
+        return self.learner.critic_warmup
+
+    @property
     def noise_shape(self) -> tuple[int, ...]:
         return self.policy.chain_noise_shape
 

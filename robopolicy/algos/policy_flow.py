@@ -76,6 +76,10 @@ class PolicyFlow:
         self.clip = torch.tensor(clip, device=device)
 
     @property
+    def critic_warmup(self) -> int:
+        return self.learner.critic_warmup
+
+    @property
     def noise_shape(self) -> tuple[int, ...]:
         return (2, *self.policy.noise_shape)
 

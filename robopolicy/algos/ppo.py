@@ -45,6 +45,10 @@ class PPO:
         self.learner = Learner(parameters, policy.cond_dim, **options)
 
     @property
+    def critic_warmup(self) -> int:
+        return self.learner.critic_warmup
+
+    @property
     def noise_shape(self) -> tuple[int, ...]:
         return self.policy.noise_shape
 

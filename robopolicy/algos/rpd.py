@@ -72,6 +72,10 @@ class RPD:
         self.limits = torch.tensor([own.action.low, own.action.high], device=self.ppo.clip.device)
 
     @property
+    def critic_warmup(self) -> int:
+        return self.ppo.critic_warmup
+
+    @property
     def noise_shape(self) -> tuple[int, ...]:
         return self.ppo.noise_shape
 

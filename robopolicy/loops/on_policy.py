@@ -17,7 +17,10 @@ from robopolicy.types import Metrics, VecEnv
 
 
 class OnPolicy(Explorer, Protocol):
-    """An algorithm that learns from one rollout at a time."""
+    """An algorithm that learns from one rollout at a time, the policy not from the first `critic_warmup` of them."""
+
+    @property
+    def critic_warmup(self) -> int: ...
 
     def returns(self, rollout: Rollout) -> Any:
         """Everything about a rollout that does not depend on the weights that `update` changes."""
@@ -58,7 +61,7 @@ def on_policy(
         `steps`, `train_s` (seconds of collecting and learning) and the last evaluation's metrics.
 
     Raises:
-        ConfigError: not even one rollout fits into `total_steps`.
+        ConfigError: not even one rollout fits into `total_steps`, or none that the policy learns from.
     """
     rollout_steps = rollout_steps or env.spec.horizon
     per_rollout = env.num_envs * rollout_steps
@@ -68,6 +71,12 @@ def on_policy(
             f"total_steps={total_steps} is less than one rollout of num_envs={env.num_envs} × "
             f"rollout_steps={rollout_steps} = {per_rollout} primitive steps. Raise loop.total_steps, or lower "
             "num_envs or loop.rollout_steps."
+        )
+    if iterations <= algo.critic_warmup:
+        raise ConfigError(
+            f"total_steps={total_steps} makes {iterations} rollouts of {per_rollout} primitive steps, and from the "
+            f"first algo.critic_warmup={algo.critic_warmup} the critic alone learns: the policy would stay as it is. "
+            "Raise loop.total_steps, or lower one of the others."
         )
     collector = Collector(algo, env)
     state = checkpointer.latest()

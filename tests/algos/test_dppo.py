@@ -208,13 +208,11 @@ def test_equal_advantages_move_nothing():
 def test_the_critic_warms_up_alone():
     algo = make(critic_warmup=2)
     before, critic = weights(algo.policy.tuned), weights(algo.learner.value.network)
-    _, tracker, _ = train(algo, total_steps=8 * 12 * 2)
-    assert torch.equal(before, weights(algo.policy.tuned)) and not torch.equal(
-        critic, weights(algo.learner.value.network)
-    )
-    assert [row["train/actor_steps"] for _, row in tracker.rows] == [0, 0]
-    _, tracker, _ = train(algo, total_steps=8 * 12)
-    assert tracker.rows[0][1]["train/actor_steps"] > 0
+    taken = [algo.update(batch_of(algo, 64), progress=0.0)["actor_steps"] for _ in range(2)]
+    assert taken == [0, 0] and torch.equal(before, weights(algo.policy.tuned))
+    assert not torch.equal(critic, weights(algo.learner.value.network))
+    assert algo.update(batch_of(algo, 64), progress=0.0)["actor_steps"] > 0
+    assert not torch.equal(before, weights(algo.policy.tuned))
 
 
 def test_learning_stops_at_the_target_kl():
@@ -364,6 +362,9 @@ def test_what_cannot_be_trained_is_refused():
         make("flow", noise=partial(FloorNoise, floor=0.0))
     with pytest.raises(ConfigError, match=r"total_steps=50 is less than one rollout .* = 96 primitive .*Raise"):
         train(make(), total_steps=50)
+    with pytest.raises(ConfigError, match=r"total_steps=200 makes 2 rollouts of 96 .*critic_warmup=2 the critic alone"):
+        train(make(critic_warmup=2), total_steps=200)
+    train(make(critic_warmup=1), total_steps=200)
 
 
 # ---- the loop ------------------------------------------------------------------------------------------------------

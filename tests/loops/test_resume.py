@@ -293,7 +293,7 @@ def test_a_fine_tuned_policy_is_evaluated_compared_and_refined_like_any_other(fo
     assert main([*refined, f"run_dir={folder / 'stacked'}"]) == 0
     base = load_policy(folder / "stacked").base
     assert base is not None and base.tuned_steps == 4
-    again = ["algo=dppo", "num_envs=4", "loop.total_steps=40", "loop.rollout_steps=10", "policy.tuned_steps=4"]
+    again = ["algo=dppo", "num_envs=4", "loop.total_steps=160", "loop.rollout_steps=10", "policy.tuned_steps=4"]
     assert main([*COMMON, *again, f"base={tuned}", f"run_dir={folder / 'again'}"]) == 0
 
 

@@ -48,6 +48,8 @@ class Walker(Policy):
 class Plan:
     """An algorithm whose updates are known beforehand: the gradient of update i is −`moves[i]`."""
 
+    critic_warmup = 0
+
     def __init__(self, moves: list[tuple[float, float]], *, gain: float = 0.0) -> None:
         self.policy, self.moves, self.updates = Walker(gain), moves, 0
         self.optimizer = torch.optim.SGD(self.policy.parameters(), lr=1.0, momentum=0.5)
