@@ -103,7 +103,7 @@ def off_policy(
     if state is None:
         obs = env.reset()
     else:
-        if state.get("recorded", recorded) != recorded:  # said of none before November 2026
+        if state.get("recorded", recorded) != recorded:  # older checkpoints do not say
             raise CheckpointError(
                 f"dataset, loop.rollouts: hold {recorded} frames, those that the run began with held "
                 f"{state['recorded']}. Restore them, or give a new run_dir."

@@ -102,7 +102,7 @@ def test_a_mode_is_drawn_once_a_chunk_by_its_odds() -> None:
         draw = draws if k == 0 else draws.flip(0)  # of later steps nothing is asked
         latent, doubt = model.step(latent, action, episode=episode, draw=draw)
     moved = latent[:, 0] / model.coordinates.delta_std[0]
-    torch.testing.assert_close(moved.abs(), torch.full((1000,), 3.0)), "three steps of the same mode"
+    torch.testing.assert_close(moved.abs(), torch.full((1000,), 3.0))  # three steps of the same mode
     assert (moved < 0).float().mean() == pytest.approx(0.2, abs=0.002)
     assert torch.equal(doubt, torch.zeros(1000)), "members agree"
     likeliest = model.step(latent, action, episode=episode, draw=None).latent[:, 0] - latent[:, 0]
@@ -132,7 +132,7 @@ def test_the_second_chunk_begins_where_the_first_is_imagined_to_end() -> None:
     batch = {STATE: state, "action": torch.zeros(1, 1, 2, 2), "valid": torch.ones(1, 1, 2, dtype=torch.bool)}
     _, error = model._unrolled(batch)
     unit = (model.coordinates.delta_std / model.coordinates.std).mean()
-    torch.testing.assert_close(error[0, 0], torch.tensor([0.5, 0.0]) * unit), "at 1 and 2, not at 1 and 2.5"
+    torch.testing.assert_close(error[0, 0], torch.tensor([0.5, 0.0]) * unit)  # at 1 and 2, not at 1 and 2.5
 
 
 def test_steps_that_do_not_exist_count_for_nothing() -> None:
