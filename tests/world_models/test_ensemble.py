@@ -204,7 +204,7 @@ def test_phases_are_drawn_by_their_odds_and_members_by_the_episode() -> None:
     model.rank(torch.tensor([2.0, 1.0]))
     assert torch.allclose(moved(None), torch.full((1000,), 3.0)), "the best member dreams"
     doubt = model.step(state, action, episode=torch.zeros(1000), draw=draw).doubt
-    torch.testing.assert_close(doubt, torch.full((1000,), 0.6)), "means 0.6 and 1.8: half their distance"
+    torch.testing.assert_close(doubt, torch.full((1000,), 0.6))  # means 0.6 and 1.8: half their distance
 
 
 @pytest.mark.learning
