@@ -79,8 +79,8 @@ class Dynamics(nn.Module):
     """p(next latent | latent, action), stepped one primitive action at a time.
 
     `latent_dim` C · `feature_dim`: size of `features` · `unroll`: steps of a training sequence · `unroll_key`: the
-    option that makes it shorter · `heads`: members that each want sequences of their own · `memory`: frames that a latent is
-    worth making from.
+    option that makes it shorter · `heads`: members that each want sequences of their own · `memory`: frames that a
+    latent is worth making from.
     """
 
     spec: EnvSpec
