@@ -49,12 +49,11 @@ from scripts.experiments import ROOT, envs_of, policy_of, robopolicy, task_of, t
 
 SEEDS = (0, 1, 2)  # a pool is made only of all of them
 TRIALS = 100  # training seeds from here on
-ONE = "algo.critic_warmup=1"  # rollout, with which `dppo` and `free` were recorded; the default has become 3
 # Nothing holds a residual to the base but its penalty, and it finds where the model errs sooner.
 HELD = ("algo=residual_fast", "algo.penalty_final=0.3")
 IMAGINED = {
-    "dppo": ("algo=dppo", ONE),
-    "free": ("algo=dppo", ONE, "algo.anchor=0", "world.gate=null"),
+    "dppo": ("algo=dppo",),
+    "free": ("algo=dppo", "algo.anchor=0", "world.gate=null"),
     "residual": (*HELD, "loop.demo_fraction=0"),
     "mixed": HELD,
     "rounds": (*HELD, "rounds=4", "coevolve.episodes=30", "coevolve.refit_steps=1500"),
