@@ -49,12 +49,14 @@ from scripts.experiments import ROOT, envs_of, policy_of, robopolicy, task_of, t
 
 SEEDS = (0, 1, 2)  # a pool is made only of all of them
 TRIALS = 100  # training seeds from here on
-# Nothing holds a residual to the base but its penalty, and it finds where the model errs sooner.
+# Nothing but a penalty holds a residual of full range to the base, and it finds where the model errs sooner.
 HELD = ("algo=residual_fast", "algo.penalty_final=0.3")
+NONE = "loop.demo_fraction=0"  # of a batch is recorded
 IMAGINED = {
     "dppo": ("algo=dppo",),
     "free": ("algo=dppo", "algo.anchor=0", "world.gate=null"),
-    "residual": (*HELD, "loop.demo_fraction=0"),
+    "residual": ("algo=residual_fast", "policy.scale=0.1", "loop.total_steps=60000", NONE),
+    "wide": (*HELD, NONE),
     "mixed": HELD,
     "rounds": (*HELD, "rounds=4", "coevolve.episodes=30", "coevolve.refit_steps=1500"),
 }
