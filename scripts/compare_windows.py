@@ -101,9 +101,9 @@ def rollout(world: World, policy: Policy, spec: Any, first: Tensor, seeds: Tenso
         planned = base_actions(frames_of(torch.stack(states, dim=1), spec, seeds), policy)
         actions.append(planned.view(len(first), k + 1, -1)[:, -1].clamp(low, high))
         past = [latents[max(0, k + 1 - w)] for w in range(world.success.window, 0, -1)]
-        success.append(world.score(torch.stack(past, dim=1), actions[-1]) > world.success.threshold)
         draw = keyed_uniform(seeds, zero + k, (1,), stream=_PHASE_STREAM)[:, 0]
         latents.append(world.dynamics.step(latents[-1], actions[-1], episode=member, draw=draw).latent)
+        success.append(world.score(torch.stack(past, dim=1), latents[-1]) > world.success.threshold)
         states.append(world.dynamics.decode(latents[-1], (STATE,))[STATE])
     won = torch.stack(success, dim=1)
     return Window(torch.stack(states, dim=1), torch.stack(actions, dim=1), won, won.cummax(dim=1).values)

@@ -93,7 +93,8 @@ class ImaginedEnv:
         self.queue = SeedQueue(seed, num_envs)
         self.episode_seed = torch.zeros(num_envs, dtype=torch.int64)
         self._t = torch.zeros(num_envs, dtype=torch.int64)
-        self._window = torch.zeros(num_envs, world.success.window, world.dynamics.latent_dim)  # newest last
+        self._latent = torch.zeros(num_envs, world.dynamics.latent_dim)
+        self._marks = torch.zeros(num_envs, world.success.window, 2)  # of the last latents, newest last
         self._episode = torch.zeros(num_envs)  # uniform number of the episode
         self.reset()
 
@@ -107,10 +108,11 @@ class ImaginedEnv:
     def step(self, action: Tensor) -> Step:
         check_action(action, self.spec, self.num_envs)
         executed = torch.clamp(action.detach().float().cpu(), self._low, self._high)
-        dynamics, latent = self.world.dynamics, self._window[:, -1]
+        dynamics, latent = self.world.dynamics, self._latent
         draw = keyed_uniform(self.episode_seed, self._t, (1,), stream=_DRAW_STREAM)[:, 0]
         imagined = dynamics.step(latent, executed, episode=self._episode, draw=draw if self.sampled else None)
-        (score,) = by_blocks(lambda *x: (self.world.score(*x),), self._window, imagined.latent)
+        marks = self._marked(imagined.latent)
+        score = self.world.success.judge(torch.cat([self._marks, marks[:, None]], dim=1))
         bad = ~(torch.isfinite(imagined.latent).all(1) & torch.isfinite(imagined.doubt) & torch.isfinite(score))
         after = torch.where(bad[:, None], latent, imagined.latent)
         doubted = ((imagined.doubt > self.trust * self.world.bound) | dynamics.outside(after)) & ~bad
@@ -118,13 +120,14 @@ class ImaginedEnv:
         self._t += 1
         terminated = success | doubted
         truncated = ((self._t >= self.spec.horizon) & ~terminated) | bad
-        self._window = torch.cat([self._window[:, 1:], after[:, None]], dim=1)
+        marks = torch.where(bad[:, None], self._marks[:, -1], marks)
+        self._latent, self._marks = after, torch.cat([self._marks[:, 1:], marks[:, None]], dim=1)
         next_obs = self.observe()
         obs, ended = next_obs, terminated | truncated
         if bool(ended.any()):
             rows = ended.nonzero()[:, 0]
             self._begin(rows)
-            begun = self.world.dynamics.decode(self._window[rows, -1], self.spec.observation)
+            begun = self.world.dynamics.decode(self._latent[rows], self.spec.observation)
             obs = {k: v.index_copy(0, rows, begun[k]) for k, v in next_obs.items()}
         return Step(
             obs=obs,
@@ -141,36 +144,45 @@ class ImaginedEnv:
 
     def observe(self) -> Obs:
         """The observation to act on now, e.g. after `load_state_dict`."""
-        return self.world.dynamics.decode(self._window[:, -1], self.spec.observation)
+        return self.world.dynamics.decode(self._latent, self.spec.observation)
 
     # -- Stateful ----------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         return {
-            "window": self._window.clone(), "t": self._t.clone(), "episode_seed": self.episode_seed.clone(),
-            **self.queue.state_dict(), "digest": self.spec.digest,
+            "latent": self._latent.clone(), "marks": self._marks.clone(), "t": self._t.clone(),
+            "episode_seed": self.episode_seed.clone(), **self.queue.state_dict(), "digest": self.spec.digest,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["digest"] != self.spec.digest or state["window"].shape != self._window.shape:
+        if missing := {"latent", "marks"} - set(state):
+            raise CheckpointError(f"{self.spec.id}: the saved state lacks {sorted(missing)}; begin the training anew.")
+        if state["digest"] != self.spec.digest or state["latent"].shape != self._latent.shape:
             raise CheckpointError(
                 f"{self.spec.id}: the saved state is of world {state['digest']} with {len(state['t'])} envs; this one "
                 f"is {self.spec.digest} with {self.num_envs}. Resume with the world model it was saved under."
             )
-        self._window, self._t = state["window"].clone(), state["t"].clone()
+        self._latent, self._marks, self._t = (state[k].clone() for k in ("latent", "marks", "t"))
         self.episode_seed = state["episode_seed"].clone()
         self.queue.load_state_dict(state)
         self._episode = self._choose(self.episode_seed)[1]
 
     # -- inside ------------------------------------------------------------------------------------------------------
+    @torch.no_grad()
+    def _marked(self, latent: Tensor) -> Tensor:
+        """What success is judged by, [B 2] of latents [B C]."""
+        return by_blocks(lambda x: (self.world.marks(x),), latent)[0]
+
     def _begin(self, rows: Tensor) -> None:
         """Start the next episodes in the queue in `rows` [M]."""
         seeds = self.queue.next(len(rows))
         chosen, unit = self._choose(seeds)
-        window = self.world.windows(self.starts.take(chosen))
+        windows = self.world.windows(self.starts.take(chosen))
         self.episode_seed = self.episode_seed.clone()  # steps handed out before keep the seeds they were made with
         self.episode_seed[rows] = seeds
         self._episode[rows] = unit
-        self._window[rows] = window
+        marks = self._marked(windows.flatten(0, 1)).unflatten(0, windows.shape[:2])
+        self._latent = self._latent.index_copy(0, rows, windows[:, -1])
+        self._marks = self._marks.index_copy(0, rows, marks)
         self._t[rows] = 0
 
     def _choose(self, seeds: Tensor) -> tuple[Tensor, Tensor]:

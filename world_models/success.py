@@ -41,13 +41,21 @@ class Lasting(nn.Module):
         self.head = nn.Linear(embedding, 1)
         self.age = nn.Parameter(torch.zeros(window))  # oldest first: what a step more lets off
 
-    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Score [B], and embedding [B embedding] of the newest."""
+    def each(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Score [...] of every state by itself, features [... F], and its embedding [... embedding]."""
         embedding = self.embed(features)
-        each = (embedding * self.head.weight[0]).sum(-1) + self.head.bias  # [B W+1]; rows alike, bit for bit
+        return (embedding * self.head.weight[0]).sum(-1) + self.head.bias, embedding  # rows alike, bit for bit
+
+    def lowest(self, each: Tensor) -> Tensor:
+        """Score [B] of windows whose states have the scores [B W+1]."""
         steps = F.softplus(_FASTER * self.age)
         let_off = torch.cat([steps.flip(0).cumsum(0).flip(0), steps.new_zeros(1)])
-        return (each + let_off).amin(-1), embedding[:, -1]
+        return (each + let_off).amin(-1)
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Score [B], and embedding [B embedding] of the newest."""
+        each, embedding = self.each(features)
+        return self.lowest(each), embedding[:, -1]
 
 
 class SuccessClassifier(nn.Module):
@@ -94,7 +102,16 @@ class SuccessClassifier(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Score [B] of features [B W+1 F]; where they do not look like a success, lower than any other."""
-        return torch.where(self.real(features)[0] >= self.least, self.done(features)[0], _UNLIKE)
+        return self.judge(self.marks(features))
+
+    def marks(self, features: Tensor) -> Tensor:
+        """[... 2] of single states' features [... F]: all that `judge` has to know of them."""
+        return torch.stack([self.done.each(features)[0], self.real.each(features)[0]], dim=-1)
+
+    def judge(self, marks: Tensor) -> Tensor:
+        """Score [B] of windows of marks [B W+1 2]."""
+        done, real = marks.unbind(-1)
+        return torch.where(self.real.lowest(real) >= self.least, self.done.lowest(done), _UNLIKE)
 
     def loss(self, features: Tensor, label: Tensor, mixed: Tensor) -> tuple[Tensor, Metrics]:
         """Loss of B labelled windows; `label` [B] is 1 where success held at the end. `mixed`: [M W+1 F], of successes

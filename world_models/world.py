@@ -51,6 +51,10 @@ class World(nn.Module):
         score: Tensor = self.success(self.judged(latents, after))
         return score
 
+    def marks(self, latent: Tensor) -> Tensor:
+        """[B 2] of latents [B C], each by itself: see SuccessClassifier.judge."""
+        return self.success.marks(self.dynamics.features(latent))
+
     @torch.no_grad()
     def after(self, latents: Tensor, action: Tensor) -> Tensor:
         """[B C]: where action [B Da] leads most likely from the last of [B W C]."""

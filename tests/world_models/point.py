@@ -59,9 +59,15 @@ class NearOrigin(nn.Module):
         self.window = 2
         self.register_buffer("threshold", torch.tensor(0.5))
 
+    def marks(self, features: Tensor) -> Tensor:
+        near = (features[..., 0].abs() < 0.05).float()
+        return torch.stack([near, near], dim=-1)
+
+    def judge(self, marks: Tensor) -> Tensor:
+        return marks[:, -2:, 0].amin(-1)
+
     def forward(self, features: Tensor) -> Tensor:
-        now, after = features[:, -2, 0].abs() < 0.05, features[:, -1, 0].abs() < 0.05
-        return (now & after).float()
+        return self.judge(self.marks(features))
 
 
 def point_world(*, bound: float = 1.0, drift: float = 0.0) -> World:

@@ -103,6 +103,24 @@ def test_horizon_truncates_and_next_obs_is_the_true_successor() -> None:
     assert torch.equal(a.obs[STATE], learned_env(3).reset(seeds[3:])[STATE]) and a.obs is not a.next_obs
 
 
+def test_every_state_is_marked_once_and_success_is_still_that_of_whole_windows() -> None:
+    env = learned_env(3, horizon=6)
+    env.world.success.threshold.fill_(0.1)
+    env.reset()
+    assert not any(x.requires_grad for x in env.state_dict().values() if isinstance(x, torch.Tensor))
+    succeeded = set()
+    past = torch.zeros(3, 3, 2)
+    for t in range(20):
+        begun = env._t == 0
+        past[begun] = env.world.windows(env.starts.take(env._choose(env.episode_seed)[0]))[begun]
+        step = env.step(actions(env, torch.arange(3), t))
+        after = step.next_obs[STATE]  # the ensemble's latent
+        assert torch.equal(step.success, env.world.score(past, after) > env.world.success.threshold)
+        succeeded |= set(step.success.tolist())
+        past = torch.cat([past[:, 1:], after[:, None]], dim=1)
+    assert succeeded == {True, False}
+
+
 @pytest.mark.parametrize("kind", ["ensemble", "chunks"])
 def test_a_saved_env_goes_on_bit_for_bit(kind: str) -> None:
     """Saved where a chunk has ended and another begun."""

@@ -285,7 +285,7 @@ def test_latents_of_another_model_are_refused(data: Path, tmp_path: Path) -> Non
     run(tmp_path / "b", data, steps=2)
     a, b = (make(tmp_path / name, num_envs=2, even_if_bad=True) for name in "ab")
     state = a.state_dict()
-    assert state["window"].shape == b.state_dict()["window"].shape
+    assert state["latent"].shape == b.state_dict()["latent"].shape
     with pytest.raises(CheckpointError, match="Resume with the world model it was saved under"):
         b.load_state_dict(state)
 
