@@ -1,7 +1,9 @@
-"""Pictures of one camera, in and out of vectors: small convolutions over how a picture differs from the mean one.
+"""Pictures of one camera, in and out of vectors, as how they differ from the mean one.
 
 A robot's cameras stand still: nearly all of a picture is the same in every frame. The mean picture is taken from the
-data, and what is encoded and decoded is the difference to it, in units of its deviation.
+data, and what is encoded and decoded is the difference to it, in units of its deviation. Small convolutions encode.
+Imagination decodes at every step and encodes only at an episode's beginning, so the decoder is the one that has to be
+cheap: it draws squares of 4 × 4 pixels, each from a few numbers of its own, by two products of matrices.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from robopolicy.errors import SpecError
 
 _SMALLEST = 4  # pixels of a side that are left when no more are halved
+_SQUARE = 4  # pixels of a side of what is drawn at once
 _AT_ONCE = 1024  # pictures that are floats at the same time
 
 
@@ -21,7 +24,7 @@ class Pictures(nn.Module):
     Args:
         shape: (3, h, w); sides of 4 · 2ⁿ pixels with the same n ≥ 1, e.g. 32 × 32 or 64 × 64.
         feature_dim: F, of what pictures are decoded from. depth: channels of the first layer; each layer doubles them.
-        out_dim: D, of what pictures are encoded to.
+        out_dim: D, of what pictures are encoded to, and of the decoder's hidden layer.
 
     Raises:
         SpecError: other sides.
@@ -42,17 +45,17 @@ class Pictures(nn.Module):
                 "task.image_size=[32,32] or [64,64], or leave the camera away: cameras=[…]."
             )
         channels = [depth * 2**i for i in range(layers)]
-        self.small = (channels[-1], *sides)
-        size = torch.Size(self.small).numel()
+        size = channels[-1] * sides[0] * sides[1]
         down: list[nn.Module] = []
         for a, b in zip([shape[0], *channels], channels, strict=False):
             down += [nn.Conv2d(a, b, 4, stride=2, padding=1), nn.GroupNorm(1, b), nn.SiLU()]
         self.down = nn.Sequential(*down, nn.Flatten(), nn.Linear(size, out_dim))
-        up: list[nn.Module] = []
-        for a, b in zip(channels[::-1], channels[-2::-1], strict=False):
-            up += [nn.ConvTranspose2d(a, b, 4, stride=2, padding=1), nn.GroupNorm(1, b), nn.SiLU()]
-        self.start = nn.Linear(feature_dim, size)
-        self.up = nn.Sequential(*up, nn.ConvTranspose2d(channels[0], shape[0], 4, stride=2, padding=1))
+        self.grid = (shape[1] // _SQUARE, shape[2] // _SQUARE)
+        self.squares = nn.Sequential(
+            nn.Linear(feature_dim, out_dim), nn.LayerNorm(out_dim), nn.SiLU(),
+            nn.Linear(out_dim, 2 * depth * self.grid[0] * self.grid[1]), nn.SiLU(),
+            nn.Unflatten(-1, (-1, 2 * depth)), nn.Linear(2 * depth, shape[0] * _SQUARE**2),
+        )  # fmt: skip
         self.register_buffer("mean", torch.full(tuple(shape), torch.nan))  # from 0 to 1
         self.register_buffer("spread", torch.tensor(torch.nan))  # root mean square of differences to it
 
@@ -76,8 +79,8 @@ class Pictures(nn.Module):
 
     def decode(self, features: Tensor) -> Tensor:
         """[B 3 h w], differences to the mean picture in deviations, of [B F]."""
-        decoded: Tensor = self.up(self.start(features).unflatten(-1, self.small))
-        return decoded
+        drawn = self.squares(features).view(len(features), *self.grid, -1, _SQUARE, _SQUARE)
+        return drawn.permute(0, 3, 1, 4, 2, 5).reshape(len(features), -1, *(n * _SQUARE for n in self.grid))
 
     def picture(self, units: Tensor) -> Tensor:
         """uint8 pictures: inverse of `units`, within what a picture can show."""

@@ -79,7 +79,7 @@ class RSSM(Dynamics):
         min_spread: Positive = 0.05,
         periods: dict[str, Positive] | None = None,
         fine: Positive = 8.0,
-        block: Count = 64,
+        block: Count = 128,
     ) -> None:
         super().__init__()
         stochastic = variables * classes

@@ -108,7 +108,7 @@ def test_the_loss_is_a_mean_over_frames_that_exist() -> None:
     model = small(episodes, picture=0.1)
     camera = model.pictures["camera_0"]
     with torch.no_grad():
-        for parameter in camera.up.parameters():
+        for parameter in camera.squares[-1].parameters():
             parameter.zero_()
         camera.mean.fill_(0.5), camera.spread.fill_(0.1)
     batch = batch_of(episodes, model, size=3)
