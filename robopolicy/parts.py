@@ -29,7 +29,7 @@ from robopolicy.tracking import Tracker
 from robopolicy.types import BASE_ACTION, IMAGES, TASK, EnvSpec, Metrics, VecEnv
 from robopolicy.wrappers import GroupedEnv, wrap_for
 
-_ANCHOR = 0.003  # in imagination, where `algo.anchor` does not say
+_ANCHOR = 0.01  # in imagination, where `algo.anchor` does not say
 _LOOKS = 8  # evaluation points of a gate, where `loop.eval_every` does not say
 _EVAL_ENVS = 100  # envs that validation episodes are run in; outcomes do not depend on it
 
