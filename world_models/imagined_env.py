@@ -154,8 +154,10 @@ class ImaginedEnv:
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if missing := {"latent", "marks"} - set(state):
-            raise CheckpointError(f"{self.spec.id}: the saved state lacks {sorted(missing)}; begin the training anew.")
+        if "window" in state:  # of a run begun before every state was marked once
+            window = state["window"]
+            marks = self._marked(window.flatten(0, 1)).unflatten(0, window.shape[:2])
+            state = {**state, "latent": window[:, -1], "marks": marks}
         if state["digest"] != self.spec.digest or state["latent"].shape != self._latent.shape:
             raise CheckpointError(
                 f"{self.spec.id}: the saved state is of world {state['digest']} with {len(state['t'])} envs; this one "
