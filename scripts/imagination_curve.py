@@ -82,15 +82,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS[:2]))
     parser.add_argument("--spread", type=float, default=0.25, help="the largest noise of `broad`, in action limits")
     parser.add_argument("--model-steps", type=int, default=4_000, help="of training the model")
-    parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="training seeds at a time")
     parser.add_argument("--record", action="store_true", help="write docs/results")
     options = parser.parse_args(arguments)
     options.even_if_bad = True
     if options.record and max(options.seeds) >= TRIALS:
         parser.error(f"--seeds: those from {TRIALS} on are trials, never recorded")
-    keys = [(data, size, seed) for seed in options.seeds for size in options.sizes for data in options.data]
+    kinds = [(data, size) for size in options.sizes for data in options.data]
+
+    def of(seed: int) -> dict[tuple[str, int, int], dict[str, Arm]]:
+        """One after another: they share a base."""
+        return {(*kind, seed): Sized(options, *kind, seed).run() for kind in kinds}
+
     with ThreadPoolExecutor(options.jobs) as pool:
-        found = dict(zip(keys, pool.map(lambda key: Sized(options, *key).run(), keys), strict=True))
+        found = {key: arms for trials in pool.map(of, options.seeds) for key, arms in trials.items()}
     rows = list(evidence(found, options.task))
     for row in rows:
         print(json.dumps({k: getattr(row, k) for k in ("id", "setting", "metric", "value", "low", "high", "seeds")}))

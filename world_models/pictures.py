@@ -84,4 +84,5 @@ class Pictures(nn.Module):
 
     def picture(self, units: Tensor) -> Tensor:
         """uint8 pictures: inverse of `units`, within what a picture can show."""
-        return ((units * self.spread + self.mean) * 255.0).round().clamp(0.0, 255.0).to(torch.uint8)
+        shown = torch.addcmul(255.0 * self.mean, units, 255.0 * self.spread)
+        return shown.round_().clamp_(0.0, 255.0).to(torch.uint8)
