@@ -7,8 +7,11 @@ a world model of these and of the demonstrations, and from there, without a furt
 
   dppo        algo=dppo in imagination, anchored to the base, behind the gate
   free        the same without anchor and gate
-  residual    algo=residual_fast in imagination; no real transition in any batch
-  mixed       the same with half of each batch from the recorded transitions
+  loose       the same with an anchor of 0.003, and three rollouts of critic warm-up where `dppo` and `free` have one
+  residual    algo=residual_fast in imagination, of small scale; no real transition in any batch
+  wide        the same with the full scale, a penalty of 0.3, and half as long; its rows up to 2026-11-23 were made by
+              the arm `residual` of then
+  mixed       as `wide`, with half of each batch from the recorded transitions
   model_free  algo=residual_fast on the recorded transitions themselves (world=recorded, half of each batch
               demonstrations): those that the model was trained on, its held-out part too
   real        algo=dppo on the task itself, for the env steps that it needs to be as good as `dppo`

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -91,8 +92,14 @@ def main(arguments: list[str] | None = None) -> int:
     kinds = [(data, size) for size in options.sizes for data in options.data]
 
     def of(seed: int) -> dict[tuple[str, int, int], dict[str, Arm]]:
-        """One after another: they share a base."""
-        return {(*kind, seed): Sized(options, *kind, seed).run() for kind in kinds}
+        """One after another: they share a base. One that is refused, e.g. by the gate, is left out."""
+        done = {}
+        for kind in kinds:
+            try:
+                done[(*kind, seed)] = Sized(options, *kind, seed).run()
+            except subprocess.CalledProcessError:  # its last line is in the trial's log
+                print(f"{options.task}, {kind}, seed {seed}: failed, see its log.txt", file=sys.stderr, flush=True)
+        return done
 
     with ThreadPoolExecutor(options.jobs) as pool:
         found = {key: arms for trials in pool.map(of, options.seeds) for key, arms in trials.items()}

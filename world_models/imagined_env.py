@@ -154,15 +154,19 @@ class ImaginedEnv:
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "window" in state:  # of a run begun before every state was marked once
-            window = state["window"]
-            marks = self._marked(window.flatten(0, 1)).unflatten(0, window.shape[:2])
-            state = {**state, "latent": window[:, -1], "marks": marks}
-        if state["digest"] != self.spec.digest or state["latent"].shape != self._latent.shape:
+        older = "window" in state  # of a run begun before every state was marked once
+        window = (self.num_envs, self.world.success.window)
+        shapes = {"window": (*window, self._latent.shape[1])} if older else {
+            "latent": self._latent.shape, "marks": (*window, 2)
+        }  # fmt: skip
+        if state["digest"] != self.spec.digest or any(state[k].shape != shape for k, shape in shapes.items()):
             raise CheckpointError(
                 f"{self.spec.id}: the saved state is of world {state['digest']} with {len(state['t'])} envs; this one "
                 f"is {self.spec.digest} with {self.num_envs}. Resume with the world model it was saved under."
             )
+        if older:
+            marks = self._marked(state["window"].flatten(0, 1)).unflatten(0, window)
+            state = {**state, "latent": state["window"][:, -1], "marks": marks}
         self._latent, self._marks, self._t = (state[k].clone() for k in ("latent", "marks", "t"))
         self.episode_seed = state["episode_seed"].clone()
         self.queue.load_state_dict(state)

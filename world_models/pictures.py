@@ -3,7 +3,7 @@
 A robot's cameras stand still: nearly all of a picture is the same in every frame. The mean picture is taken from the
 data, and what is encoded and decoded is the difference to it, in units of its deviation. Small convolutions encode.
 Imagination decodes at every step and encodes only at an episode's beginning, so the decoder is the one that has to be
-cheap: it draws squares of 4 × 4 pixels, each from a few numbers of its own, by two products of matrices.
+cheap: it draws squares of 4 × 4 pixels, each from a few numbers of its own, and needs nothing but products of matrices.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Pictures(nn.Module):
 
     def decode(self, features: Tensor) -> Tensor:
         """[B 3 h w], differences to the mean picture in deviations, of [B F]."""
-        drawn = self.squares(features).view(len(features), *self.grid, -1, _SQUARE, _SQUARE)
-        return drawn.permute(0, 3, 1, 4, 2, 5).reshape(len(features), -1, *(n * _SQUARE for n in self.grid))
+        drawn = self.squares(features).view(len(features), *self.grid, self.mean.shape[0], _SQUARE, _SQUARE)
+        return drawn.permute(0, 3, 1, 4, 2, 5).reshape(len(features), *self.mean.shape)
 
     def picture(self, units: Tensor) -> Tensor:
         """uint8 pictures: inverse of `units`, within what a picture can show."""

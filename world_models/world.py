@@ -161,7 +161,14 @@ def load_world(path: Path | str, *, which: Literal["latest", "best"] = "latest")
         world = make_world(_spec(read_json(folder / "spec.json")), meta["nodes"])
     except ConfigError as error:
         raise CheckpointError(f"{folder}: world.json does not describe a world of this robopolicy: {error}") from error
-    load_weights(world, read_tensors(folder / "model.safetensors"), where=str(folder))
+    tensors = read_tensors(folder / "model.safetensors")
+    try:
+        load_weights(world, tensors, where=str(folder))
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{folder}: its weights are not those of a world of this robopolicy. Train it again, or use the version "
+            f"that wrote it ({meta.get('robopolicy')}). {error}"
+        ) from error
     world.report = report
     return world.eval()
 

@@ -138,11 +138,15 @@ def test_a_saved_env_goes_on_bit_for_bit(kind: str) -> None:
             assert all(torch.equal(p, q) for p, q in pairs)
         assert torch.equal(env.episode_seed, other.episode_seed)
     state = env.state_dict()
-    window = state["latent"][:, None].expand(-1, 3, -1)
-    older = {k: v for k, v in state.items() if k not in ("latent", "marks")} | {"window": window}
-    other.load_state_dict(older)
+    bare = {k: v for k, v in state.items() if k not in ("latent", "marks")}
+    window = torch.stack([state["latent"] + 0.1 * k for k in (-2, -1, 0)], dim=1)  # as of a run begun before
+    other.load_state_dict(bare | {"window": window})
     assert torch.equal(other.observe()[STATE], env.observe()[STATE])
-    torch.testing.assert_close(other.state_dict()["marks"][:, -1], state["marks"][:, -1])
+    for k in range(3):
+        torch.testing.assert_close(other.state_dict()["marks"][:, k], env.world.marks(window[:, k]))
+    for wrong in (window[..., :1], window[:, :2]):
+        with pytest.raises(CheckpointError, match="the saved state is of world p with 3"):
+            other.load_state_dict(bare | {"window": wrong})
     with pytest.raises(CheckpointError, match="the saved state is of world p with 3 envs; this one is p with 2"):
         learned_env(2).load_state_dict(state)
 

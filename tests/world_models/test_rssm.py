@@ -385,7 +385,12 @@ def test_pictures_of_these_sides_are_encoded_and_decoded(shape: tuple[int, ...])
     units = model.units(pictures)
     assert float(units.mean().abs()) < 1e-3 and float(units.square().mean()) == pytest.approx(1.0, abs=1e-3)
     assert torch.equal(model.picture(units), pictures), "there and back"
-    assert model.encode(units).shape == (6, 8) and model.decode(torch.zeros(6, 4)).shape == (6, *shape)
+    features = torch.randn(6, 4)
+    assert model.encode(units).shape == (6, 8) and model.decode(features[:0]).shape == (0, *shape)
+    squares, decoded = model.squares(features), model.decode(features)
+    for i in range(squares.shape[1]):
+        y, x = 4 * (i // (shape[2] // 4)), 4 * (i % (shape[2] // 4))
+        assert torch.equal(decoded[:, :, y : y + 4, x : x + 4], squares[:, i].view(6, 3, 4, 4))
 
 
 def test_sizes_with_which_rows_would_depend_on_others() -> None:
