@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps({k: getattr(row, k) for k in ("id", "setting", "metric", "value", "low", "high", "seeds")}))
     if options.record:
         write(rows, root=ROOT / "docs" / "results")
-    return 0
+    return int(len(found) < len(kinds) * len(options.seeds))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from tests.world_models.test_gate import Walker
 from world_models import fit as fitting
 from world_models import look as looking
 from world_models import starts as starting
+from world_models import world as worlds
 from world_models.data import Batches, mix
 from world_models.dynamics import History
 from world_models.imagined_env import ImaginedEnv, make
@@ -277,6 +278,17 @@ def test_the_env_shows_what_is_asked_for_and_makes_nothing_else(
     assert blind.spec.digest != env.spec.digest
     with pytest.raises(ConfigError, match=r"world\.cameras: there is no 'frnt'.*Did you mean 'front'"):
         make(tmp_path / "run", cameras=("frnt",), **given)  # type: ignore[arg-type]
+
+
+def test_weights_of_another_architecture_say_to_train_again(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path / "run", data, steps=1)
+    read = worlds.read_tensors
+    older = lambda path: {k.replace("squares", "up"): v for k, v in read(path).items()}  # noqa: E731
+    monkeypatch.setattr(worlds, "read_tensors", older)
+    with pytest.raises(CheckpointError, match=r"Train it again, or use the version that wrote it \(.+\)\."):
+        load_world(tmp_path / "run")
 
 
 def test_latents_of_another_model_are_refused(data: Path, tmp_path: Path) -> None:
