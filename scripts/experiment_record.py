@@ -11,6 +11,7 @@ import pandas as pd
 
 from robopolicy.evaluate.compare import compare, worse_than_base
 from robopolicy.evaluate.evidence import Evidence, measured, of_rows, pooled
+from robopolicy.evaluate.forgetting import forgetting
 from robopolicy.evaluate.results_page import CURVE
 from robopolicy.evaluate.rows import Rows
 from robopolicy.evaluate.statistics import mean
@@ -83,9 +84,12 @@ def _of_seed(id: str, command: str, experiment: Experiment, job: Job, result: Fo
     derived = list(_watched(id, experiment, label, seed, result))
     if "scratch" not in name:
         both = compare(result.base, result.rows, names=("base", "refined"))
+        notes = f"McNemar p = {both.p_value:.1e}"
+        if len(changes := forgetting(result.base, result.rows)) > 1:
+            notes += f"; {sum(c.fell for c in changes)} of {len(changes)} instructions fell by more than noise"
         derived.append(
             measured(id=id, setting=label, metric="difference", interval=both.difference, seeds=seed,
-                     episodes=both.pairs.total, notes=f"McNemar p = {both.p_value:.1e}")
+                     episodes=both.pairs.total, notes=notes)
         )  # fmt: skip
     yield from (replace(d, command=command, commit=row.commit) for d in derived)
 

@@ -136,7 +136,8 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
     base = out.resolve() / "bases" / f"{setting.base.name}-{seed}"
     run = out.resolve() / id / f"{setting.prefix.replace('/', '-')}{name}-{seed}"
     over, log = list(setting.refine[name]), run / "log.txt"
-    over += [] if any("residual_scratch" in o for o in over) else [f"base={policy_of(setting.base, base)}"]
+    if not any("residual_scratch" in o for o in over):
+        over.append(f"{'teacher' if 'algo=rpd' in over else 'base'}={policy_of(setting.base, base)}")
     over += [] if any(o.startswith("threads=") for o in over) else [f"threads={threads}"]
     robopolicy("train", *task_of(setting.base), f"dataset={base / 'data'}", f"run_dir={run}", f"seed={seed}",
                "tracker=local", *over, threads=threads, log=log)  # fmt: skip

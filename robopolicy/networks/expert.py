@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from robopolicy.networks.denoiser import Denoiser
+from robopolicy.networks.precision import Precision, computing
 from robopolicy.networks.transformer import feed_forward, modulate
 
 
@@ -38,6 +39,7 @@ class ActionExpert(Denoiser):
     Args:
         cond_dim: C = P·(token_dim + 1), as Prefix has it. token_dim: size of a prefix token.
         width: of an action token, a multiple of `heads`. depth: blocks. ratio: hidden size of the feed-forward / width.
+        precision: what it computes in; what it returns is float32.
     """
 
     def __init__(
@@ -52,11 +54,12 @@ class ActionExpert(Denoiser):
         heads: int = 4,
         ratio: int = 4,
         time_dim: int = 128,
+        precision: Precision = "float32",
     ) -> None:
         super().__init__(cond_dim=token_dim, time_dim=time_dim, embed_dim=width, activation=nn.SiLU())
         if width % heads:
             raise ValueError(f"width must be a multiple of heads, found width={width}, heads={heads}")
-        self.token_dim, self.depth, self.heads = token_dim, depth, heads
+        self.token_dim, self.depth, self.heads, self.precision = token_dim, depth, heads, precision
         self.cond = nn.Linear(token_dim, depth * 2 * width)  # keys and values of every block
         self.action = nn.Linear(action_dim, width)
         self.position = nn.Parameter(0.02 * torch.randn(horizon, width))
@@ -71,9 +74,10 @@ class ActionExpert(Denoiser):
         """The prefix's keys and values from cond [B C]."""
         batch, count = len(cond), cond.shape[1] // (self.token_dim + 1)
         tokens, mask = cond[:, : count * self.token_dim].view(batch, count, -1), cond[:, count * self.token_dim :]
-        both = self.cond(tokens).view(batch, count, self.depth, 2, self.heads, -1)
+        with computing(self.precision, cond.device):
+            both = self.cond(tokens).view(batch, count, self.depth, 2, self.heads, -1)
         keys, values = both.permute(3, 2, 0, 4, 1, 5)  # [depth B heads P d] each
-        bias = torch.zeros_like(mask).masked_fill(mask < 0.5, -torch.inf)
+        bias = torch.zeros_like(mask, dtype=both.dtype).masked_fill(mask < 0.5, -torch.inf)
         return Context(keys, values, bias[:, None, None])
 
     def denoise(self, x: Tensor, embedding: Context) -> Tensor:  # type: ignore[override]
@@ -83,10 +87,12 @@ class ActionExpert(Denoiser):
             raise ValueError(f"{len(x)} chunks cannot be shared out evenly to {len(embedding)} observations")
         h = self.action(x) + self.position
         context = F.silu(embedding.time.expand(len(x), -1))[:, None]
-        for block, key, value in zip(self.blocks, embedding.keys, embedding.values, strict=True):
-            h = block(h, context, key, value, embedding.bias)
-        shift, scale = self.modulation(context).chunk(2, dim=-1)
-        return self.out(modulate(self.norm(h), shift, scale))
+        with computing(self.precision, x.device):
+            for block, key, value in zip(self.blocks, embedding.keys, embedding.values, strict=True):
+                h = block(h, context, key, value, embedding.bias)
+            shift, scale = self.modulation(context).chunk(2, dim=-1)
+            h = modulate(self.norm(h), shift, scale)
+        return self.out(h.float())
 
     def forward(self, x: Tensor, t: Tensor, cond: Tensor) -> Tensor:
         """[M H Da] from x [M H Da], t [M] and cond [B C]; M is a multiple of B."""

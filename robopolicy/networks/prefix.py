@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from robopolicy.errors import SpecError, closest
 from robopolicy.networks.language import WordTower
+from robopolicy.networks.precision import Precision, computing
 from robopolicy.networks.transformer import Attention, feed_forward
 from robopolicy.networks.vision import ConvTokens, random_shift
 from robopolicy.schema import Count, Natural
@@ -35,6 +36,7 @@ class Prefix(nn.Module):
         image_shift: pixels of random shift in training (0: none).
         freeze_vision: the vision towers do not learn. Their tokens may then be given in place of pictures; there is no
             shift.
+        precision: what it computes in; what it returns is float32.
 
     Raises:
         SpecError: observation keys of other types, names that the state lacks, instructions that cannot be read.
@@ -55,6 +57,7 @@ class Prefix(nn.Module):
         buckets: Count = 4096,
         image_shift: Natural = 4,
         freeze_vision: bool = False,
+        precision: Precision = "float32",
     ) -> None:
         super().__init__()
         keys, history = spec.observation, spec.n_obs_steps
@@ -62,7 +65,7 @@ class Prefix(nn.Module):
         self.floats = tuple(k for k, f in keys.items() if f.dtype == "float32" and k not in self.cameras)
         if strange := sorted(set(keys) - {*self.cameras, *self.floats, TASK}):
             raise SpecError(f"observation keys must be float32, {IMAGES}<camera> or {TASK}; found {strange}")
-        self.width, self.chosen, self.frozen = width, TASK in keys, freeze_vision
+        self.width, self.chosen, self.frozen, self.precision = width, TASK in keys, freeze_vision, precision
         self.image_shift = 0 if freeze_vision else image_shift
         self.text = WordTower(spec.tasks, width=width, max_words=max_words, buckets=buckets)
         towers: list[Any] = [vision(tuple(keys[k].shape), width=width) for k in self.cameras]
@@ -96,27 +99,33 @@ class Prefix(nn.Module):
         """
         batch, device = len(next(iter(obs.values()))), self.norm.weight.device
         index = obs[TASK][:, -1] if self.chosen else torch.zeros(batch, dtype=torch.int64, device=device)
-        text, keep = self.text(index)
-        if silent is not None:
-            keep = keep & ~silent[:, None]
-        parts = [self._look(k, obs[key], augment) for k, key in enumerate(self.cameras)] + [text]
-        if more is not None:
-            parts, keep = [*parts, more[0]], torch.cat([keep, more[1]], dim=1)
-        if self.has_state:
-            read = [obs[k][..., self.columns] if k == STATE else obs[k].flatten(2) for k in self.floats]
-            parts.append(self.state(torch.cat(read, dim=-1).flatten(1))[:, None])
-        tokens = torch.cat(parts, dim=1)
-        count = tokens.shape[1]
-        mask = keep.new_ones(batch, count)  # [B P]: not padding
-        start = count - self.has_state - keep.shape[1]
-        mask[:, start : start + keep.shape[1]] = keep
-        seen = mask[:, None, :].repeat(1, count, 1)  # [B P P]: row sees column
-        if self.has_state:
-            seen[:, :-1, -1] = False
-        for block in self.blocks:
-            tokens = block(tokens, seen[:, None])
-        tokens = self.norm(tokens) * mask[..., None]
+        state = self._state(obs)
+        with computing(self.precision, device):
+            text, keep = self.text(index)
+            if silent is not None:
+                keep = keep & ~silent[:, None]
+            parts = [self._look(k, obs[key], augment) for k, key in enumerate(self.cameras)] + [text]
+            if more is not None:
+                parts, keep = [*parts, more[0]], torch.cat([keep, more[1]], dim=1)
+            tokens = torch.cat([*parts, *state], dim=1)
+            count = tokens.shape[1]
+            mask = keep.new_ones(batch, count)  # [B P]: not padding
+            start = count - self.has_state - keep.shape[1]
+            mask[:, start : start + keep.shape[1]] = keep
+            seen = mask[:, None, :].repeat(1, count, 1)  # [B P P]: row sees column
+            if self.has_state:
+                seen[:, :-1, -1] = False
+            for block in self.blocks:
+                tokens = block(tokens, seen[:, None])
+        tokens = self.norm(tokens.float()) * mask[..., None]
         return torch.cat([tokens.flatten(1), mask.to(tokens.dtype)], dim=1)
+
+    def _state(self, obs: Obs) -> list[Tensor]:
+        """The state's token [B 1 width], if there is one: in float32, since bfloat16 would round a place to 1 mm."""
+        if not self.has_state:
+            return []
+        read = [obs[k][..., self.columns] if k == STATE else obs[k].flatten(2) for k in self.floats]
+        return [self.state(torch.cat(read, dim=-1).flatten(1))[:, None]]
 
     def _look(self, k: int, image: Tensor, augment: bool) -> Tensor:
         """Tokens [B To·n width] of camera k's pictures [B To 3 h w], or of its tower's tokens [B To n width]."""

@@ -25,6 +25,7 @@ from robopolicy.data.retrieval import Found, Memory
 from robopolicy.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.fits import data_problems
 from robopolicy.networks.expert import ActionExpert
+from robopolicy.networks.precision import Precision
 from robopolicy.networks.prefix import Prefix, state_columns
 from robopolicy.normalize import ACTION, Normalizer
 from robopolicy.policies.base import Policy
@@ -90,11 +91,12 @@ class RICLPolicy(VLAPolicy):
         noise_samples: Count = 8,
         tuned_steps: Natural = 0,
         lora_rank: Natural = 0,
+        precision: Precision = "float32",
     ) -> None:
         super().__init__(
             spec, normalizer, prefix=prefix, network=network, sampling_steps=sampling_steps, noise_level=noise_level,
             time_distribution=time_distribution, noise_samples=noise_samples, tuned_steps=tuned_steps,
-            lora_rank=lora_rank,
+            lora_rank=lora_rank, precision=precision,
         )  # fmt: skip
         if alone + forget > 1.0:
             raise ConfigError(f"policy.alone + policy.forget must be at most 1, found {alone} + {forget}")

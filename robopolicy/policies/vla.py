@@ -21,6 +21,7 @@ from robopolicy.build import build_policy
 from robopolicy.data.episodes import Episodes
 from robopolicy.errors import SpecError
 from robopolicy.networks.expert import ActionExpert
+from robopolicy.networks.precision import Precision
 from robopolicy.networks.prefix import Prefix
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import Policy
@@ -39,6 +40,8 @@ class VLAPolicy(FlowPolicy):
         prefix: makes the Prefix from the spec. network: makes the ActionExpert.
         sampling_steps, noise_level, time_distribution: see FlowPolicy.
         noise_samples, tuned_steps, lora_rank: see Common.
+        precision: what prefix and expert compute in, training and acting; weights and actions are float32. bfloat16
+            makes training about twice as fast on a CPU that has it (AVX-512 BF16 or AMX), and on a GPU.
 
     Raises:
         SpecError: an instruction without words or with too many, or observation keys that the prefix cannot read.
@@ -59,12 +62,14 @@ class VLAPolicy(FlowPolicy):
         noise_samples: Count = 8,
         tuned_steps: Natural = 0,
         lora_rank: Natural = 0,
+        precision: Precision = "float32",
     ) -> None:
-        made = prefix(spec)
+        made = prefix(spec, precision=precision)
         super().__init__(
             spec, normalizer, sampling_steps=sampling_steps, noise_level=noise_level,
             time_distribution=time_distribution, noise_samples=noise_samples, tuned_steps=tuned_steps,
-            lora_rank=lora_rank, encoder=lambda _: made, network=partial(network, token_dim=made.width),
+            lora_rank=lora_rank, encoder=lambda _: made,
+            network=partial(network, token_dim=made.width, precision=precision),
         )  # fmt: skip
 
     def instruct(self, tasks: tuple[str, ...]) -> None:

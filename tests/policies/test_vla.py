@@ -248,6 +248,38 @@ def test_the_fine_tuned_copy_begins_as_the_base_and_only_it_learns(rank: int, tm
     assert torch.equal(load_policy(tmp_path / "refined").act(obs, noise=noise), refined.act(obs, noise=noise))
 
 
+@pytest.mark.parametrize("frozen_prefix", [False, True])
+def test_in_bfloat16_it_is_the_same_policy_to_its_precision(frozen_prefix: bool, tmp_path: Path):
+    """Same weights: outputs differ, by what 8 bits of mantissa cost; all that is kept is float32."""
+    full, half = make(), make(precision="bfloat16")
+    half.load_state_dict(full.state_dict())
+    if frozen_prefix:
+        full, half = (tuned(p, tuned_steps=2) for p in (full, half))
+    obs, noise = look(), torch.randn(4, 4, 2)
+    seen = [p.encode(obs) for p in (full, half)]
+    acts = [p.act(obs, noise=noise) for p in (full, half)]
+    for (a, b), most in ((seen, 0.05), (acts, 0.02)):
+        assert b.dtype == torch.float32 and not torch.equal(a, b)
+        assert (a - b).abs().max() < most * a.abs().max()
+    if frozen_prefix:
+        half.transition(seen[1], torch.randn(4, 4, 2), torch.tensor([0, 1, 1, 0]))[0].square().sum().backward()
+    else:
+        half.loss({**obs, "action": torch.randn(4, 4, 2), "action_is_pad": torch.zeros(4, 4).bool()})[0].backward()
+    grads = [p.grad for p in half.parameters() if p.grad is not None]
+    assert grads and all(g.dtype == torch.float32 for g in grads)
+    save_policy(half, tmp_path / "half")
+    assert torch.equal(load_policy(tmp_path / "half").act(obs, noise=noise), acts[1])
+
+
+def test_the_state_is_read_in_full_precision():
+    """A difference that bfloat16 cannot hold still reaches the prefix: a millimetre in a metre."""
+    policy, obs = make(precision="bfloat16"), look(1)
+    obs[STATE] = torch.tensor([[[0.512, 0.3, 0.1]]])
+    moved = {**obs, STATE: obs[STATE] + torch.tensor([0.001, 0.0, 0.0])}
+    assert torch.equal(obs[STATE].bfloat16(), moved[STATE].bfloat16())
+    assert not torch.equal(policy.encoder._state(obs)[0], policy.encoder._state(moved)[0])
+
+
 @pytest.mark.learning
 def test_it_learns_to_do_what_it_is_told():
     """x is ±1 cm as the instruction says, y follows the state: 150 updates of a small policy."""
