@@ -103,6 +103,24 @@ PICK_PIXELS = Base(
     num_envs=8,
     episodes=200,
 )
+VLA = Base(  # seven goals in one scene, told apart by the instruction alone
+    "tabletop",
+    700,
+    0.5,
+    (
+        "policy=vla",
+        "horizon=8",
+        "n_action_steps=4",
+        "policy.prefix.width=96",
+        "policy.network.width=96",
+        "policy.network.depth=3",
+        "policy.noise_samples=1",
+        "policy.precision=bfloat16",
+        "loop.batch_size=256",
+        "loop.steps=5000",
+    ),
+    "vla",
+)
 LIMITS_DT, LIMITS_SPEED = 0.05, 1.0  # s, m/s; scripts/limits_compared.py plays under the same ones
 LIMITED = (
     f"task.joint_filter={{_target_: real.joint_filter.SafetyFilter, dt: {LIMITS_DT}, "

@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -31,7 +31,8 @@ import pandas as pd
 import sim
 from robopolicy.checkpoint import load_policy
 from robopolicy.data.meta import recorded
-from robopolicy.evaluate.evidence import Evidence, of_rows, pooled, write
+from robopolicy.evaluate.compare import compare
+from robopolicy.evaluate.evidence import Evidence, measured, of_rows, pooled, write
 from robopolicy.evaluate.provenance import command
 from robopolicy.evaluate.rollout import evaluate
 from robopolicy.evaluate.rows import Rows
@@ -116,7 +117,7 @@ class Trial:
 
 
 def evidence(found: dict[tuple[str, int], dict[str, Rows]]) -> list[Evidence]:
-    """A row for each setting and training seed, and one of all seeds."""
+    """A row for each setting and training seed, one of all seeds, and what each has over the empty memory."""
     rows: list[Evidence] = []
     settings = dict.fromkeys((hold, s) for (hold, _), of in found.items() for s in of)
     for hold, setting in settings:
@@ -125,6 +126,12 @@ def evidence(found: dict[tuple[str, int], dict[str, Rows]]) -> list[Evidence]:
             for (held, seed), of in found.items() if held == hold and setting in of
         ]  # fmt: skip
         rows += [*each, pooled(each)] if len(each) > 1 else each
+    for (hold, seed), of in found.items():
+        for setting in (s for s in of if s.startswith("memory")):
+            both = compare(of["none"], of[setting], names=("none", setting))
+            row = measured(id=ID, setting=f"{hold}/{setting}", metric="difference", interval=both.difference, seeds=seed,
+                           episodes=both.pairs.total, notes=f"over none; McNemar p = {both.p_value:.1e}")  # fmt: skip
+            rows.append(replace(row, command=command()))
     return rows
 
 

@@ -106,6 +106,35 @@ class PatchTokens(nn.Module):
         return self.net(image).flatten(2).transpose(1, 2) + self.position
 
 
+class KeypointTokens(nn.Module):
+    """[B 3 h w] → [B n width]: a token for each of n features, of where it is and how strong (spatial softmax, Levine
+    et al. 2016). Fewer tokens than places, and a place between the pixels of a small picture.
+
+    Args:
+        shape: (3, h, w) in pixels. dims: channels; the first two layers halve the resolution.
+        count: n, features that are looked for.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], *, width: int, dims: tuple[int, ...] = (16, 32, 32), count: int = 32
+    ) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for i, (a, b) in enumerate(zip((shape[0], *dims), dims, strict=False)):
+            layers += [nn.Conv2d(a, b, 3, stride=2 if i < 2 else 1, padding=1), nn.GroupNorm(8, b), nn.SiLU()]
+        self.net = nn.Sequential(*layers, nn.Conv2d(dims[-1], count, 1))
+        self.count = count  # n
+        self.place = nn.Linear(3, width)
+        self.feature = nn.Parameter(torch.randn(count, width))  # which one it is
+
+    def forward(self, image: Tensor) -> Tensor:
+        maps = self.net(image.contiguous(memory_format=torch.channels_last)).float()  # [B n h/4 w/4]
+        places = keypoints(maps).unflatten(1, (2, -1)).transpose(1, 2)  # [B n 2]
+        strength = maps.flatten(2).amax(2).tanh()[..., None]
+        with torch.autocast(image.device.type, enabled=False):  # bfloat16 would round a place to an eighth of a pixel
+            return self.place(torch.cat([places, strength], dim=2)) + self.feature
+
+
 class PlainBlock(nn.Module):
     """Pre-norm transformer block [B L width] → [B L width]."""
 

@@ -16,7 +16,7 @@ from robopolicy.errors import SpecError
 from robopolicy.loops.offline import Batches
 from robopolicy.networks.expert import ActionExpert, attend
 from robopolicy.networks.prefix import Prefix
-from robopolicy.networks.vision import ConvTokens, PatchTokens
+from robopolicy.networks.vision import ConvTokens, KeypointTokens, PatchTokens
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.tuned import tuned
 from robopolicy.policies.vla import VLAPolicy, adapted
@@ -178,10 +178,36 @@ def test_one_task_needs_no_index():
         policy.instruct(("go left", "go right"))
 
 
-@pytest.mark.parametrize("tower", [partial(ConvTokens, dims=(8, 8)), partial(PatchTokens, patch=8)])
+@pytest.mark.parametrize(
+    "tower", [partial(ConvTokens, dims=(8, 8)), partial(PatchTokens, patch=8), partial(KeypointTokens, count=5)]
+)
 def test_vision_towers_say_how_many_tokens_they_make(tower):
     made = tower((3, 16, 24), width=12)
     assert made(torch.zeros(2, 3, 16, 24)).shape == (2, made.count, 12)
+
+
+@pytest.mark.learning
+def test_keypoint_tokens_learn_where_a_thing_is():
+    """A square of 3 pixels on a 32 × 32 picture: its place to half a pixel, from one linear layer behind."""
+    torch.manual_seed(0)
+    tower, head = KeypointTokens((3, 32, 32), width=16, dims=(8, 16, 16), count=4), torch.nn.Linear(64, 2)
+    optimizer = torch.optim.Adam([*tower.parameters(), *head.parameters()], lr=3e-3)
+
+    def draw(batch: int) -> tuple[Tensor, Tensor]:
+        at = torch.randint(0, 30, (batch, 2))
+        image = -torch.ones(batch, 3, 32, 32)
+        for i, (x, y) in enumerate(at.tolist()):
+            image[i, 0, y : y + 3, x : x + 3] = 1.0
+        return image, at.float() / 15 - 1
+
+    for _ in range(150):
+        image, at = draw(32)
+        optimizer.zero_grad()
+        (head(tower(image).flatten(1)) - at).square().mean().backward()
+        optimizer.step()
+    image, at = draw(64)
+    error = 15 * (head(tower(image).flatten(1)) - at).abs().mean().item()
+    assert error < 0.5, f"{error:.2f} pixels"
 
 
 def test_the_shipped_config_has_one_to_thirty_million_parameters():
