@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -129,9 +129,9 @@ def evidence(found: dict[tuple[str, int], dict[str, Rows]]) -> list[Evidence]:
     for (hold, seed), of in found.items():
         for setting in (s for s in of if s.startswith("memory")):
             both = compare(of["none"], of[setting], names=("none", setting))
-            row = measured(id=ID, setting=f"{hold}/{setting}", metric="difference", interval=both.difference, seeds=seed,
-                           episodes=both.pairs.total, notes=f"over none; McNemar p = {both.p_value:.1e}")  # fmt: skip
-            rows.append(replace(row, command=command()))
+            notes = f"over none; McNemar p = {both.p_value:.1e}"
+            rows.append(measured(id=ID, setting=f"{hold}/{setting}", metric="difference", interval=both.difference,
+                                 seeds=seed, episodes=both.pairs.total, notes=notes))  # fmt: skip
     return rows
 
 
