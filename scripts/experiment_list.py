@@ -105,7 +105,7 @@ PICK_PIXELS = Base(
 )
 VLA = Base(  # seven goals in one scene, told apart by the instruction alone
     "tabletop",
-    700,
+    250,
     0.5,
     (
         "policy=vla",
@@ -117,7 +117,7 @@ VLA = Base(  # seven goals in one scene, told apart by the instruction alone
         "policy.noise_samples=1",
         "policy.precision=bfloat16",
         "loop.batch_size=256",
-        "loop.steps=5000",
+        "loop.steps=2500",
     ),
     "vla",
 )
@@ -344,6 +344,25 @@ EXPERIMENTS = {
                 },
             ),
         )
+    ),
+    "vla_routes": Experiment(  # chosen on training seed 100
+        (
+            Setting(
+                VLA,
+                {
+                    "dppo": (
+                        "algo=dppo_large",
+                        "policy.sampling={sampling_steps: 1}",
+                        "policy.tuned_steps=1",
+                        "algo.noise.floor=0.15",
+                        "algo.actor_lr=2e-4",
+                        "algo.critic_warmup=2",
+                        "loop.total_steps=1000000",
+                        "threads=1",
+                    ),
+                },
+            ),
+        ),
     ),
     "dppo_ablation": Experiment(
         (Setting(PICK, {k: ("algo=dppo", "loop.total_steps=300000", *v) for k, v in ABLATION.items()}),), seeds=(0, 1)
