@@ -50,6 +50,7 @@ class Experiment:
     seeds: tuple[int, ...] = (0, 1, 2)
     extra: tuple[str, ...] = field(default=())  # what else is derived: "curve", "dip", "worse", "mean"
     runs: str = ""  # the experiment whose runs these are; "": its own
+    kept: str = ""  # begins settings in the same file that other commands recorded, and that stay
 
 
 PICK = Base("pick", 60, 1.0)
@@ -357,12 +358,13 @@ EXPERIMENTS = {
                         "algo.noise.floor=0.15",
                         "algo.actor_lr=2e-4",
                         "algo.critic_warmup=2",
-                        "loop.total_steps=1000000",
+                        "loop.total_steps=800000",
                         "threads=1",
                     ),
                 },
             ),
         ),
+        kept="first_try/",
     ),
     "dppo_ablation": Experiment(
         (Setting(PICK, {k: ("algo=dppo", "loop.total_steps=300000", *v) for k, v in ABLATION.items()}),), seeds=(0, 1)

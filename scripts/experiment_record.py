@@ -44,7 +44,8 @@ def record(
     command = f"python scripts/experiments.py {id}"
     labels = [f"{s.prefix}{name}" for s in experiment.settings for name in ("base", *s.refine)]
     again = {(f"{s.prefix}{name}", seed) for s, name, seed in work}  # their curves may have had other steps
-    rows = {r.key: r for r in before if r.seeds in experiment.seeds and _curve_of(r.setting) in labels
+    rows = {r.key: r for r in before if experiment.kept and r.setting.startswith(experiment.kept)
+            or r.seeds in experiment.seeds and _curve_of(r.setting) in labels
             and not (r.metric == CURVE and (_curve_of(r.setting), r.seeds) in again)}  # fmt: skip
     for job, result in zip(work, found, strict=True):
         rows |= {row.key: row for row in _of_seed(id, command, experiment, job, result)}

@@ -51,6 +51,22 @@ def test_a_row_names_the_commits_that_made_it_not_the_one_that_wrote_it():
     assert row.commit == "abc def+dirty"
 
 
+def test_rows_of_other_commands_stay_where_the_experiment_says_so():
+    other = replace(record("suite", BOTH, JOBS[:1], [found(20)], [])[1], setting="first_try/refined", seeds=7)
+    for kept, expected in (("", 0), ("first_try/", 1)):
+        rows = record("suite", replace(BOTH, kept=kept), JOBS[:1], [found(18)], [other])
+        assert [r.setting for r in rows].count(other.setting) == expected
+
+
+def test_of_several_instructions_a_row_says_how_many_fell():
+    result = found(0)
+    for rows in (result.base, result.rows):
+        rows.frame["task"] = ["pick", "push"] * 10
+    (row,) = [r for r in record("suite", BOTH, JOBS[:1], [result], []) if r.metric == "difference"]
+    assert row.notes.endswith("0 of 2 instructions fell by more than noise")  # 4 of 4 lost: p = 1/16 before Holm
+    assert "instructions" not in record("suite", BOTH, JOBS[:1], [found(20)], [])[2].notes
+
+
 def test_curves_are_drawn_over_steps_and_time_and_replaced_whole(tmp_path):
     watched = Experiment((REACH,), seeds=(0, 1), extra=("curve",))
 
