@@ -68,13 +68,15 @@ def data(count: int, size: int, seed: int, device: torch.device) -> dict[str, Te
     }
 
 
-def policy(size: int, device: torch.device) -> VLAPolicy:
+def policy(size: int, device: torch.device, **changes: object) -> VLAPolicy:
     torch.manual_seed(0)
     features = {
         STATE: Feature((2,)), IMAGES + "front": Feature((3, size, size), "uint8"), TASK: Feature((), "int64"),
     }  # fmt: skip
     tasks = tuple(f"go to the {c} square" for c in COLOURS)
     node = OmegaConf.to_container(OmegaConf.load(config_folder() / "policy" / "vla.yaml"))
+    assert isinstance(node, dict)
+    node = {**node, **changes}
     spec = PolicySpec(features, ARM, 0.05, 1, HORIZON, HORIZON, tasks)
     made = build_policy(node, spec=spec, normalizer=Normalizer.from_limits(features, ARM)).to(device)
     assert isinstance(made, VLAPolicy)
