@@ -41,7 +41,7 @@ class VLAPolicy(FlowPolicy):
         sampling_steps, noise_level, time_distribution: see FlowPolicy.
         noise_samples, tuned_steps, lora_rank: see Common.
         precision: what prefix and expert compute in, training and acting; weights and actions are float32. bfloat16
-            makes training about twice as fast on a CPU that has it (AVX-512 BF16 or AMX), and on a GPU.
+            makes an update 1.5 to 2 times as fast on a CPU with AVX-512 BF16 (docs/vla.md).
 
     Raises:
         SpecError: an instruction without words or with too many, or observation keys that the prefix cannot read.
