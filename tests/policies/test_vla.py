@@ -274,12 +274,12 @@ def test_the_fine_tuned_copy_begins_as_the_base_and_only_it_learns(rank: int, tm
     assert torch.equal(load_policy(tmp_path / "refined").act(obs, noise=noise), refined.act(obs, noise=noise))
 
 
-@pytest.mark.parametrize("frozen_prefix", [False, True])
-def test_in_bfloat16_it_is_the_same_policy_to_its_precision(frozen_prefix: bool, tmp_path: Path):
+@pytest.mark.parametrize("refined", [False, True])
+def test_in_bfloat16_it_is_the_same_policy_to_its_precision(refined: bool, tmp_path: Path):
     """Same weights: outputs differ, by what 8 bits of mantissa cost; all that is kept is float32."""
     full, half = make(), make(precision="bfloat16")
     half.load_state_dict(full.state_dict())
-    if frozen_prefix:
+    if refined:
         full, half = (tuned(p, tuned_steps=2) for p in (full, half))
     obs, noise = look(), torch.randn(4, 4, 2)
     seen = [p.encode(obs) for p in (full, half)]
@@ -287,7 +287,7 @@ def test_in_bfloat16_it_is_the_same_policy_to_its_precision(frozen_prefix: bool,
     for (a, b), most in ((seen, 0.05), (acts, 0.02)):
         assert b.dtype == torch.float32 and not torch.equal(a, b)
         assert (a - b).abs().max() < most * a.abs().max()
-    if frozen_prefix:
+    if refined:
         half.transition(seen[1], torch.randn(4, 4, 2), torch.tensor([0, 1, 1, 0]))[0].square().sum().backward()
     else:
         half.loss({**obs, "action": torch.randn(4, 4, 2), "action_is_pad": torch.zeros(4, 4).bool()})[0].backward()
@@ -297,13 +297,25 @@ def test_in_bfloat16_it_is_the_same_policy_to_its_precision(frozen_prefix: bool,
     assert torch.equal(load_policy(tmp_path / "half").act(obs, noise=noise), acts[1])
 
 
-def test_the_state_is_read_in_full_precision():
-    """A difference that bfloat16 cannot hold still reaches the prefix: a millimetre in a metre."""
-    policy, obs = make(precision="bfloat16"), look(1)
-    obs[STATE] = torch.tensor([[[0.512, 0.3, 0.1]]])
-    moved = {**obs, STATE: obs[STATE] + torch.tensor([0.001, 0.0, 0.0])}
-    assert torch.equal(obs[STATE].bfloat16(), moved[STATE].bfloat16())
-    assert not torch.equal(policy.encoder._state(obs)[0], policy.encoder._state(moved)[0])
+def test_state_and_action_are_read_and_written_in_full_precision():
+    """In bfloat16 the layers between compute in it, and those that touch what bfloat16 would round do not."""
+    policy, made = make(precision="bfloat16"), {}
+    layers = {"state": policy.encoder.state, "action": policy.network.action, "out": policy.network.out,
+              "feed": policy.network.blocks[0].feed, "words": policy.encoder.blocks[0].feed[1]}  # fmt: skip
+    for name, layer in layers.items():
+        layer.register_forward_hook(lambda _, __, out, name=name: made.update({name: out.dtype}))
+    policy.act(look(1))
+    full, half = torch.float32, torch.bfloat16
+    assert made == {"state": full, "action": full, "out": full, "feed": half, "words": half}
+
+
+def test_keypoints_stay_between_pixels_in_bfloat16():
+    tower, made = KeypointTokens((3, 16, 16), width=8, dims=(8, 8), count=2), []
+    for layer in (tower.net, tower.place):
+        layer.register_forward_hook(lambda _, __, out: made.append(out.dtype))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        tower(torch.randn(3, 3, 16, 16))
+    assert made == [torch.bfloat16, torch.float32]
 
 
 @pytest.mark.learning
