@@ -23,8 +23,9 @@ Each result is evaluated on the task's test episodes; what was learned in imagin
 that the model was not trained on, where an episode that ends in doubt is a failure. Rows of `imagined_dppo`, and of
 `coevolution` for the last two; of `imagination_gap`: |imagined − true|, its interval from Newcombe's for two unpaired
 rates; of `imagination_real_steps`: the first evaluation of `real`, on validation episodes, that is as good as `dppo`,
-over the transitions of the model. Stages that are done are not repeated. Training seeds of 100 and above are trials:
-evaluated on validation episodes and never recorded.
+over the transitions of the model. Stages that are done are not repeated. With `--world-model` another kind of
+model takes the ensemble's place, in folders and settings of its own: <task>/<kind>/<arm>. Training seeds of 100 and
+above are trials: evaluated on validation episodes and never recorded.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from scripts.experiments import ROOT, envs_of, policy_of, robopolicy, task_of, t
 
 SEEDS = (0, 1, 2)  # a pool is made only of all of them
 TRIALS = 100  # training seeds from here on
+ENSEMBLE = "ensemble"  # the kind of model that all else was recorded with
 ONE = "algo.critic_warmup=1"  # rollout, with which `dppo` and `free` were recorded; the default has become 3
 # Nothing but a penalty holds a residual of full range to the base, and it finds where the model errs sooner.
 HELD = ("algo=residual_fast", "algo.penalty_final=0.3")
@@ -98,10 +100,13 @@ class Trial:
     """The stages of one task and training seed."""
 
     label, kind = "", "algo=world_model"  # of the folder, and of the model
-    about, learning = (), ()  # of how the model is trained, and of what is learned then
+    about: tuple[str, ...] = ()  # of how the model is trained
+    learning: tuple[str, ...] = ()  # of what is learned then
 
-    def __init__(self, options: argparse.Namespace, base: Base, seed: int) -> None:
+    def __init__(self, options: argparse.Namespace, base: Base, seed: int, world_model: str = ENSEMBLE) -> None:
         self.base, self.seed, self.options = base, seed, options
+        if world_model != ENSEMBLE:
+            self.label, self.about = f"-{world_model}", (f"world_model={world_model}",)
         self.folder = options.out.resolve() / f"{base.task}-{seed}{self.label}"
         self.threads = max(1, (os.cpu_count() or 1) // options.jobs)
         self.start = options.out.resolve() / "bases" / f"{self.base.name}-{seed}"
@@ -236,6 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--episodes", type=int, help="of the base with noise, for the model")
     parser.add_argument("--spread", type=float, default=0.25, help="the largest noise of these, in action limits")
     parser.add_argument("--model-steps", type=int, default=6_000, help="of training the model")
+    parser.add_argument("--world-model", default=ENSEMBLE, help="its kind, of configs/world_model")
     parser.add_argument("--even-if-bad", action="store_true", help="also in a model that is not fit to learn in")
     parser.add_argument("--jobs", type=int, default=2, help="training seeds at a time")
     parser.add_argument("--record", action="store_true", help="write docs/results")
@@ -244,8 +250,10 @@ def main(arguments: list[str] | None = None) -> int:
     if len(trials) > 1 or (options.record and True in trials):
         parser.error(f"--seeds: those from {TRIALS} on are trials, apart from the others and never recorded")
     keys = [(task, seed) for task in options.tasks for seed in options.seeds]
+    kind = options.world_model
     with ThreadPoolExecutor(options.jobs) as pool:
-        found = dict(zip(keys, pool.map(lambda key: Trial(options, BASES[key[0]], key[1]).run(), keys), strict=True))
+        arms = pool.map(lambda key: Trial(options, BASES[key[0]], key[1], kind).run(), keys)
+        found = {(t if kind == ENSEMBLE else f"{t}/{kind}", seed): a for (t, seed), a in zip(keys, arms, strict=True)}
     rows = list(evidence(found))
     for row in rows:
         print(json.dumps({k: getattr(row, k) for k in ("id", "setting", "metric", "value", "low", "high", "seeds")}))
