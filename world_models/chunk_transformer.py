@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from robopolicy.data.episodes import Episodes
 from robopolicy.errors import ConfigError
+from robopolicy.networks.precision import Precision, computing
 from robopolicy.networks.transformer import Attention, feed_forward
 from robopolicy.schema import Count, Positive
 from robopolicy.types import STATE, TASK, EnvSpec, Metrics, Obs
@@ -39,8 +40,9 @@ class Member(nn.Module):
     """A transformer with causal attention over the steps of a chunk, and M modes of what becomes of it."""
 
     def __init__(
-        self, in_dim: int, out_dim: int, *, chunk: int, modes: int, width: int, depth: int, attention_heads: int
-    ) -> None:
+        self, in_dim: int, out_dim: int, *, chunk: int, modes: int, width: int, depth: int, attention_heads: int,
+        precision: Precision,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.enter = nn.Linear(in_dim, width)
         self.position = nn.Parameter(0.02 * torch.randn(chunk, width))
@@ -50,6 +52,7 @@ class Member(nn.Module):
         self.change = nn.Linear(width + in_dim, round_up(modes * out_dim))
         self.odds = nn.Linear(width, round_up(modes))
         self.modes, self.out_dim = modes, out_dim
+        self.precision: Precision = precision
         self.register_buffer("before", torch.ones(chunk, chunk, dtype=torch.bool).tril()[None, None], persistent=False)
         with torch.no_grad():  # at first all modes are alike, and next to nothing moves
             self.change.weight.mul_(0.1)
@@ -61,10 +64,11 @@ class Member(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Changes [B H M Ds] of every step in deviations of one, and logits [B M], of inputs x [B H F]."""
         h = self.enter(x) + self.position
-        for i, (attend, feed) in enumerate(zip(self.attention, self.feed, strict=True)):
-            h = h + attend(self.norms[2 * i](h), self.before)
-            h = h + feed(self.norms[2 * i + 1](h))
-        h = self.norms[-1](h)
+        with computing(self.precision, x.device):  # not what reads a state or moves it
+            for i, (attend, feed) in enumerate(zip(self.attention, self.feed, strict=True)):
+                h = h + attend(self.norms[2 * i](h), self.before)
+                h = h + feed(self.norms[2 * i + 1](h))
+        h = self.norms[-1](h.float())
         change = self.change(torch.cat([h, x], dim=-1))[..., : self.modes * self.out_dim]
         return change.unflatten(-1, (self.modes, self.out_dim)), self.odds(h[:, 0])[..., : self.modes]
 
@@ -82,6 +86,7 @@ class ChunkTransformer(Dynamics):
         width, depth, attention_heads: of each transformer.
         min_spread: floor of a mode's spread, in deviations of a step. periods, fine: see Coordinates.
         block: rows computed at once when stepping. Padded to it, a row's result does not depend on how many there are.
+        precision: what the transformers' blocks compute in; what reads a state or moves it is float32.
 
     Raises:
         ConfigError: a width or block with which it would, or that attention_heads does not divide.
@@ -104,6 +109,7 @@ class ChunkTransformer(Dynamics):
         periods: dict[str, Positive] | None = None,
         fine: Positive = 8.0,
         block: Count = 64,
+        precision: Precision = "float32",
     ) -> None:
         super().__init__()
         check_sizes({"width": width, "block": block})
@@ -119,7 +125,7 @@ class ChunkTransformer(Dynamics):
         self.feature_dim = self.coordinates.feature_dim
         self.members = nn.ModuleList(
             Member(self.coordinates.in_dim, self.size, chunk=chunk, modes=modes, width=width, depth=depth,
-                   attention_heads=attention_heads) for _ in range(heads)
+                   attention_heads=attention_heads, precision=precision) for _ in range(heads)
         )  # fmt: skip
         start = torch.linspace(math.log(0.1), math.log(1.0), modes)[:, None] + 0.5 * torch.arange(1, chunk + 1).log()
         self.log_spread = nn.Parameter(start.T[None, :, :, None].repeat(heads, 1, 1, self.size))  # [E H M Ds]

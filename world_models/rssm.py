@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from robopolicy.data.episodes import Episodes
 from robopolicy.networks.mlp import MLP
+from robopolicy.networks.precision import Precision, computing
 from robopolicy.schema import Count, Fraction, NonNegative, Positive
 from robopolicy.types import IMAGES, STATE, TASK, EnvSpec, Feature, Metrics, Obs
 from world_models.categoricals import balanced, drawn, keyed, likeliest, mixed, straight_through
@@ -52,6 +53,7 @@ class RSSM(Dynamics):
         picture: weight of a picture's squared error, in its deviations, against the state's −log p.
         min_spread: floor of the state's spread, in deviations of a step. periods, fine: see Coordinates.
         block: rows stepped at once. Padded to it, a row's result does not depend on how many there are.
+        precision: what networks compute in; latents, states and losses are float32.
 
     Raises:
         ConfigError: a size with which it would. SpecError: pictures of other sides, see Pictures.
@@ -80,6 +82,7 @@ class RSSM(Dynamics):
         periods: dict[str, Positive] | None = None,
         fine: Positive = 8.0,
         block: Count = 128,
+        precision: Precision = "float32",
     ) -> None:
         super().__init__()
         stochastic = variables * classes
@@ -87,7 +90,7 @@ class RSSM(Dynamics):
         self.spec, self.unroll, self.memory, self.block = spec, unroll, memory, block
         self.units, self.variables, self.classes = units, variables, classes
         self.kl, self.balance, self.free_nats, self.uniform = kl, balance, free_nats, uniform
-        self.picture, self.min_spread = picture, min_spread
+        self.picture, self.min_spread, self.precision = picture, min_spread, precision
         self.coordinates = Coordinates(spec.observation[STATE], spec.action, periods=periods, fine=fine)
         size, in_dim = self.coordinates.size, self.coordinates.in_dim
         self.latent_dim = units + stochastic + size
@@ -148,7 +151,7 @@ class RSSM(Dynamics):
         return obs
 
     def _shown(self, camera: Pictures, latent: Tensor) -> tuple[Tensor]:
-        return (camera.picture(camera.decode(self.features(latent))),)
+        return (camera.picture(self._through(camera.decode, self.features(latent))),)
 
     def features(self, latent: Tensor) -> Tensor:
         known = latent[..., : -self.coordinates.size]
@@ -176,7 +179,7 @@ class RSSM(Dynamics):
         inputs = self.coordinates.inputs(state, action)
         doubt = disagreement(self._doubted(torch.cat([h, z, inputs], dim=-1)))
         h = self._advance(h, z, inputs)
-        log_p = self._odds(self.prior(h))
+        log_p = self._odds(self._through(self.prior, h))
         z = torch.where(unit.isnan()[..., None], likeliest(log_p), drawn(log_p, unit)).flatten(1)
         state = self.coordinates.advance(state, self._change(h, z, inputs))
         return torch.cat([h, z, state], dim=-1), doubt
@@ -197,7 +200,8 @@ class RSSM(Dynamics):
         terms = {"kl_loss": (self.kl * divergence, there), "state": (self._missed(track, obs[STATE]), valid)}
         known = torch.cat([track.h, track.z, self.coordinates.features(track.state.detach())], dim=-1)[there]
         for key, name in self.cameras.items():
-            error = (self._camera(name).decode(known) - units[key][there]).square().sum((1, 2, 3))
+            shown = self._through(self._camera(name).decode, known)
+            error = (shown - units[key][there]).square().sum((1, 2, 3))
             missed = torch.zeros(there.shape, device=error.device).masked_scatter(there, 0.5 * self.picture * error)
             terms[f"picture.{key.removeprefix(IMAGES)}"] = (missed, there)
         inputs = self.coordinates.inputs(track.state, action)[:, :-1]
@@ -226,7 +230,7 @@ class RSSM(Dynamics):
             begins = fresh[:, t, None] if t else torch.ones_like(fresh[:, :1])
             inputs = torch.where(begins, 0.0, self.coordinates.inputs(at, action[:, t - 1]))
             h = self._advance(torch.where(begins, 0.0, h), torch.where(begins, 0.0, z), inputs)
-            odds = self._odds(self.posterior(torch.cat([h, seen[:, t]], dim=-1)))
+            odds = self._odds(self._through(self.posterior, torch.cat([h, seen[:, t]], dim=-1)))
             z = sample(odds).flatten(1)
             change = torch.zeros_like(at)
             if follow:
@@ -234,7 +238,7 @@ class RSSM(Dynamics):
             at = torch.where(begins, state[:, t], self.coordinates.advance(at, change)) if follow else state[:, t]
             rows.append((h, z, at, change, odds))
         h_all, z_all, states, changes, posterior = (torch.stack(x, dim=1) for x in zip(*rows, strict=True))
-        return Track(h_all, z_all, states, changes, self._odds(self.prior(h_all)), posterior)
+        return Track(h_all, z_all, states, changes, self._odds(self._through(self.prior, h_all)), posterior)
 
     def _seen(self, obs: Obs, units: dict[str, Tensor] | None = None) -> Tensor:
         """What the posterior sees of frames [B S ...]: [B S …]."""
@@ -242,13 +246,17 @@ class RSSM(Dynamics):
         for key, name in self.cameras.items():
             camera = self._camera(name)
             shown = camera.units(obs[key]) if units is None else units[key]
-            parts.append(camera.encode(shown.flatten(0, 1)).unflatten(0, shown.shape[:2]))
+            parts.append(self._through(camera.encode, shown.flatten(0, 1)).unflatten(0, shown.shape[:2]))
         return torch.cat(parts, dim=-1)
+
+    def _through(self, network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        with computing(self.precision, x.device):
+            return network(x).float()
 
     def _advance(self, h: Tensor, z: Tensor, inputs: Tensor) -> Tensor:
         """The recurrent cell, normalised (DreamerV2): [B U]."""
-        x = self.enter(torch.cat([z, inputs], dim=-1))
-        reset, candidate, update = self.cell(torch.cat([x, h], dim=-1)).chunk(3, dim=-1)
+        x = self._through(self.enter, torch.cat([z, inputs], dim=-1))
+        reset, candidate, update = self._through(self.cell, torch.cat([x, h], dim=-1)).chunk(3, dim=-1)
         update = torch.sigmoid(update - 1.0)  # at first, remember
         return update * torch.tanh(torch.sigmoid(reset) * candidate) + (1.0 - update) * h
 
@@ -257,11 +265,11 @@ class RSSM(Dynamics):
 
     def _doubted(self, x: Tensor) -> Tensor:
         """Log probabilities [E ... Z K] of the next z as each doubter has them, of x [... F]."""
-        return self._odds(self.doubt(x.flatten(0, -2)).unflatten(1, x.shape[:-1]))
+        return self._odds(self._through(self.doubt, x.flatten(0, -2)).unflatten(1, x.shape[:-1]))
 
     def _change(self, h: Tensor, z: Tensor, inputs: Tensor) -> Tensor:
         """Predicted change of the state [B Ds] in deviations of a step: a linear part and a network."""
-        moved: Tensor = self.lean(inputs) + self.move(torch.cat([h, z, inputs], dim=-1))
+        moved: Tensor = self.lean(inputs) + self._through(self.move, torch.cat([h, z, inputs], dim=-1))
         return moved[..., : self.coordinates.size]
 
     def _missed(self, track: Track, state: Tensor) -> Tensor:

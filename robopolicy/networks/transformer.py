@@ -82,8 +82,21 @@ class Attention(nn.Module):
         batch, length, width = x.shape
         qkv = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # [B heads L width/heads] each
-        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        seen = attention(q, k, v, mask)
         return self.out(seen.transpose(1, 2).reshape(batch, length, width))
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Scaled dot-product attention [B heads L d], `mask` True where a row sees a column.
+
+    In bfloat16 on a CPU PyTorch's own is up to nine times slower than the products that it stands for.
+    """
+    if q.dtype is not torch.bfloat16 or q.device.type != "cpu":
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    score = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+    if mask is not None:
+        score = score.masked_fill(~mask, -torch.inf)
+    return score.float().softmax(-1).to(v.dtype) @ v
 
 
 def feed_forward(width: int, ratio: int) -> nn.Sequential:

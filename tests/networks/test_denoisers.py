@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from robopolicy.networks.denoiser import Denoiser, Mish, TimeFeatures
 from robopolicy.networks.mlp import MLP, ResidualMLP
-from robopolicy.networks.transformer import Attention, Transformer
+from robopolicy.networks.transformer import Attention, Transformer, attention
 from robopolicy.networks.unet1d import Conv, ResidualBlock, UNet1d, Upsample
 
 DENOISERS = {
@@ -157,3 +157,24 @@ def test_mlp_layers():
     assert [type(m).__name__ for m in net] == ["Linear", "LayerNorm", "SiLU"] * 2 + ["Linear"]
     assert net.out_dim == 2
     assert net(torch.randn(5, 3)).shape == (5, 2)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_in_bfloat16_is_that_in_float32_to_its_precision(masked: bool):
+    torch.manual_seed(0)
+    parts = [torch.randn(3, 2, 5, 8) for _ in range(3)]
+    mask = torch.ones(5, 5, dtype=torch.bool).tril().expand(3, 1, 5, 5) if masked else None
+    full, half = ([p.clone().to(kind).requires_grad_() for p in parts] for kind in (torch.float32, torch.bfloat16))
+    a, b = attention(*full, mask), attention(*half, mask)
+    assert b.dtype == torch.bfloat16
+    torch.testing.assert_close(b.float(), a, atol=0.03, rtol=0.03)
+    for found, seen in ((a, full), (b, half)):
+        found.float().square().sum().backward()
+        assert bool((seen[2].grad[:, :, -1].float().abs().sum() > 0).all()), "the last row sees the last column"
+    for p, q in zip(full, half, strict=True):
+        torch.testing.assert_close(q.grad.float(), p.grad, atol=0.1, rtol=0.05)
+    if masked:
+        changed = [p.clone() for p in parts]
+        changed[1][:, :, 3:], changed[2][:, :, 3:] = 9.0, -9.0
+        again = attention(*(p.bfloat16() for p in changed), mask)
+        assert torch.equal(again[:, :, :3], b[:, :, :3]) and not torch.equal(again[:, :, 3:], b[:, :, 3:])

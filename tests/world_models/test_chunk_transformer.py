@@ -149,8 +149,9 @@ def test_steps_that_do_not_exist_count_for_nothing() -> None:
     assert not torch.equal(model.loss({STATE: spoiled, "action": action, "valid": valid | True})[0], loss)
 
 
-def test_a_row_does_not_know_how_many_there_are() -> None:
-    model = small(relative([30] * 4), width=32, depth=2)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_row_does_not_know_how_many_there_are(precision: str) -> None:
+    model = small(relative([30] * 4), width=32, depth=2, precision=precision)
     latent, action, episode, draw = some(model, 37, 2)
     mid, _ = model.step(latent, action[:, 0], episode=episode, draw=draw[:, 0])
     latent = torch.where(torch.arange(37)[:, None] % 2 == 0, mid, latent)  # rows at different places of a chunk
@@ -160,6 +161,20 @@ def test_a_row_does_not_know_how_many_there_are() -> None:
         part = model.step(latent[rows], action[rows, 1], episode=episode[rows], draw=draw[rows, 1])
         assert torch.equal(part.latent, whole.latent[rows]) and torch.equal(part.doubt, whole.doubt[rows])
     assert (whole.doubt > 0).all()
+
+
+def test_in_bfloat16_it_is_the_same_model_to_its_precision() -> None:
+    """Same weights: blocks compute in it; what reads a state, or moves it, computes in float32."""
+    full, half = (small(relative([30] * 4), precision=p) for p in ("float32", "bfloat16"))
+    made = {}
+    layers = {"enter": half.members[0].enter, "feed": half.members[0].feed[0], "change": half.members[0].change}
+    for name, layer in layers.items():
+        layer.register_forward_hook(lambda _, __, out, name=name: made.update({name: out.dtype}))
+    latent, action, episode, draw = some(full, 5, 3)
+    a, b = (m.chunk(latent, action, episode=episode, draw=draw[:, 0]) for m in (full, half))
+    assert made == {"enter": torch.float32, "feed": torch.bfloat16, "change": torch.float32}
+    moved = (a.latent - latent[:, None])[..., : full.size].abs().max()
+    assert b.latent.dtype == torch.float32 and 0 < (a.latent - b.latent)[..., : full.size].abs().max() < 0.02 * moved
 
 
 def test_a_chunk_at_once_begins_with_a_chunk() -> None:
