@@ -96,6 +96,10 @@ class ImaginedEnv:
         self._latent = torch.zeros(num_envs, world.dynamics.latent_dim)
         self._marks = torch.zeros(num_envs, world.success.window, 2)  # of the last latents, newest last
         self._episode = torch.zeros(num_envs)  # uniform number of the episode
+        # What episodes begin with, made when a start is chosen for the first time.
+        self._known = torch.zeros(len(starts), dtype=torch.bool)
+        self._first_latent = torch.empty(len(starts), world.dynamics.latent_dim)
+        self._first_marks = torch.empty(len(starts), world.success.window, 2)
         self.reset()
 
     # -- VecEnv ------------------------------------------------------------------------------------------------------
@@ -182,14 +186,21 @@ class ImaginedEnv:
         """Start the next episodes in the queue in `rows` [M]."""
         seeds = self.queue.next(len(rows))
         chosen, unit = self._choose(seeds)
-        windows = self.world.windows(self.starts.take(chosen))
+        self._encode(chosen[~self._known[chosen]].unique())
         self.episode_seed = self.episode_seed.clone()  # steps handed out before keep the seeds they were made with
         self.episode_seed[rows] = seeds
         self._episode[rows] = unit
-        marks = self._marked(windows.flatten(0, 1)).unflatten(0, windows.shape[:2])
-        self._latent = self._latent.index_copy(0, rows, windows[:, -1])
-        self._marks = self._marks.index_copy(0, rows, marks)
+        self._latent = self._latent.index_copy(0, rows, self._first_latent[chosen])
+        self._marks = self._marks.index_copy(0, rows, self._first_marks[chosen])
         self._t[rows] = 0
+
+    def _encode(self, starts: Tensor) -> None:
+        """Make known what `starts` [M] begin with: an encoder takes longer than all the steps in which few begin."""
+        if len(starts):
+            windows = self.world.windows(self.starts.take(starts))
+            self._first_latent[starts] = windows[:, -1]
+            self._first_marks[starts] = self._marked(windows.flatten(0, 1)).unflatten(0, windows.shape[:2])
+            self._known[starts] = True
 
     def _choose(self, seeds: Tensor) -> tuple[Tensor, Tensor]:
         """What episodes `seeds` [M] begin with: the number of a start [M], and the uniform number [M] of a member."""

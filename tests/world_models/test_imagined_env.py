@@ -231,6 +231,20 @@ def test_starts_come_from_the_data_with_their_history() -> None:
     assert torch.equal(anywhere.obs[STATE][2], state[[1, 2]])
 
 
+def test_a_start_is_encoded_once_however_often_it_begins_an_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, seen = learned_env(8, horizon=2), []
+    windows = env.world.windows
+    monkeypatch.setattr(env.world, "windows", lambda history: seen.append(len(history)) or windows(history))
+    chosen = [env._choose(env.episode_seed)[0]]
+    for t in range(60):
+        env.step(actions(env, torch.arange(8), t))
+        chosen.append(env._choose(env.episode_seed)[0])
+        wanted = windows(env.starts.take(chosen[-1]))
+        begun = env._t == 0
+        assert torch.equal(env._latent[begun], wanted[begun, -1])
+    assert sum(seen) == len(set(torch.cat(chosen).tolist()) - set(chosen[0].tolist())) > 0
+
+
 def test_what_cannot_be_imagined() -> None:
     world = point_world()
     starts = at([[0.0, 0.0]])
