@@ -52,10 +52,7 @@ class Seen(Trial):
     """A trial whose base, model and refined policy look through a camera."""
 
     label, kind, learning = "-seen", "algo=world_model_pictures", ("loop.total_steps=200000",)
-
-    def __init__(self, options: argparse.Namespace, base: Base, seed: int) -> None:
-        self.about = (*SMALL, *options.overrides)
-        super().__init__(options, base, seed)
+    about = SMALL
 
     def errors(self) -> Iterator[tuple[str, float, str]]:
         """Of what the model says of itself: setting, ratio to copying, and both errors."""
@@ -109,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
     options.arms, options.even_if_bad = ["dppo"], True
     if options.record and max(options.seeds) >= TRIALS:
         parser.error(f"--seeds: those from {TRIALS} on are trials, never recorded")
-    trials = [Seen(options, SEEN, seed) for seed in options.seeds]
+    trials = [Seen(options, SEEN, seed, about=tuple(options.overrides)) for seed in options.seeds]
     with ThreadPoolExecutor(options.jobs) as pool:
         found = list(pool.map(lambda trial: (trial, trial.run()["dppo"]), trials))
     rows = list(evidence({trial.seed: (trial, arm) for trial, arm in found}))

@@ -1,6 +1,7 @@
 """Refinement in imagination, the model-free learner on the same transitions, and how far imagination was right.
 
     python scripts/imagination.py [--tasks reach] [--seeds 0 1 2] [--arms dppo residual …] [--jobs 2] [--record]
+        [--world-model chunk_transformer world_model.precision=bfloat16 …]
 
 For every task and training seed, in <out>/<task>-<seed>: a base by imitation, episodes of it with more and less noise,
 a world model of these and of the demonstrations, and from there, without a further step of the task:
@@ -24,8 +25,8 @@ that the model was not trained on, where an episode that ends in doubt is a fail
 `coevolution` for the last two; of `imagination_gap`: |imagined − true|, its interval from Newcombe's for two unpaired
 rates; of `imagination_real_steps`: the first evaluation of `real`, on validation episodes, that is as good as `dppo`,
 over the transitions of the model. Stages that are done are not repeated. With `--world-model` another kind of
-model takes the ensemble's place, in folders and settings of its own: <task>/<kind>/<arm>. Training seeds of 100 and
-above are trials: evaluated on validation episodes and never recorded.
+model takes the ensemble's place, in folders of its own; its rows are <arm>_<kind>. Overrides are of the model's
+training. Training seeds of 100 and above are trials: evaluated on validation episodes and never recorded.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from scripts.experiments import ROOT, envs_of, policy_of, robopolicy, task_of, t
 
 SEEDS = (0, 1, 2)  # a pool is made only of all of them
 TRIALS = 100  # training seeds from here on
-ENSEMBLE = "ensemble"  # the kind of model that all else was recorded with
+ENSEMBLE, CHUNKS = "ensemble", "chunk_transformer"  # kinds of models; all else was recorded with the first
 ONE = "algo.critic_warmup=1"  # rollout, with which `dppo` and `free` were recorded; the default has become 3
 # Nothing but a penalty holds a residual of full range to the base, and it finds where the model errs sooner.
 HELD = ("algo=residual_fast", "algo.penalty_final=0.3")
@@ -103,10 +104,12 @@ class Trial:
     about: tuple[str, ...] = ()  # of how the model is trained
     learning: tuple[str, ...] = ()  # of what is learned then
 
-    def __init__(self, options: argparse.Namespace, base: Base, seed: int, world_model: str = ENSEMBLE) -> None:
-        self.base, self.seed, self.options = base, seed, options
-        if world_model != ENSEMBLE:
-            self.label, self.about = f"-{world_model}", (f"world_model={world_model}",)
+    def __init__(
+        self, options: argparse.Namespace, base: Base, seed: int, *, model: str = ENSEMBLE, about: tuple[str, ...] = ()
+    ) -> None:
+        self.base, self.seed, self.options, self.about = base, seed, options, (*self.about, *about)
+        if model != ENSEMBLE:
+            self.label, self.about = f"{self.label}-{model}", (f"world_model={model}", *self.about)
         self.folder = options.out.resolve() / f"{base.task}-{seed}{self.label}"
         self.threads = max(1, (os.cpu_count() or 1) // options.jobs)
         self.start = options.out.resolve() / "bases" / f"{self.base.name}-{seed}"
@@ -182,14 +185,15 @@ def left(run: Path, arm: str) -> dict[str, Any]:
     return {"wall_s": wall, "env_steps": steps, "commit": made, "curve": curve}
 
 
-def evidence(found: dict[tuple[str, int], dict[str, Arm]]) -> Iterator[Evidence]:
+def evidence(found: dict[tuple[str, int], dict[str, Arm]], *, model: str = ENSEMBLE) -> Iterator[Evidence]:
     """Rates and paired differences for every arm and training seed, the gaps, and what pools the seeds."""
+    kind = "" if model == ENSEMBLE else f"_{model}"
     rates: dict[tuple[str, str], list[Evidence]] = {}
     for (task, seed), arms in found.items():
         for name, arm in arms.items():
             id = IDS.get(name, "imagined_dppo")
             about = "none of the recorded transitions" if name == "real" else f"{arm.frames:,} transitions"
-            label = {"rounds": "refined"}.get(name, name)
+            label = {"rounds": "refined"}.get(name, name) + kind
             for setting, rows, made in ((f"{task}/base", arm.base, False), (f"{task}/{label}", arm.true, True)):
                 row = of_rows(rows, id=id, setting=setting, seed=seed, notes=about, commit=arm.commit,
                               command=command(), env_steps=arm.env_steps if made else None,
@@ -202,19 +206,18 @@ def evidence(found: dict[tuple[str, int], dict[str, Arm]]) -> Iterator[Evidence]
                            interval=both.difference, seeds=seed, episodes=both.pairs.total,
                            notes=f"McNemar p = {both.p_value:.1e}")  # fmt: skip
             if arm.imagined is not None:
-                yield _gap(task, name, seed, arm)
+                yield _gap(task, {"dppo": "accepted"}.get(name, name) + kind, seed, arm)
         if {"dppo", "real"} <= set(arms):
             yield from _real_steps(task, seed, arms["dppo"], arms["real"])
     yield from (pooled(rows) for rows in rates.values() if {row.seeds for row in rows} == set(SEEDS))
 
 
-def _gap(task: str, name: str, seed: int, arm: Arm) -> Evidence:
+def _gap(task: str, label: str, seed: int, arm: Arm) -> Evidence:
     assert arm.imagined is not None
     imagined, true = arm.imagined.success_rate(), arm.true.success_rate()
     difference = unpaired_difference(true, imagined)
     ends = sorted((abs(difference.low), abs(difference.high)))
     size = Interval(abs(difference.value), 0.0 if difference.low <= 0 <= difference.high else ends[0], ends[1])
-    label = {"dppo": "accepted"}.get(name, name)
     return measured(id="imagination_gap", setting=f"{task}/{label}", metric="gap", interval=size, seeds=seed,
                     episodes=len(arm.imagined) + len(arm.true), commit=arm.commit,
                     notes=f"imagined {100 * imagined.value:.1f}%, true {100 * true.value:.1f}%")  # fmt: skip
@@ -234,6 +237,7 @@ def _real_steps(task: str, seed: int, dppo: Arm, real: Arm) -> Iterator[Evidence
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*")
     parser.add_argument("--out", type=Path, default=Path("runs/imagination"))
     parser.add_argument("--tasks", nargs="+", choices=BASES, default=["reach"])
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
@@ -241,7 +245,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--episodes", type=int, help="of the base with noise, for the model")
     parser.add_argument("--spread", type=float, default=0.25, help="the largest noise of these, in action limits")
     parser.add_argument("--model-steps", type=int, default=6_000, help="of training the model")
-    parser.add_argument("--world-model", default=ENSEMBLE, help="its kind, of configs/world_model")
+    parser.add_argument("--world-model", default=ENSEMBLE, choices=[ENSEMBLE, CHUNKS], help="the model's kind")
     parser.add_argument("--even-if-bad", action="store_true", help="also in a model that is not fit to learn in")
     parser.add_argument("--jobs", type=int, default=2, help="training seeds at a time")
     parser.add_argument("--record", action="store_true", help="write docs/results")
@@ -249,12 +253,16 @@ def main(arguments: list[str] | None = None) -> int:
     trials = {seed >= TRIALS for seed in options.seeds}
     if len(trials) > 1 or (options.record and True in trials):
         parser.error(f"--seeds: those from {TRIALS} on are trials, apart from the others and never recorded")
+    model, about = options.world_model, tuple(options.overrides)
+    if model != ENSEMBLE and (alike := sorted(set(options.arms) & {*LEARNED})):
+        parser.error(f"--arms {alike}: learn without a model, so --world-model={model} would change nothing in them")
+    if model == ENSEMBLE and about and options.record:
+        parser.error(f"{' '.join(about)}: rows are of the ensemble as configs/ has it. Leave --record out.")
     keys = [(task, seed) for task in options.tasks for seed in options.seeds]
-    kind = options.world_model
     with ThreadPoolExecutor(options.jobs) as pool:
-        arms = pool.map(lambda key: Trial(options, BASES[key[0]], key[1], kind).run(), keys)
-        found = {(t if kind == ENSEMBLE else f"{t}/{kind}", seed): a for (t, seed), a in zip(keys, arms, strict=True)}
-    rows = list(evidence(found))
+        trials = [Trial(options, BASES[task], seed, model=model, about=about) for task, seed in keys]
+        found = dict(zip(keys, pool.map(Trial.run, trials), strict=True))
+    rows = list(evidence(found, model=model))
     for row in rows:
         print(json.dumps({k: getattr(row, k) for k in ("id", "setting", "metric", "value", "low", "high", "seeds")}))
     if options.record:

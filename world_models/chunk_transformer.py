@@ -68,7 +68,7 @@ class Member(nn.Module):
             for i, (attend, feed) in enumerate(zip(self.attention, self.feed, strict=True)):
                 h = h + attend(self.norms[2 * i](h), self.before)
                 h = h + feed(self.norms[2 * i + 1](h))
-        h = self.norms[-1](h.float())
+        h = self.norms[-1](h)
         change = self.change(torch.cat([h, x], dim=-1))[..., : self.modes * self.out_dim]
         return change.unflatten(-1, (self.modes, self.out_dim)), self.odds(h[:, 0])[..., : self.modes]
 

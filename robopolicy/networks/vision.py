@@ -1,6 +1,7 @@
 """Image encoders: [B 3 h w] in [-1, 1] → [B F]. Small ones, trained from scratch with the policy.
 
-Convolutions begin with `contiguous`: where channels come last in memory, GroupNorm on a CPU is ten times as slow.
+Towers with GroupNorm begin with `contiguous`: where channels come last in memory, it takes up to ten times as long on a
+CPU, and shifted pictures have them last.
 """
 
 from __future__ import annotations

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from pathlib import Path
+
 import pytest
 
 from robopolicy.evaluate.evidence import ALL
-from scripts.imagination import Arm, evidence
+from scripts.imagination import BASES, CHUNKS, SEEDS, Arm, Trial, evidence, main
 from tests.evaluate.points import make_rows
 
 
@@ -48,3 +51,38 @@ def test_real_steps_for_the_same_success() -> None:
     never = rows(18)["imagination_real_steps", "ratio"]
     assert never.value == 15.0 and "not reached in 15,000" in never.notes
     assert not any(r.id == "imagination_real_steps" for r in evidence({("reach", 0): {"dppo": arm(16, 12)}}))
+
+
+def test_rows_of_another_kind_of_model_are_its_own() -> None:
+    """Under names of their own, which no bar of the ensemble's takes for one of its tasks."""
+    found = list(evidence({("reach", s): {"dppo": arm(16, 12)} for s in SEEDS}, model=CHUNKS))
+    assert {(r.id, r.setting) for r in found} == {
+        ("imagined_dppo", "reach/base"), ("imagined_dppo", "reach/dppo_chunk_transformer"),
+        ("imagination_gap", "reach/accepted_chunk_transformer"),
+    }  # fmt: skip
+    assert {r.setting for r in found if r.seeds == ALL} == {"reach/base", "reach/dppo_chunk_transformer"}
+
+
+def test_another_kind_of_model_is_trained_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    options = Namespace(out=tmp_path, jobs=2)
+    plain = Trial(options, BASES["pick"], 0)
+    other = Trial(options, BASES["pick"], 0, model=CHUNKS, about=("loop.steps=5",))
+    assert (plain.folder.name, plain.about) == ("pick-0", ())
+    assert (other.folder.name, other.about) == ("pick-0-chunk_transformer", (f"world_model={CHUNKS}", "loop.steps=5"))
+    assert plain.start == other.start, "both refine the same base"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--world-model", "nonsense"], "invalid choice: 'nonsense'"),
+        (["--world-model", CHUNKS], "--arms ['model_free']: learn without a model"),
+        (["--record", "loop.steps=5"], "loop.steps=5: rows are of the ensemble as configs/ has it"),
+    ],
+)
+def test_what_would_be_recorded_as_something_else_is_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert said in capsys.readouterr().err

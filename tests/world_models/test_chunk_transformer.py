@@ -166,13 +166,13 @@ def test_a_row_does_not_know_how_many_there_are(precision: str) -> None:
 def test_in_bfloat16_it_is_the_same_model_to_its_precision() -> None:
     """Same weights: blocks compute in it; what reads a state, or moves it, computes in float32."""
     full, half = (small(relative([30] * 4), precision=p) for p in ("float32", "bfloat16"))
-    made = {}
-    layers = {"enter": half.members[0].enter, "feed": half.members[0].feed[0], "change": half.members[0].change}
-    for name, layer in layers.items():
-        layer.register_forward_hook(lambda _, __, out, name=name: made.update({name: out.dtype}))
+    made = []
+    for member in half.members:
+        for layer in (member.enter, member.attention[0], member.feed[0], member.change, member.odds):
+            layer.register_forward_hook(lambda _, __, out: made.append(out.dtype))
     latent, action, episode, draw = some(full, 5, 3)
     a, b = (m.chunk(latent, action, episode=episode, draw=draw[:, 0]) for m in (full, half))
-    assert made == {"enter": torch.float32, "feed": torch.bfloat16, "change": torch.float32}
+    assert made == [torch.float32, torch.bfloat16, torch.bfloat16, torch.float32, torch.float32] * 2
     moved = (a.latent - latent[:, None])[..., : full.size].abs().max()
     assert b.latent.dtype == torch.float32 and 0 < (a.latent - b.latent)[..., : full.size].abs().max() < 0.02 * moved
 

@@ -24,6 +24,7 @@ from robopolicy.schema import TARGET
 from robopolicy.types import IMAGES, STATE, Feature
 from tests.fakes import NoTracker
 from tests.world_models.dot import FRONT, SEEN, SIDE, drawn_at, filmed, small
+from tests.world_models.test_ensemble import relative
 from tests.world_models.test_fit import Stopping
 from tests.world_models.test_gate import Walker
 from world_models import fit as fitting
@@ -40,6 +41,12 @@ from world_models.starts import starts_of
 from world_models.success import SuccessClassifier
 from world_models.validate import copy_last, dream, open_loop, open_loop_pictures
 from world_models.world import World, load_world
+
+
+def with_film(episodes: Episodes) -> Episodes:
+    """With pictures of where x and y are."""
+    seen = {**episodes.observation, FRONT: SEEN.observation[FRONT]}
+    return replace(episodes, obs={**episodes.obs, FRONT: drawn_at(episodes.obs[STATE][:, :2])}, observation=seen)
 
 
 def batch_of(episodes: Episodes, model: RSSM, *, size: int = 6, seed: int = 0) -> dict[str, Any]:
@@ -186,21 +193,30 @@ def test_a_row_does_not_know_how_many_there_are(precision: str) -> None:
 
 
 def test_in_bfloat16_it_is_the_same_model_to_its_precision() -> None:
-    """Same weights: a latent, a step and a loss differ by what 8 bits of mantissa cost; all that is kept is float32."""
-    episodes = filmed([12, 9])
+    """Same weights: networks compute in it and nothing else does, so that relations between numbers stay exact."""
+    episodes = with_film(relative([40] * 8))
     full, half = small(episodes), small(episodes, precision="bfloat16")
+    made: dict[str, torch.dtype] = {}
+    camera = half._camera("camera_0")
+    inside = {"enter": half.enter[0], "cell": half.cell[0], "prior": half.prior, "posterior": half.posterior,
+              "move": half.move, "doubt": half.doubt, "down": camera.down, "squares": camera.squares}  # fmt: skip
+    for name, layer in {**inside, "lean": half.lean}.items():
+        layer.register_forward_hook(lambda _, __, out, name=name: made.update({name: out.dtype}))
     history, action = History.before(episodes, torch.arange(9), 3), episodes.action[:9]
     latents = [m.encode(history)[:, -1] for m in (full, half)]
-    steps = [m.step(latents[0], action, episode=torch.zeros(9), draw=None).latent for m in (full, half)]
-    state = slice(-full.coordinates.size, None)
-    for (a, b), kept in ((latents, True), (steps, False)):
-        assert b.dtype == torch.float32 and torch.equal(a[:, state], b[:, state]) == kept
-        assert not torch.equal(a, b) and (a - b)[:, : full.units].abs().max() < 0.05
-        assert (a - b)[:, state].abs().max() < 0.01 * full.coordinates.delta_std.max()
+    imagined = [m.step(latents[0], action, episode=torch.zeros(9), draw=None) for m in (full, half)]
+    half.decode(latents[1], [FRONT])
+    assert made == dict.fromkeys(inside, torch.bfloat16) | {"lean": torch.float32}
+    state, moves = slice(-full.coordinates.size, None), full.coordinates.delta_std > 0
+    for (a, b), kept in ((latents, True), ((imagined[0].latent, imagined[1].latent), False)):
+        assert b.dtype == torch.float32 and not torch.equal(a, b)
+        assert torch.equal(a[:, state], b[:, state]) == kept and (a - b)[:, : full.units].abs().max() < 0.05
+        off = ((a - b)[:, state] / full.coordinates.delta_std)[:, moves]
+        assert off.abs().max() < 0.01, "deviations of a step"
+    assert imagined[1].doubt.dtype == torch.float32
     batch = batch_of(episodes, full)
-    losses = [loss_of(m, batch) for m in (full, half)]
-    assert losses[0] != losses[1] == pytest.approx(float(losses[0]), rel=0.02)
-    assert all(p.grad is None or p.grad.dtype == torch.float32 for p in half.parameters())
+    one, other = (loss_of(m, batch) for m in (full, half))
+    assert one.dtype == other.dtype == torch.float32 and one != other == pytest.approx(float(one), rel=0.02)
 
 
 def test_a_step_is_drawn_by_its_number_alone() -> None:
