@@ -8,7 +8,7 @@ import torch
 from robopolicy.errors import SpecError
 from robopolicy.networks.encoder import ObservationEncoder
 from robopolicy.networks.mlp import MLP
-from robopolicy.networks.vision import ConvEncoder, ViTEncoder, keypoints, random_shift
+from robopolicy.networks.vision import ConvEncoder, ConvTokens, KeypointTokens, ViTEncoder, keypoints, random_shift
 from robopolicy.types import STATE, TASK, Feature
 from tests.toy import spec
 
@@ -87,6 +87,17 @@ def test_random_shift_moves_a_sample_as_one_and_repeats_its_edge():
         assert torch.equal(sample[1], (x + dx).clamp(0, 11))
     assert {d for d, _ in seen} == {d for _, d in seen} == set(range(-3, 4))
     assert len(seen) > 20, "samples move independently"
+
+
+@pytest.mark.parametrize("tower", [ConvEncoder, partial(ConvTokens, width=8), partial(KeypointTokens, width=8)])
+def test_convolutions_get_channels_first(tower):
+    """Shifted pictures have them last in memory, where GroupNorm takes up to ten times as long on a CPU."""
+    made, found = tower((3, 16, 24)), []
+    made.net[1].register_forward_pre_hook(lambda _, x: found.append(x[0].is_contiguous()))
+    shifted = random_shift(torch.rand(4, 1, 3, 16, 24), 2)[:, 0]
+    assert not shifted.is_contiguous()
+    made(shifted)
+    assert found == [True]
 
 
 def test_vit_names_a_side_that_is_no_multiple():
