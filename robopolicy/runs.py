@@ -19,7 +19,7 @@ from robopolicy.config import flatten
 from robopolicy.data.meta import recorded
 from robopolicy.errors import ConfigError
 from robopolicy.evaluate.provenance import write_provenance
-from robopolicy.schema import TARGET, parameters
+from robopolicy.schema import TARGET, is_node, parameters
 from robopolicy.storage import write_text
 
 CONFIG = "config.yaml"
@@ -91,7 +91,8 @@ def _forget(run_dir: Path) -> None:
 
 
 def check_same(run_dir: Path, config: Mapping[str, Any]) -> None:
-    """Refuse to go on with another config than the run began with; more steps and other trackers are fine.
+    """Refuse to go on with another config than the run began with; more steps and other trackers are fine, and so is
+    an option that only one of them names, with the value that it has by itself.
 
     Warns where more steps change what is learned in all of them.
 
@@ -104,6 +105,8 @@ def check_same(run_dir: Path, config: Mapping[str, Any]) -> None:
             raise ConfigError(f"run_dir={run_dir}: holds checkpoints but no {CONFIG}; give a new run_dir")
         return
     old, new = flatten(_used(before)), flatten(_used(config))
+    for a, b, config_of_b in ((old, new, config), (new, old, before)):  # options that the other version does not write
+        a |= {k: b[k] for k in b.keys() - a.keys() if b[k] is not None and b[k] == _default(config_of_b, k)}
     differ = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and not _harmless(k, old.get(k), new.get(k))]
     if differ:
         lines = [f"  - {k}: was {_shown(old, k)}, now {_shown(new, k)}" for k in differ]
@@ -146,6 +149,18 @@ def dump(config: Mapping[str, Any]) -> str:
 def _used(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """What counts: without rounds not how they would be carried out, of which older runs say nothing."""
     return config if config.get("rounds") else {k: v for k, v in config.items() if k not in ("rounds", "coevolve")}
+
+
+def _default(config: Mapping[str, Any], key: str) -> Any:
+    """What the constructor takes where `key`, "node.option", is not given; None where there is none."""
+    *path, option = key.split(".")
+    node: Any = config
+    for part in path:
+        node = node.get(part) if isinstance(node, Mapping) else None
+    if not is_node(node):
+        return None
+    known, _ = parameters(resolve(node[TARGET]), node)
+    return known[option].default if option in known else None
 
 
 def _harmless(key: str, old: Any, new: Any) -> bool:

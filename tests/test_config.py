@@ -188,6 +188,20 @@ def test_a_run_keeps_its_config(tmp_path: Path) -> None:
     assert read_config(tmp_path) == config, "a refused command leaves the run as it was"
 
 
+def test_a_run_of_a_version_that_knew_fewer_options_goes_on(tmp_path: Path) -> None:
+    now = train("algo=world_model_pictures", "dataset=x")
+    before = {**now, "world_model": {k: v for k, v in now["world_model"].items() if k != "precision"}}
+    with open_run(tmp_path, before):
+        (tmp_path / "checkpoints" / "step_0000000001").mkdir(parents=True)
+    check_same(tmp_path, now)
+    other = train("algo=world_model_pictures", "dataset=x", "world_model.precision=bfloat16")
+    with pytest.raises(ConfigError, match=r"world_model\.precision: was absent, now 'bfloat16'"):
+        check_same(tmp_path, other)
+    with open_run(tmp_path / "new", now):
+        (tmp_path / "new" / "checkpoints" / "step_0000000001").mkdir(parents=True)
+    check_same(tmp_path / "new", before)
+
+
 def test_a_run_that_came_to_nothing_does_not_keep_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     typo, right = train("dataset=typo"), train("dataset=right")
     monkeypatch.setattr("sys.argv", ["robopolicy", "train", "dataset=typo"])

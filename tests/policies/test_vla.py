@@ -328,7 +328,8 @@ def test_state_and_action_are_read_and_written_in_full_precision():
     """In bfloat16 the layers between compute in it, and those that touch what bfloat16 would round do not."""
     policy, made = make(precision="bfloat16", prefix=PREFIX["state_to_expert"]), {}
     layers = {"state": policy.encoder.state, "itself": policy.network.state, "action": policy.network.action,
-              "out": policy.network.out, "feed": policy.network.blocks[0].feed, "words": policy.encoder.blocks[0].feed[1]}  # fmt: skip
+              "out": policy.network.out, "feed": policy.network.blocks[0].feed,
+              "words": policy.encoder.blocks[0].feed[1]}  # fmt: skip
     for name, layer in layers.items():
         layer.register_forward_hook(lambda _, __, out, name=name: made.update({name: out.dtype}))
     policy.act(look(1))
