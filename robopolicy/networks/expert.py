@@ -21,7 +21,6 @@ class Context:
     keys: Tensor  # [depth B heads P d]
     values: Tensor  # [depth B heads P d]
     bias: Tensor  # [B 1 1 P]: 0 for a token, −inf for padding
-    state: Tensor | None = None  # [B width], where the expert is given the state itself
     time: Tensor | None = None  # [M width] or [width]
 
     def __add__(self, time: Tensor) -> Context:
@@ -38,8 +37,7 @@ class ActionExpert(Denoiser):
     observation side by side. Its keys and values are then neither computed nor stored S times.
 
     Args:
-        cond_dim: C = P·(token_dim + 1) + state_dim, as Prefix has it. token_dim: size of a prefix token.
-        state_dim: numbers of the state itself, which enter beside the time; 0: none.
+        cond_dim: C = P·(token_dim + 1), as Prefix has it. token_dim: size of a prefix token.
         width: of an action token, a multiple of `heads`. depth: blocks. ratio: hidden size of the feed-forward / width.
         precision: what it computes in; what it returns is float32.
     """
@@ -51,7 +49,6 @@ class ActionExpert(Denoiser):
         action_dim: int,
         cond_dim: int,
         token_dim: int,
-        state_dim: int = 0,
         width: int = 128,
         depth: int = 4,
         heads: int = 4,
@@ -63,9 +60,6 @@ class ActionExpert(Denoiser):
         if width % heads:
             raise ValueError(f"width must be a multiple of heads, found width={width}, heads={heads}")
         self.token_dim, self.depth, self.heads, self.precision = token_dim, depth, heads, precision
-        self.state_dim = state_dim
-        if state_dim:
-            self.state = nn.Sequential(nn.Linear(state_dim, 2 * width), nn.SiLU(), nn.Linear(2 * width, width))
         self.cond = nn.Linear(token_dim, depth * 2 * width)  # keys and values of every block
         self.action = nn.Linear(action_dim, width)
         self.position = nn.Parameter(0.02 * torch.randn(horizon, width))
@@ -78,14 +72,13 @@ class ActionExpert(Denoiser):
 
     def embed_cond(self, cond: Tensor) -> Context:  # type: ignore[override]
         """The prefix's keys and values from cond [B C]."""
-        batch, count = len(cond), (cond.shape[1] - self.state_dim) // (self.token_dim + 1)
-        tokens, mask, state = cond.split([count * self.token_dim, count, self.state_dim], dim=1)
-        tokens = tokens.unflatten(1, (count, self.token_dim))
+        batch, count = len(cond), cond.shape[1] // (self.token_dim + 1)
+        tokens, mask = cond[:, : count * self.token_dim].view(batch, count, -1), cond[:, count * self.token_dim :]
         with computing(self.precision, cond.device):
             both = self.cond(tokens).view(batch, count, self.depth, 2, self.heads, -1)
         keys, values = both.permute(3, 2, 0, 4, 1, 5)  # [depth B heads P d] each
         bias = torch.zeros_like(mask, dtype=both.dtype).masked_fill(mask < 0.5, -torch.inf)
-        return Context(keys, values, bias[:, None, None], self.state(state) if self.state_dim else None)
+        return Context(keys, values, bias[:, None, None])
 
     def denoise(self, x: Tensor, embedding: Context) -> Tensor:  # type: ignore[override]
         """[M H Da] from x [M H Da] and the context of B = M/S observations, its time set."""
@@ -93,10 +86,7 @@ class ActionExpert(Denoiser):
         if len(x) % len(embedding):
             raise ValueError(f"{len(x)} chunks cannot be shared out evenly to {len(embedding)} observations")
         h = self.action(x) + self.position
-        context = embedding.time.expand(len(x), -1)
-        if embedding.state is not None:
-            context = context + embedding.state.repeat_interleave(len(x) // len(embedding), 0)
-        context = F.silu(context)[:, None]
+        context = F.silu(embedding.time.expand(len(x), -1))[:, None]
         with computing(self.precision, x.device):
             for block, key, value in zip(self.blocks, embedding.keys, embedding.values, strict=True):
                 h = block(h, context, key, value, embedding.bias)

@@ -25,14 +25,12 @@ from robopolicy.types import IMAGES, STATE, TASK, Obs
 
 class Prefix(nn.Module):
     """cond [B C] from *normalised* observations [B To ...]: P tokens, then one number each, 1 for a token and 0 for
-    padding, then `state_dim` numbers of the state as it is; C = P·(width + 1) + state_dim.
+    padding; C = P·(width + 1).
 
     Args:
         vision: makes the tower of a camera from its shape and `width`: [B 3 h w] → [B n width], `count` being n.
         proprioception: names of the elements of `observation.state` that are read; None: all. With cameras, leave
             out what only a simulator knows.
-        state_to_expert: the action expert is given the state itself too, as in π0. A token that the prefix has made of
-            it need not be exact, and what refines the expert alone cannot mend that.
         width: size of a token. depth: blocks. heads: of attention.
         max_words, buckets: see WordTower.
         image_shift: pixels of random shift in training (0: none).
@@ -52,7 +50,6 @@ class Prefix(nn.Module):
         *,
         vision: Callable[..., nn.Module] = ConvTokens,
         proprioception: tuple[str, ...] | None = None,
-        state_to_expert: bool = False,
         width: Count = 128,
         depth: Natural = 2,
         heads: Count = 4,
@@ -83,8 +80,7 @@ class Prefix(nn.Module):
         pictures = history * sum(tower.count for tower in towers)
         self.tokens = pictures + max_words + (1 if size else 0)  # P; the state's is the last
         self.has_state = bool(size)
-        self.state_dim = history * size if state_to_expert else 0
-        self.out_dim = self.tokens * (width + 1) + self.state_dim
+        self.out_dim = self.tokens * (width + 1)
 
     def forward(
         self,
@@ -103,8 +99,7 @@ class Prefix(nn.Module):
         """
         batch, device = len(next(iter(obs.values()))), self.norm.weight.device
         index = obs[TASK][:, -1] if self.chosen else torch.zeros(batch, dtype=torch.int64, device=device)
-        state = [self._state(obs)] if self.has_state else []
-        last = [self.state(x)[:, None] for x in state]  # in float32: bfloat16 would round a place to 1 mm
+        state = self._state(obs)
         with computing(self.precision, device):
             text, keep = self.text(index)
             if silent is not None:
@@ -112,7 +107,7 @@ class Prefix(nn.Module):
             parts = [self._look(k, obs[key], augment) for k, key in enumerate(self.cameras)] + [text]
             if more is not None:
                 parts, keep = [*parts, more[0]], torch.cat([keep, more[1]], dim=1)
-            tokens = torch.cat([*parts, *last], dim=1)
+            tokens = torch.cat([*parts, *state], dim=1)
             count = tokens.shape[1]
             mask = keep.new_ones(batch, count)  # [B P]: not padding
             start = count - self.has_state - keep.shape[1]
@@ -123,12 +118,14 @@ class Prefix(nn.Module):
             for block in self.blocks:
                 tokens = block(tokens, seen[:, None])
         tokens = self.norm(tokens.float()) * mask[..., None]
-        return torch.cat([tokens.flatten(1), mask.to(tokens.dtype), *(state if self.state_dim else [])], dim=1)
+        return torch.cat([tokens.flatten(1), mask.to(tokens.dtype)], dim=1)
 
-    def _state(self, obs: Obs) -> Tensor:
-        """What is read of the state [B S]."""
+    def _state(self, obs: Obs) -> list[Tensor]:
+        """The state's token [B 1 width], if there is one: in float32, since bfloat16 would round a place to 1 mm."""
+        if not self.has_state:
+            return []
         read = [obs[k][..., self.columns] if k == STATE else obs[k].flatten(2) for k in self.floats]
-        return torch.cat(read, dim=-1).flatten(1)
+        return [self.state(torch.cat(read, dim=-1).flatten(1))[:, None]]
 
     def _look(self, k: int, image: Tensor, augment: bool) -> Tensor:
         """Tokens [B To·n width] of camera k's pictures [B To 3 h w], or of its tower's tokens [B To n width]."""
