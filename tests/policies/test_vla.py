@@ -41,10 +41,6 @@ SMALL = {
 }  # fmt: skip
 
 
-PREFIX = {"plain": SMALL["prefix"], "state_to_expert": {**SMALL["prefix"], "state_to_expert": True}}  # type: ignore
-either = pytest.mark.parametrize("prefix", PREFIX.values(), ids=PREFIX)
-
-
 def make(
     *, seed: int = 0, features: dict[str, Feature] = FEATURES, tasks: tuple[str, ...] = TASKS, **options
 ) -> VLAPolicy:
@@ -98,9 +94,8 @@ def test_padding_is_seen_by_nobody():
     assert torch.equal(after[0], before[0]) and not torch.equal(after[1], before[1])
 
 
-@either
-def test_chunks_of_one_observation_do_not_leak_into_each_other(prefix):
-    policy, obs, each = make(prefix=prefix), look(3), 5
+def test_chunks_of_one_observation_do_not_leak_into_each_other():
+    policy, obs, each = make(), look(3), 5
     cond = policy.encode(obs).detach()
     x, t = torch.randn(3 * each, 4, 2, requires_grad=True), torch.rand(3 * each)
     y = policy.network(x, t, cond)
@@ -131,9 +126,8 @@ def test_attention_is_that_of_one_masked_sequence():
     torch.testing.assert_close(packed(attend(q, k, v, key, value, bias)), expected, atol=1e-5, rtol=1e-5)
 
 
-@either
-def test_the_prefix_is_computed_once_and_as_if_it_were_computed_at_every_step(prefix):
-    policy, obs, noise = make(prefix=prefix), look(), torch.randn(4, 4, 2)
+def test_the_prefix_is_computed_once_and_as_if_it_were_computed_at_every_step():
+    policy, obs, noise = make(), look(), torch.randn(4, 4, 2)
     asked = []
     policy.encoder.register_forward_hook(lambda *_: asked.append("prefix"))
     policy.network.cond.register_forward_hook(lambda *_: asked.append("keys"))
@@ -158,26 +152,6 @@ def test_words_pictures_and_state_change_the_action_and_what_is_left_out_does_no
     for other in ({STATE: obs[STATE] + 1.0}, {CAMERA: 255 - obs[CAMERA]}, {TASK: (obs[TASK] + 1) % 3}):
         assert not torch.allclose(policy.act({**obs, **other}, noise=noise), chunk)
     assert torch.equal(policy.train().act(obs, noise=noise), chunk), "acting never augments"
-
-
-def test_the_expert_reads_the_state_itself_where_it_is_told_to(tmp_path: Path):
-    """Exactly, not by way of the prefix's token; saved so, tuned so, and the elements that are left out are no part."""
-    reads = {**PREFIX["state_to_expert"], "proprioception": ["b", "a"]}
-    plain, policy = make(prefix={**reads, "state_to_expert": False}), make(prefix=reads)
-    obs, noise = look(), torch.randn(4, 4, 2)
-    other = {**obs, STATE: obs[STATE] + torch.tensor([1.0, 0.0, 0.0])}
-    read = policy.normalizer.normalize(STATE, obs[STATE])[:, 0, [1, 0]]
-    assert torch.equal(policy.encode(obs)[:, -2:], read) and policy.cond_dim == plain.cond_dim + 2
-    with torch.no_grad():
-        for blind in (plain, policy):
-            for parameter in blind.encoder.state.parameters():
-                parameter.zero_()
-    assert torch.equal(plain.act(other, noise=noise), plain.act(obs, noise=noise)), "the token is all it knows"
-    assert not torch.allclose(policy.act(other, noise=noise), policy.act(obs, noise=noise))
-    save_policy(tuned(policy, tuned_steps=2), tmp_path / "policy")
-    torch.testing.assert_close(
-        load_policy(tmp_path / "policy").act(obs, noise=noise), policy.act(obs, noise=noise), atol=1e-6, rtol=1e-5
-    )
 
 
 def test_instructions_are_read_not_counted(tmp_path: Path):
@@ -271,9 +245,8 @@ def test_two_level_loss_is_the_mean_over_chunks(monkeypatch):
     torch.testing.assert_close(together, torch.stack(single).mean())
 
 
-@either
-def test_gradients_reach_every_parameter(prefix):
-    policy = make(noise_samples=2, prefix=prefix).train()
+def test_gradients_reach_every_parameter():
+    policy = make(noise_samples=2).train()
     policy.loss(batch(policy))[0].backward()
     missing = [n for n, p in policy.named_parameters() if p.grad is None or not bool(p.grad.any())]
     assert missing == []
@@ -326,15 +299,14 @@ def test_in_bfloat16_it_is_the_same_policy_to_its_precision(refined: bool, tmp_p
 
 def test_state_and_action_are_read_and_written_in_full_precision():
     """In bfloat16 the layers between compute in it, and those that touch what bfloat16 would round do not."""
-    policy, made = make(precision="bfloat16", prefix=PREFIX["state_to_expert"]), {}
-    layers = {"state": policy.encoder.state, "itself": policy.network.state, "action": policy.network.action,
-              "out": policy.network.out, "feed": policy.network.blocks[0].feed,
-              "words": policy.encoder.blocks[0].feed[1]}  # fmt: skip
+    policy, made = make(precision="bfloat16"), {}
+    layers = {"state": policy.encoder.state, "action": policy.network.action, "out": policy.network.out,
+              "feed": policy.network.blocks[0].feed, "words": policy.encoder.blocks[0].feed[1]}  # fmt: skip
     for name, layer in layers.items():
         layer.register_forward_hook(lambda _, __, out, name=name: made.update({name: out.dtype}))
     policy.act(look(1))
     full, half = torch.float32, torch.bfloat16
-    assert made == {"state": full, "itself": full, "action": full, "out": full, "feed": half, "words": half}
+    assert made == {"state": full, "action": full, "out": full, "feed": half, "words": half}
 
 
 def test_keypoints_stay_between_pixels_in_bfloat16():
