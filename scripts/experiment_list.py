@@ -122,13 +122,6 @@ VLA = Base(  # seven goals in one scene, told apart by the instruction alone
     ),
     "vla",
 )
-ONE_STEP = (  # of the flow: a chunk is one decision
-    "policy.sampling={sampling_steps: 1}",
-    "policy.tuned_steps=1",
-    "algo.noise.floor=0.15",
-    "algo.actor_lr=2e-4",
-    "threads=1",
-)
 LIMITS_DT, LIMITS_SPEED = 0.05, 1.0  # s, m/s; scripts/limits_compared.py plays under the same ones
 LIMITED = (
     f"task.joint_filter={{_target_: real.joint_filter.SafetyFilter, dt: {LIMITS_DT}, "
@@ -357,7 +350,18 @@ EXPERIMENTS = {
         (
             Setting(
                 VLA,
-                {"dppo": ("algo=dppo_large", *ONE_STEP, "algo.critic_warmup=2", "loop.total_steps=2400000")},
+                {
+                    "dppo": (
+                        "algo=dppo_large",
+                        "policy.sampling={sampling_steps: 1}",
+                        "policy.tuned_steps=1",
+                        "algo.noise.floor=0.15",
+                        "algo.actor_lr=2e-4",
+                        "algo.critic_warmup=2",
+                        "loop.total_steps=800000",
+                        "threads=1",
+                    ),
+                },
             ),
         ),
         kept="first_try/",
