@@ -122,6 +122,29 @@ VLA = Base(  # seven goals in one scene, told apart by the instruction alone
     ),
     "vla",
 )
+VLA_PIXELS = Base(  # the same seven goals through two small cameras, nothing in the state but the arm
+    "tabletop",
+    700,
+    0.5,
+    (
+        "policy=vla",
+        "horizon=8",
+        "n_action_steps=4",
+        "policy.prefix.vision._target_=robopolicy.networks.vision.KeypointTokens",
+        "policy.prefix.image_shift=2",
+        "policy.prefix.width=96",
+        "policy.network.width=96",
+        "policy.network.depth=3",
+        "policy.noise_samples=2",
+        "policy.precision=bfloat16",
+        "loop.batch_size=128",
+        "loop.steps=4500",
+    ),
+    "vla-pixels",
+    options=("task.objects=false", "task.cameras=[front,wrist]", "task.image_size=[64,64]"),
+    num_envs=32,
+    episodes=210,
+)
 LIMITS_DT, LIMITS_SPEED = 0.05, 1.0  # s, m/s; scripts/limits_compared.py plays under the same ones
 LIMITED = (
     f"task.joint_filter={{_target_: real.joint_filter.SafetyFilter, dt: {LIMITS_DT}, "

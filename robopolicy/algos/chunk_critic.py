@@ -116,6 +116,7 @@ class ChunkLearner:
     # -- the critic --------------------------------------------------------------------------------------------------
     def q(self, cond: Tensor, chunk: Tensor) -> Tensor:
         """[E B] of cond [B C] and chunks [B H Da], or [E B m] of m chunks each [B m H Da]."""
+        cond = cond[:, : self.policy.cond_dim]
         if chunk.ndim == 4:
             each = cond.repeat_interleave(chunk.shape[1], dim=0)
             return self.q(each, chunk.flatten(0, 1)).unflatten(1, chunk.shape[:2])

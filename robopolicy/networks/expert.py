@@ -37,7 +37,7 @@ class ActionExpert(Denoiser):
     observation side by side. Its keys and values are then neither computed nor stored S times.
 
     Args:
-        cond_dim: C = P·(token_dim + 1), as Prefix has it. token_dim: size of a prefix token.
+        cond_dim: C = S + P·(token_dim + 1), as Prefix has it. token_dim: size of a prefix token. summary_dim: S.
         width: of an action token, a multiple of `heads`. depth: blocks. ratio: hidden size of the feed-forward / width.
         precision: what it computes in; what it returns is float32.
     """
@@ -49,6 +49,7 @@ class ActionExpert(Denoiser):
         action_dim: int,
         cond_dim: int,
         token_dim: int,
+        summary_dim: int = 0,
         width: int = 128,
         depth: int = 4,
         heads: int = 4,
@@ -59,7 +60,8 @@ class ActionExpert(Denoiser):
         super().__init__(cond_dim=token_dim, time_dim=time_dim, embed_dim=width, activation=nn.SiLU())
         if width % heads:
             raise ValueError(f"width must be a multiple of heads, found width={width}, heads={heads}")
-        self.token_dim, self.depth, self.heads, self.precision = token_dim, depth, heads, precision
+        self.token_dim, self.summary_dim, self.depth, self.heads = token_dim, summary_dim, depth, heads
+        self.precision: Precision = precision
         self.cond = nn.Linear(token_dim, depth * 2 * width)  # keys and values of every block
         self.action = nn.Linear(action_dim, width)
         self.position = nn.Parameter(0.02 * torch.randn(horizon, width))
@@ -72,8 +74,9 @@ class ActionExpert(Denoiser):
 
     def embed_cond(self, cond: Tensor) -> Context:  # type: ignore[override]
         """The prefix's keys and values from cond [B C]."""
+        cond = cond[:, self.summary_dim :]
         batch, count = len(cond), cond.shape[1] // (self.token_dim + 1)
-        tokens, mask = cond[:, : count * self.token_dim].view(batch, count, -1), cond[:, count * self.token_dim :]
+        tokens, mask = cond[:, : count * self.token_dim].reshape(batch, count, -1), cond[:, count * self.token_dim :]
         with computing(self.precision, cond.device):
             both = self.cond(tokens).view(batch, count, self.depth, 2, self.heads, -1)
         keys, values = both.permute(3, 2, 0, 4, 1, 5)  # [depth B heads P d] each

@@ -24,11 +24,15 @@ from robopolicy.types import IMAGES, STATE, TASK, Obs
 
 
 class Prefix(nn.Module):
-    """cond [B C] from *normalised* observations [B To ...]: P tokens, then one number each, 1 for a token and 0 for
-    padding; C = P·(width + 1).
+    """cond [B C] from *normalised* observations [B To ...]: a summary of S numbers, P tokens, then one number each, 1
+    for a token and 0 for padding; C = S + P·(width + 1).
+
+    The summary is for critics and corrections, which a flat network reads: the state as it was read and its token, the
+    mean of the word tokens, and what each camera's tower makes an outline of. The tokens are for the action expert.
 
     Args:
-        vision: makes the tower of a camera from its shape and `width`: [B 3 h w] → [B n width], `count` being n.
+        vision: makes the tower of a camera from its shape and `width`: [B 3 h w] → [B n width], `count` being n; its
+            `outline` makes [B `outline_dim`] of these.
         proprioception: names of the elements of `observation.state` that are read; None: all. With cameras, leave
             out what only a simulator knows.
         width: size of a token. depth: blocks. heads: of attention.
@@ -80,7 +84,9 @@ class Prefix(nn.Module):
         pictures = history * sum(tower.count for tower in towers)
         self.tokens = pictures + max_words + (1 if size else 0)  # P; the state's is the last
         self.has_state = bool(size)
-        self.out_dim = self.tokens * (width + 1)
+        outlines = history * sum(tower.outline_dim for tower in towers)
+        self.summary_dim = history * size + (width if size else 0) + width + outlines  # S
+        self.out_dim = self.summary_dim + self.tokens * (width + 1)
 
     def forward(
         self,
@@ -94,17 +100,19 @@ class Prefix(nn.Module):
 
         Args:
             more: tokens of the policy's own [B n width], which join pictures and words, and which of them are tokens
-                and not padding [B n] bool; C grows by n·(width + 1).
+                and not padding [B n] bool; C grows by n·(width + 1), the summary does not.
             silent: [B] bool, whose words are not read.
         """
         batch, device = len(next(iter(obs.values()))), self.norm.weight.device
         index = obs[TASK][:, -1] if self.chosen else torch.zeros(batch, dtype=torch.int64, device=device)
-        state = self._state(obs)
+        read = self._read(obs)
+        state = [self.state(read)[:, None]] if self.has_state else []  # in float32: bfloat16 rounds a place to 1 mm
         with computing(self.precision, device):
             text, keep = self.text(index)
             if silent is not None:
                 keep = keep & ~silent[:, None]
-            parts = [self._look(k, obs[key], augment) for k, key in enumerate(self.cameras)] + [text]
+            views = [self._look(k, obs[key], augment) for k, key in enumerate(self.cameras)]
+            parts = [tokens for tokens, _ in views] + [text]
             if more is not None:
                 parts, keep = [*parts, more[0]], torch.cat([keep, more[1]], dim=1)
             tokens = torch.cat([*parts, *state], dim=1)
@@ -118,21 +126,28 @@ class Prefix(nn.Module):
             for block in self.blocks:
                 tokens = block(tokens, seen[:, None])
         tokens = self.norm(tokens.float()) * mask[..., None]
-        return torch.cat([tokens.flatten(1), mask.to(tokens.dtype)], dim=1)
+        words, said = tokens[:, start : start + text.shape[1]], mask[:, start : start + text.shape[1]]
+        summary = [read, words.sum(1) / said.sum(1, keepdim=True).clamp_min(1), *(outline for _, outline in views)]
+        if self.has_state:
+            summary.append(tokens[:, -1])
+        return torch.cat([*summary, tokens.flatten(1), mask.to(tokens.dtype)], dim=1)
 
-    def _state(self, obs: Obs) -> list[Tensor]:
-        """The state's token [B 1 width], if there is one: in float32, since bfloat16 would round a place to 1 mm."""
+    def _read(self, obs: Obs) -> Tensor:
+        """The elements of the state that are read [B To·D]."""
         if not self.has_state:
-            return []
+            return self.norm.weight.new_zeros(len(next(iter(obs.values()))), 0)
         read = [obs[k][..., self.columns] if k == STATE else obs[k].flatten(2) for k in self.floats]
-        return [self.state(torch.cat(read, dim=-1).flatten(1))[:, None]]
+        return torch.cat(read, dim=-1).flatten(1)
 
-    def _look(self, k: int, image: Tensor, augment: bool) -> Tensor:
-        """Tokens [B To·n width] of camera k's pictures [B To 3 h w], or of its tower's tokens [B To n width]."""
+    def _look(self, k: int, image: Tensor, augment: bool) -> tuple[Tensor, Tensor]:
+        """Tokens [B To·n width] and outline [B To·O] of camera k's pictures [B To 3 h w], or of its tower's tokens
+        [B To n width]."""
         if augment and self.image_shift:
             image = random_shift(image, self.image_shift)
-        tokens = self.vision[k](image.flatten(0, 1)).unflatten(0, image.shape[:2]) if image.ndim == 5 else image
-        return (tokens + self.frame[k]).flatten(1, 2)
+        tower: Any = self.vision[k]
+        tokens = tower(image.flatten(0, 1)).unflatten(0, image.shape[:2]) if image.ndim == 5 else image
+        outline = tower.outline(tokens.flatten(0, 1)).float().view(len(tokens), -1)
+        return (tokens + self.frame[k]).flatten(1, 2), outline
 
 
 class MaskedBlock(nn.Module):

@@ -1,5 +1,7 @@
 """Image encoders: [B 3 h w] in [-1, 1] → [B F]. Small ones, trained from scratch with the policy.
 
+Towers of tokens say what a flat network should read of them: `outline` of tokens [B n width] is [B outline_dim].
+
 Towers with GroupNorm begin with `contiguous`: where channels come last in memory, it takes up to ten times as long on a
 CPU, and shifted pictures have them last.
 """
@@ -68,7 +70,16 @@ class ViTEncoder(nn.Module):
         return self.head(tokens.mean(1))
 
 
-class ConvTokens(nn.Module):
+class MeanOutline(nn.Module):
+    """A tower whose outline is its mean token."""
+
+    outline_dim: int
+
+    def outline(self, tokens: Tensor) -> Tensor:
+        return tokens.mean(1)
+
+
+class ConvTokens(MeanOutline):
     """[B 3 h w] → [B n width]: strided convolutions, whose map's places are the tokens (Xiao et al. 2021: a
     convolutional stem is what lets small transformers learn to see).
 
@@ -84,14 +95,14 @@ class ConvTokens(nn.Module):
             layers += [nn.Conv2d(a, b, 3, stride=2, padding=1), nn.GroupNorm(8, b), nn.SiLU()]
             height, breadth = (height + 1) // 2, (breadth + 1) // 2
         self.net = nn.Sequential(*layers, nn.Conv2d(dims[-1], width, 1))
-        self.count = height * breadth  # n
+        self.count, self.outline_dim = height * breadth, width  # n
         self.position = nn.Parameter(0.02 * torch.randn(self.count, width))
 
     def forward(self, image: Tensor) -> Tensor:
         return self.net(image.contiguous()).flatten(2).transpose(1, 2) + self.position
 
 
-class PatchTokens(nn.Module):
+class PatchTokens(MeanOutline):
     """[B 3 h w] → [B n width]: one token a patch, as a vision transformer has them; blocks are the prefix's.
 
     Args:
@@ -103,7 +114,7 @@ class PatchTokens(nn.Module):
         if shape[1] % patch or shape[2] % patch:
             raise ValueError(f"image sides must be multiples of patch={patch}, found {shape[1]}×{shape[2]}")
         self.net = nn.Conv2d(shape[0], width, patch, stride=patch)
-        self.count = shape[1] * shape[2] // patch**2  # n
+        self.count, self.outline_dim = shape[1] * shape[2] // patch**2, width  # n
         self.position = nn.Parameter(0.02 * torch.randn(self.count, width))
 
     def forward(self, image: Tensor) -> Tensor:
@@ -127,7 +138,7 @@ class KeypointTokens(nn.Module):
         for i, (a, b) in enumerate(zip((shape[0], *dims), dims, strict=False)):
             layers += [nn.Conv2d(a, b, 3, stride=2 if i < 2 else 1, padding=1), nn.GroupNorm(8, b), nn.SiLU()]
         self.net = nn.Sequential(*layers, nn.Conv2d(dims[-1], count, 1))
-        self.count = count  # n
+        self.count, self.outline_dim = count, 3 * count  # n
         self.place = nn.Linear(3, width)
         self.feature = nn.Parameter(torch.randn(count, width))  # which one it is
 
@@ -137,6 +148,12 @@ class KeypointTokens(nn.Module):
         strength = maps.flatten(2).amax(2).tanh()[..., None]
         with torch.autocast(image.device.type, enabled=False):  # bfloat16 would round a place to an eighth of a pixel
             return self.place(torch.cat([places, strength], dim=2)) + self.feature
+
+    def outline(self, tokens: Tensor) -> Tensor:
+        """x, y and strength of every feature, which a token is a linear function of."""
+        with torch.autocast(tokens.device.type, enabled=False):
+            placed = tokens.float() - self.feature - self.place.bias
+            return (placed @ torch.linalg.pinv(self.place.weight).T).flatten(1)
 
 
 class PlainBlock(nn.Module):

@@ -21,7 +21,9 @@ class ResidualPolicy(Policy):
     `act` returns the *full* action, so deployment calls this very policy. All arithmetic is in normalised action
     units, the demonstrated range being [-1, 1]. The last layer starts at zero: before training this is the base,
     clamped to the box of `widen`. Of several tasks it is told which, as the base is, but by number: in instructions
-    that it was not trained on it is silent, and the base acts alone.
+    that it was not trained on it is silent, and the base acts alone. With `task_weights` each has weights of its own
+    beside the common ones, in the first layer of the residual and of its critics: which of the things in a scene an
+    action is about is then one product away, where an MLP that is told a number has to find it out.
 
     With `pictures` it sees what the base's frozen encoder makes of its observation, once per observation, beside the
     state: replays keep those numbers, not the pictures.
@@ -35,6 +37,7 @@ class ResidualPolicy(Policy):
         widen: the demonstrated range is widened by this fraction on each side, then met with the env's limits;
             the full action never leaves that box.
         pictures: read them, through the base; False: the state alone, whatever the base reads.
+        task_weights: see above; False: the task's number is one more input.
         tasks: instructions that it was trained on, where those of `spec` are others; None: the same.
 
     Raises:
@@ -53,6 +56,7 @@ class ResidualPolicy(Policy):
         gripper_scale: NonNegative = 1.5,
         widen: NonNegative = 0.25,
         pictures: bool = False,
+        task_weights: bool = False,
         tasks: tuple[str, ...] | None = None,
     ) -> None:
         super().__init__()
@@ -73,7 +77,9 @@ class ResidualPolicy(Policy):
         self.spec = replace(spec, observation=observation, n_obs_steps=seen, horizon=1, n_action_steps=1)
         self.base = base.eval().requires_grad_(False)
         self.normalizer = normalizer
-        sizes = [spec.observation[STATE].shape[0] + self.sight + self.tasks + action.dim, *hidden]
+        self.task_weights = task_weights and self.tasks > 1
+        seen_dim = spec.observation[STATE].shape[0] + self.sight
+        sizes = [seen_dim * (1 + self.task_weights * self.tasks) + self.tasks + action.dim, *hidden]
         layers: list[nn.Module] = []
         for a, b in zip(sizes, sizes[1:], strict=False):
             layers += [nn.Linear(a, b), nn.LayerNorm(b), nn.ReLU()]
@@ -119,13 +125,15 @@ class ResidualPolicy(Policy):
 
     def features(self, obs: Obs) -> tuple[Tensor, Tensor]:
         """Normalised state, what is seen, and the task as one of T numbers [B Ds+C+T], and base action [B Da], of what
-        `read` made."""
+        `read` made. With `task_weights` state and sight stand there once more for each task, zero for all but one."""
         state = self.normalizer.normalize(STATE, obs[STATE])
         if self.sight:  # of whatever scale the encoder has
             state = torch.cat([state, nn.functional.layer_norm(obs[SEEN], (self.sight,))], dim=-1)
         if self.tasks:
             number = self.numbers[obs[TASK]].clamp_min(0)  # an unknown one has any: see `act`
-            state = torch.cat([state, nn.functional.one_hot(number, self.tasks).to(state.dtype)], dim=-1)
+            one = nn.functional.one_hot(number, self.tasks).to(state.dtype)
+            own = [(one[..., None] * state[..., None, :]).flatten(-2)] if self.task_weights else []
+            state = torch.cat([state, *own, one], dim=-1)
         return state, self.normalizer.normalize("action", obs[BASE_ACTION])
 
     def residual(self, state: Tensor, base_action: Tensor) -> Tensor:

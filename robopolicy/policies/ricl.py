@@ -114,7 +114,6 @@ class RICLPolicy(VLAPolicy):
         self.pair = nn.Sequential(
             nn.Linear(2 * key_dim + horizon * action_dim + 1, 2 * width), nn.SiLU(), nn.Linear(2 * width, width)
         ).requires_grad_(not tuned_steps)
-        self.cond_dim += pairs * (width + 1) + horizon * action_dim + 1
         self.memory = Memory(key_dim, horizon, action_dim)
         if episodes is not None:
             self.recall(episodes)

@@ -126,6 +126,8 @@ def test_steps_that_are_not_played_are_nothing_to_q():
     assert not torch.equal(learner.q(cond, chunk), learner.q(cond, other))
     many = torch.stack([chunk, other], dim=1)
     torch.testing.assert_close(learner.q(cond, many)[:, :, 0], learner.q(cond, chunk))
+    more = torch.cat([cond, torch.randn(5, 7)], dim=1)  # what a VLA's cond holds for its expert alone
+    assert torch.equal(learner.q(more, chunk), learner.q(cond, chunk))
 
 
 # -- PA-RL -------------------------------------------------------------------------------------------------------------

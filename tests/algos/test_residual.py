@@ -279,6 +279,28 @@ def test_of_several_tasks_it_is_told_which():
     assert TASK in wrap_for(policy, env).spec.observation
 
 
+def test_each_of_several_tasks_has_weights_of_its_own():
+    """Of two things whose places are read, the one that the task is about is one product away; saved and reloaded."""
+    base = make()[0].base
+    told = {**base.spec.observation, TASK: Feature((), "int64")}
+    base.spec = replace(base.spec, observation=told, tasks=("left", "right"))
+    normalizer = Normalizer.from_limits(told, base.spec.action)
+    policy = ResidualPolicy(base.spec, normalizer, base, hidden=(), task_weights=True)
+    with torch.no_grad():  # after a state of 4: that of "left", that of "right"
+        policy.net[-1].weight[0, 4:8], policy.net[-1].weight[0, 8:12] = (torch.eye(4)[i] for i in (0, 1))
+    state = torch.tensor([0.2, -0.3, 0.0, 0.0]).expand(2, 1, 4)
+    obs = {STATE: state, BASE_ACTION: torch.zeros(2, 2), TASK: torch.tensor([[0], [1]])}
+    state, _ = policy.features(policy.read(obs))
+    u = policy.residual(state, torch.zeros(2, 2))
+    torch.testing.assert_close(u, torch.tensor([[0.2, 0.0], [-0.3, 0.0]]).tanh())
+    assert state.shape == (2, 4 + 2 * 4 + 2) and policy.net[0].in_features == state.shape[1] + 2
+    plain = ResidualPolicy(base.spec, normalizer, base, hidden=())
+    assert plain.net[0].in_features == 4 + 2 + 2
+    base.spec = replace(base.spec, tasks=("left",))
+    one = ResidualPolicy(base.spec, normalizer, base, hidden=(), task_weights=True)
+    assert one.net[0].in_features == 4 + 1 + 2, "of one task there is nothing to tell apart"
+
+
 class Reader(PointPolicy):
     """A base that reads instructions, whatever they are."""
 

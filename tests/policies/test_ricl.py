@@ -287,7 +287,7 @@ def test_the_fine_tuned_copy_looks_up_the_same_and_its_steps_are_those_it_sample
     assert isinstance(policy, RICLPolicy)
     torch.testing.assert_close(policy.act(obs, noise=noise), base.act(obs, noise=noise), atol=1e-6, rtol=1e-5)
     cond = policy.encode(obs)
-    assert cond.shape == (3, policy.cond_dim)
+    assert len(cond) == 3 and policy.cond_dim == policy.encoder.summary_dim
     chain = policy.sample_chain(cond, noise=noise, spread=FloorNoise(floor=0.0))
     for k in range(2):
         mean, std = policy.transition(cond, chain.x[:, k], torch.full((3,), k))

@@ -10,14 +10,18 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from robopolicy.algos.bc import BC
+from robopolicy.algos.dppo import DPPO
 from robopolicy.build import build_policy
 from robopolicy.data.episodes import Episodes
 from robopolicy.errors import SpecError
 from robopolicy.loops.offline import Batches
 from robopolicy.networks.expert import ActionExpert, attend
+from robopolicy.networks.mlp import ValueMLP
+from robopolicy.networks.precision import Precision, computing
 from robopolicy.networks.prefix import Prefix
-from robopolicy.networks.vision import ConvTokens, KeypointTokens, PatchTokens
+from robopolicy.networks.vision import ConvTokens, KeypointTokens, PatchTokens, keypoints
 from robopolicy.normalize import Normalizer
+from robopolicy.policies.chain import FloorNoise
 from robopolicy.policies.tuned import tuned
 from robopolicy.policies.vla import VLAPolicy, adapted
 from robopolicy.policy_files import load_policy, save_policy
@@ -64,8 +68,8 @@ def look(batch: int = 4, *, seed: int = 0) -> Obs:
 
 def tokens(policy: VLAPolicy, obs: Obs) -> Tensor:
     """[B P width] of the prefix."""
-    count, width = policy.encoder.tokens, policy.encoder.width
-    return policy.encode(obs)[:, : count * width].unflatten(1, (count, -1))
+    first, count, width = policy.encoder.summary_dim, policy.encoder.tokens, policy.encoder.width
+    return policy.encode(obs)[:, first : first + count * width].unflatten(1, (count, -1))
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------
@@ -183,7 +187,44 @@ def test_one_task_needs_no_index():
 )
 def test_vision_towers_say_how_many_tokens_they_make(tower):
     made = tower((3, 16, 24), width=12)
-    assert made(torch.zeros(2, 3, 16, 24)).shape == (2, made.count, 12)
+    tokens = made(torch.zeros(2, 3, 16, 24))
+    assert tokens.shape == (2, made.count, 12) and made.outline(tokens).shape == (2, made.outline_dim)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_outline_of_keypoints_is_where_they_are(precision: Precision):
+    torch.manual_seed(0)
+    tower, image = KeypointTokens((3, 32, 32), width=12, dims=(8, 8), count=5), torch.rand(3, 3, 32, 32)
+    maps = tower.net(image)
+    with torch.no_grad():
+        tower.feature.mul_(5.0)
+        tower.place.bias.add_(3.0)
+        outline = tower.outline(tower(image)).view(3, 5, 3)
+        with computing(precision, image.device):
+            assert tower.outline(tower(image)).dtype == torch.float32
+    expected = torch.cat([keypoints(maps).view(3, 2, 5).transpose(1, 2), maps.amax((2, 3)).tanh()[..., None]], dim=2)
+    torch.testing.assert_close(outline, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_critics_read_a_summary_and_the_expert_does_not():
+    policy, obs = make(), look()
+    cond, first = policy.encode(obs).detach(), policy.encoder.summary_dim
+    assert policy.cond_dim == first < cond.shape[1]
+    read = policy.normalizer.observation(obs)[STATE][:, 0]
+    assert torch.equal(cond[:, : read.shape[1]], read), "the state to the last digit"
+    for key in (STATE, CAMERA, TASK):
+        other = {**obs, key: obs[key].flip(0)}
+        assert not torch.equal(policy.encode(other)[:, :first], cond[:, :first]), key
+    noise, changed = torch.ones(4, 4, 2), cond.clone()
+    changed[:, :first] += 1.0
+    assert torch.equal(policy.sample(changed, noise=noise), policy.sample(cond, noise=noise))
+    spread = FloorNoise(floor=0.1)
+    refined = tuned(policy, tuned_steps=2)
+    assert isinstance(refined, VLAPolicy)
+    algo = DPPO(refined, noise=lambda **_: spread, critic=ValueMLP)
+    value = algo.learner.value.network
+    with torch.no_grad():
+        assert torch.equal(value(torch.cat([cond[:, :first], 0 * cond[:, first:]], dim=1)), value(cond))
 
 
 @pytest.mark.learning
