@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import SpecError
-from robopolicy.networks.mlp import identity
+from robopolicy.networks.mlp import by_task, identity
 from robopolicy.networks.vision import ConvEncoder, random_shift
 from robopolicy.spec import PolicySpec
 from robopolicy.types import IMAGES, TASK, Obs
@@ -25,6 +25,7 @@ class ObservationEncoder(nn.Module):
         image_encoder: makes a module from a camera's shape (3, h, w); ConvEncoder when None.
         image_shift: pixels of random shift in training (0: none).
         task_dim: size of the task vector.
+        task_weights: of several tasks each has places of its own for what the state encoder reads, see `by_task`.
 
     Raises:
         SpecError: a key that is neither float32, nor an image, nor the task.
@@ -38,6 +39,7 @@ class ObservationEncoder(nn.Module):
         image_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
         image_shift: int = 4,
         task_dim: int = 16,
+        task_weights: bool = False,
     ) -> None:
         super().__init__()
         keys = spec.observation
@@ -52,8 +54,9 @@ class ObservationEncoder(nn.Module):
             )
         self.image_shift = image_shift
         self.out_dim = 0
+        self.told = len(spec.tasks) if task_weights and self.has_task and len(spec.tasks) > 1 else 0
         if self.floats:
-            size = spec.n_obs_steps * sum(torch.Size(keys[k].shape).numel() for k in self.floats)
+            size = spec.n_obs_steps * sum(torch.Size(keys[k].shape).numel() for k in self.floats) * (1 + self.told)
             self.state = (state_encoder or identity)(size)
             self.out_dim += self.state.out_dim
         self.images = nn.ModuleList((image_encoder or ConvEncoder)(tuple(keys[k].shape)) for k in self.cameras)
@@ -66,7 +69,8 @@ class ObservationEncoder(nn.Module):
         """cond [B C] from normalised obs [B To ...]; `augment` shifts images at random (training only)."""
         parts = []
         if self.floats:
-            parts.append(self.state(torch.cat([obs[k].flatten(1) for k in self.floats], dim=1)))
+            state = torch.cat([obs[k].flatten(1) for k in self.floats], dim=1)
+            parts.append(self.state(by_task(state, obs[TASK][:, -1], self.told) if self.told else state))
         for key, encoder in zip(self.cameras, self.images, strict=True):
             image = obs[key]
             if augment and self.image_shift:

@@ -29,7 +29,7 @@ class Common(TypedDict, total=False):
 
     network: makes the Denoiser from `horizon`, `action_dim` and `cond_dim`.
     encoder: makes the whole observation encoder from the spec; ObservationEncoder when None.
-    state_encoder, image_encoder, image_shift: see ObservationEncoder.
+    state_encoder, image_encoder, image_shift, task_weights: see ObservationEncoder.
     noise_samples: noised chunks per observation in a training batch. Where encoding is the cost (images), more of
         them are nearly free (Mini-Diffuser, Hu et al. 2025).
     tuned_steps: K', denoising steps at the end of the chain that a fine-tuned copy of the network runs.
@@ -41,6 +41,7 @@ class Common(TypedDict, total=False):
     state_encoder: Callable[[int], nn.Module] | None
     image_encoder: Callable[[tuple[int, ...]], nn.Module] | None
     image_shift: Natural
+    task_weights: bool
     noise_samples: Count
     tuned_steps: Natural
     lora_rank: Natural

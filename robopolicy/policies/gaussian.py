@@ -27,7 +27,7 @@ class GaussianPolicy(LikelihoodPolicy):
     Args:
         network: makes the mean's network from its input and output sizes.
         min_std: floor of the deviation, normalised units; keeps the likelihood bounded on noiseless data.
-        state_encoder, image_encoder, image_shift: see ObservationEncoder.
+        state_encoder, image_encoder, image_shift, task_weights: see ObservationEncoder.
     """
 
     def __init__(
@@ -40,13 +40,15 @@ class GaussianPolicy(LikelihoodPolicy):
         state_encoder: Callable[[int], nn.Module] | None = None,
         image_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
         image_shift: Natural = 4,
+        task_weights: bool = False,
     ) -> None:
         super().__init__()
         self.spec, self.normalizer, self.min_std = spec, normalizer, min_std
         self.noise_shape = (spec.horizon, spec.action.dim)
         self.encoder = ObservationEncoder(
-            spec, state_encoder=state_encoder, image_encoder=image_encoder, image_shift=image_shift
-        )
+            spec, state_encoder=state_encoder, image_encoder=image_encoder, image_shift=image_shift,
+            task_weights=task_weights,
+        )  # fmt: skip
         self.cond_dim = self.encoder.out_dim
         self.network = network(self.cond_dim, math.prod(self.noise_shape))
         self.log_std = nn.Parameter(torch.full(self.noise_shape, -1.0))

@@ -28,7 +28,7 @@ class MixturePolicy(LikelihoodPolicy):
         network: makes the network of means and logits from its input and output sizes.
         components: G.
         min_std: floor of the deviations, normalised units.
-        state_encoder, image_encoder, image_shift: see ObservationEncoder.
+        state_encoder, image_encoder, image_shift, task_weights: see ObservationEncoder.
     """
 
     def __init__(
@@ -42,14 +42,16 @@ class MixturePolicy(LikelihoodPolicy):
         state_encoder: Callable[[int], nn.Module] | None = None,
         image_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
         image_shift: Natural = 4,
+        task_weights: bool = False,
     ) -> None:
         super().__init__()
         self.spec, self.normalizer, self.min_std = spec, normalizer, min_std
         self.shape = (components, spec.horizon, spec.action.dim)
         self.noise_shape = (spec.horizon * spec.action.dim + 1,)
         self.encoder = ObservationEncoder(
-            spec, state_encoder=state_encoder, image_encoder=image_encoder, image_shift=image_shift
-        )
+            spec, state_encoder=state_encoder, image_encoder=image_encoder, image_shift=image_shift,
+            task_weights=task_weights,
+        )  # fmt: skip
         self.cond_dim = self.encoder.out_dim
         self.network = network(self.cond_dim, math.prod(self.shape) + components)
         self.log_std = nn.Parameter(torch.full(self.shape, -1.0))

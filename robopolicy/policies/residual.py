@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import SpecError
+from robopolicy.networks.mlp import by_task
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import SEEN, DenoisingPolicy, LikelihoodPolicy, Policy
 from robopolicy.schema import Count, NonNegative, Positive
@@ -22,8 +23,7 @@ class ResidualPolicy(Policy):
     units, the demonstrated range being [-1, 1]. The last layer starts at zero: before training this is the base,
     clamped to the box of `widen`. Of several tasks it is told which, as the base is, but by number: in instructions
     that it was not trained on it is silent, and the base acts alone. With `task_weights` each has weights of its own
-    beside the common ones, in the first layer of the residual and of its critics: which of the things in a scene an
-    action is about is then one product away, where an MLP that is told a number has to find it out.
+    beside the common ones, in the first layer of the residual and of its critics (see `by_task`).
 
     With `pictures` it sees what the base's frozen encoder makes of its observation, once per observation, beside the
     state: replays keep those numbers, not the pictures.
@@ -132,8 +132,7 @@ class ResidualPolicy(Policy):
         if self.tasks:
             number = self.numbers[obs[TASK]].clamp_min(0)  # an unknown one has any: see `act`
             one = nn.functional.one_hot(number, self.tasks).to(state.dtype)
-            own = [(one[..., None] * state[..., None, :]).flatten(-2)] if self.task_weights else []
-            state = torch.cat([state, *own, one], dim=-1)
+            state = torch.cat([by_task(state, number, self.tasks) if self.task_weights else state, one], dim=-1)
         return state, self.normalizer.normalize("action", obs[BASE_ACTION])
 
     def residual(self, state: Tensor, base_action: Tensor) -> Tensor:

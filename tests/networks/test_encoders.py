@@ -103,3 +103,14 @@ def test_convolutions_get_channels_first(tower):
 def test_vit_names_a_side_that_is_no_multiple():
     with pytest.raises(ValueError, match="patch=8, found 30×32"):
         ViTEncoder((3, 30, 32))
+
+
+def test_each_of_several_tasks_has_weights_of_its_own_for_the_state():
+    told = {STATE: Feature((2,)), TASK: Feature((), "int64")}
+    obs = {STATE: torch.tensor([[[3.0, 4.0]], [[5.0, 6.0]]]), TASK: torch.tensor([[1], [0]])}
+    two = spec(observation=told, n_obs_steps=1, tasks=("left", "right"))
+    cond = ObservationEncoder(two, task_dim=1, task_weights=True)(obs)
+    expected = torch.tensor([[3.0, 4.0, 0.0, 0.0, 3.0, 4.0], [5.0, 6.0, 5.0, 6.0, 0.0, 0.0]])
+    assert torch.equal(cond[:, :6], expected) and cond.shape == (2, 7)
+    one = spec(observation=told, n_obs_steps=1, tasks=("left",))
+    assert ObservationEncoder(one, task_dim=1, task_weights=True).out_dim == 3, "nothing to tell apart"
