@@ -1,4 +1,4 @@
-"""A whole suite evaluated: one task at a time in each of several processes; finished tasks are not redone."""
+"""A whole suite evaluated: tasks, and pieces of the last ones, in several processes; what is finished is not redone."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import hashlib
 import json
 import multiprocessing
 import os
+import shutil
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,11 +37,12 @@ from robopolicy.verbs import Place
 from robopolicy.wrappers import Wrapper
 
 SLOT = "@"  # in checkpoint=…: stands for the task's name
+_LEAST = 5  # episodes of a piece; smaller ones cost more (policy, env, batches of few) than an even end saves
 
 
 @dataclass(frozen=True)
 class Job:
-    """One task's evaluation, as it is sent to a process."""
+    """One task's evaluation, or a piece of it, as it is sent to a process."""
 
     task: str
     node: dict[str, Any]
@@ -52,6 +55,19 @@ class Job:
     device: str
     threads: int
     file: Path
+
+    @property
+    def pieces(self) -> Path:
+        """Where the rows of its pieces lie until all are there."""
+        return self.file.with_suffix("")
+
+
+class Plan(NamedTuple):
+    """How a task's rows come about."""
+
+    job: Job
+    kept: list[Path]  # pieces that an interrupted command left
+    pieces: list[Job]  # the other episodes
 
 
 def evaluate_suite(
@@ -71,13 +87,15 @@ def evaluate_suite(
 ) -> SuiteResult:
     """Evaluate every task and write rows, table and report to <out>/suites/<name>.
 
-    A task's rows on disk are taken where they are of these weights, seeds, settings, task and code.
+    A task's rows on disk, and those of its pieces, are taken where they are of these weights, seeds, settings, task
+    and code. An episode depends on its seed alone, in a piece as in the whole task; only the rounding of a network
+    depends on how many rows it is given at once, as with another `num_envs`.
 
     Args:
         checkpoint: one policy for all tasks; with "@" in it, one for each: @ stands for the task's name.
         episodes: of each task; None: the suite's.
         only: names of tasks; (): all.
-        jobs: processes; None: one a core.
+        jobs: processes; None: one a core, at most one a task. 1: this one.
 
     Raises:
         ConfigError: unknown tasks, or no place for results.
@@ -90,7 +108,7 @@ def evaluate_suite(
     kind = label(suite.name, checkpoint=first.checkpoint, deterministic=deterministic, split=split)
     folder = _out(checkpoint, first, out) / "suites" / kind
     seeds = suite.episode_seeds(split, episodes or suite.episodes)
-    count = min(jobs or len(os.sched_getaffinity(0)), len(nodes))
+    count = jobs or min(len(os.sched_getaffinity(0)), len(nodes))
     folder.mkdir(parents=True, exist_ok=True)
     todo = [
         Job(task, node, places[task].policy, places[task].ident, which, seeds.tolist(), deterministic,
@@ -144,49 +162,120 @@ def _file(task: str, node: dict[str, Any]) -> str:
 
 
 def _finished(job: Job) -> bool:
+    """Whether all of its rows are on disk; where only its pieces are, they are joined."""
+    if _seeds_in(job, job.file) == job.seeds:
+        return True
+    kept, missing = _kept(job)
+    if not missing:
+        _join(Plan(job, kept, []))
+    return not missing
+
+
+def _kept(job: Job) -> tuple[list[Path], list[int]]:
+    """Pieces on disk that are parts of the job, whoever cut them, and the seeds that none of them holds."""
+    kept, missing = [], set(job.seeds)
+    for file in sorted(job.pieces.glob("*.csv")):
+        seeds = set(_seeds_in(job, file))
+        if seeds and seeds <= missing:
+            kept.append(file)
+            missing -= seeds
+    return kept, [seed for seed in job.seeds if seed in missing]
+
+
+def _seeds_in(job: Job, file: Path) -> list[int]:
+    """Seeds of a file's rows; [] unless all of them are of the job's weights, settings and code."""
     if version().endswith("dirty"):  # two changed trees look alike
-        return False
+        return []
     try:
-        rows = Rows.load(job.file)
+        rows = Rows.load(file)
     except DataError:
-        return False
+        return []
     wanted = {"policy": {job.policy}, "deterministic": {job.deterministic}, "version": {version()}}
-    return rows.seeds == job.seeds and all(set(rows.frame[k]) == v for k, v in wanted.items())
+    return rows.seeds if all(set(rows.frame[k]) == v for k, v in wanted.items()) else []
+
+
+def _plans(waiting: list[Job], count: int) -> dict[str, Plan]:
+    """The episodes that are not on disk, cut such that `count` processes end at about the same time.
+
+    No piece holds more than 1 / (2 count) of the episodes that are not handed out yet, unless it were of fewer than
+    _LEAST. So most tasks stay whole, since each piece builds its own env and loads the policy; the last ones are cut
+    the smallest, and fill the time that one process would wait for another. One process has nothing to wait for.
+    """
+    found = [_kept(job) for job in waiting]
+    left = sum(len(missing) for _, missing in found)
+    plans = {}
+    for job, (kept, missing) in zip(waiting, found, strict=True):
+        n = len(missing)
+        number = 1 if count == 1 else min(-(-2 * count * n // left), max(1, n // _LEAST))
+        parts = [missing[n * i // number : n * (i + 1) // number] for i in range(number)]
+        pieces = [
+            replace(job, seeds=seeds, num_envs=min(job.num_envs, len(seeds)), file=job.pieces / f"{seeds[0]}.csv")
+            for seeds in parts
+        ]
+        plans[job.task] = Plan(job, kept, pieces)
+        left -= n
+    return plans
+
+
+def _join(plan: Plan) -> None:
+    """One file of all rows, in the order of the job's seeds, in place of the pieces'."""
+    job = plan.job
+    frame = Rows.concat([Rows.load(file) for file in (*plan.kept, *(piece.file for piece in plan.pieces))]).frame
+    Rows(frame.set_index("seed").loc[job.seeds].reset_index()).save(job.file)
+    shutil.rmtree(job.pieces)
 
 
 def _run(waiting: list[Job], count: int, *, total: int) -> dict[str, str]:
-    """Carry out all jobs; {task: why it failed}."""
+    """Carry out all jobs; {task: why it failed}. What else a failed task was cut into is kept for the next time."""
     failed: dict[str, str] = {}
     if not waiting:
         return failed
+    plans = _plans(waiting, count)
+    left = {task: len(plan.pieces) for task, plan in plans.items()}
     with Tracker().progress(total, "tasks") as bar:
+
+        def over(piece: Job, error: Exception | None) -> None:
+            left[piece.task] -= 1
+            if error is not None:
+                failed.setdefault(piece.task, _why(error))
+            elif not left[piece.task] and piece.task not in failed:
+                _join(plans[piece.task])
+            bar.update(total - sum(n > 0 for n in left.values()))
+
         bar.update(total - len(waiting))
-        if count == 1:
-            for i, job in enumerate(waiting):
-                try:
-                    _evaluate(job)
-                except Exception as error:
-                    failed[job.task] = _why(error)
-                bar.update(total - len(waiting) + i + 1)
-            return failed
-        # Spawned: a forked child would inherit torch's threads.
-        context = multiprocessing.get_context("spawn")
-        known = (sorted(build.PACKAGES), list(sys.path))
-        pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=known)
-        try:
-            running: dict[Future[None], str] = {pool.submit(_evaluate, job): job.task for job in waiting}
-            while running:
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in done:
-                    task = running.pop(future)
-                    try:
-                        future.result()
-                    except Exception as error:
-                        failed[task] = _why(error)
-                bar.update(total - len(running))
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        _carry_out([piece for plan in plans.values() for piece in plan.pieces], count, over)
     return failed
+
+
+def _carry_out(pieces: list[Job], count: int, over: Callable[[Job, Exception | None], None]) -> None:
+    """Evaluate all, in their order; `over` hears of each that ended, and of what it failed from."""
+    if count == 1:
+        for piece in pieces:
+            try:
+                _evaluate(piece)
+            except Exception as error:
+                over(piece, error)
+            else:
+                over(piece, None)
+        return
+    # Spawned: a forked child would inherit torch's threads.
+    context = multiprocessing.get_context("spawn")
+    known = (sorted(build.PACKAGES), list(sys.path))
+    pool = ProcessPoolExecutor(min(count, len(pieces)), mp_context=context, initializer=_begin, initargs=known)
+    try:
+        running: dict[Future[None], Job] = {pool.submit(_evaluate, piece): piece for piece in pieces}
+        while running:
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                piece = running.pop(future)
+                try:
+                    future.result()
+                except Exception as error:
+                    over(piece, error)
+                else:
+                    over(piece, None)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _why(error: Exception) -> str:
@@ -202,7 +291,7 @@ def _begin(packages: list[str], path: list[str]) -> None:
 
 
 def _evaluate(job: Job) -> None:
-    """One task, in whatever process."""
+    """One task or piece, in whatever process."""
     torch.set_num_threads(job.threads)
     env: Any = build.build(job.node, "suite.task", num_envs=job.num_envs, seed=0)
     try:

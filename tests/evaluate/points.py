@@ -7,7 +7,9 @@ from torch import Tensor
 
 from robopolicy.errors import ConfigError
 from robopolicy.evaluate.rows import COLUMNS, Rows
+from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import Policy
+from robopolicy.spec import PolicySpec
 from robopolicy.types import BASE_ACTION, STATE, Feature, Obs, Step
 from tests.fakes import PointEnv, PointPolicy
 
@@ -52,6 +54,14 @@ class PassingPoint(PointEnv):
         return Step(self._obs(), next_obs, executed, ones, success.float(), no, truncated, success, ones.bool(), {})
 
 
+class GradedPoint(PointEnv):
+    """Reward is minus the distance, so that a return shows every bit of the way that an episode took."""
+
+    def step(self, action: Tensor) -> Step:
+        step = super().step(action)
+        return step._replace(reward=-step.next_obs[STATE][:, :2].norm(dim=1))
+
+
 class DeafPoint(PointEnv):
     """Ignores the seeds it is given."""
 
@@ -80,6 +90,15 @@ class NothingAdded(Policy):
 
     def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
         return obs[BASE_ACTION][:, None]
+
+
+class ElementwisePoint(PointPolicy):
+    """A noisy PointPolicy for checkpoints. It has no matrix products, whose last bits depend on how many rows they
+    are given at once, so that its actions are the same bits in every batch."""
+
+    def __init__(self, spec: PolicySpec, normalizer: Normalizer) -> None:
+        super().__init__(noise=0.075)
+        self.normalizer = normalizer
 
 
 def outcomes(rows: Rows) -> list[tuple]:
@@ -114,7 +133,7 @@ def make_rows(successes: list[bool], *, start: int = 0, digest: str = "d", polic
 
 
 def named_point(name: str, num_envs: int, seed: int = 0, *, horizon: int = 12) -> PointEnv:
-    """A task of a suite by name; "broken" is one that cannot be built."""
+    """A task of a suite by name; "broken" is one that cannot be built, "graded" has returns of many bits."""
     if name == "broken":
         raise ConfigError("task.name='broken': cannot be built")
-    return PointEnv(num_envs, horizon=horizon, seed=seed)
+    return (GradedPoint if name == "graded" else PointEnv)(num_envs, horizon=horizon, seed=seed)

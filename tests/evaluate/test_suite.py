@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,15 +18,17 @@ from robopolicy.build import build_policy
 from robopolicy.checkpoint import Checkpointer
 from robopolicy.cli import find_verb
 from robopolicy.config import compose, group_options
-from robopolicy.errors import CheckpointError, ConfigError, RobopolicyError
+from robopolicy.errors import CheckpointError, ConfigError, DataError, RobopolicyError
 from robopolicy.evaluate import rollout
 from robopolicy.evaluate.rows import Rows
 from robopolicy.evaluate.suite import Suite, SuiteResult
 from robopolicy.noise import episode_seeds
 from robopolicy.normalize import Normalizer
-from robopolicy.suite_eval import Numbered, evaluate_suite
+from robopolicy.suite_eval import Job, Numbered, evaluate_suite
+from robopolicy.tracking import Tracker
 from robopolicy.types import TASK, Feature
 from tests.evaluate.points import make_rows, named_point
+from tests.fakes import PointPolicy
 from tests.test_checkpoint import gaussian
 
 POINTS = Suite(
@@ -33,6 +38,7 @@ POINTS = Suite(
     tasks={"near": {}, "far": {"name": "distant", "horizon": 5}},
     episodes=4,
 )
+GRADED = replace(POINTS, tasks={"long": {"name": "graded"}, "short": {"name": "graded", "horizon": 5}}, episodes=23)
 
 
 @pytest.fixture
@@ -44,6 +50,16 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "config.yaml").write_text("task: {_target_: point}\n")
     Checkpointer(folder).save(1, policy=gaussian(0), state={})
     return folder
+
+
+@pytest.fixture
+def exact(run: Path) -> Path:
+    """A trained policy whose actions are the same bits in every batch."""
+    spec = PointPolicy(noise=0.075).spec
+    node = {"_target_": "tests.evaluate.points.ElementwisePoint"}
+    policy = build_policy(node, spec=spec, normalizer=Normalizer.from_limits(spec.observation, spec.action))
+    Checkpointer(run).save(2, policy=policy, state={})
+    return run
 
 
 @pytest.fixture
@@ -59,6 +75,27 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(suite_eval, "_evaluate", counted)
     code(monkeypatch, "1.0+abc")
     return seen
+
+
+@pytest.fixture
+def pieces(evaluated: list[str], monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """What processes were sent; here one thread stands for all of them, so that their work is done in its order."""
+    sent: list[Job] = []
+    real = suite_eval._evaluate
+
+    def recorded(job: Job) -> None:
+        sent.append(job)
+        real(job)
+
+    monkeypatch.setattr(suite_eval, "_evaluate", recorded)
+    monkeypatch.setattr(suite_eval, "ProcessPoolExecutor", lambda count, **how: ThreadPoolExecutor(1))
+    return sent
+
+
+def bits(result: SuiteResult) -> dict[str, str]:
+    """All that rows say but the time, floats to their last bit, in the order of the rows."""
+    frames = {task: rows.frame.drop(columns="wall_s") for task, rows in result.rows.items()}
+    return {task: frame.assign(**{"return": frame["return"].map(float.hex)}).to_csv() for task, frame in frames.items()}
 
 
 def code(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
@@ -133,13 +170,152 @@ def test_at_stands_for_the_task(run, evaluated):
     assert (run.parent / "suites" / "points" / "table.md").is_file()
 
 
+def test_pieces_hold_the_rows_of_the_whole_task_bit_for_bit(exact, pieces):
+    whole = evaluate_suite(GRADED, exact, jobs=1, out=exact / "whole")
+    assert [len(job.seeds) for job in pieces] == [23, 23]
+    cut = evaluate_suite(GRADED, exact, jobs=3, out=exact / "cut")
+    assert [(job.task, len(job.seeds), job.num_envs) for job in pieces[2:]] == [
+        ("long", 7, 7), ("long", 8, 8), ("long", 8, 8), *(("short", n, n) for n in (5, 6, 6, 6))
+    ]  # fmt: skip
+    assert bits(cut) == bits(whole)
+    assert whole.rows["long"].frame["return"].nunique() == 23 and 0 < whole.total().value < 1, "else it shows nothing"
+    assert all(p.is_file() for p in (exact / "cut" / "suites" / "points").iterdir()), "no pieces are left"
+
+
+def test_pieces_of_a_network_differ_by_its_rounding_at_most(run, pieces):
+    whole, cut = (evaluate_suite(GRADED, run, jobs=jobs, out=run / str(jobs)).rows for jobs in (1, 3))
+    assert len(pieces) > 4
+    for task in GRADED.tasks:
+        assert whole[task].frame["return"].tolist() == pytest.approx(cut[task].frame["return"].tolist(), rel=1e-5)
+        assert whole[task].successes() == cut[task].successes()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "numbers"),
+    [
+        ((50,) * 10, 2, [1] * 7 + [2, 2, 4]),
+        ((50,) * 10, 1, [1] * 10),
+        ((50,) * 3, 4, [3, 4, 8]),
+        ((200, 9, 12), 2, [4, 1, 2]),  # by episodes, not by tasks; five or more in a piece
+        ((4,), 8, [1]),
+    ],
+)
+def test_the_last_tasks_are_cut_the_smallest(tmp_path, sizes, count, numbers):
+    """Of E episodes that are left, none gets more than E / (2 count)."""
+    jobs = [
+        Job(f"t{i}", {}, tmp_path, "p", "latest", list(range(n)), False, 20, "cpu", 1, tmp_path / f"t{i}.csv")
+        for i, n in enumerate(sizes)
+    ]
+    plans = suite_eval._plans(jobs, count)
+    assert [len(plan.pieces) for plan in plans.values()] == numbers
+    for job, plan in zip(jobs, plans.values(), strict=True):
+        assert [seed for piece in plan.pieces for seed in piece.seeds] == job.seeds
+        assert all(piece.num_envs == min(20, len(piece.seeds)) for piece in plan.pieces)
+        assert len({piece.file for piece in plan.pieces}) == len(plan.pieces)
+
+
+def test_a_piece_that_fails_is_done_again_alone(exact, pieces, monkeypatch):
+    whole = evaluate_suite(GRADED, exact, jobs=1, out=exact / "whole")
+    seeds, recorded = whole.rows["long"].seeds, suite_eval._evaluate
+    del pieces[:]
+
+    def failing(job: Job) -> None:
+        if job.task == "long" and {seeds[0], seeds[12]} & set(job.seeds):
+            raise DataError("a bad seed")
+        recorded(job)
+
+    monkeypatch.setattr(suite_eval, "_evaluate", failing)
+    with pytest.raises(RobopolicyError, match=r"1 of 2 tasks failed; [^.]*\. long: a bad seed$"):  # named once
+        evaluate_suite(GRADED, exact, jobs=3)
+    assert [job.task for job in pieces] == ["long", "short", "short", "short", "short"]
+    assert pieces[0].seeds == seeds[15:], "the last of three"
+    monkeypatch.setattr(suite_eval, "_evaluate", recorded)
+    result = evaluate_suite(GRADED, exact, jobs=2)
+    assert [seed for job in pieces[5:] for seed in job.seeds] == seeds[:15]
+    assert bits(result) == bits(whole), "in the order of the seeds, not of their evaluation"
+
+
+def interrupted(run: Path, pieces: list[Job], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A command that ends when all three pieces of "long" are done and one of "short": the seeds of that one."""
+    recorded = suite_eval._evaluate
+
+    def killed(job: Job) -> None:
+        if len(pieces) == 4:
+            raise KeyboardInterrupt
+        recorded(job)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(suite_eval, "_evaluate", killed)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate_suite(GRADED, run, jobs=3)
+    assert [job.task for job in pieces] == ["long", "long", "long", "short"]
+    done = pieces[-1].seeds
+    del pieces[:]
+    return done
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_pieces_of_an_interrupted_command_are_not_redone(exact, pieces, monkeypatch, jobs):
+    done = interrupted(exact, pieces, monkeypatch)
+    result = evaluate_suite(GRADED, exact, jobs=jobs)
+    every = episode_seeds("test", 0, 23).tolist()
+    assert {job.task for job in pieces} == {"short"}
+    assert [seed for job in pieces for seed in job.seeds] == [seed for seed in every if seed not in done]
+    assert result.rows["short"].seeds == result.rows["long"].seeds == every
+    assert bits(result) == bits(evaluate_suite(GRADED, exact, jobs=1, out=exact / "whole"))
+
+
+@pytest.mark.parametrize("changed", ["weights", "code", "uncommitted code", "settings", "task", "episodes"])
+def test_pieces_of_something_else_are_redone(exact, pieces, monkeypatch, changed):
+    if changed == "uncommitted code":
+        code(monkeypatch, "1.0+abc.dirty")
+    interrupted(exact, pieces, monkeypatch)
+    suite, settings = replace(GRADED, tasks={"short": GRADED.tasks["short"]}), {}
+    if changed == "weights":
+        Checkpointer(exact).save(3, policy=gaussian(1), state={})
+    elif changed == "code":
+        code(monkeypatch, "1.0+def")
+    elif changed == "settings":  # in the same folder
+        monkeypatch.setattr(suite_eval, "label", lambda name, **how: name)
+        settings = {"deterministic": True}
+    elif changed == "task":
+        suite = replace(suite, tasks={"short": {"name": "graded", "horizon": 6}})
+    elif changed == "episodes":  # some of those of a piece
+        settings = {"episodes": 3}
+    rows = evaluate_suite(suite, exact, jobs=2, **settings).rows["short"]
+    assert [seed for job in pieces for seed in job.seeds] == rows.seeds and len(rows) == settings.get("episodes", 23)
+
+
+def test_pieces_that_nobody_joined_are_joined(exact, pieces, monkeypatch):
+    def killed(plan: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(suite_eval, "_join", killed)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate_suite(GRADED, exact, jobs=2, only=("long",))
+    result = evaluate_suite(GRADED, exact, jobs=2, only=("long",))
+    assert len(pieces) == 4 and result.rows["long"].seeds == episode_seeds("test", 0, 23).tolist()
+
+
+def test_progress_counts_tasks_not_pieces(run, pieces, monkeypatch):
+    shown: list[int] = []
+
+    @contextmanager
+    def progress(self: Tracker, total: int, description: str) -> Iterator[Any]:
+        assert (total, description) == (2, "tasks")
+        yield type("Bar", (), {"update": lambda self, step: shown.append(step)})()
+
+    monkeypatch.setattr(Tracker, "progress", progress)
+    evaluate_suite(GRADED, run, jobs=3)
+    assert len(shown) == 1 + 3 + 4 and shown == sorted(shown), "at the start and after every piece"
+    assert shown[:3] == [0, 0, 0] and shown[-1] == 2
+
+
 @pytest.mark.slow  # two processes import torch
-def test_processes_change_nothing(run):
-    one = evaluate_suite(POINTS, run, jobs=1, out=run / "one")
-    two = evaluate_suite(POINTS, run, jobs=2, out=run / "two")
-    for task in POINTS.tasks:
-        a, b = (r.rows[task].frame.drop(columns="wall_s") for r in (one, two))
-        assert a.equals(b)
+def test_processes_change_nothing(exact):
+    one, two = (evaluate_suite(GRADED, exact, jobs=jobs, out=exact / str(jobs)) for jobs in (1, 2))
+    assert bits(one) == bits(two)
 
 
 @pytest.mark.slow
