@@ -199,6 +199,7 @@ METAWORLD = tuple(  # pushing, grasping, inserting, hammering, by a hand; levers
 )
 MANISKILL_PUSH = Base("maniskill", 6, 1.0, SUITE_BC, options=("task.name=PushCube-v1",), num_envs=16, episodes=200)
 SUITES_DPPO = ("algo=dppo_large", "validation_episodes=50", "threads=1")
+RPD_STUDENT = ("algo=rpd", "n_action_steps=4", "loop.total_steps=800000", "threads=1")
 EXPERIMENTS = {
     "maniskill_pickcube_residual": Experiment(
         (
@@ -384,6 +385,9 @@ EXPERIMENTS = {
                         "loop.total_steps=800000",
                         "threads=1",
                     ),
+                    "residual": ("algo=residual_long", "threads=1"),
+                    "rpd": RPD_STUDENT,
+                    "scratch": (*RPD_STUDENT, "algo.anchor=0", "algo.anchor_final=0"),
                 },
             ),
         ),

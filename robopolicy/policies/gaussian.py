@@ -14,7 +14,7 @@ from robopolicy.networks.mlp import MLP
 from robopolicy.normalize import ACTION, Normalizer
 from robopolicy.policies.base import LikelihoodPolicy
 from robopolicy.policies.chain import gaussian_log_prob
-from robopolicy.schema import Natural, NonNegative
+from robopolicy.schema import Natural, NonNegative, Positive
 from robopolicy.spec import PolicySpec
 from robopolicy.types import Metrics, Obs
 
@@ -27,6 +27,7 @@ class GaussianPolicy(LikelihoodPolicy):
     Args:
         network: makes the mean's network from its input and output sizes.
         min_std: floor of the deviation, normalised units; keeps the likelihood bounded on noiseless data.
+        initial_std: what is above the floor before training. Imitation finds its own; reinforcement begins with it.
         state_encoder, image_encoder, image_shift, task_weights: see ObservationEncoder.
     """
 
@@ -37,6 +38,7 @@ class GaussianPolicy(LikelihoodPolicy):
         *,
         network: Callable[[int, int], nn.Module] = MLP,
         min_std: NonNegative = 0.01,
+        initial_std: Positive = 0.37,
         state_encoder: Callable[[int], nn.Module] | None = None,
         image_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
         image_shift: Natural = 4,
@@ -51,7 +53,7 @@ class GaussianPolicy(LikelihoodPolicy):
         )  # fmt: skip
         self.cond_dim = self.encoder.out_dim
         self.network = network(self.cond_dim, math.prod(self.noise_shape))
-        self.log_std = nn.Parameter(torch.full(self.noise_shape, -1.0))
+        self.log_std = nn.Parameter(torch.full(self.noise_shape, math.log(initial_std)))
 
     def mean_std(self, obs: Obs, *, augment: bool = False) -> tuple[Tensor, Tensor]:
         """Mean [B H Da] and deviation [H Da] in normalised units."""

@@ -168,6 +168,15 @@ def test_chunks_of_one_observation_are_noised_to_all_degrees(kind: type[Policy])
     assert float(seen[0].mean()) == pytest.approx(0.5, abs=0.06)
 
 
+def test_a_gaussian_begins_with_the_deviation_it_is_given():
+    obs, noise = {STATE: torch.randn(1, 1, 3)}, torch.ones(1, 4, 2)
+    for given in (0.1, 0.37):
+        ours = policy(GaussianPolicy, DATA, network=SMALL_MLP, initial_std=given, min_std=0.01)
+        moved = ours.normalizer.normalize("action", ours.act(obs, noise=noise))
+        still = ours.normalizer.normalize("action", ours.act(obs, deterministic=True))
+        torch.testing.assert_close(moved - still, torch.full_like(still, given + 0.01))
+
+
 @pytest.mark.parametrize("kind", [DiffusionPolicy, FlowPolicy, GaussianPolicy])
 def test_cameras_and_tasks(kind: type[Policy]):
     camera = "observation.images.front"
