@@ -387,11 +387,15 @@ EXPERIMENTS = {
                     ),
                     "residual": ("algo=residual_long", "threads=1"),
                     "rpd": RPD_STUDENT,
-                    "scratch": (*RPD_STUDENT, "algo.anchor=0", "algo.anchor_final=0"),
                 },
             ),
         ),
         kept="first_try/",
+    ),
+    "vla_rpd": Experiment(
+        (Setting(VLA, {"rpd": RPD_STUDENT, "scratch": (*RPD_STUDENT, "algo.anchor=0", "algo.anchor_final=0")}),),
+        runs="vla_routes",
+        kept="inference/",
     ),
     "dppo_ablation": Experiment(
         (Setting(PICK, {k: ("algo=dppo", "loop.total_steps=300000", *v) for k, v in ABLATION.items()}),), seeds=(0, 1)

@@ -1,0 +1,85 @@
+"""A policy against the student that RPD made of it: seconds for a chunk, side by side; JSON lines.
+
+    python scripts/bench_student.py --teacher RUN --student RUN --task tabletop [--quick | --record]
+
+vla_rpd, settings inference/N: `ratio` of the teacher's seconds for a chunk for each of N observations over the
+student's, median over rounds in which the sides alternate, with its 95% bootstrap interval. Observations are the
+task's first ones. One thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+
+import sim
+from robopolicy.checkpoint import load_policy
+from robopolicy.evaluate.evidence import Evidence, measured, write
+from robopolicy.evaluate.statistics import bootstrap
+from robopolicy.policies.base import Policy
+from robopolicy.types import Obs, VecEnv
+from robopolicy.wrappers import HistoryEnv
+
+SIZES = (1, 64)
+
+
+def part(policy: Policy, obs: Obs) -> Obs:
+    """What it reads of observations [N To ...]."""
+    return {key: obs[key][:, -policy.spec.n_obs_steps :] for key in policy.spec.observation}
+
+
+@torch.no_grad()
+def bench(sides: list[Policy], env: VecEnv, *, rounds: int, calls: int) -> Evidence:
+    obs = HistoryEnv(env, max(policy.spec.n_obs_steps for policy in sides)).reset()
+    pairs = []
+    for i in range(rounds + 1):  # the first round warms up
+        times = []
+        for policy in sides:
+            mine, noise = part(policy, obs), torch.randn(env.num_envs, *policy.noise_shape)
+            began = perf_counter()
+            for _ in range(calls):
+                policy.act(mine, noise=noise)
+            times.append((perf_counter() - began) / calls)
+        pairs += [times] if i else []
+    teacher, student = (1e3 * statistics.median(t) for t in zip(*pairs, strict=True))
+    return measured(
+        id="vla_rpd",
+        setting=f"inference/{env.num_envs}",
+        metric="ratio",
+        interval=bootstrap([[a / b] for a, b in pairs], statistic=statistics.median),
+        notes=f"teacher {teacher:.2f}, student {student:.3f} ms; one thread",
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--teacher", type=Path, required=True, help="run or policy directory")
+    parser.add_argument("--student", type=Path, required=True, help="run or policy directory")
+    parser.add_argument("--task", default="tabletop")
+    parser.add_argument("--quick", action="store_true", help="few rounds: whether it runs, not how fast")
+    parser.add_argument("--record", action="store_true", help="write into docs/results")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    rounds, calls = (2, 1) if options.quick else (15, 10)
+    found = []
+    for size in SIZES:
+        env = sim.make(options.task, size)
+        sides = [load_policy(path, env=env.spec).eval() for path in (options.teacher, options.student)]
+        found.append(bench(sides, env, rounds=rounds, calls=calls))
+        print(json.dumps(asdict(found[-1]), ensure_ascii=False))
+    if options.record:
+        write(found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
