@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from robopolicy.evaluate.bars import Goal, judge, read_goals
 from robopolicy.evaluate.evidence import ALL, Evidence, read_all
@@ -107,6 +108,8 @@ def _experiment(id: str, title: str, rows: Sequence[Evidence], plots: Iterable[s
         out += [f"![{_cell(title)}: success rates](img/results/{name})", ""]
     if any(r.metric == CURVE for r in rows):
         out += ["Curves: success on validation episodes, mean and range of the training seeds.", ""]
+    elif any("-steps" in name for name in plots):
+        out += ["Lines: from the base to each refinement, over what it cost; mean and range of the training seeds.", ""]
     out += ["| setting | metric | seed | value | 95% interval | episodes | env steps | time | notes |"]
     out += ["| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | --- |"]
     for r in (r for r in rows if r.metric != CURVE):
@@ -132,6 +135,7 @@ def _plots(rows: Sequence[Evidence]) -> dict[str, str]:
     charts = {"": _intervals(rows)}
     for end, label in (("-steps", "env steps"), ("-minutes", "minutes of training")):
         series = [_series(n, mine, end, c) for (n, mine), c in zip(curves.items(), _COLOURS, strict=False)]
+        series = series or _routes(rows, end)
         charts[end] = line_chart(series, title=f"Success by {label}", x_label=label, share=True, standalone=True)
     return charts
 
@@ -143,6 +147,27 @@ def _series(name: str, rows: Sequence[Evidence], end: str, colour: str) -> Serie
     minutes = [sum(r.wall_s or 0.0 for r in mine) / len(mine) / 60 for mine in at.values()]
     x = [float(step) for step in at] if end == "-steps" else minutes
     return Series(name, x, [sum(v) / len(v) for v in rates], [min(v) for v in rates], [max(v) for v in rates], colour)
+
+
+def _routes(rows: Sequence[Evidence], end: str) -> list[Series]:
+    """Where nobody looked on the way: a straight line for each refinement of a common base, from the mean of its
+    training seeds to theirs, over env steps or over their mean training time. None where there are fewer than two, or
+    more than colours tell apart."""
+    rates = [r for r in rows if r.metric == "success_rate" and r.seeds != ALL and "/" not in r.setting]
+    before = {r.seeds: r.value for r in rates if r.setting == "base"}
+    routes: dict[str, list[Evidence]] = {}
+    for row in rates:
+        if row.env_steps and row.wall_s and row.seeds in before:
+            routes.setdefault(row.setting, []).append(row)
+    if not 1 < len(routes) <= len(_COLOURS):
+        return []
+    found = []
+    for (name, mine), colour in zip(routes.items(), _COLOURS, strict=False):
+        began, ended = [before[r.seeds] for r in mine], [r.value for r in mine]
+        cost = [float(r.env_steps or 0) if end == "-steps" else (r.wall_s or 0.0) / 60 for r in mine]
+        y, low, high = ([f(began), f(ended)] for f in (fmean, min, max))
+        found.append(Series(name, [0.0, fmean(cost)], y, low, high, colour))
+    return found
 
 
 def _intervals(rows: Sequence[Evidence]) -> str:

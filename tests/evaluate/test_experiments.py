@@ -12,7 +12,7 @@ import pytest
 
 from robopolicy.errors import RobopolicyError
 from robopolicy.evaluate.evidence import ALL, Evidence, write
-from robopolicy.evaluate.results_page import generate
+from robopolicy.evaluate.results_page import _routes, generate
 from scripts import experiments
 from scripts.experiment_list import EXPERIMENTS, Base, Experiment, Setting
 from scripts.experiment_record import Found, record, save_rows
@@ -88,6 +88,24 @@ def test_curves_are_drawn_over_steps_and_time_and_replaced_whole(tmp_path):
     assert {p.name for p in files} == {"results.md", "routes.svg", "routes-steps.svg", "routes-minutes.svg"}
     page = files[tmp_path / "docs" / "results.md"]
     assert "routes-minutes.svg" in page and "at_100" not in page
+
+
+def test_routes_that_nobody_watched_are_lines_from_the_base_to_their_end(tmp_path):
+    base = REACH.base
+    both = Setting(base, {"slow": (), "quick": ()})
+    work = [(both, "slow", 0), (both, "slow", 1), (both, "quick", 0)]
+    results = [found(20), found(10), replace(found(16), env_steps=40, wall_s=30.0)]
+    rows = record("routes", Experiment((both,), seeds=(0, 1)), work, results, [])
+    over_steps, over_minutes = (_routes(rows, end) for end in ("-steps", "-minutes"))
+    before = results[0].base.success_rate().value
+    assert [(s.name, s.x, s.y) for s in over_steps] == [
+        ("slow", [0.0, 100.0], [before, 0.75]), ("quick", [0.0, 40.0], [before, 0.8])
+    ]  # fmt: skip
+    assert (over_steps[0].low, over_steps[0].high) == ([before, 0.5], [before, 1.0])
+    assert over_minutes[1].x == [0.0, 0.5]
+    write(rows, root=tmp_path / "docs" / "results")
+    assert {p.name for p in generate(tmp_path / "docs")} >= {"routes-steps.svg", "routes-minutes.svg"}
+    assert not _routes([r for r in rows if r.setting != "quick"], "-steps"), "one alone is in the other chart"
 
 
 def test_episodes_of_other_runs_stay_in_the_file(tmp_path):
