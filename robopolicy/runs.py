@@ -58,13 +58,7 @@ def open_run(
         run_dir.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise ConfigError(f"run_dir={run_dir}: is a file, or lies below one. Give a folder, new or of a run.") from None
-    with (run_dir / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"run_dir={run_dir}: another process is at work in it. Wait for it, or stop it."
-            ) from None
+    with claimed(run_dir, "run_dir"):
         if begun(run_dir):
             check_same(run_dir, config)
         else:
@@ -72,6 +66,21 @@ def open_run(
         if not (run_dir / PROVENANCE).exists():
             write_provenance(run_dir)
         write_text(run_dir / CONFIG, dump(config))
+        yield
+
+
+@contextlib.contextmanager
+def claimed(folder: Path, key: str) -> Iterator[None]:
+    """No other process works in `folder` for as long as the block lasts.
+
+    Raises:
+        ConfigError: one does; `key` is what the user named it by.
+    """
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{key}={folder}: another process is at work in it. Wait for it, or stop it.") from None
         yield
 
 

@@ -30,6 +30,7 @@ from robopolicy.evaluate.suite import Suite, SuiteResult
 from robopolicy.lerobot.find import HUB
 from robopolicy.noise import Split
 from robopolicy.policy_files import find_policy, is_ours, read_spec
+from robopolicy.runs import claimed
 from robopolicy.suite_packages import PACKAGES, installed
 from robopolicy.tracking import Tracker
 from robopolicy.types import TASK, Feature, Obs, Step, VecEnv
@@ -98,7 +99,7 @@ def evaluate_suite(
         jobs: processes; None: one a core, at most one a task. 1: this one.
 
     Raises:
-        ConfigError: unknown tasks, or no place for results.
+        ConfigError: unknown tasks, no place for results, or another evaluation of the suite is at work there.
         CheckpointError: a policy is missing; before anything is evaluated.
         RobopolicyError: tasks failed; the others were evaluated and are kept.
     """
@@ -116,16 +117,17 @@ def evaluate_suite(
         for task, node in nodes.items()
     ]  # fmt: skip
     began = time.perf_counter()
-    waiting = [job for job in todo if not _finished(job)]
-    failed = _run(waiting, count, total=len(todo))
-    rows = {job.task: Rows.load(job.file) for job in todo if job.task not in failed}
+    with claimed(folder, "out"):  # another evaluation would mix its pieces with ours
+        waiting = [job for job in todo if not _finished(job)]
+        failed = _run(waiting, count, total=len(todo))
+        rows = {job.task: Rows.load(job.file) for job in todo if job.task not in failed}
     result = SuiteResult(suite, rows, failed)
     if not rows:
         raise RobopolicyError(f"{suite.name}: no task could be evaluated; {_list(failed)}")
     page = result.save(folder)
     print(result.text())
     kept = f", {len(todo) - len(waiting)} kept" if len(waiting) < len(todo) else ""
-    print(f"{len(waiting) - len(failed)} tasks evaluated in {time.perf_counter() - began:.1f} s with {count} "
+    print(f"{len(waiting) - len(failed)} tasks evaluated in {time.perf_counter() - began:.1f} s with up to {count} "
           f"process{'es' if count > 1 else ''}{kept}; report: {page}")  # fmt: skip
     if failed:
         raise RobopolicyError(
@@ -197,9 +199,10 @@ def _seeds_in(job: Job, file: Path) -> list[int]:
 def _plans(waiting: list[Job], count: int) -> dict[str, Plan]:
     """The episodes that are not on disk, cut such that `count` processes end at about the same time.
 
-    No piece holds more than 1 / (2 count) of the episodes that are not handed out yet, unless it were of fewer than
-    _LEAST. So most tasks stay whole, since each piece builds its own env and loads the policy; the last ones are cut
-    the smallest, and fill the time that one process would wait for another. One process has nothing to wait for.
+    A piece holds about 1 / (2 count) of the episodes that are not handed out yet at most, unless it were of fewer than
+    _LEAST, and a task of more than `count` pieces has as many for each process. So most tasks stay whole, since each
+    piece builds its own env and loads the policy; the last ones are cut the smallest, and fill the time that one
+    process would wait for another. One process has nothing to wait for.
     """
     found = [_kept(job) for job in waiting]
     left = sum(len(missing) for _, missing in found)
@@ -207,6 +210,7 @@ def _plans(waiting: list[Job], count: int) -> dict[str, Plan]:
     for job, (kept, missing) in zip(waiting, found, strict=True):
         n = len(missing)
         number = 1 if count == 1 else min(-(-2 * count * n // left), max(1, n // _LEAST))
+        number -= number % count if number > count else 0
         parts = [missing[n * i // number : n * (i + 1) // number] for i in range(number)]
         pieces = [
             replace(job, seeds=seeds, num_envs=min(job.num_envs, len(seeds)), file=job.pieces / f"{seeds[0]}.csv")
@@ -226,7 +230,8 @@ def _join(plan: Plan) -> None:
 
 
 def _run(waiting: list[Job], count: int, *, total: int) -> dict[str, str]:
-    """Carry out all jobs; {task: why it failed}. What else a failed task was cut into is kept for the next time."""
+    """Carry out all jobs; {task: why it failed}. What else a failed task was cut into is kept for the next time, of
+    committed code."""
     failed: dict[str, str] = {}
     if not waiting:
         return failed

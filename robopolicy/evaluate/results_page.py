@@ -109,7 +109,7 @@ def _experiment(id: str, title: str, rows: Sequence[Evidence], plots: Iterable[s
     if any(r.metric == CURVE for r in rows):
         out += ["Curves: success on validation episodes, mean and range of the training seeds.", ""]
     elif any("-steps" in name for name in plots):
-        out += ["Lines: from the base to each refinement, over what it cost; mean and range of the training seeds.", ""]
+        out += ["Dots: where each ended and what it cost, means of the training seeds; the base stands at nothing.", ""]
     out += ["| setting | metric | seed | value | 95% interval | episodes | env steps | time | notes |"]
     out += ["| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | --- |"]
     for r in (r for r in rows if r.metric != CURVE):
@@ -150,44 +150,50 @@ def _series(name: str, rows: Sequence[Evidence], end: str, colour: str) -> Serie
 
 
 def _routes(rows: Sequence[Evidence], end: str) -> list[Series]:
-    """Where nobody looked on the way: a straight line for each refinement of a common base, from the mean of its
-    training seeds to theirs, over env steps or over their mean training time. None where there are fewer than two, or
-    more than colours tell apart."""
+    """Where nobody looked on the way: a dot for each refinement beside a common base, at what it cost in env steps or
+    minutes and where it ended, means of its training seeds. None where there are fewer than two, or more than colours
+    tell apart."""
     rates = [r for r in rows if r.metric == "success_rate" and r.seeds != ALL and "/" not in r.setting]
-    before = {r.seeds: r.value for r in rates if r.setting == "base"}
+    base = [r.value for r in rates if r.setting == "base"]
     routes: dict[str, list[Evidence]] = {}
     for row in rates:
-        if row.env_steps and row.wall_s and row.seeds in before:
+        if row.env_steps and row.wall_s:
             routes.setdefault(row.setting, []).append(row)
-    if not 1 < len(routes) <= len(_COLOURS):
+    if not base or not 1 < len(routes) <= len(_COLOURS):
         return []
-    found = []
-    for (name, mine), colour in zip(routes.items(), _COLOURS, strict=False):
-        began, ended = [before[r.seeds] for r in mine], [r.value for r in mine]
+    colours, found = _colours(rows), [Series("base", [0.0], [fmean(base)], colour="c0")]
+    for name, mine in routes.items():
         cost = [float(r.env_steps or 0) if end == "-steps" else (r.wall_s or 0.0) / 60 for r in mine]
-        y, low, high = ([f(began), f(ended)] for f in (fmean, min, max))
-        found.append(Series(name, [0.0, fmean(cost)], y, low, high, colour))
+        found.append(Series(name, [fmean(cost)], [fmean(r.value for r in mine)], colour=colours[name]))
     return found
+
+
+def _colours(rows: Sequence[Evidence]) -> dict[str, str]:
+    """Setting → its colour in every chart of an experiment; those without a prefix have the first ones."""
+    settings = dict.fromkeys(r.setting for r in rows if r.metric == "success_rate" and r.low is not None)
+    bases = [s for s in settings if s == "base" or s.endswith("/base")]
+    others = sorted((s for s in settings if s not in bases), key=lambda s: "/" in s)  # stable
+    return dict.fromkeys(bases, "c0") | {s: _COLOURS[i % len(_COLOURS)] for i, s in enumerate(others)}
 
 
 def _intervals(rows: Sequence[Evidence]) -> str:
     """Interval chart of the success rates: every training seed, pooled rows where there is but one."""
-    rates = [r for r in rows if r.metric == "success_rate" and r.low is not None]
-    settings = list(dict.fromkeys(r.setting for r in rates))
-    if len(rates) < 2:
-        return ""
-    whiskers = []
-    for i, setting in enumerate(settings):
-        base = setting == "base" or setting.endswith("/base")
+    whiskers = _whiskers(rows)
+    return interval_chart(whiskers, standalone=True) if whiskers else ""
+
+
+def _whiskers(rows: Sequence[Evidence]) -> list[Whisker]:
+    """What `_intervals` draws; nothing of a single rate."""
+    rates, colours = [r for r in rows if r.metric == "success_rate" and r.low is not None], _colours(rows)
+    found = []
+    for setting in dict.fromkeys(r.setting for r in rates) if len(rates) > 1 else ():
         mine = [r for r in rates if r.setting == setting]
-        mine = [r for r in mine if r.seeds != ALL] or mine
-        for r in mine:
+        for r in [r for r in mine if r.seeds != ALL] or mine:
             name = setting + (f", seed {r.seeds}" if r.seeds != ALL else "")
             assert r.low is not None
             assert r.high is not None
-            colour = "c0" if base else _COLOURS[i % len(_COLOURS)]
-            whiskers.append(Whisker(name, r.value, r.low, r.high, f"{100 * r.value:.1f}%", colour))
-    return interval_chart(whiskers, standalone=True)
+            found.append(Whisker(name, r.value, r.low, r.high, f"{100 * r.value:.1f}%", colours[setting]))
+    return found
 
 
 def _value(metric: str, value: float | None) -> str:

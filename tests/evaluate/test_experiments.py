@@ -12,7 +12,7 @@ import pytest
 
 from robopolicy.errors import RobopolicyError
 from robopolicy.evaluate.evidence import ALL, Evidence, write
-from robopolicy.evaluate.results_page import _routes, generate
+from robopolicy.evaluate.results_page import _colours, _routes, _whiskers, generate
 from scripts import experiments
 from scripts.experiment_list import EXPERIMENTS, Base, Experiment, Setting
 from scripts.experiment_record import Found, record, save_rows
@@ -90,22 +90,31 @@ def test_curves_are_drawn_over_steps_and_time_and_replaced_whole(tmp_path):
     assert "routes-minutes.svg" in page and "at_100" not in page
 
 
-def test_routes_that_nobody_watched_are_lines_from_the_base_to_their_end(tmp_path):
-    base = REACH.base
-    both = Setting(base, {"slow": (), "quick": ()})
+def test_routes_that_nobody_watched_are_dots_at_what_they_cost(tmp_path):
+    both = Setting(REACH.base, {"slow": (), "quick": ()})
     work = [(both, "slow", 0), (both, "slow", 1), (both, "quick", 0)]
     results = [found(20), found(10), replace(found(16), env_steps=40, wall_s=30.0)]
     rows = record("routes", Experiment((both,), seeds=(0, 1)), work, results, [])
     over_steps, over_minutes = (_routes(rows, end) for end in ("-steps", "-minutes"))
     before = results[0].base.success_rate().value
     assert [(s.name, s.x, s.y) for s in over_steps] == [
-        ("slow", [0.0, 100.0], [before, 0.75]), ("quick", [0.0, 40.0], [before, 0.8])
+        ("base", [0.0], [before]), ("slow", [100.0], [0.75]), ("quick", [40.0], [0.8])
     ]  # fmt: skip
-    assert (over_steps[0].low, over_steps[0].high) == ([before, 0.5], [before, 1.0])
-    assert over_minutes[1].x == [0.0, 0.5]
+    assert over_minutes[2].x == [0.5]
     write(rows, root=tmp_path / "docs" / "results")
     assert {p.name for p in generate(tmp_path / "docs")} >= {"routes-steps.svg", "routes-minutes.svg"}
     assert not _routes([r for r in rows if r.setting != "quick"], "-steps"), "one alone is in the other chart"
+
+
+def test_a_setting_has_one_colour_in_all_charts():
+    many = [found(n) for n in (20, 10, 16)]
+    both = Setting(REACH.base, {"tried/first": (), "slow": (), "quick": ()})
+    rows = record("routes", Experiment((both,), seeds=(0,)), [(both, n, 0) for n in both.refine], many, [])
+    assert _colours(rows) == {"base": "c0", "slow": "c1", "quick": "c2", "tried/first": "c3"}
+    assert [(s.name, s.colour) for s in _routes(rows, "-steps")] == [("base", "c0"), ("slow", "c1"), ("quick", "c2")]
+    assert [(w.name.split(",")[0], w.colour) for w in _whiskers(rows)] == list({
+        "base": "c0", "tried/first": "c3", "slow": "c1", "quick": "c2"
+    }.items())  # fmt: skip
 
 
 def test_episodes_of_other_runs_stay_in_the_file(tmp_path):

@@ -175,7 +175,7 @@ def test_pieces_hold_the_rows_of_the_whole_task_bit_for_bit(exact, pieces):
     assert [len(job.seeds) for job in pieces] == [23, 23]
     cut = evaluate_suite(GRADED, exact, jobs=3, out=exact / "cut")
     assert [(job.task, len(job.seeds), job.num_envs) for job in pieces[2:]] == [
-        ("long", 7, 7), ("long", 8, 8), ("long", 8, 8), *(("short", n, n) for n in (5, 6, 6, 6))
+        ("long", 7, 7), ("long", 8, 8), ("long", 8, 8), *(("short", n, n) for n in (7, 8, 8))
     ]  # fmt: skip
     assert bits(cut) == bits(whole)
     assert whole.rows["long"].frame["return"].nunique() == 23 and 0 < whole.total().value < 1, "else it shows nothing"
@@ -198,6 +198,7 @@ def test_pieces_of_a_network_differ_by_its_rounding_at_most(run, pieces):
         ((50,) * 3, 4, [3, 4, 8]),
         ((200, 9, 12), 2, [4, 1, 2]),  # by episodes, not by tasks; five or more in a piece
         ((4,), 8, [1]),
+        ((50,), 8, [8]),  # not ten, of which two would wait for eight
     ],
 )
 def test_the_last_tasks_are_cut_the_smallest(tmp_path, sizes, count, numbers):
@@ -227,11 +228,11 @@ def test_a_piece_that_fails_is_done_again_alone(exact, pieces, monkeypatch):
     monkeypatch.setattr(suite_eval, "_evaluate", failing)
     with pytest.raises(RobopolicyError, match=r"1 of 2 tasks failed; [^.]*\. long: a bad seed$"):  # named once
         evaluate_suite(GRADED, exact, jobs=3)
-    assert [job.task for job in pieces] == ["long", "short", "short", "short", "short"]
+    assert [job.task for job in pieces] == ["long", "short", "short", "short"]
     assert pieces[0].seeds == seeds[15:], "the last of three"
     monkeypatch.setattr(suite_eval, "_evaluate", recorded)
     result = evaluate_suite(GRADED, exact, jobs=2)
-    assert [seed for job in pieces[5:] for seed in job.seeds] == seeds[:15]
+    assert [seed for job in pieces[4:] for seed in job.seeds] == seeds[:15]
     assert bits(result) == bits(whole), "in the order of the seeds, not of their evaluation"
 
 
@@ -298,6 +299,20 @@ def test_pieces_that_nobody_joined_are_joined(exact, pieces, monkeypatch):
     assert len(pieces) == 4 and result.rows["long"].seeds == episode_seeds("test", 0, 23).tolist()
 
 
+def test_two_commands_at_once_never_mix(exact, pieces, monkeypatch):
+    recorded, refused = suite_eval._evaluate, []
+
+    def meanwhile(job: Job) -> None:
+        with pytest.raises(ConfigError, match=r"out=.*points: another process is at work in it") as error:
+            evaluate_suite(GRADED, exact, jobs=1)
+        refused.append(error)
+        recorded(job)
+
+    monkeypatch.setattr(suite_eval, "_evaluate", meanwhile)
+    result = evaluate_suite(GRADED, exact, jobs=2)
+    assert len(refused) == len(pieces) and {len(rows) for rows in result.rows.values()} == {23}
+
+
 def test_progress_counts_tasks_not_pieces(run, pieces, monkeypatch):
     shown: list[int] = []
 
@@ -308,7 +323,7 @@ def test_progress_counts_tasks_not_pieces(run, pieces, monkeypatch):
 
     monkeypatch.setattr(Tracker, "progress", progress)
     evaluate_suite(GRADED, run, jobs=3)
-    assert len(shown) == 1 + 3 + 4 and shown == sorted(shown), "at the start and after every piece"
+    assert len(shown) == 1 + 3 + 3 and shown == sorted(shown), "at the start and after every piece"
     assert shown[:3] == [0, 0, 0] and shown[-1] == 2
 
 
