@@ -118,7 +118,7 @@ def check_same(run_dir: Path, config: Mapping[str, Any]) -> None:
         a |= {k: b[k] for k in b.keys() - a.keys() if b[k] is not None and b[k] == _default(config_of_b, k)}
     differ = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and not _harmless(k, old.get(k), new.get(k))]
     if differ:
-        lines = [f"  - {k}: was {_shown(old, k)}, now {_shown(new, k)}" for k in differ]
+        lines = [f"  - {k}: was {_shown(old, k, config)}, now {_shown(new, k, before)}" for k in differ]
         raise ConfigError(
             f"run_dir={run_dir} was begun with another config:\n" + "\n".join(lines) + "\n"
             "Repeat the old values to resume it, or give a new run_dir. Only more steps are accepted."
@@ -199,5 +199,9 @@ def _scheduled(config: Mapping[str, Any]) -> list[str]:
     return [f"loop.{name}" for name in _MAY_GROW if name in loop] if asks else []
 
 
-def _shown(values: Mapping[str, Any], key: str) -> str:
-    return repr(values[key]) if key in values else "absent"
+def _shown(values: Mapping[str, Any], key: str, other: Mapping[str, Any]) -> str:
+    """A value, or what its absence means to the constructor that `other` gives the option to."""
+    if key in values:
+        return repr(values[key])
+    meant = _default(other, key)
+    return "absent" if meant is None or meant is inspect.Parameter.empty else f"absent, which means {meant!r}"

@@ -183,7 +183,8 @@ def test_a_run_keeps_its_config(tmp_path: Path) -> None:
                                           r"  - loop.steps: was 100, now 50\n"):  # fmt: skip
         check_same(tmp_path, train("task=pick", "loop.steps=50", "algo.lr=0.1"))
     other = train("task=pick", "loop.steps=100", "task.horizon=9")
-    with pytest.raises(ConfigError, match=r"task\.horizon: was absent, now 9"), open_run(tmp_path, other):
+    told = r"task\.horizon: was absent, which means 80, now 9"
+    with pytest.raises(ConfigError, match=told), open_run(tmp_path, other):
         pass
     assert read_config(tmp_path) == config, "a refused command leaves the run as it was"
 
@@ -195,7 +196,7 @@ def test_a_run_of_a_version_that_knew_fewer_options_goes_on(tmp_path: Path) -> N
         (tmp_path / "checkpoints" / "step_0000000001").mkdir(parents=True)
     check_same(tmp_path, now)
     other = train("algo=world_model_pictures", "dataset=x", "world_model.precision=bfloat16")
-    with pytest.raises(ConfigError, match=r"world_model\.precision: was absent, now 'bfloat16'"):
+    with pytest.raises(ConfigError, match=r"world_model\.precision: was absent, which means 'float32', now 'bfloat16'"):
         check_same(tmp_path, other)
     with open_run(tmp_path / "new", now):
         (tmp_path / "new" / "checkpoints" / "step_0000000001").mkdir(parents=True)
