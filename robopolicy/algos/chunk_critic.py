@@ -136,7 +136,8 @@ class ChunkLearner:
         """
         with torch.no_grad():
             heads = torch.randperm(self.critic.heads, generator=self.generator)[: self.subset].to(self.device)
-            q_next = self.target(batch.next_obs[SEEN], following[:, : self.played].flatten(1), heads)  # [M B]
+            seen = batch.next_obs[SEEN][:, : self.policy.cond_dim]
+            q_next = self.target(seen, following[:, : self.played].flatten(1), heads)  # [M B]
             y = batch.reward + batch.discount * self.lower(q_next)  # [B]
         q = self.q(batch.obs[SEEN], self.executed(batch))  # [E B]
         loss = (q - y).square().mean(dim=1).sum()  # sum over heads: each head learns as if alone
