@@ -38,7 +38,7 @@ class GaussianPolicy(LikelihoodPolicy):
         *,
         network: Callable[[int, int], nn.Module] = MLP,
         min_std: NonNegative = 0.01,
-        initial_std: Positive = 0.36787944117144233,  # log −1
+        initial_std: Positive = 1.0 / math.e,
         state_encoder: Callable[[int], nn.Module] | None = None,
         image_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
         image_shift: Natural = 4,
