@@ -138,7 +138,7 @@ VLA_PIXELS = Base(  # the same seven goals through two small cameras, nothing in
         "policy.noise_samples=2",
         "policy.precision=bfloat16",
         "loop.batch_size=128",
-        "loop.steps=4500",
+        "loop.steps=2500",
     ),
     "vla-pixels",
     options=("task.objects=false", "task.cameras=[front,wrist]", "task.image_size=[64,64]"),
@@ -391,6 +391,16 @@ EXPERIMENTS = {
             ),
         ),
         kept="first_try/",
+    ),
+    "vla_routes_pixels": Experiment(
+        (
+            Setting(
+                VLA_PIXELS,
+                {
+                    "residual": ("algo=residual_long", "policy.pictures=true", "loop.total_steps=100000", "threads=1"),
+                },
+            ),
+        ),
     ),
     "vla_rpd": Experiment(
         (Setting(VLA, {"rpd": RPD_STUDENT, "scratch": (*RPD_STUDENT, "algo.anchor=0", "algo.anchor_final=0")}),),
