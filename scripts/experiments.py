@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not options.no_record and (other := sorted(set(seeds) - set(experiment.seeds))):
         parser.error(f"--seeds {other}: {options.id} is recorded over {list(experiment.seeds)}. Add --no-record.")
     work = [(s, name, seed) for s in experiment.settings for name in s.refine for seed in seeds
-            if not options.only or {name, s.base.task, s.base.label} & set(options.only)]  # fmt: skip
+            if not options.only or {name, s.prefix + name, s.base.task, s.base.label} & set(options.only)]  # fmt: skip
     threads = max(1, (os.cpu_count() or 1) // options.jobs)
     try:
         with ThreadPoolExecutor(options.jobs) as pool:
