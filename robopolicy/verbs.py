@@ -23,6 +23,7 @@ from robopolicy.evaluate.suite import Suite, SuiteResult
 from robopolicy.lerobot.find import HUB, training_run
 from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import Policy
+from robopolicy.policies.tuned import resampled
 from robopolicy.policy_files import is_ours, policy_digest
 from robopolicy.runs import CONFIG, read_config
 from robopolicy.schema import Count, Device, Fraction, Natural, Node, Positive
@@ -69,6 +70,7 @@ def evaluate(
     world: Node | None = None,
     suite: Suite | None = None,
     memory: Path | None = None,
+    sampling: dict[str, Any] | None = None,
     only: tuple[str, ...] = (),
     which: Literal["latest", "best"] = "latest",
     episodes: Count | None = None,
@@ -91,6 +93,8 @@ def evaluate(
     Args:
         memory: dataset of demonstrations that the policy looks things up in, in place of those that it was saved with;
             "none": in none. These rows are called "memory-<dataset>" where they have no name.
+        sampling: changes of the policy's sampler, as policy.sampling of `train`: {sampling_steps: 1}. These rows are
+            called "sampling_steps-1" and the like where they have no name.
         variants: name → parameters of the task that differ; each is evaluated on its own, on the same seeds.
 
     Returns:
@@ -99,9 +103,9 @@ def evaluate(
     if suite is not None:
         from robopolicy.suite_eval import evaluate_suite  # which needs Place
 
-        if any(given is not None for given in (task, name, world, variants, memory)):
+        if any(given is not None for given in (task, name, world, variants, memory, sampling)):
             raise ConfigError(
-                "suite: brings its own tasks and names; leave task, name, world, variants and memory away"
+                "suite: brings its own tasks and names; leave task, name, world, variants, memory and sampling away"
             )
         return evaluate_suite(
             suite, checkpoint, which=which, episodes=episodes, split=split, deterministic=deterministic, only=only,
@@ -112,8 +116,11 @@ def evaluate(
     episodes = episodes or 500
     set_threads(threads)
     place, every = Place.of(checkpoint, which, out), []
+    sampler = "-".join(f"{k}-{v}" for k, v in sorted((sampling or {}).items()))
     name = name or "-".join(
-        (["imagined"] if world is not None else []) + ([f"memory-{memory.name}"] if memory is not None else [])
+        (["imagined"] if world is not None else [])
+        + ([f"memory-{memory.name}"] if memory is not None else [])
+        + ([sampler] if sampler else [])
     )
     for variant, changes in (variants or {"": {}}).items():
         called = label(
@@ -122,12 +129,13 @@ def evaluate(
         )  # fmt: skip
         env = _env({**(world or task_of(task, place)), **changes}, num_envs, episodes)
         policy = load_policy(checkpoint, device=device, env=env.spec, which=which)
-        if memory is not None:
-            place.memory = remind(policy, memory)
+        place.given = remind(policy, memory) if memory is not None else ""
+        if sampling:
+            policy, place.given = resampled(policy, sampling), f"{place.given}+{sampler}"
         rows = evaluated_rows(policy, env, place, called, episodes, split, deterministic)
         every.append(rows)
         what = f"{env.spec.id}{f' ({variant})' if variant else ''}"
-        print(f"{place.name} on {what}, {split} seeds: {rows.summary()}{rows.task_table()}")
+        print(f"{place.name}{place.given} on {what}, {split} seeds: {rows.summary()}{rows.task_table()}")
         if videos and world is None:
             film(policy, env, rows, place.out / "videos" / (called or split), videos, deterministic)
     return every[0]
@@ -220,7 +228,7 @@ class Place:
     """Where a policy lies and where what is found out about it goes."""
 
     lerobot_run: Path | None = None
-    memory = ""  # names what the policy was given to look things up in, where that is not its own
+    given = ""  # names what the policy was given that is not its own: a memory, a sampler
 
     def __init__(self, policy: Path, run: Path | None, out: Path, name: str, *, checkpoint: str = "") -> None:
         self.policy, self.run, self.out, self.name, self.checkpoint = policy, run, out, name, checkpoint
@@ -254,11 +262,11 @@ class Place:
 
     @property
     def ident(self) -> str:
-        """Names the weights: run, checkpoint, and the beginning of a checksum over all of its files; and the memory."""
+        """Names the weights: run, checkpoint, and the beginning of a checksum over all of its files; and `given`."""
         digest = policy_digest(self.policy)[:12]
         inner = ("policy", "pretrained_model")
         step = self.policy.resolve().parent.name if self.policy.name in inner else self.policy.name
-        return f"{self.name}/{step}@{digest}{self.memory}"
+        return f"{self.name}/{step}@{digest}{self.given}"
 
 
 def remind(policy: Policy, memory: Path) -> str:

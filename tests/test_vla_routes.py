@@ -50,6 +50,19 @@ def test_language_evaluation(base: Path):
     assert found["told_wrong"]["task"].tolist() != found["seen"]["task"].tolist()
 
 
+def test_fewer_steps_of_the_flow_are_an_evaluation_of_their_own(base: Path, capsys: pytest.CaptureFixture[str]):
+    shown = ["eval", f"checkpoint={base}", *TASK_ARGS, "task.horizon=3", "episodes=3", "videos=0"]
+    assert main(shown) == 0
+    assert main([*shown, "sampling={sampling_steps: 1}"]) == 0
+    usual, few = (pd.read_csv(base / f"episodes{name}.csv") for name in ("", "-sampling_steps-1"))
+    assert few["policy"].str.endswith("+sampling_steps-1").all()
+    assert not usual["policy"].str.contains("sampling").any()
+    assert few["seed"].tolist() == usual["seed"].tolist()
+    assert "base+sampling_steps-1 on tabletop" in capsys.readouterr().out
+    assert main([*shown, "sampling={steps: 1}"]) == 1
+    assert "sampling: ['steps'] change more than the sampler" in capsys.readouterr().err
+
+
 def test_ppo_through_the_flow(base: Path, tmp_path: Path):
     run = tmp_path / "dppo"
     sizes = ["num_envs=3", "loop.total_steps=12", "loop.rollout_steps=2", "algo.minibatch=6", "algo.epochs=1"]

@@ -1,4 +1,4 @@
-"""From a base to the policy that reinforcement learning through its denoising chain changes."""
+"""From a base to the policy whose chain reinforcement learning changes, or that another sampler runs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.lerobot import LeRobotPolicy
 from robopolicy.policies.lerobot_flow import LeRobotFlow, Memory, opened
 from robopolicy.schema import Count, Natural
+
+SAMPLER = {"sampler", "eta", "sampling_steps", "noise_level"}
 
 
 def tuned(
@@ -43,17 +45,13 @@ def tuned(
         if lora_rank:
             raise ConfigError(f"policy.lora_rank={lora_rank}: a {type(base).__name__} is fine-tuned whole. Set it to 0")
         return copy.deepcopy(base)
-    base = opened(base) if isinstance(base, LeRobotPolicy) else base
-    if not isinstance(base, ChunkDenoiser):
-        raise SpecError(f"base: a diffusion or flow policy has a chain to fine-tune, {type(base).__name__} has not")
+    base = _chain_of(base, "base", "to fine-tune")
     if expert is not None and not isinstance(base, LeRobotFlow):
         raise ConfigError(
             f"policy.expert: says how a VLA of LeRobot keeps its weights; the base is a {type(base).__name__}. "
             "Set it to null."
         )
-    allowed = {"sampler", "eta", "sampling_steps", "noise_level"}
-    if strange := sorted(set(sampling or {}) - allowed):
-        raise ConfigError(f"policy.sampling: {strange} change more than the sampler; known: {sorted(allowed)}")
+    _check_sampling(sampling or {}, "policy.sampling")
     node: dict[str, Any] = base.config  # type: ignore[assignment]
     wanted = {
         **(sampling or {}),
@@ -71,10 +69,48 @@ def tuned(
         return base
     if tuned_steps < 1:
         raise ConfigError(f"policy.tuned_steps (K') must be at least 1, found {tuned_steps}")
-    policy = base.changed(**wanted)
+    policy = _changed(base, wanted)
+    policy.begin_tuning()
+    return policy.eval()
+
+
+def resampled(base: Policy, sampling: dict[str, Any]) -> ChunkDenoiser:
+    """`base` as another sampler runs it, its weights the same.
+
+    Args:
+        base: as in `tuned`, nothing of it fine-tuned. sampling: as in `tuned`.
+
+    Raises:
+        SpecError: the base has no denoising chain. ConfigError: more than the sampler would change, or its chain is
+            fine-tuned and cannot be another.
+    """
+    _check_sampling(sampling, "sampling")
+    base = _chain_of(base, "checkpoint", "to sample from in another way")
+    if base.tuned_steps:
+        raise ConfigError(
+            f"sampling: the last {base.tuned_steps} steps of this chain are fine-tuned, as it is; another would run "
+            "them elsewhere. Leave it away, or evaluate the base."
+        )
+    return _changed(base, sampling).eval()
+
+
+def _check_sampling(sampling: dict[str, Any], key: str) -> None:
+    if strange := sorted(set(sampling) - SAMPLER):
+        raise ConfigError(f"{key}: {strange} change more than the sampler; known: {sorted(SAMPLER)}")
+
+
+def _chain_of(policy: Policy, key: str, purpose: str) -> ChunkDenoiser:
+    policy = opened(policy) if isinstance(policy, LeRobotPolicy) else policy
+    if not isinstance(policy, ChunkDenoiser):
+        raise SpecError(f"{key}: a diffusion or flow policy has a chain {purpose}, {type(policy).__name__} has not")
+    return policy
+
+
+def _changed(base: ChunkDenoiser, options: dict[str, Any]) -> ChunkDenoiser:
+    """A policy with other options, and the base's weights and memory."""
+    policy = base.changed(**options)
     missing, strange = policy.load_state_dict(base.state_dict(), strict=False)
     if strange or (missing := [k for k in missing if not k.startswith("tuned.")]):
         raise CheckpointError(f"base: its weights are not those of its config: missing {missing}, unknown {strange}")
     policy.memory = copy.deepcopy(base.memory)
-    policy.begin_tuning()
-    return policy.eval()
+    return policy

@@ -23,7 +23,7 @@ from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.diffusion import DiffusionPolicy
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.gaussian import GaussianPolicy
-from robopolicy.policies.tuned import tuned
+from robopolicy.policies.tuned import resampled, tuned
 from robopolicy.types import STATE
 from tests.toy import policy, random_episodes
 
@@ -267,6 +267,27 @@ def test_the_sampler_may_be_changed_and_stays_changed(tmp_path: Path):
     assert len(load_policy(save_policy(made, tmp_path / "policy")).times) == 2
     with pytest.raises(ConfigError, match=r"\['prediction'\] change more than the sampler"):
         tuned(base_of("ddpm"), sampling={"prediction": "sample"})
+
+
+def test_another_sampler_runs_the_same_weights():
+    base, few = base_of("flow"), resampled(base_of("flow"), {"sampling_steps": 1})
+    assert len(base.times) == 4 and len(few.times) == 1 and few.tuned is None
+    assert all(torch.equal(few.state_dict()[k], v) for k, v in base.state_dict().items())
+    obs, noise = {STATE: torch.randn(5, 1, 3)}, torch.randn(5, *base.noise_shape)
+    cond = base.encode(obs)
+    line = noise + base.network(noise, torch.zeros(5), cond)  # one Euler step from pure noise to the end
+    torch.testing.assert_close(few.sample(cond, noise=noise), line)
+    same = resampled(base, {"sampling_steps": 4})
+    assert torch.equal(same.act(obs, noise=noise), base.act(obs, noise=noise))
+
+
+def test_no_sampler_is_put_where_none_fits():
+    with pytest.raises(ConfigError, match=r"sampling: \['horizon'\] change more than the sampler; known: \['eta', "):
+        resampled(base_of("flow"), {"horizon": 3})
+    with pytest.raises(ConfigError, match="last 2 steps of this chain are fine-tuned"):
+        resampled(make("flow", 2), {"sampling_steps": 1})
+    with pytest.raises(SpecError, match="checkpoint: a diffusion or flow policy has a chain to sample from in another"):
+        resampled(policy(GaussianPolicy, DATA, network=partial(torch.nn.Linear)), {"sampling_steps": 1})
 
 
 def test_what_cannot_be_tuned_is_refused():
