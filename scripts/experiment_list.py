@@ -40,7 +40,7 @@ class Setting:
     """One kind of refinement of a base. `prefix` leads its settings' names: "" or "<task>/"."""
 
     base: Base
-    refine: dict[str, tuple[str, ...]]  # setting -> overrides of `robopolicy train`
+    refine: dict[str, tuple[str, ...]]  # setting -> overrides of `robopolicy train`; sampling=…: of `eval`, untrained
     prefix: str = ""
 
 
@@ -206,6 +206,7 @@ METAWORLD = tuple(  # pushing, grasping, inserting, hammering, by a hand; levers
 )
 MANISKILL_PUSH = Base("maniskill", 6, 1.0, SUITE_BC, options=("task.name=PushCube-v1",), num_envs=16, episodes=200)
 SUITES_DPPO = ("algo=dppo_large", "validation_episodes=50", "threads=1")
+ONE_STEP = ("sampling={sampling_steps: 1}",)  # the base, not refined: its flow in one step
 VLA_DPPO = (
     "algo=dppo_large",
     "policy.sampling={sampling_steps: 1}",
@@ -395,9 +396,10 @@ EXPERIMENTS = {
                 {
                     "residual": ("algo=residual_long", "threads=1"),
                     "rpd": RPD_STUDENT,
+                    "one_step": ONE_STEP,
                 },
             ),
-            Setting(VLA_SMOOTH, {"dppo": VLA_DPPO}, prefix="smooth/"),
+            Setting(VLA_SMOOTH, {"dppo": VLA_DPPO, "one_step": ONE_STEP}, prefix="smooth/"),
         ),
         extra=("curve",),
         kept="first_try/",

@@ -136,6 +136,8 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
     base = out.resolve() / "bases" / f"{setting.base.name}-{seed}"
     run = out.resolve() / id / f"{setting.prefix.replace('/', '-')}{name}-{seed}"
     over, log = list(setting.refine[name]), run / "log.txt"
+    if over[0].startswith("sampling="):
+        return resample(setting, name, base, run, over, threads, jobs)
     if not any("residual_scratch" in o for o in over):
         over.append(f"{'teacher' if 'algo=rpd' in over else 'base'}={policy_of(setting.base, base)}")
     over += [] if any(o.startswith("threads=") for o in over) else [f"threads={threads}"]
@@ -153,6 +155,18 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
     )  # fmt: skip
     print(f"{id} {setting.prefix}{name} {seed}: {found.rows.summary()}, {found.wall_s:.0f} s", flush=True)
     return found
+
+
+def resample(
+    setting: Setting, name: str, base: Path, run: Path, over: list[str], threads: int, jobs: int
+) -> Found:  # fmt: skip
+    """The base itself by another sampler: nothing is trained."""
+    evaluate(setting.base, policy_of(setting.base, base), threads, run / "log.txt", *over, f"out={run}", f"name={name}")
+    at = json.loads((base / "bc" / "provenance.json").read_text())["commit"]
+    rows = Rows.load(run / f"episodes-{name}.csv")
+    print(f"{base.name} {setting.prefix}{name}: {rows.summary()}", flush=True)
+    return Found(base=Rows.load(base / "bc" / "episodes.csv"), rows=rows, evaluations={}, seconds={}, env_steps=0,
+                 wall_s=0.0, jobs=jobs, commits=(at, at))  # fmt: skip
 
 
 def task_of(base: Base) -> tuple[str, ...]:
