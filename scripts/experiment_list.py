@@ -122,13 +122,6 @@ VLA = Base(  # seven goals in one scene, told apart by the instruction alone
     ),
     "vla",
 )
-VLA_SMOOTH = Base(  # of more and rougher demonstrations, each read fewer times: nothing is learned by heart
-    "tabletop",
-    700,
-    1.0,
-    tuple("loop.steps=2400" if o.startswith("loop.steps") else o for o in VLA.overrides),
-    "vla",
-)
 VLA_PIXELS = Base(  # the same seven goals through two small cameras, nothing in the state but the arm
     "tabletop",
     700,
@@ -207,15 +200,19 @@ METAWORLD = tuple(  # pushing, grasping, inserting, hammering, by a hand; levers
 MANISKILL_PUSH = Base("maniskill", 6, 1.0, SUITE_BC, options=("task.name=PushCube-v1",), num_envs=16, episodes=200)
 SUITES_DPPO = ("algo=dppo_large", "validation_episodes=50", "threads=1")
 ONE_STEP = ("sampling={sampling_steps: 1}",)  # the base, not refined: its flow in one step
-VLA_DPPO = (
-    "algo=dppo_large",
+VLA_DPPO = (  # steps a fifth as large as algo=dppo's: seven goals share the episodes of a rollout
+    "algo=dppo",
     "policy.sampling={sampling_steps: 1}",
     "policy.tuned_steps=1",
     "algo.noise.floor=0.15",
-    "algo.actor_lr=2e-4",
-    "algo.critic_warmup=2",
-    "loop.total_steps=400000",
-    "loop.eval_every=200000",  # the first one, before any training, is of the sampler alone
+    "algo.clip=0.01",
+    "algo.clip_first=0.01",
+    "algo.epochs=4",
+    "algo.minibatches=5",
+    "algo.critic_warmup=4",
+    "algo.actor_lr=5e-5",
+    "loop.total_steps=800000",
+    "loop.eval_every=400000",  # the first one, before any training, is of the sampler alone
     *WATCH,
 )
 RPD_STUDENT = ("algo=rpd", "n_action_steps=4", "loop.total_steps=800000", "threads=1")
@@ -397,9 +394,9 @@ EXPERIMENTS = {
                     "residual": ("algo=residual_long", "threads=1"),
                     "rpd": RPD_STUDENT,
                     "one_step": ONE_STEP,
+                    "dppo": VLA_DPPO,
                 },
             ),
-            Setting(VLA_SMOOTH, {"dppo": VLA_DPPO, "one_step": ONE_STEP}, prefix="smooth/"),
         ),
         extra=("curve",),
         kept="first_try/",
