@@ -23,7 +23,7 @@ from robopolicy.evaluate.suite import Suite, SuiteResult
 from robopolicy.lerobot.find import HUB, training_run
 from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import Policy
-from robopolicy.policies.tuned import resampled
+from robopolicy.policies.tuned import check_sampling, resampled
 from robopolicy.policy_files import is_ours, policy_digest
 from robopolicy.runs import CONFIG, read_config
 from robopolicy.schema import Count, Device, Fraction, Natural, Node, Positive
@@ -94,7 +94,8 @@ def evaluate(
         memory: dataset of demonstrations that the policy looks things up in, in place of those that it was saved with;
             "none": in none. These rows are called "memory-<dataset>" where they have no name.
         sampling: changes of the policy's sampler, as policy.sampling of `train`: {sampling_steps: 1}. These rows are
-            called "sampling_steps-1" and the like where they have no name.
+            called "sampling_steps-1" and the like where they have no name; a name of your own is one file, whatever
+            the sampler.
         variants: name → parameters of the task that differ; each is evaluated on its own, on the same seeds.
 
     Returns:
@@ -116,6 +117,7 @@ def evaluate(
     episodes = episodes or 500
     set_threads(threads)
     place, every = Place.of(checkpoint, which, out), []
+    check_sampling(sampling or {}, "sampling")
     sampler = "-".join(f"{k}-{v}" for k, v in sorted((sampling or {}).items()))
     name = name or "-".join(
         (["imagined"] if world is not None else [])

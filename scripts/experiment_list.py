@@ -200,7 +200,7 @@ METAWORLD = tuple(  # pushing, grasping, inserting, hammering, by a hand; levers
 MANISKILL_PUSH = Base("maniskill", 6, 1.0, SUITE_BC, options=("task.name=PushCube-v1",), num_envs=16, episodes=200)
 SUITES_DPPO = ("algo=dppo_large", "validation_episodes=50", "threads=1")
 ONE_STEP = ("sampling={sampling_steps: 1}",)  # the base, not refined: its flow in one step
-VLA_DPPO = (  # steps a fifth as large as algo=dppo's: seven goals share the episodes of a rollout
+VLA_DPPO = (  # smaller steps than algo=dppo's: seven goals share the episodes of a rollout
     "algo=dppo",
     "policy.sampling={sampling_steps: 1}",
     "policy.tuned_steps=1",

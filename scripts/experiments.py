@@ -157,11 +157,10 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
     return found
 
 
-def resample(
-    setting: Setting, name: str, base: Path, run: Path, over: list[str], threads: int, jobs: int
-) -> Found:  # fmt: skip
+def resample(setting: Setting, name: str, base: Path, run: Path, over: list[str], threads: int, jobs: int) -> Found:
     """The base itself by another sampler: nothing is trained."""
-    evaluate(setting.base, policy_of(setting.base, base), threads, run / "log.txt", *over, f"out={run}", f"name={name}")
+    evaluate(setting.base, policy_of(setting.base, base), threads, run / "log.txt", *task_of(setting.base), *over,
+             f"out={run}", f"name={name}")  # fmt: skip
     at = json.loads((base / "bc" / "provenance.json").read_text())["commit"]
     rows = Rows.load(run / f"episodes-{name}.csv")
     print(f"{base.name} {setting.prefix}{name}: {rows.summary()}", flush=True)

@@ -109,7 +109,7 @@ class Trial:
         place = Place.of(self.training / kind, "latest", None)
         policy = load_policy(self.training / kind, env=self.env.spec, device=self.options.device)
         if memory is not None:
-            place.memory = remind(policy, memory)
+            place.given = remind(policy, memory)
         if decay is not None:
             assert isinstance(policy, RICLPolicy)
             policy.decay = decay

@@ -82,7 +82,7 @@ class ChunkDenoiser(DenoisingPolicy):
     def changed(self, **options: Any) -> ChunkDenoiser:
         """A policy of the same config but for `options`; its weights are still to be loaded."""
         node: dict[str, Any] = {**self.config, **options}
-        policy = build_policy(node, spec=self.spec, normalizer=copy.deepcopy(self.normalizer))
+        policy = build_policy(node, spec=self.spec, normalizer=copy.deepcopy(self.normalizer)).to(self.times.device)
         assert isinstance(policy, ChunkDenoiser)
         return policy
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from dataclasses import asdict
 from typing import Any
 
@@ -45,13 +46,13 @@ def tuned(
         if lora_rank:
             raise ConfigError(f"policy.lora_rank={lora_rank}: a {type(base).__name__} is fine-tuned whole. Set it to 0")
         return copy.deepcopy(base)
-    base = _chain_of(base, "base", "to fine-tune")
+    base = _chain_of(base)
     if expert is not None and not isinstance(base, LeRobotFlow):
         raise ConfigError(
             f"policy.expert: says how a VLA of LeRobot keeps its weights; the base is a {type(base).__name__}. "
             "Set it to null."
         )
-    _check_sampling(sampling or {}, "policy.sampling")
+    check_sampling(sampling or {}, "policy.sampling", type(base))
     node: dict[str, Any] = base.config  # type: ignore[assignment]
     wanted = {
         **(sampling or {}),
@@ -84,25 +85,34 @@ def resampled(base: Policy, sampling: dict[str, Any]) -> ChunkDenoiser:
         SpecError: the base has no denoising chain. ConfigError: more than the sampler would change, or its chain is
             fine-tuned and cannot be another.
     """
-    _check_sampling(sampling, "sampling")
-    base = _chain_of(base, "checkpoint", "to sample from in another way")
+    try:
+        base = _chain_of(base)
+    except SpecError as error:
+        raise SpecError(
+            f"sampling: only a diffusion or flow policy is sampled from in another way, and this {type(base).__name__} "
+            "shows no chain. Leave sampling away; of a residual or a student, evaluate the base with it."
+        ) from error
+    check_sampling(sampling, "sampling", type(base))
     if base.tuned_steps:
         raise ConfigError(
-            f"sampling: the last {base.tuned_steps} steps of this chain are fine-tuned, as it is; another would run "
-            "them elsewhere. Leave it away, or evaluate the base."
+            f"sampling: the chain of this policy is fine-tuned as it is, in {base.tuned_steps} of {len(base.times)} "
+            "steps, and another would not run what was learned. Leave it away, or evaluate the base."
         )
     return _changed(base, sampling).eval()
 
 
-def _check_sampling(sampling: dict[str, Any], key: str) -> None:
-    if strange := sorted(set(sampling) - SAMPLER):
-        raise ConfigError(f"{key}: {strange} change more than the sampler; known: {sorted(SAMPLER)}")
+def check_sampling(sampling: dict[str, Any], key: str, kind: type[ChunkDenoiser] | None = None) -> None:
+    """Raise ConfigError, which blames `key`, unless these are options of samplers, or of those that `kind` has."""
+    known = SAMPLER if kind is None else SAMPLER & set(inspect.signature(kind).parameters)
+    if strange := sorted(set(sampling) - known):
+        whose = "the sampler" if kind is None else f"the sampler of a {kind.__name__}"
+        raise ConfigError(f"{key}: {strange} change more than {whose}; known: {sorted(known)}. Leave the others away.")
 
 
-def _chain_of(policy: Policy, key: str, purpose: str) -> ChunkDenoiser:
+def _chain_of(policy: Policy) -> ChunkDenoiser:
     policy = opened(policy) if isinstance(policy, LeRobotPolicy) else policy
     if not isinstance(policy, ChunkDenoiser):
-        raise SpecError(f"{key}: a diffusion or flow policy has a chain {purpose}, {type(policy).__name__} has not")
+        raise SpecError(f"base: a diffusion or flow policy has a chain to fine-tune, {type(policy).__name__} has not")
     return policy
 
 
@@ -111,6 +121,6 @@ def _changed(base: ChunkDenoiser, options: dict[str, Any]) -> ChunkDenoiser:
     policy = base.changed(**options)
     missing, strange = policy.load_state_dict(base.state_dict(), strict=False)
     if strange or (missing := [k for k in missing if not k.startswith("tuned.")]):
-        raise CheckpointError(f"base: its weights are not those of its config: missing {missing}, unknown {strange}")
+        raise CheckpointError(f"policy: its weights are not those of its config: missing {missing}, unknown {strange}")
     policy.memory = copy.deepcopy(base.memory)
     return policy

@@ -166,6 +166,23 @@ def test_a_base_of_lerobot_is_trained_by_its_own_command(tmp_path, monkeypatch):
     assert f"base={folder / 'lerobot'}" in trained and f"dataset={folder / 'data'}" in trained
 
 
+def test_a_base_by_another_sampler_is_evaluated_and_not_trained(tmp_path, monkeypatch):
+    base, at, commands = Base("reach", 5, 0.5), tmp_path / "bases" / "reach-5x0.5-0" / "bc", []
+
+    def call(module, *arguments, threads, log):
+        commands.append(arguments)
+        make_rows([True, False]).save(tmp_path / "x" / "few-0" / "episodes-few.csv")
+
+    monkeypatch.setattr(experiments, "call", call)
+    make_rows([False, False]).save(at / "episodes.csv")
+    (at / "provenance.json").write_text('{"commit": "abc"}')
+    setting = Setting(base, {"few": ("sampling={sampling_steps: 1}",)})
+    found = experiments.refine(tmp_path, "x", setting, "few", 0, 1)
+    assert [arguments[0] for arguments in commands] == ["eval"]
+    assert {"task=reach", "sampling={sampling_steps: 1}", f"checkpoint={at}", "name=few"} <= set(commands[0])
+    assert (found.env_steps, found.commits, found.rows.success_rate().value) == (0, ("abc", "abc"), 0.5)
+
+
 @pytest.mark.parametrize("fails", ["train_base", "refine"])
 def test_after_a_failure_nothing_further_begins(tmp_path, monkeypatch, capsys, fails):
     begun = []

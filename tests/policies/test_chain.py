@@ -281,12 +281,19 @@ def test_another_sampler_runs_the_same_weights():
     assert torch.equal(same.act(obs, noise=noise), base.act(obs, noise=noise))
 
 
+def test_another_sampler_stays_on_the_device():
+    few = base_of("flow").to("meta").changed(sampling_steps=1)
+    assert {t.device.type for t in (*few.parameters(), few.times, few.steps)} == {"meta"}
+
+
 def test_no_sampler_is_put_where_none_fits():
-    with pytest.raises(ConfigError, match=r"sampling: \['horizon'\] change more than the sampler; known: \['eta', "):
+    with pytest.raises(ConfigError, match=r"sampling: \['horizon'\] change more than the sampler of a FlowPolicy"):
         resampled(base_of("flow"), {"horizon": 3})
-    with pytest.raises(ConfigError, match="last 2 steps of this chain are fine-tuned"):
+    with pytest.raises(ConfigError, match=r"\['eta'\] .* known: \['noise_level', 'sampling_steps'\]"):
+        resampled(base_of("flow"), {"eta": 1.0})
+    with pytest.raises(ConfigError, match="fine-tuned as it is, in 2 of 4 steps"):
         resampled(make("flow", 2), {"sampling_steps": 1})
-    with pytest.raises(SpecError, match="checkpoint: a diffusion or flow policy has a chain to sample from in another"):
+    with pytest.raises(SpecError, match=r"sampling: only a diffusion or flow policy .* GaussianPolicy shows no chain"):
         resampled(policy(GaussianPolicy, DATA, network=partial(torch.nn.Linear)), {"sampling_steps": 1})
 
 
