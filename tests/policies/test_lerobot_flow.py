@@ -238,7 +238,7 @@ def test_chunks_go_on_from_one_another(base: Any):
 def test_what_does_not_go(base: Any, saved: Saved, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"tuned_steps \(K'\) must lie between 0 and the 3 steps"):
         tuned(base, tuned_steps=4)
-    with pytest.raises(ConfigError, match="unknown key"):
+    with pytest.raises(ConfigError, match="more than the sampler of a LeRobotFlow"):
         tuned(base, tuned_steps=1, sampling={"sampler": "ddim"})
     with pytest.raises(ConfigError, match=r"is fine-tuned with .* and cannot go on"):
         tuned(tuned(base, tuned_steps=1), tuned_steps=2)
