@@ -128,16 +128,24 @@ def _experiment(id: str, title: str, rows: Sequence[Evidence], plots: Iterable[s
 
 def _plots(rows: Sequence[Evidence]) -> dict[str, str]:
     """SVGs, each by the end of its file's name."""
+    charts = {"": _intervals(rows)}
+    for end, label in (("-steps", "env steps"), ("-minutes", "minutes of training")):
+        series = _over(rows, end)
+        charts[end] = line_chart(series, title=f"Success by {label}", x_label=label, share=True, standalone=True)
+    return charts
+
+
+def _over(rows: Sequence[Evidence], end: str) -> list[Series]:
+    """What was watched in training as curves, and the routes beside that nobody watched as dots."""
     curves: dict[str, list[Evidence]] = {}
     for row in rows:
         if row.metric == CURVE:
             curves.setdefault(row.setting.rpartition("/")[0], []).append(row)
-    charts = {"": _intervals(rows)}
-    for end, label in (("-steps", "env steps"), ("-minutes", "minutes of training")):
-        series = [_series(n, mine, end, c) for (n, mine), c in zip(curves.items(), _COLOURS, strict=False)]
-        series = series or _routes(rows, end)
-        charts[end] = line_chart(series, title=f"Success by {label}", x_label=label, share=True, standalone=True)
-    return charts
+    dots = [dot for dot in _routes(rows, end) if dot.name not in curves]
+    beside = len(dots) > 1  # more than the base; both kinds then have the colours of the other charts
+    colours = dict(zip(curves, _COLOURS, strict=False)) | (_colours(rows) if beside else {})
+    series = [_series(name, mine, end, colours[name]) for name, mine in curves.items() if name in colours]
+    return series + (dots if beside else [])
 
 
 def _series(name: str, rows: Sequence[Evidence], end: str, colour: str) -> Series:

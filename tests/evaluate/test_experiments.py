@@ -12,7 +12,7 @@ import pytest
 
 from robopolicy.errors import RobopolicyError
 from robopolicy.evaluate.evidence import ALL, Evidence, write
-from robopolicy.evaluate.results_page import _colours, _routes, _whiskers, generate
+from robopolicy.evaluate.results_page import _colours, _over, _routes, _whiskers, generate
 from scripts import experiments
 from scripts.experiment_list import EXPERIMENTS, Base, Experiment, Setting
 from scripts.experiment_record import Found, record, save_rows
@@ -104,6 +104,19 @@ def test_routes_that_nobody_watched_are_dots_at_what_they_cost(tmp_path):
     write(rows, root=tmp_path / "docs" / "results")
     assert {p.name for p in generate(tmp_path / "docs")} >= {"routes-steps.svg", "routes-minutes.svg"}
     assert not _routes([r for r in rows if r.setting != "quick"], "-steps"), "one alone is in the other chart"
+
+
+def test_dots_stand_beside_the_curves_of_what_was_watched():
+    both = Setting(REACH.base, {"slow": (), "quick": ()})
+    watched = replace(found(20), evaluations={0: make_rows([False] * 20), 100: make_rows([True] * 20)},
+                      seconds={0: 0.0, 100: 60.0})  # fmt: skip
+    experiment, work = Experiment((both,), seeds=(0,), extra=("curve",)), [(both, "slow", 0), (both, "quick", 0)]
+    series = _over(record("routes", experiment, work, [watched, found(16)], []), "-steps")
+    assert [(s.name, s.x, s.colour) for s in series] == [
+        ("slow", [0.0, 100.0], "c1"), ("base", [0.0], "c0"), ("quick", [100.0], "c2")
+    ]  # fmt: skip
+    series = _over(record("routes", experiment, work, [watched, watched], []), "-steps")
+    assert [s.name for s in series] == ["slow", "quick"], "the base is where curves begin"
 
 
 def test_a_setting_has_one_colour_in_all_charts():
