@@ -106,9 +106,10 @@ def _experiment(id: str, title: str, rows: Sequence[Evidence], plots: Iterable[s
     out = [f'## <a id="{id}"></a>{title}', "", f"Rows: [`{id}.json`](results/{id}.json)", ""]
     for name in plots:
         out += [f"![{_cell(title)}: success rates](img/results/{name})", ""]
-    if any(r.metric == CURVE for r in rows):
+    drawn = _over(rows, "-steps")
+    if any(len(series.x) > 1 for series in drawn):
         out += ["Curves: success on validation episodes, mean and range of the training seeds.", ""]
-    elif any("-steps" in name for name in plots):
+    if any(len(series.x) == 1 for series in drawn):
         out += ["Dots: where each ended and what it cost, means of the training seeds; the base stands at nothing.", ""]
     out += ["| setting | metric | seed | value | 95% interval | episodes | env steps | time | notes |"]
     out += ["| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | --- |"]

@@ -89,8 +89,8 @@ def resampled(base: Policy, sampling: dict[str, Any]) -> ChunkDenoiser:
         base = _chain_of(base)
     except SpecError as error:
         raise SpecError(
-            f"sampling: only a diffusion or flow policy is sampled from in another way, and this {type(base).__name__} "
-            "shows no chain. Leave sampling away; of a residual or a student, evaluate the base with it."
+            f"sampling: only a diffusion or flow policy of which we can run the chain is sampled from in another way "
+            f"({error}). Leave sampling away; of a residual, evaluate the base with it."
         ) from error
     check_sampling(sampling, "sampling", type(base))
     if base.tuned_steps:

@@ -374,6 +374,8 @@ def test_a_policy_of_many_tasks_is_evaluated_on_each(run, tmp_path):
 def test_what_does_not_belong_together_is_refused(run):
     with pytest.raises(ConfigError, match="brings its own tasks"):
         verbs.evaluate(checkpoint=run, suite=POINTS, name="x")
+    with pytest.raises(ConfigError, match="brings its own tasks"):
+        verbs.evaluate(checkpoint=run, suite=POINTS, sampling={"sampling_steps": 1})
     with pytest.raises(ConfigError, match="are for suites"):
         verbs.evaluate(checkpoint=run, jobs=2)
     with pytest.raises(ConfigError, match=r"no task 'fur'\. Did you mean 'far'"):

@@ -293,7 +293,7 @@ def test_no_sampler_is_put_where_none_fits():
         resampled(base_of("flow"), {"eta": 1.0})
     with pytest.raises(ConfigError, match="fine-tuned as it is, in 2 of 4 steps"):
         resampled(make("flow", 2), {"sampling_steps": 1})
-    with pytest.raises(SpecError, match=r"sampling: only a diffusion or flow policy .* GaussianPolicy shows no chain"):
+    with pytest.raises(SpecError, match=r"sampling: only .*, GaussianPolicy has not\)\. Leave sampling away"):
         resampled(policy(GaussianPolicy, DATA, network=partial(torch.nn.Linear)), {"sampling_steps": 1})
 
 

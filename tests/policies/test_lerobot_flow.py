@@ -18,7 +18,7 @@ from robopolicy.networks.mlp import ValueMLP
 from robopolicy.policies.chain import FloorNoise, LearnedNoise, gaussian_log_prob
 from robopolicy.policies.lerobot_flow import LeRobotFlow, Memory, check_flow, opened
 from robopolicy.policies.realtime import continue_chunk
-from robopolicy.policies.tuned import tuned
+from robopolicy.policies.tuned import resampled, tuned
 from tests.lerobot_toys import env, observations, tiny_vla
 
 pytest.importorskip("transformers", reason="VLAs need lerobot[smolvla,pi]")
@@ -233,6 +233,13 @@ def test_chunks_go_on_from_one_another(base: Any):
         after = continue_chunk(policy, obs, chunk[:, 1:3] + 0.1, delay=1, mode=mode, noise=z)  # type: ignore[arg-type]
         assert after.shape == chunk.shape and not torch.allclose(after, chunk)
     assert torch.equal(after[:, :1], chunk[:, 1:2] + 0.1)
+
+
+def test_another_sampler_runs_their_weights(base: Any):
+    noise = torch.randn(3, *opened(base).noise_shape, generator=torch.Generator().manual_seed(1))
+    made = (opened(base), resampled(base, {"sampling_steps": 3}), resampled(base, {"sampling_steps": 1}))
+    usual, same, few = (policy.act(seen(), noise=noise) for policy in made)
+    assert torch.equal(usual, same) and usual.shape == few.shape and not torch.allclose(usual, few, atol=1e-4)
 
 
 def test_what_does_not_go(base: Any, saved: Saved, tmp_path: Path):
