@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import SpecError, closest
+from robopolicy.networks.entities import EntityTokens
 from robopolicy.networks.language import WordTower
 from robopolicy.networks.precision import Precision, computing
 from robopolicy.networks.transformer import Attention, feed_forward
@@ -35,6 +36,8 @@ class Prefix(nn.Module):
             `outline` makes [B `outline_dim`] of these.
         proprioception: names of the elements of `observation.state` that are read; None: all. With cameras, leave
             out what only a simulator knows.
+        entities: {kind: beginnings of names}, things of which the state tells, each with a token of its own (see
+            EntityTokens): {cube: [red_, blue_], button: [button_]}. The state's token is then of the rest.
         width: size of a token. depth: blocks. heads: of attention.
         max_words, buckets: see WordTower.
         image_shift: pixels of random shift in training (0: none).
@@ -54,6 +57,7 @@ class Prefix(nn.Module):
         *,
         vision: Callable[..., nn.Module] = ConvTokens,
         proprioception: tuple[str, ...] | None = None,
+        entities: dict[str, tuple[str, ...]] | None = None,
         width: Count = 128,
         depth: Natural = 2,
         heads: Count = 4,
@@ -70,6 +74,7 @@ class Prefix(nn.Module):
         if strange := sorted(set(keys) - {*self.cameras, *self.floats, TASK}):
             raise SpecError(f"observation keys must be float32, {IMAGES}<camera> or {TASK}; found {strange}")
         self.width, self.chosen, self.frozen, self.precision = width, TASK in keys, freeze_vision, precision
+        self.history = history
         self.image_shift = 0 if freeze_vision else image_shift
         self.text = WordTower(spec.tasks, width=width, max_words=max_words, buckets=buckets)
         towers: list[Any] = [vision(tuple(keys[k].shape), width=width) for k in self.cameras]
@@ -77,13 +82,17 @@ class Prefix(nn.Module):
         self.frame = nn.Parameter(0.02 * torch.randn(len(self.cameras), history, 1, width))
         columns = state_columns(spec, proprioception) if STATE in keys else []
         self.register_buffer("columns", torch.tensor(columns, dtype=torch.int64), persistent=False)
-        size = len(columns) + sum(torch.Size(keys[k].shape).numel() for k in self.floats if k != STATE)
-        self.state = nn.Sequential(nn.Linear(history * size, width), nn.SiLU(), nn.Linear(width, width))
+        sizes = {k: len(columns) if k == STATE else torch.Size(keys[k].shape).numel() for k in self.floats}
+        size = sum(sizes.values())
+        self.entities = entity_tokens(spec, columns, sizes, entities, width) if entities else None
+        rest = len(self.entities.rest) if self.entities else size
+        self.state = nn.Sequential(nn.Linear(history * rest, width), nn.SiLU(), nn.Linear(width, width))
         self.blocks = nn.ModuleList(MaskedBlock(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         pictures = history * sum(tower.count for tower in towers)
-        self.tokens = pictures + max_words + (1 if size else 0)  # P; the state's is the last
         self.has_state = bool(size)
+        self.states = self.has_state + (self.entities.count if self.entities else 0)  # tokens of the state
+        self.tokens = pictures + max_words + self.states  # P; the state's are the last
         outlines = history * sum(tower.outline_dim for tower in towers)
         self.summary_dim = history * size + (width if size else 0) + width + outlines  # S
         self.out_dim = self.summary_dim + self.tokens * (width + 1)
@@ -106,7 +115,7 @@ class Prefix(nn.Module):
         batch, device = len(next(iter(obs.values()))), self.norm.weight.device
         index = obs[TASK][:, -1] if self.chosen else torch.zeros(batch, dtype=torch.int64, device=device)
         read = self._read(obs)
-        state = [self.state(read)[:, None]] if self.has_state else []  # in float32: bfloat16 rounds a place to 1 mm
+        state = self._state(read)  # in float32: bfloat16 rounds a place to 1 mm
         with computing(self.precision, device):
             text, keep = self.text(index)
             if silent is not None:
@@ -118,11 +127,11 @@ class Prefix(nn.Module):
             tokens = torch.cat([*parts, *state], dim=1)
             count = tokens.shape[1]
             mask = keep.new_ones(batch, count)  # [B P]: not padding
-            start = count - self.has_state - keep.shape[1]
+            start = count - self.states - keep.shape[1]
             mask[:, start : start + keep.shape[1]] = keep
             seen = mask[:, None, :].repeat(1, count, 1)  # [B P P]: row sees column
             if self.has_state:
-                seen[:, :-1, -1] = False
+                seen[:, : -self.states, -self.states :] = False
             for block in self.blocks:
                 tokens = block(tokens, seen[:, None])
         tokens = self.norm(tokens.float()) * mask[..., None]
@@ -138,6 +147,15 @@ class Prefix(nn.Module):
             return self.norm.weight.new_zeros(len(next(iter(obs.values()))), 0)
         read = [obs[k][..., self.columns] if k == STATE else obs[k].flatten(2) for k in self.floats]
         return torch.cat(read, dim=-1).flatten(1)
+
+    def _state(self, read: Tensor) -> list[Tensor]:
+        """Tokens [B · width] of what is read of the state [B To·D]: those of entities, then the rest's."""
+        if not self.has_state:
+            return []
+        if self.entities is None:
+            return [self.state(read)[:, None]]
+        read = read.unflatten(1, (self.history, -1))
+        return [self.entities(read), self.state(read[..., self.entities.rest].flatten(1))[:, None]]
 
     def _look(self, k: int, image: Tensor, augment: bool) -> tuple[Tensor, Tensor]:
         """Tokens [B To·n width] and outline [B To·O] of camera k's pictures [B To 3 h w], or of its tower's tokens
@@ -161,6 +179,21 @@ class MaskedBlock(nn.Module):
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:
         x = x + self.attention(self.before(x), seen)
         return x + self.feed(x)
+
+
+def entity_tokens(
+    spec: PolicySpec, columns: list[int], sizes: dict[str, int], entities: dict[str, tuple[str, ...]], width: int
+) -> EntityTokens:
+    """For what is read: `columns` of `observation.state` and the keys beside it, whose sizes are `sizes`.
+
+    Raises:
+        SpecError: the state has no names to choose by; see EntityTokens.
+    """
+    known = spec.observation[STATE].names if STATE in spec.observation else None
+    if known is None:
+        raise SpecError(f"policy.prefix.entities: there is no {STATE!r} whose elements have names to choose by")
+    names = [n for k in sizes for n in ([known[i] for i in columns] if k == STATE else [""] * sizes[k])]
+    return EntityTokens(names, entities, history=spec.n_obs_steps, width=width)
 
 
 def state_columns(
