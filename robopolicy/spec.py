@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from fnmatch import filter as matching
 from typing import Any
 
 from robopolicy.config import flatten
 from robopolicy.errors import CheckpointError, ConfigError, SpecError, closest
-from robopolicy.types import IMAGES, ActionSpec, EnvSpec, Feature
+from robopolicy.types import IMAGES, STATE, ActionSpec, EnvSpec, Feature
 
 SPEC_VERSION = 1
 
@@ -94,6 +95,27 @@ def with_cameras(features: dict[str, Feature], cameras: Iterable[str] | None, *,
         raise ConfigError(f"{where}: there is no {strange[0]!r}. {closest(strange[0], offered)}")
     kept = {IMAGES + name for name in cameras}
     return {k: f for k, f in features.items() if not k.startswith(IMAGES) or k in kept}
+
+
+def state_columns(feature: Feature, names: Sequence[str] | None, *, where: str) -> list[int]:
+    """Columns of `observation.state` with these names, in their order, each once; None: all.
+
+    Args:
+        names: `*` stands for anything, as in file names: `cube_to_*`. where: the key to blame.
+
+    Raises:
+        SpecError: it has no such element, or no names.
+    """
+    if names is None:
+        return list(range(feature.shape[0]))
+    if feature.names is None:
+        raise SpecError(f"{where}: the elements of {STATE!r} have no names to choose by")
+    found: dict[str, None] = {}
+    for name in names:
+        if not (those := matching(feature.names, name)):
+            raise SpecError(f"{where}: {STATE!r} has no {name!r}. {closest(name, feature.names)}")
+        found |= dict.fromkeys(those)
+    return [feature.names.index(name) for name in found]
 
 
 def check_features(needed: dict[str, Feature], offered: dict[str, Feature], *, needs: str, offers: str) -> list[str]:

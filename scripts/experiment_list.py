@@ -181,8 +181,24 @@ SUITE_DPPO = (  # one config for all tasks; chosen on training seed 100 of stack
     SOLVED,
 )
 SUITE_BC = ("loop.steps=3000",)
-MANISKILL_PICK = Base("maniskill", 50, 0.7, SUITE_BC, options=("task.name=PickCube-v1",), num_envs=16, episodes=200)
-ROBOSUITE_CAN = Base("robosuite", 50, 0.5, SUITE_BC, options=("task.name=Can",), num_envs=8, episodes=200)
+SUITE_BC_STEPWISE = (*SUITE_BC, "n_action_steps=1")
+MANISKILL_PICK = Base(
+    "maniskill", 50, 0.7, SUITE_BC_STEPWISE, options=("task.name=PickCube-v1",), num_envs=16, episodes=200
+)
+ROBOSUITE_CAN = Base("robosuite", 8, 0.5, SUITE_BC_STEPWISE, options=("task.name=Can",), num_envs=8, episodes=200)
+GRASP_RESIDUAL = (  # chosen on training seed 100 of ManiSkill's PickCube, docs/suites.md
+    "algo=residual_long",
+    "num_envs=4",
+    "loop.warmup_steps=3000",
+    "loop.updates_per_step=1",
+    "loop.demo_fraction=0.25",
+    "loop.replay.gamma=0.99",
+    "algo.exploration_std=0.1",
+    "algo.warmup_std=0.15",
+    "algo.penalty_final=0.03",
+    "algo.penalty_steps=10000",
+    "threads=1",
+)
 METAWORLD = tuple(  # pushing, grasping, inserting, hammering, by a hand; levers, taps, handles, plates
     Base("metaworld", 10, imperfection, SUITE_BC, options=(f"task.name={name}-v3",), num_envs=20, episodes=200)
     for name, imperfection in {
@@ -223,12 +239,9 @@ EXPERIMENTS = {
                 MANISKILL_PICK,
                 {
                     "refined": (
-                        "algo=residual_long",
-                        "num_envs=4",
+                        *GRASP_RESIDUAL,
+                        "policy.state=[qvel_*,qpos_7,qpos_8,held,tcp_to_cube_*,cube_to_goal_*]",
                         "loop.total_steps=25000",
-                        "loop.warmup_steps=3000",
-                        "algo.penalty_steps=8000",
-                        "loop.updates_per_step=1",
                     )
                 },
             ),
@@ -261,12 +274,9 @@ EXPERIMENTS = {
                 ROBOSUITE_CAN,
                 {
                     "refined": (
-                        "algo=residual_long",
-                        "num_envs=4",
+                        *GRASP_RESIDUAL,
+                        "policy.state=[fingers_*,object_to_tool_?,tool_?,object_?]",  # the bin stands where it stands
                         "loop.total_steps=50000",
-                        "loop.warmup_steps=5000",
-                        "algo.penalty_steps=15000",
-                        "loop.updates_per_step=1",
                     )
                 },
             ),

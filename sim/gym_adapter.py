@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -53,6 +54,10 @@ class GymVecEnv:
         horizon: steps to truncation; default: the env's own `max_episode_steps`.
         dt: s per step; default: 1 / metadata["render_fps"], else 0.05.
         action: what the action means; default: numbers in the env's own units, absolute.
+        names: of the elements of `observation.state`; default: the space's keys, counted.
+
+    Raises:
+        ConfigError: as many names as there are no elements, or spaces other than these.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class GymVecEnv:
         horizon: int | None = None,
         dt: float | None = None,
         action: ActionSpec | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         self.env, self.num_envs, self.device = env, env.num_envs, torch.device("cpu")
         self.mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
@@ -72,7 +78,7 @@ class GymVecEnv:
         self._idle = np.zeros(self.num_envs, dtype=bool)  # NEXT_STEP elsewhere: the coming step is the reset
         self.episode_seed = torch.full((self.num_envs,), -1, dtype=torch.int64)
         self._queue = EpisodeQueue(seed, {})
-        self.spec = self._spec(instructions, horizon, dt, action)
+        self.spec = self._spec(instructions, horizon, dt, action, names)
         self._low, self._high = torch.tensor(self.spec.action.low), torch.tensor(self.spec.action.high)
 
     def reset(self, seeds: Tensor | None = None) -> Obs:
@@ -195,7 +201,14 @@ class GymVecEnv:
         obs[TASK] = torch.zeros(size, dtype=torch.int64)
         return obs
 
-    def _spec(self, instructions: str, horizon: int | None, dt: float | None, action: ActionSpec | None) -> EnvSpec:
+    def _spec(
+        self,
+        instructions: str,
+        horizon: int | None,
+        dt: float | None,
+        action: ActionSpec | None,
+        given: Sequence[str] | None,
+    ) -> EnvSpec:
         env, space = self.env, self.env.single_observation_space
         name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
         boxes = dict(space.spaces) if isinstance(space, Dict) else {"main": space}
@@ -211,7 +224,9 @@ class GymVecEnv:
         features: dict[str, Feature] = {}
         if self._vectors:
             names = [f"{k}_{i}" for k in self._vectors for i in range(int(np.prod(boxes[k].shape)))]
-            features[STATE] = Feature((len(names),), names=tuple(names))
+            if given is not None and len(given) != len(names):
+                raise ConfigError(f"{name}: {len(given)} names are given for {len(names)} elements of {STATE!r}")
+            features[STATE] = Feature((len(names),), names=tuple(given or names))
         for k in self._images:
             shape = boxes[k].shape
             size = shape[1:] if shape[0] == 3 else shape[:2]

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robopolicy.errors import SpecError, closest
+from robopolicy.errors import SpecError
 from robopolicy.networks.entities import EntityTokens
 from robopolicy.networks.language import WordTower
 from robopolicy.networks.precision import Precision, computing
 from robopolicy.networks.transformer import Attention, feed_forward
 from robopolicy.networks.vision import ConvTokens, random_shift
 from robopolicy.schema import Count, Natural
-from robopolicy.spec import PolicySpec
+from robopolicy.spec import PolicySpec, state_columns
 from robopolicy.types import IMAGES, STATE, TASK, Obs
 
 
@@ -80,7 +80,9 @@ class Prefix(nn.Module):
         towers: list[Any] = [vision(tuple(keys[k].shape), width=width) for k in self.cameras]
         self.vision = nn.ModuleList(towers).requires_grad_(not freeze_vision)
         self.frame = nn.Parameter(0.02 * torch.randn(len(self.cameras), history, 1, width))
-        columns = state_columns(spec, proprioception) if STATE in keys else []
+        columns = []
+        if STATE in keys:
+            columns = state_columns(keys[STATE], proprioception, where="policy.prefix.proprioception")
         self.register_buffer("columns", torch.tensor(columns, dtype=torch.int64), persistent=False)
         sizes = {k: len(columns) if k == STATE else torch.Size(keys[k].shape).numel() for k in self.floats}
         size = sum(sizes.values())
@@ -194,22 +196,3 @@ def entity_tokens(
         raise SpecError(f"policy.prefix.entities: there is no {STATE!r} whose elements have names to choose by")
     names = [n for k in sizes for n in ([known[i] for i in columns] if k == STATE else [""] * sizes[k])]
     return EntityTokens(names, entities, history=spec.n_obs_steps, width=width)
-
-
-def state_columns(
-    spec: PolicySpec, names: tuple[str, ...] | None, *, where: str = "policy.prefix.proprioception"
-) -> list[int]:
-    """Columns of `observation.state` with these names; None: all.
-
-    Raises:
-        SpecError: it has no such element, or no names; `where` is blamed.
-    """
-    feature = spec.observation[STATE]
-    if names is None:
-        return list(range(feature.shape[0]))
-    if feature.names is None:
-        raise SpecError(f"{where}: the elements of {STATE!r} have no names to choose by")
-    for name in names:
-        if name not in feature.names:
-            raise SpecError(f"{where}: {STATE!r} has no {name!r}. {closest(name, feature.names)}")
-    return [feature.names.index(name) for name in names]

@@ -12,7 +12,7 @@ from robopolicy.networks.mlp import by_task
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import SEEN, DenoisingPolicy, LikelihoodPolicy, Policy
 from robopolicy.schema import Count, NonNegative, Positive
-from robopolicy.spec import PolicySpec
+from robopolicy.spec import PolicySpec, state_columns
 from robopolicy.types import BASE_ACTION, IMAGES, STATE, TASK, Feature, Obs
 
 
@@ -25,6 +25,9 @@ class ResidualPolicy(Policy):
     that it was not trained on it is silent, and the base acts alone. With `task_weights` each has weights of its own
     beside the common ones, in the first layer of the residual and of its critics (see `by_task`).
 
+    What it reads of the state, its critics read too: with fewer elements, those that say what to do in any episode (how
+    far it is to the goal, not where that is), both learn from far fewer episodes (docs/suites.md).
+
     With `pictures` it sees what the base's frozen encoder makes of its observation, once per observation, beside the
     state: replays keep those numbers, not the pictures.
 
@@ -36,13 +39,14 @@ class ResidualPolicy(Policy):
             base does wrong. `gripper_scale` for the gripper channel, which has to be able to overrule the base.
         widen: the demonstrated range is widened by this fraction on each side, then met with the env's limits;
             the full action never leaves that box.
+        state: names of elements of `observation.state` that are read, see `state_columns`; None: all.
         pictures: read them, through the base; False: the state alone, whatever the base reads.
         task_weights: see above; False: the task's number is one more input.
         tasks: instructions that it was trained on, where those of `spec` are others; None: the same.
 
     Raises:
-        SpecError: the observation has no `observation.state`, or keys that are neither it nor pictures; `pictures`
-            and there are none, or the base has no encoder of its own.
+        SpecError: the observation has no `observation.state`, or keys that are neither it nor pictures; `state` names
+            what it has not; `pictures` and there are none, or the base has no encoder of its own.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class ResidualPolicy(Policy):
         scale: Positive = 1.0,
         gripper_scale: NonNegative = 1.5,
         widen: NonNegative = 0.25,
+        state: tuple[str, ...] | None = None,
         pictures: bool = False,
         task_weights: bool = False,
         tasks: tuple[str, ...] | None = None,
@@ -78,7 +83,9 @@ class ResidualPolicy(Policy):
         self.base = base.eval().requires_grad_(False)
         self.normalizer = normalizer
         self.task_weights = task_weights and self.tasks > 1
-        seen_dim = spec.observation[STATE].shape[0] + self.sight
+        columns = state_columns(spec.observation[STATE], state, where="policy.state")
+        self.register_buffer("columns", torch.tensor(columns, dtype=torch.int64), persistent=False)
+        seen_dim = len(columns) + self.sight
         sizes = [seen_dim * (1 + self.task_weights * self.tasks) + self.tasks + action.dim, *hidden]
         layers: list[nn.Module] = []
         for a, b in zip(sizes, sizes[1:], strict=False):
@@ -126,7 +133,7 @@ class ResidualPolicy(Policy):
     def features(self, obs: Obs) -> tuple[Tensor, Tensor]:
         """Normalised state, what is seen, and the task as one of T numbers [B Ds+C+T], and base action [B Da], of what
         `read` made. With `task_weights` state and sight stand there once more for each task, zero for all but one."""
-        state = self.normalizer.normalize(STATE, obs[STATE])
+        state = self.normalizer.normalize(STATE, obs[STATE])[..., self.columns]
         if self.sight:  # of whatever scale the encoder has
             state = torch.cat([state, nn.functional.layer_norm(obs[SEEN], (self.sight,))], dim=-1)
         if self.tasks:

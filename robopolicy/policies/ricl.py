@@ -26,12 +26,12 @@ from robopolicy.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.fits import data_problems
 from robopolicy.networks.expert import ActionExpert
 from robopolicy.networks.precision import Precision
-from robopolicy.networks.prefix import Prefix, state_columns
+from robopolicy.networks.prefix import Prefix
 from robopolicy.normalize import ACTION, Normalizer
 from robopolicy.policies.base import Policy
 from robopolicy.policies.vla import VLAPolicy, check_observation
 from robopolicy.schema import Count, Fraction, Natural, NonNegative
-from robopolicy.spec import PolicySpec
+from robopolicy.spec import PolicySpec, state_columns
 from robopolicy.types import STATE, TASK, Obs
 
 _KEY, _FRAME, _DISTANCE = "retrieval.key", "retrieval.frame", "retrieval.distance"  # what `remember` adds
@@ -104,7 +104,7 @@ class RICLPolicy(VLAPolicy):
         self.thumbnail, self.known = thumbnail, tuple(spec.tasks if tasks is None else tasks)
         columns = self.encoder.columns.tolist()
         if compare is not None:
-            columns = state_columns(spec, compare, where="policy.compare")
+            columns = state_columns(spec.observation[STATE], compare, where="policy.compare")
         self.register_buffer("compared", torch.tensor(columns, dtype=torch.int64), persistent=False)
         blank = {k: torch.zeros(1, *f.shape, dtype=f.torch_dtype) for k, f in spec.observation.items()}
         key_dim = self._key({k: v.float() for k, v in blank.items()}).shape[1]

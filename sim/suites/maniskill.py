@@ -114,6 +114,14 @@ def read(name: str) -> dict[str, slice]:
     return found
 
 
+def element_names(name: str) -> list[str]:
+    """Of an observation of the task: qpos_0 … (7 and 8 are the fingers), tcp_x, tcp_qw …, tcp_to_cube_x …"""
+    ends = {1: [""], 3: ["_x", "_y", "_z"], 7: ["_x", "_y", "_z", "_qw", "_qx", "_qy", "_qz"],
+            9: [f"_{i}" for i in range(9)]}  # fmt: skip
+    whose = {"to_cube": "tcp_to_cube", "to_base": "tcp_to_base", "to_goal": "cube_to_goal"}
+    return [whose.get(k, k) + end for k, place in read(name).items() for end in ends[place.stop - place.start]]
+
+
 _LAYOUTS = {
     "PickCube-v1": {"held": 1, "tcp": 7, "goal": 3, "cube": 7, "to_cube": 3, "to_goal": 3},
     "PushCube-v1": {"tcp": 7, "goal": 3, "cube": 7},
@@ -141,4 +149,5 @@ def make(name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None,
         raise ConfigError(f"task.horizon: expected at least 1 step, found {horizon}")
     one = functools.partial(ManiSkillEnv, name)
     envs = vector_env(one, f"maniskill/{name}", num_envs, horizon=steps, processes=processes, name=name)
-    return ManiSkillVecEnv(name, envs, seed=seed, instructions=text, horizon=steps, action=ACTION)
+    return ManiSkillVecEnv(name, envs, seed=seed, instructions=text, horizon=steps, action=ACTION,
+                           names=element_names(name))  # fmt: skip

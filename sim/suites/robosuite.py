@@ -119,6 +119,15 @@ class RobosuiteVecEnv(GymVecEnv):
         return EXPERTS[self.name](layout, self.spec.action, self.num_envs, imperfection=imperfection)
 
 
+def element_names(name: str) -> list[str]:
+    """Of an observation of the task: tool_x …, tool_qx …, fingers_0, …, object_to_tool_x …"""
+    sizes = {**_SIZES, "object_to_tool": 3} | ({} if name == "Lift" else {"object_to_tool_quat": 4})
+    ends = {2: ("0", "1"), 3: "xyz", 4: ("qx", "qy", "qz", "qw")}
+    return [
+        f"{key.removesuffix('_quat').replace('quat', 'tool')}_{e}" for key, size in sizes.items() for e in ends[size]
+    ]
+
+
 def make(name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None, processes: int = 0) -> RobosuiteVecEnv:
     """A task of robosuite as a VecEnv.
 
@@ -139,4 +148,5 @@ def make(name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None,
         raise ConfigError(f"task.horizon: expected at least 1 step, found {horizon}")
     one = functools.partial(RobosuiteEnv, name)
     envs = vector_env(one, f"robosuite/{name}", num_envs, horizon=steps, processes=processes, name=name)
-    return RobosuiteVecEnv(name, envs, seed=seed, instructions=text, horizon=steps, action=ACTION)
+    return RobosuiteVecEnv(name, envs, seed=seed, instructions=text, horizon=steps, action=ACTION,
+                           names=element_names(name))  # fmt: skip

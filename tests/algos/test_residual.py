@@ -354,3 +354,25 @@ def test_what_an_instructed_residual_is_saved_with_tells_both_apart():
     again = ResidualPolicy(policy.spec, policy.normalizer, policy.base, **options)
     again.load_state_dict(policy.state_dict())
     assert moves(again) == pytest.approx([0.0, -0.5, 0.5], abs=1e-4)
+
+
+def test_it_and_its_critics_read_the_elements_of_the_state_that_are_named():
+    base = PointPolicy(gain=0.35, chunk=3)
+    names = ("to_x", "to_y", "place_x", "place_y")
+    spec = replace(base.spec, observation={STATE: Feature((4,), names=names)})
+    normalizer = Normalizer.from_limits(spec.observation, spec.action)
+
+    def chosen(*state: str) -> ResidualPolicy:
+        return ResidualPolicy(spec, normalizer, base, hidden=(8,), state=state)
+
+    policy = chosen("place_y", "to_*")
+    obs = batch_of(policy).obs
+    state, _ = policy.features(obs)
+    assert torch.equal(state, obs[STATE][:, [3, 0, 1]])
+    assert policy.net[0].in_features == 3 + 2  # what critics are made for
+    with pytest.raises(SpecError, match=r"policy\.state: 'observation\.state' has no 'to_z'\. Did you mean 'to_"):
+        chosen("to_x", "to_z")
+    with pytest.raises(SpecError, match=r"policy\.state: the elements of 'observation\.state' have no names"):
+        ResidualPolicy(
+            replace(spec, observation={STATE: Feature((4,))}), normalizer, base, hidden=(8,), state=("to_x",)
+        )
