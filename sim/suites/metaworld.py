@@ -43,10 +43,11 @@ class MetaWorldEnv(gymnasium.Env):
 
     metadata = {"render_modes": [], "render_fps": 80}  # noqa: RUF012  as Gymnasium has it
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, relative: bool) -> None:
         self.inner = TASKS[f"{name}-goal-observable"](seed=0)
         self.inner._freeze_rand_vec, self.inner.seeded_rand_vec = False, True
-        size = self.inner.observation_space.shape
+        self.relative = relative
+        size = (len(element_names(relative)),)
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, size, np.float32)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
 
@@ -55,15 +56,30 @@ class MetaWorldEnv(gymnasium.Env):
         if seed is not None:
             self.inner.seed(seed)
         obs, _ = self.inner.reset()
-        return obs.astype(np.float32), {"success": False}
+        return self._seen(obs), {"success": False}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, _, _, _, info = self.inner.step(action)
         success = bool(info["success"])
-        return obs.astype(np.float32), float(success), success, False, {"success": success}
+        return self._seen(obs), float(success), success, False, {"success": success}
 
     def close(self) -> None:
         self.inner.close()
+
+    def _seen(self, obs: Any) -> Any:
+        if self.relative:
+            now, before, goal = obs[:18], obs[18:36], obs[36:39]
+            hand, thing = now[:3], now[4:7]
+            obs = np.concatenate([obs, thing - hand, goal - thing, hand - before[:3], thing - before[4:7]])
+        return obs.astype(np.float32)
+
+
+def element_names(relative: bool) -> list[str]:
+    """Of an observation: hand_x …, gripper, object_x …, object_q0 …, other_…, before_hand_x …, goal_x …"""
+    places = [f"{thing}_{end}" for thing in ("object", "other") for end in ("x", "y", "z", "q0", "q1", "q2", "q3")]
+    now = ["hand_x", "hand_y", "hand_z", "gripper", *places]
+    more = ("hand_to_object", "object_to_goal", "hand_step", "object_step") if relative else ()
+    return [*now, *(f"before_{name}" for name in now), *(f"{what}_{end}" for what in ("goal", *more) for end in "xyz")]
 
 
 class MetaWorldExpert(ScriptedExpert):
@@ -79,10 +95,10 @@ class MetaWorldExpert(ScriptedExpert):
             self.policies[i] = self.make()
 
     def plan(self, obs: Obs) -> Tensor:
-        """[N 4] from `observation.state` [N 39]."""
+        """[N 4] from `observation.state` [N 39 …]."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Constant")  # its gains saturate the action, as they are meant to
-            states = obs[STATE].double().numpy()
+            states = obs[STATE][:, :39].double().numpy()
             action = np.stack([p.get_action(s) for p, s in zip(self.policies, states, strict=True)])
         return torch.from_numpy(action)
 
@@ -99,13 +115,17 @@ class MetaWorldVecEnv(GymVecEnv):
         return MetaWorldExpert(self.name, self.spec.action, self.num_envs, imperfection=imperfection)
 
 
-def make(name: str, num_envs: int, seed: int = 0, *, horizon: int = 200, processes: int = 0) -> MetaWorldVecEnv:
+def make(
+    name: str, num_envs: int, seed: int = 0, *, horizon: int = 200, relative: bool = False, processes: int = 0
+) -> MetaWorldVecEnv:
     """A task of Meta-World as a VecEnv.
 
     Args:
         name: one of `task_names()`.
         seed: names the stream of training episodes.
         horizon: steps to truncation, at most the benchmark's 500.
+        relative: behind the benchmark's 39 numbers 12 more that follow from them: the object from the hand, the goal
+            from the object, and how far hand and object moved in the last step.
         processes: 0: all envs in this process; else so many workers.
 
     Raises:
@@ -115,7 +135,7 @@ def make(name: str, num_envs: int, seed: int = 0, *, horizon: int = 200, process
         raise ConfigError(f"task.name={name!r}: Meta-World has no such task. {closest(name, task_names())}")
     if not 1 <= horizon <= 500:
         raise ConfigError(f"task.horizon: expected 1 to 500 steps, found {horizon}")
-    one = functools.partial(MetaWorldEnv, name)
-    envs = vector_env(one, f"metaworld/{name}", num_envs, horizon=horizon, processes=processes, name=name)
+    one, facts = functools.partial(MetaWorldEnv, name, relative), {"relative": True} if relative else {}
+    envs = vector_env(one, f"metaworld/{name}", num_envs, horizon=horizon, processes=processes, name=name, **facts)
     return MetaWorldVecEnv(name, envs, seed=seed, instructions=name.removesuffix("-v3").replace("-", " "),
-                           horizon=horizon, action=ACTION)  # fmt: skip
+                           horizon=horizon, action=ACTION, names=element_names(relative))  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from robopolicy.build import build
-from robopolicy.errors import SpecError
+from robopolicy.errors import ConfigError, SpecError
 from robopolicy.noise import keyed_uniform
 from robopolicy.suite_packages import PACKAGES
 from robopolicy.types import STATE, Stateful, VecEnv
@@ -124,3 +124,51 @@ def test_time_limits_are_no_terminations_and_next_obs_is_the_true_successor(suit
         assert a.truncated.all() == (t == 2) and not a.terminated.any() and not b.ended.any()
     assert a.obs is not a.next_obs and short.episode_seed.tolist() == seeds[2:].tolist()
     assert torch.equal(a.obs[STATE], first[STATE]), "obs starts the next episode"
+
+
+DIFFERENCES = {  # suite: (options, which elements are differences of which)
+    "metaworld": (
+        {"relative": True},
+        {
+            "hand_to_object": ("object", "hand"),
+            "object_to_goal": ("goal", "object"),
+            "hand_step": ("hand", "before_hand"),
+            "object_step": ("object", "before_object"),
+        },
+    ),
+    "maniskill": (
+        {},
+        {"tcp_to_cube": ("cube", "tcp"), "tcp_to_base": ("base", "tcp"), "cube_to_base": ("base", "cube")},
+    ),
+}
+
+
+def test_elements_of_the_state_have_the_names_of_what_they_are(suite):
+    name, make, steps = suite
+    options, differences = DIFFERENCES.get(name, ({}, {}))
+    env = make(1, horizon=steps, **options)
+    names = env.spec.observation[STATE].names
+    assert names is not None and len(set(names)) == len(names) == env.spec.observation[STATE].shape[0]
+    state = trajectories(env, SEEDS[:1], steps - 1)[int(SEEDS[0])]
+    for name, (end, start) in differences.items():
+        for axis in "xyz":
+            found, to, of = (state[:, names.index(f"{k}_{axis}")] for k in (name, end, start))
+            torch.testing.assert_close(found, to - of, atol=1e-5, rtol=0)
+            assert bool((found != 0).any()), name
+
+
+def test_metaworlds_own_numbers_stay_what_they_are_with_the_relative_ones_behind():
+    metaworld = pytest.importorskip("sim.suites.metaworld")
+    plain, more = metaworld.make("push-v3", 2), metaworld.make("push-v3", 2, relative=True)
+    assert torch.equal(plain.reset(SEEDS[:2])[STATE], more.reset(SEEDS[:2])[STATE][:, :39])
+    assert plain.spec.digest != more.spec.digest
+    expert = more.make_expert()
+    assert torch.equal(expert.act(more.reset(SEEDS[:2])), plain.make_expert().act(plain.reset(SEEDS[:2])))
+
+
+def test_wrong_counts_of_names_are_refused():
+    from sim.gym_adapter import adapt
+
+    gymnasium = pytest.importorskip("gymnasium")
+    with pytest.raises(ConfigError, match="2 names are given for 3 elements"):
+        adapt(gymnasium.make_vec("Pendulum-v1", num_envs=1), names=("cos", "sin"))
