@@ -27,7 +27,8 @@ class EntityTokens(nn.Module):
         kinds: {kind: beginnings of the names of an entity's elements, one an entity}.
 
     Raises:
-        SpecError: a beginning fits no element, or one that another entity has; entities of a kind differ in theirs.
+        SpecError: a beginning fits no element, or one that another entity has; entities of a kind differ in theirs;
+            there are no other elements.
     """
 
     columns: list[Tensor]  # of each kind [entities, elements]
@@ -38,6 +39,8 @@ class EntityTokens(nn.Module):
         _check(names, kinds, found)
         taken = {i for entities in found.values() for entity in entities for i in entity}
         self.rest = [i for i in range(len(names)) if i not in taken]  # columns of no entity
+        if not self.rest:
+            raise SpecError(f"{WHERE}: every element belongs to an entity. Leave the arm's own out of them.")
         self.columns = [torch.tensor([e + self.rest for e in entities]) for entities in found.values()]
         sizes = [history * columns.shape[1] for columns in self.columns]
         self.towers = nn.ModuleList(

@@ -46,7 +46,7 @@ class ResidualPolicy(Policy):
 
     Raises:
         SpecError: the observation has no `observation.state`, or keys that are neither it nor pictures; `state` names
-            what it has not; `pictures` and there are none, or the base has no encoder of its own.
+            what it has not, or nothing; `pictures` and there are none, or the base has no encoder of its own.
     """
 
     def __init__(
@@ -85,6 +85,10 @@ class ResidualPolicy(Policy):
         self.task_weights = task_weights and self.tasks > 1
         columns = state_columns(spec.observation[STATE], state, where="policy.state")
         self.register_buffer("columns", torch.tensor(columns, dtype=torch.int64), persistent=False)
+        if not columns and not self.sight:
+            raise SpecError(
+                "policy.state: names nothing, so the residual would be blind. Name elements, or null for all."
+            )
         seen_dim = len(columns) + self.sight
         sizes = [seen_dim * (1 + self.task_weights * self.tasks) + self.tasks + action.dim, *hidden]
         layers: list[nn.Module] = []

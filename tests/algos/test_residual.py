@@ -372,6 +372,8 @@ def test_it_and_its_critics_read_the_elements_of_the_state_that_are_named():
     assert policy.net[0].in_features == 3 + 2  # what critics are made for
     with pytest.raises(SpecError, match=r"policy\.state: 'observation\.state' has no 'to_z'\. Did you mean 'to_"):
         chosen("to_x", "to_z")
+    with pytest.raises(SpecError, match=r"policy\.state: names nothing"):
+        chosen()
     with pytest.raises(SpecError, match=r"policy\.state: the elements of 'observation\.state' have no names"):
         ResidualPolicy(
             replace(spec, observation={STATE: Feature((4,))}), normalizer, base, hidden=(8,), state=("to_x",)

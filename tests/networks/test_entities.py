@@ -95,12 +95,18 @@ def test_without_entities_it_is_as_before_and_with_them_it_is_saved(tmp_path: Pa
     [
         ({"cube": ("red_", "green_")}, r"entities\.cube: .* begins with 'green_'\. Did you mean 'red_"),
         ({"cube": ("red_", "blue_"), "lamp": ("lamp", "lamp_on")}, "'lamp_on' belongs to 'lamp' and to 'lamp_on'"),
+        ({"cube": ("red_", "blue_"), "lamp": ("lamp",), "arm": ("hand",)}, "every element belongs to an entity"),
         ({"cube": ("red_", "lamp")}, "'red_' goes on with x, y, 'lamp' with , _on"),
     ],
 )
 def test_wrong_entities_are_named(kinds: dict[str, tuple[str, ...]], message: str):
     with pytest.raises(SpecError, match=message):
-        policy(entities=kinds)
+        EntityTokens(NAMES, kinds, history=1, width=8)
+
+
+def test_wrong_entities_of_a_policy_are_named():
+    with pytest.raises(SpecError, match=r"policy\.prefix\.entities\.cube: .*'green_'"):
+        policy(entities={"cube": ("green_",)})
 
 
 def test_a_state_without_names_and_one_that_is_not_read_are_named():
