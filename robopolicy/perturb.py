@@ -110,19 +110,21 @@ def check_anywhere(spec: EnvSpec, *, latency: float = 0, sensor_noise: float = 0
         raise ConfigError(f"grid.sensor_noise: {spec.id} has no {STATE}. Leave it out: grid.sensor_noise=[]")
 
 
-def own_physics(task: dict[str, Any]) -> bool:
-    """Whether an env of this config changes its own physics, latency and noise: it takes `randomization`."""
-    return "randomization" in parameters(resolve(task[TARGET], "task"), task)[0]
+def taken(task: dict[str, Any]) -> set[str]:
+    """Keywords of an env of this config: `randomization`, if it changes its own physics, latency and noise; or single
+    conditions that it can be made with."""
+    return {"randomization", *NOMINAL} & {*parameters(resolve(task[TARGET], "task"), task)[0]}
 
 
 def check_grid(task: dict[str, Any], spec: EnvSpec, grid: Grid) -> None:
     """Raise ConfigError where the grid asks for what the task cannot do, before anything is evaluated."""
-    if own_physics(task):
+    if "randomization" in (own := taken(task)):
         return
-    for what in [w for w in NOMINAL if w not in ANYWHERE and getattr(grid, w)]:
+    for what in [w for w in NOMINAL if w not in {*ANYWHERE, *own} and getattr(grid, w)]:
         raise ConfigError(
-            f"grid.{what}: only tasks that take task.randomization change their physics, and {spec.id} does not. Of "
-            f"others {' and '.join(ANYWHERE)} can be changed; leave the rest out: grid.friction=[] grid.mass=[]"
+            f"grid.{what}: only tasks that take task.randomization or task.{what} change it, and {spec.id} takes "
+            f"neither. {' and '.join(ANYWHERE)} can be changed of any; leave out the rest: grid.friction=[] "
+            "grid.mass=[]"
         )
     check_anywhere(spec, latency=max(grid.latency, default=0), sensor_noise=max(grid.sensor_noise, default=0.0))
 
@@ -132,8 +134,11 @@ def perturbed(task: dict[str, Any], what: str, value: float, *, num_envs: int) -
     how: dict[str, Any] = {"num_envs": num_envs, "seed": 0}
     if value == NOMINAL[what]:
         return build(task, "task", **how)
-    if not own_physics(task):
-        change: dict[str, Any] = {what: value}
-        return Perturbed(build(task, "task", **how), **change)
-    changed = value if what == "sensor_noise" else [value, value]
-    return build({**task, "randomization": {**(task.get("randomization") or {}), what: changed}}, "task", **how)
+    own: set[str] = taken(task)
+    change: dict[str, Any] = {what: value}
+    if "randomization" in own:
+        change = {what: value if what == "sensor_noise" else [value, value]}
+        return build({**task, "randomization": {**(task.get("randomization") or {}), **change}}, "task", **how)
+    if what in own:
+        return build({**task, **change}, "task", **how)
+    return Perturbed(build(task, "task", **how), **change)

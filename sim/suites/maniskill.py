@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from robopolicy.errors import ConfigError, closest
+from robopolicy.schema import Positive
 from robopolicy.suite_packages import broken
 from robopolicy.types import ActionSpec
 from sim.gym_adapter import GymVecEnv
@@ -28,6 +29,7 @@ from sim.suites.workers import vector_env
 
 with needs("maniskill"):
     import mani_skill.envs  # noqa: F401  registers the tasks
+    import sapien
     from mani_skill.utils.registration import REGISTERED_ENVS
 
 # name: (what to do, steps)
@@ -54,7 +56,8 @@ class ManiSkillEnv(gymnasium.Env):
 
     metadata = {"render_modes": [], "render_fps": 20}  # noqa: RUF012  as Gymnasium has it
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, friction: float = 1.0, mass: float = 1.0) -> None:
+        self.friction, self.mass = friction, mass
         _spare_the_collector()
         try:
             self.inner = REGISTERED_ENVS[name].make(
@@ -72,6 +75,8 @@ class ManiSkillEnv(gymnasium.Env):
         # The whole scene anew, for about 0.05 s: PhysX lets contacts of earlier episodes show in later ones, in the
         # last digits at first, even where everything was parted and stepped before the reset.
         obs, _ = self.inner.reset(seed=None if seed is None else seed32(seed), options={"reconfigure": True})
+        if self.friction != 1.0 or self.mass != 1.0:
+            self._change_physics()
         return obs[0].numpy().copy(), {"success": False}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -81,6 +86,29 @@ class ManiSkillEnv(gymnasium.Env):
 
     def close(self) -> None:
         self.inner.close()
+
+    def _change_physics(self) -> None:
+        """Of a scene as it is made: friction of everything, mass and inertia of everything but the arm."""
+        scene = self.inner.unwrapped.scene
+        for actor in scene.actors.values():
+            for entity in actor._objs:
+                body = entity.find_component_by_type(sapien.physx.PhysxRigidBaseComponent)
+                if isinstance(body, sapien.physx.PhysxRigidDynamicComponent):
+                    body.mass, body.inertia = body.mass * self.mass, body.inertia * self.mass
+                self._rub(body)
+        for arm in scene.articulations.values():
+            for link in arm.links:
+                for body in link._objs:
+                    self._rub(body)
+
+    def _rub(self, body: Any) -> None:
+        for shape in body.collision_shapes:
+            was = shape.physical_material  # shapes may share one, so it stays as it is
+            shape.set_physical_material(
+                sapien.physx.PhysxMaterial(
+                    was.static_friction * self.friction, was.dynamic_friction * self.friction, was.restitution
+                )
+            )
 
 
 @functools.cache
@@ -129,13 +157,23 @@ _LAYOUTS = {
 }
 
 
-def make(name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None, processes: int = 0) -> ManiSkillVecEnv:
+def make(
+    name: str,
+    num_envs: int,
+    seed: int = 0,
+    *,
+    horizon: int | None = None,
+    friction: Positive = 1.0,
+    mass: Positive = 1.0,
+    processes: int = 0,
+) -> ManiSkillVecEnv:
     """A task of ManiSkill as a VecEnv.
 
     Args:
         name: one of `task_names()`.
         seed: names the stream of training episodes.
         horizon: steps to truncation; None: the suite's own.
+        friction: of everything, as a multiple of the suite's own. mass: the same, of everything but the arm.
         processes: 0: all envs in this process; else so many workers (about 0.7 GB each).
 
     Raises:
@@ -147,7 +185,8 @@ def make(name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None,
     steps = steps if horizon is None else horizon
     if steps < 1:
         raise ConfigError(f"task.horizon: expected at least 1 step, found {horizon}")
-    one = functools.partial(ManiSkillEnv, name)
-    envs = vector_env(one, f"maniskill/{name}", num_envs, horizon=steps, processes=processes, name=name)
+    changed = {k: v for k, v in (("friction", friction), ("mass", mass)) if v != 1.0}
+    one = functools.partial(ManiSkillEnv, name, **changed)
+    envs = vector_env(one, f"maniskill/{name}", num_envs, horizon=steps, processes=processes, name=name, **changed)
     return ManiSkillVecEnv(name, envs, seed=seed, instructions=text, horizon=steps, action=ACTION,
                            names=element_names(name))  # fmt: skip

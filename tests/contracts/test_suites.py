@@ -13,6 +13,7 @@ import torch
 from robopolicy.build import build
 from robopolicy.errors import ConfigError, SpecError
 from robopolicy.noise import keyed_uniform
+from robopolicy.perturb import perturbed
 from robopolicy.suite_packages import PACKAGES
 from robopolicy.types import STATE, Stateful, VecEnv
 
@@ -172,3 +173,25 @@ def test_wrong_counts_of_names_are_refused():
     gymnasium = pytest.importorskip("gymnasium")
     with pytest.raises(ConfigError, match="2 names are given for 3 elements"):
         adapt(gymnasium.make_vec("Pendulum-v1", num_envs=1), names=("cos", "sin"))
+
+
+def test_maniskills_friction_and_mass_can_be_changed_and_episodes_begin_alike():
+    pytest.importorskip("mani_skill")
+    node = {"_target_": "sim.suites.maniskill.make", "name": "PickCube-v1"}
+    plain = build(node, "task", num_envs=1, seed=0)
+    found, first = {}, plain.reset(SEEDS[:1])[STATE]
+    for what, value in (("mass", 4.0), ("friction", 0.5), ("friction", 1.0)):
+        env = perturbed(node, what, value, num_envs=1)
+        for _ in range(2):  # the second reset changes no more than the first
+            assert torch.equal(env.reset(SEEDS[:1])[STATE], first)
+        scene = env.env.envs[0].unwrapped.inner.unwrapped.scene
+        cube = next(c for c in scene.actors["cube"]._objs[0].components if hasattr(c, "mass"))
+        finger = next(k for k in scene.articulations["panda"].links if k.name == "panda_leftfinger")._objs[0]
+        materials = [body.collision_shapes[0].physical_material for body in (cube, finger)]
+        found[what, value] = (cube.mass, cube.inertia[0], *(m.dynamic_friction for m in materials))
+        assert (env.spec.digest == plain.spec.digest) == (value == 1.0)
+        env.close()
+    mass, inertia, cube, finger = found["friction", 1.0]
+    assert found["mass", 4.0] == pytest.approx((4 * mass, 4 * inertia, cube, finger))
+    assert found["friction", 0.5] == pytest.approx((mass, inertia, cube / 2, finger / 2))
+    plain.close()
