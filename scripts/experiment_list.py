@@ -122,6 +122,11 @@ VLA = Base(  # seven goals in one scene, told apart by the instruction alone
     ),
     "vla",
 )
+VLA_ENTITIES = replace(
+    VLA,
+    overrides=(*VLA.overrides, "policy.prefix.entities={cube: [red_,green_,blue_], button: [button]}"),
+    kind="vla-entities",
+)
 VLA_PIXELS = Base(  # the same seven goals through two small cameras, nothing in the state but the arm
     "tabletop",
     700,
@@ -436,6 +441,7 @@ EXPERIMENTS = {
         extra=("curve",),
         kept="first_try/",
     ),
+    "vla_entities": Experiment((Setting(VLA_ENTITIES, {"one_step": ONE_STEP}),)),
     "vla_routes_pixels": Experiment(
         (
             Setting(
