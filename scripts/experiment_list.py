@@ -1,8 +1,7 @@
 """What scripts/experiments.py runs: bases, refinements of them, and their overrides of `robopolicy train`.
 
 What has results was chosen on validation episodes and training seeds of its own; test episodes are run for the record
-alone. The base of robosuite_can_residual is a first guess, and too good (95% on training seed 100): bring it to 20–70%
-on seeds of 100 and above before a record.
+alone.
 """
 
 from __future__ import annotations
@@ -305,7 +304,7 @@ EXPERIMENTS = {
                     "refined": (
                         *GRASP_RESIDUAL,
                         *SLOW_ENV,
-                        "policy.state=[fingers_*,object_to_tool_?,tool_?,object_?]",  # the bin stands where it stands
+                        "policy.state=[fingers_*,object_in_tool_?,tool_?,object_?]",  # the bin stands where it stands
                         "loop.total_steps=50000",
                     )
                 },

@@ -120,11 +120,17 @@ class RobosuiteVecEnv(GymVecEnv):
 
 
 def element_names(name: str) -> list[str]:
-    """Of an observation of the task: tool_x …, tool_qx …, fingers_0, …, object_to_tool_x …"""
-    sizes = {**_SIZES, "object_to_tool": 3} | ({} if name == "Lift" else {"object_to_tool_quat": 4})
+    """Of an observation of the task: tool_x …, tool_qx …, fingers_0, …, object_x …, then the object beside the tool.
+
+    Lift has the vector from the cube to the tool in the world's frame (object_to_tool_*); the others have the object's
+    pose in the tool's frame (object_in_tool_*).
+    """
+    beside = {"object_to_tool": 3} if name == "Lift" else {"object_in_tool": 3, "object_in_tool_quat": 4}
     ends = {2: ("0", "1"), 3: "xyz", 4: ("qx", "qy", "qz", "qw")}
     return [
-        f"{key.removesuffix('_quat').replace('quat', 'tool')}_{e}" for key, size in sizes.items() for e in ends[size]
+        f"{key.removesuffix('_quat').replace('quat', 'tool')}_{e}"
+        for key, size in {**_SIZES, **beside}.items()
+        for e in ends[size]
     ]
 
 
