@@ -140,5 +140,5 @@ def perturbed(task: dict[str, Any], what: str, value: float, *, num_envs: int) -
         change = {what: value if what == "sensor_noise" else [value, value]}
         return build({**task, "randomization": {**(task.get("randomization") or {}), **change}}, "task", **how)
     if what in own:
-        return build({**task, **change}, "task", **how)
+        return build({**task, what: value * float(task.get(what, 1.0))}, "task", **how)
     return Perturbed(build(task, "task", **how), **change)

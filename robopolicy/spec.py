@@ -6,7 +6,7 @@ import json
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from fnmatch import filter as matching
+from fnmatch import fnmatchcase
 from typing import Any
 
 from robopolicy.config import flatten
@@ -101,7 +101,7 @@ def state_columns(feature: Feature, names: Sequence[str] | None, *, where: str) 
     """Columns of `observation.state` with these names, in their order, each once; None: all.
 
     Args:
-        names: `*` stands for anything, as in file names: `cube_to_*`. where: the key to blame.
+        names: elements' own, or patterns as of file names: `cube_to_*`, `cube_?`. where: the key to blame.
 
     Raises:
         SpecError: it has no such element, or no names.
@@ -110,12 +110,14 @@ def state_columns(feature: Feature, names: Sequence[str] | None, *, where: str) 
         return list(range(feature.shape[0]))
     if feature.names is None:
         raise SpecError(f"{where}: the elements of {STATE!r} have no names to choose by")
-    found: dict[str, None] = {}
+    found: dict[int, None] = {}
     for name in names:
-        if not (those := matching(feature.names, name)):
+        exact = [i for i, element in enumerate(feature.names) if element == name]
+        those = exact or [i for i, element in enumerate(feature.names) if fnmatchcase(element, name)]
+        if not those:
             raise SpecError(f"{where}: {STATE!r} has no {name!r}. {closest(name, feature.names)}")
         found |= dict.fromkeys(those)
-    return [feature.names.index(name) for name in found]
+    return list(found)
 
 
 def check_features(needed: dict[str, Feature], offered: dict[str, Feature], *, needs: str, offers: str) -> list[str]:
@@ -128,10 +130,16 @@ def check_features(needed: dict[str, Feature], offered: dict[str, Feature], *, n
             problems.append(f"{key!r}: {needs} expects shape {feature.shape}, {offers} has {offered[key].shape}")
         elif offered[key].dtype != feature.dtype:
             problems.append(f"{key!r}: {needs} expects dtype {feature.dtype}, {offers} has {offered[key].dtype}")
-        elif feature.names and offered[key].names and feature.names != offered[key].names:
-            differ = [f"{a}≠{b}" for a, b in zip(feature.names, offered[key].names, strict=True) if a != b]
+        elif _named(feature) and _named(offered[key]) and feature.names != offered[key].names:
+            pairs = zip(feature.names or (), offered[key].names or (), strict=True)
+            differ = [f"{a}≠{b}" for a, b in pairs if a != b]
             problems.append(f"{key!r}: element names differ between {needs} and {offers}: {', '.join(differ[:5])}")
     return problems
+
+
+def _named(feature: Feature) -> bool:
+    """Whether its elements have names; main_0, main_1, … of a Gymnasium env that has none say nothing."""
+    return bool(feature.names) and feature.names != tuple(f"main_{i}" for i in range(feature.shape[0]))
 
 
 def check_action_spec(policy: ActionSpec, env: ActionSpec, *, needs: str, offers: str) -> list[str]:

@@ -54,10 +54,10 @@ class GymVecEnv:
         horizon: steps to truncation; default: the env's own `max_episode_steps`.
         dt: s per step; default: 1 / metadata["render_fps"], else 0.05.
         action: what the action means; default: numbers in the env's own units, absolute.
-        names: of the elements of `observation.state`; default: the space's keys, counted.
+        names: of the elements of `observation.state`, each its own; default: the space's keys, counted.
 
     Raises:
-        ConfigError: as many names as there are no elements, or spaces other than these.
+        ConfigError: `names` that are not one of its own for every element, or spaces other than these.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class GymVecEnv:
         horizon: int | None,
         dt: float | None,
         action: ActionSpec | None,
-        given: Sequence[str] | None,
+        names: Sequence[str] | None,
     ) -> EnvSpec:
         env, space = self.env, self.env.single_observation_space
         name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
@@ -222,11 +222,14 @@ class GymVecEnv:
         self._images = tuple(k for k in boxes if k in pictures)
         self._vectors = tuple(k for k in boxes if k not in pictures)
         features: dict[str, Feature] = {}
+        counted = [f"{k}_{i}" for k in self._vectors for i in range(int(np.prod(boxes[k].shape)))]
+        if names is not None and not len(set(names)) == len(names) == len(counted):
+            raise ConfigError(
+                f"{name}: names: expected one of its own for each of the {len(counted)} elements of {STATE!r}, found "
+                f"{len(names)}, of which {len(set(names))} differ"
+            )
         if self._vectors:
-            names = [f"{k}_{i}" for k in self._vectors for i in range(int(np.prod(boxes[k].shape)))]
-            if given is not None and len(given) != len(names):
-                raise ConfigError(f"{name}: {len(given)} names are given for {len(names)} elements of {STATE!r}")
-            features[STATE] = Feature((len(names),), names=tuple(given or names))
+            features[STATE] = Feature((len(counted),), names=tuple(names or counted))
         for k in self._images:
             shape = boxes[k].shape
             size = shape[1:] if shape[0] == 3 else shape[:2]
@@ -251,7 +254,7 @@ class GymVecEnv:
         if not steps:
             raise ConfigError(f"{name}: its spec states no max_episode_steps; pass horizon=")
         dt = dt or 1 / float(env.metadata.get("render_fps") or 20)
-        given = env.spec.kwargs if env.spec is not None else {}
+        given = env.spec.kwargs if env.spec is not None else {}  # of Gymnasium's make
         task = {k: v for k, v in given.items() if k not in _HOW_MANY}
         kwargs = json.dumps([task, int(steps)], sort_keys=True, default=str)
         identity = json.dumps([name, kwargs, repr(space), repr(env.single_action_space), gymnasium.__version__])

@@ -42,10 +42,10 @@ def gaussian(seed: int = 0) -> Policy:
     return build_policy(GAUSSIAN, spec=spec, normalizer=Normalizer.from_limits(spec.observation, spec.action))
 
 
-def residual() -> Policy:
+def residual(**options: Any) -> Policy:
     base = gaussian(1)
     normalizer = Normalizer.from_limits(base.spec.observation, base.spec.action)
-    policy = build_policy(RESIDUAL, spec=base.spec, normalizer=normalizer, base=base)
+    policy = build_policy(RESIDUAL | options, spec=base.spec, normalizer=normalizer, base=base)
     for parameter in policy.net.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return policy
@@ -90,6 +90,16 @@ def test_policy_with_base_comes_back_exactly(tmp_path: Path) -> None:
     assert loaded.config == RESIDUAL
     assert not loaded.training
     assert torch.equal(act(policy), act(loaded))
+
+
+def test_a_residual_comes_back_reading_what_it_read_and_its_base_reading_everything(tmp_path: Path) -> None:
+    names = PointEnv(1).spec.observation[STATE].names
+    assert names is not None
+    policy = residual(state=[names[1], names[0]])
+    save_policy(policy, tmp_path / "p")
+    loaded = load_policy(tmp_path / "p", env=PointEnv(1).spec)
+    assert loaded.columns.tolist() == [1, 0] and torch.equal(act(policy), act(loaded))
+    assert loaded.base is not None and torch.equal(act(loaded.base), act(gaussian(1)))
 
 
 def test_saving_again_replaces_and_foreign_folders_are_left_alone(tmp_path: Path) -> None:

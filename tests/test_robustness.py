@@ -111,6 +111,13 @@ def test_native_tasks_change_their_own_physics_and_nothing_else() -> None:
     assert kept.randomization.mass == (0.5, 2.0) and kept.randomization.friction == (2.0, 2.0)  # type: ignore[attr-defined]
 
 
+def test_a_condition_that_a_task_is_made_with_is_a_multiple_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("robopolicy.perturb.taken", lambda task: {"mass"})
+    monkeypatch.setattr("robopolicy.perturb.build", lambda task, *_, **__: task.get("mass"))
+    made = [perturbed(task, "mass", v, num_envs=1) for task in ({}, {"mass": 3.0}) for v in (1.0, 0.5)]
+    assert made == [None, 0.5, 3.0, 1.5]
+
+
 def test_what_a_task_cannot_do_is_said_at_once(runs: tuple[Path, Path]) -> None:
     spec = PointEnv(1).spec
     with pytest.raises(

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from robopolicy.spec import PolicySpec, changes
+from robopolicy.errors import SpecError
+from robopolicy.spec import PolicySpec, changes, check_features, state_columns
 from robopolicy.types import STATE, Feature
 from tests import toy
 
@@ -37,3 +38,41 @@ def test_changes_of_long_lists_stay_short() -> None:
     (said,) = changes(before, now)
     assert said.startswith(f"observation.{STATE}.names: 'joint0' → 'joint39', ")
     assert said.endswith(" and 35 more")
+
+
+NAMED = Feature((6,), names=("hand_x", "hand_y", "to_x", "to_y", "to_[1]", "to_1"))
+
+
+@pytest.mark.parametrize(
+    ("names", "columns"),
+    [
+        (None, [0, 1, 2, 3, 4, 5]),
+        ((), []),
+        (("to_y", "hand_x"), [3, 0]),
+        (("to_?", "to_*", "to_x"), [2, 3, 5, 4]),
+        (("*_y", "hand_?"), [1, 3, 0]),
+        (("to_[1]",), [4]),  # a name before it is a pattern
+        (("to_[xy]",), [2, 3]),
+    ],
+)
+def test_elements_of_the_state_are_chosen_by_name_in_order_and_once(names, columns) -> None:
+    assert state_columns(NAMED, names, where="here") == columns
+
+
+def test_names_that_fit_nothing_are_refused_whatever_their_case() -> None:
+    with pytest.raises(SpecError, match=r"here: 'observation\.state' has no 'Hand_\*'\. Did you mean 'hand_"):
+        state_columns(NAMED, ("to_x", "Hand_*"), where="here")
+    twice = Feature((2,), names=("a", "a"))
+    assert state_columns(twice, ("a",), where="here") == [0, 1]
+
+
+def test_counted_elements_say_nothing_and_names_do() -> None:
+    """What was recorded or trained before a suite's elements had names still fits it."""
+    old, now, other = (
+        {STATE: Feature((2,), names=n)} for n in (("main_0", "main_1"), ("hand_x", "hand_y"), ("hand_y", "hand_x"))
+    )
+    said = {"needs": "the policy", "offers": "env"}
+    assert check_features(old, now, **said) == check_features(now, old, **said) == []
+    assert "hand_x≠hand_y, hand_y≠hand_x" in check_features(now, other, **said)[0]
+    partly = {STATE: Feature((2,), names=("main_0", "x"))}
+    assert "main_0≠hand_x" in check_features(partly, now, **said)[0]

@@ -27,33 +27,35 @@ class EntityTokens(nn.Module):
         kinds: {kind: beginnings of the names of an entity's elements, one an entity}.
 
     Raises:
-        SpecError: a beginning fits no element, or one that another entity has; entities of a kind differ in theirs;
-            there are no other elements.
+        SpecError: a kind without entities; a beginning that fits no element, or one that belongs to another entity
+            too; entities of a kind whose elements end differently; no elements but those of entities.
     """
 
-    columns: list[Tensor]  # of each kind [entities, elements]
+    rest: Tensor  # columns of no entity [R]
 
     def __init__(self, names: Sequence[str], kinds: Mapping[str, Sequence[str]], *, history: int, width: int) -> None:
         super().__init__()
         found = {kind: [_elements(names, kind, entity) for entity in kinds[kind]] for kind in kinds}
         _check(names, kinds, found)
         taken = {i for entities in found.values() for entity in entities for i in entity}
-        self.rest = [i for i in range(len(names)) if i not in taken]  # columns of no entity
-        if not self.rest:
+        rest = [i for i in range(len(names)) if i not in taken]
+        if not rest:
             raise SpecError(f"{WHERE}: every element belongs to an entity. Leave the arm's own out of them.")
-        self.columns = [torch.tensor([e + self.rest for e in entities]) for entities in found.values()]
-        sizes = [history * columns.shape[1] for columns in self.columns]
-        self.towers = nn.ModuleList(
-            nn.Sequential(nn.Linear(size, width), nn.SiLU(), nn.Linear(width, width)) for size in sizes
-        )
-        self.count = sum(len(columns) for columns in self.columns)  # n
+        self.register_buffer("rest", torch.tensor(rest), persistent=False)
+        self.towers = nn.ModuleList()
+        for k, entities in enumerate(found.values()):
+            columns = torch.tensor([entity + rest for entity in entities])  # [entities, elements]
+            self.register_buffer(f"columns_{k}", columns, persistent=False)
+            size = history * columns.shape[1]
+            self.towers.append(nn.Sequential(nn.Linear(size, width), nn.SiLU(), nn.Linear(width, width)))
+        self.count = sum(len(entities) for entities in found.values())  # n
         self.name = nn.Parameter(0.5 * torch.randn(self.count, width))
 
     def forward(self, read: Tensor) -> Tensor:
         """[B n width] from read [B To D]."""
         made = []
-        for tower, columns in zip(self.towers, self.columns, strict=True):
-            seen = read[..., columns.to(read.device)]  # [B To entities elements]
+        for k, tower in enumerate(self.towers):
+            seen = read[..., self.get_buffer(f"columns_{k}")]  # [B To entities elements]
             made.append(tower(seen.transpose(1, 2).flatten(2)))
         return torch.cat(made, dim=1) + self.name
 
@@ -70,6 +72,8 @@ def _elements(names: Sequence[str], kind: str, entity: str) -> list[int]:
 def _check(names: Sequence[str], kinds: Mapping[str, Sequence[str]], found: dict[str, list[list[int]]]) -> None:
     owner: dict[int, str] = {}
     for kind, entities in found.items():
+        if not entities:
+            raise SpecError(f"{WHERE}.{kind}: names no entity. Give beginnings of elements' names, or leave it out.")
         ends: list[list[str]] = []
         for entity, columns in zip(kinds[kind], entities, strict=True):
             if twice := [names[i] for i in columns if i in owner]:

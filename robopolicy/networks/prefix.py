@@ -37,7 +37,8 @@ class Prefix(nn.Module):
         proprioception: names of the elements of `observation.state` that are read; None: all. With cameras, leave
             out what only a simulator knows.
         entities: {kind: beginnings of names}, things of which the state tells, each with a token of its own (see
-            EntityTokens): {cube: [red_, blue_], button: [button_]}. The state's token is then of the rest.
+            EntityTokens): {cube: [red_, blue_], button: [button_]}. The token of the whole state is then of the
+            rest of it alone.
         width: size of a token. depth: blocks. heads: of attention.
         max_words, buckets: see WordTower.
         image_shift: pixels of random shift in training (0: none).
@@ -46,7 +47,8 @@ class Prefix(nn.Module):
         precision: what it computes in; what it returns is float32.
 
     Raises:
-        SpecError: observation keys of other types, names that the state lacks, instructions that cannot be read.
+        SpecError: observation keys of other types, names that the state lacks, entities that EntityTokens refuses,
+            instructions that cannot be read.
     """
 
     columns: Tensor  # of `observation.state` that are read
@@ -87,7 +89,7 @@ class Prefix(nn.Module):
         sizes = {k: len(columns) if k == STATE else torch.Size(keys[k].shape).numel() for k in self.floats}
         size = sum(sizes.values())
         self.entities = entity_tokens(spec, columns, sizes, entities, width) if entities else None
-        rest = len(self.entities.rest) if self.entities else size
+        rest = self.entities.rest.numel() if self.entities else size
         self.state = nn.Sequential(nn.Linear(history * rest, width), nn.SiLU(), nn.Linear(width, width))
         self.blocks = nn.ModuleList(MaskedBlock(width, heads) for _ in range(depth))
         self.norm = nn.LayerNorm(width)

@@ -378,3 +378,18 @@ def test_it_and_its_critics_read_the_elements_of_the_state_that_are_named():
         ResidualPolicy(
             replace(spec, observation={STATE: Feature((4,))}), normalizer, base, hidden=(8,), state=("to_x",)
         )
+
+
+def test_of_several_tasks_what_is_read_of_the_state_has_weights_for_each():
+    base = PointPolicy(gain=0.35, chunk=3)
+    names = ("to_x", "to_y", "place_x", "place_y")
+    observation = {STATE: Feature((4,), names=names), TASK: Feature((), "int64")}
+    spec = replace(base.spec, observation=observation, tasks=("left", "right"))
+    normalizer = Normalizer.from_limits(spec.observation, spec.action)
+    policy = ResidualPolicy(spec, normalizer, base, hidden=(8,), state=("to_*",), task_weights=True)
+    assert policy.net[0].in_features == 2 * (1 + 2) + 2 + 2
+    with torch.no_grad():
+        policy.net[-1].weight.normal_(generator=torch.Generator().manual_seed(0))
+    obs = {STATE: torch.randn(3, 1, 4), BASE_ACTION: torch.zeros(3, 2), TASK: torch.tensor([[0], [1], [0]])}
+    moved = [{**obs, STATE: obs[STATE] + torch.tensor(by)} for by in ([0.0, 0.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0])]
+    assert torch.equal(policy.act(moved[0]), policy.act(obs)) and not torch.equal(policy.act(moved[1]), policy.act(obs))

@@ -36,10 +36,7 @@ PARAMS = [pytest.param(n, marks=pytest.mark.slow) if n == "libero" else n for n 
 def suite(request) -> Iterator[tuple[str, Callable[..., VecEnv], int]]:
     """(name, how to make an env of it, steps)."""
     name = request.param
-    try:
-        importlib.metadata.version(PACKAGES[name].distribution)
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip(f"{PACKAGES[name].distribution} is not installed")
+    installed(name)
     node, steps = TASKS[name]
     made = []
 
@@ -50,6 +47,14 @@ def suite(request) -> Iterator[tuple[str, Callable[..., VecEnv], int]]:
     yield name, make, steps
     for env in made:
         env.close()
+
+
+def installed(name: str) -> None:
+    """Skip the test where the suite is not."""
+    try:
+        importlib.metadata.version(PACKAGES[name].distribution)
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip(f"{PACKAGES[name].distribution} is not installed")
 
 
 def trajectories(env: VecEnv, seeds: torch.Tensor, steps: int) -> dict[int, torch.Tensor]:
@@ -127,9 +132,11 @@ def test_time_limits_are_no_terminations_and_next_obs_is_the_true_successor(suit
     assert torch.equal(a.obs[STATE], first[STATE]), "obs starts the next episode"
 
 
-DIFFERENCES = {  # suite: (options, which elements are differences of which)
-    "metaworld": (
-        {"relative": True},
+# (config, options, which elements are differences of which)
+DIFFERENCES = [
+    (
+        "metaworld",
+        {"name": "push-v3", "relative": True},
         {
             "hand_to_object": ("object", "hand"),
             "object_to_goal": ("goal", "object"),
@@ -137,25 +144,51 @@ DIFFERENCES = {  # suite: (options, which elements are differences of which)
             "object_step": ("object", "before_object"),
         },
     ),
-    "maniskill": (
-        {},
+    (
+        "maniskill",
+        {"name": "StackCube-v1"},
         {"tcp_to_cube": ("cube", "tcp"), "tcp_to_base": ("base", "tcp"), "cube_to_base": ("base", "cube")},
     ),
-}
+    ("maniskill", {"name": "PickCube-v1"}, {"tcp_to_cube": ("cube", "tcp"), "cube_to_goal": ("goal", "cube")}),
+    ("robosuite", {"name": "Lift"}, {"object_to_tool": ("tool", "object")}),
+    ("robosuite", {"name": "Can"}, {}),
+]
 
 
-def test_elements_of_the_state_have_the_names_of_what_they_are(suite):
-    name, make, steps = suite
-    options, differences = DIFFERENCES.get(name, ({}, {}))
-    env = make(1, horizon=steps, **options)
+@pytest.mark.parametrize(("name", "options", "differences"), DIFFERENCES)
+def test_elements_of_the_state_have_the_names_of_what_they_are(name, options, differences):
+    env, state = a_while(name, **options)
     names = env.spec.observation[STATE].names
     assert names is not None and len(set(names)) == len(names) == env.spec.observation[STATE].shape[0]
-    state = trajectories(env, SEEDS[:1], steps - 1)[int(SEEDS[0])]
-    for name, (end, start) in differences.items():
+    for element, (end, start) in differences.items():
         for axis in "xyz":
-            found, to, of = (state[:, names.index(f"{k}_{axis}")] for k in (name, end, start))
+            found, to, of = (state[:, names.index(f"{k}_{axis}")] for k in (element, end, start))
             torch.testing.assert_close(found, to - of, atol=1e-5, rtol=0)
-            assert bool((found != 0).any()), name
+            assert bool((found != 0).any()), element
+
+
+def test_robosuites_can_is_seen_in_the_tools_frame():
+    env, state = a_while("robosuite", name="Can")
+    names = env.spec.observation[STATE].names or ()
+    tool, turned, can, seen = (
+        state[:, [names.index(f"{k}{axis}") for axis in axes]].double()
+        for k, axes in (("tool_", "xyz"), ("tool_q", "xyzw"), ("object_", "xyz"), ("object_in_tool_", "xyz"))
+    )
+    scipy = pytest.importorskip("scipy.spatial.transform")
+    expected = scipy.Rotation.from_quat(turned.numpy()).inv().apply((can - tool).numpy())
+    # the suite computes its own from the tool's pose of the physics step before
+    torch.testing.assert_close(seen, torch.from_numpy(expected), atol=5e-3, rtol=0)
+
+
+def a_while(suite: str, /, **options: Any) -> tuple[VecEnv, torch.Tensor]:
+    """An env of a suite, and [steps Ds] of its expert's episode."""
+    installed(suite)
+    node, steps = TASKS[suite]
+    env = build({**node, **options}, "task", num_envs=1, seed=0)
+    try:
+        return env, trajectories(env, SEEDS[:1], steps)[int(SEEDS[0])]
+    finally:
+        env.close()
 
 
 def test_metaworlds_own_numbers_stay_what_they_are_with_the_relative_ones_behind():
@@ -167,12 +200,13 @@ def test_metaworlds_own_numbers_stay_what_they_are_with_the_relative_ones_behind
     assert torch.equal(expert.act(more.reset(SEEDS[:2])), plain.make_expert().act(plain.reset(SEEDS[:2])))
 
 
-def test_wrong_counts_of_names_are_refused():
+@pytest.mark.parametrize("names", [("cos", "sin"), ("cos", "sin", "sin")])
+def test_names_that_are_not_one_for_each_element_are_refused(names):
     from sim.gym_adapter import adapt
 
     gymnasium = pytest.importorskip("gymnasium")
-    with pytest.raises(ConfigError, match="2 names are given for 3 elements"):
-        adapt(gymnasium.make_vec("Pendulum-v1", num_envs=1), names=("cos", "sin"))
+    with pytest.raises(ConfigError, match=f"for each of the 3 elements .*, found {len(names)}, of which 2 differ"):
+        adapt(gymnasium.make_vec("Pendulum-v1", num_envs=1), names=names)
 
 
 def test_maniskills_friction_and_mass_can_be_changed_and_episodes_begin_alike():

@@ -77,14 +77,19 @@ def test_entities_of_a_kind_share_layers_and_differ_by_name():
     before, after = made(read) - made.name, made(swapped) - made.name
     torch.testing.assert_close(after[:, :2], before[:, [1, 0]])
     torch.testing.assert_close(after[:, 2], before[:, 2])
-    assert made.rest == [1] and len(made.towers) == 2
+    assert made.rest.tolist() == [1] and len(made.towers) == 2
     assert not torch.allclose(made.name[0], made.name[1])
 
 
-def test_without_entities_it_is_as_before_and_with_them_it_is_saved(tmp_path: Path):
-    plain = policy(entities={})
-    assert plain.encoder.tokens == 5 + 1 and not any("entities" in k for k in plain.state_dict())
+def test_without_entities_the_weights_are_those_of_a_policy_that_was_never_asked():
+    plain, never = policy(entities={}), policy()
+    assert plain.encoder.tokens == 5 + 1 and plain.state_dict().keys() == never.state_dict().keys()
+    assert torch.equal(plain.encode(look()), never.encode(look()))
+
+
+def test_with_entities_it_is_saved(tmp_path: Path):
     made, obs = policy(entities=KINDS), look()
+    assert not any("columns" in k or "rest" in k for k in made.state_dict())  # the spec and the config tell them
     save_policy(made, tmp_path / "saved")
     noise = torch.ones(3, made.spec.horizon, made.spec.action.dim)
     assert torch.equal(load_policy(tmp_path / "saved").act(obs, noise=noise), made.act(obs, noise=noise))
@@ -96,6 +101,7 @@ def test_without_entities_it_is_as_before_and_with_them_it_is_saved(tmp_path: Pa
         ({"cube": ("red_", "green_")}, r"entities\.cube: .* begins with 'green_'\. Did you mean 'red_"),
         ({"cube": ("red_", "blue_"), "lamp": ("lamp", "lamp_on")}, "'lamp_on' belongs to 'lamp' and to 'lamp_on'"),
         ({"cube": ("red_", "blue_"), "lamp": ("lamp",), "arm": ("hand",)}, "every element belongs to an entity"),
+        ({"cube": ("red_", "blue_"), "lamp": ()}, r"entities\.lamp: names no entity"),
         ({"cube": ("red_", "lamp")}, "'red_' goes on with x, y, 'lamp' with , _on"),
     ],
 )
