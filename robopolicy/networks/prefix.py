@@ -34,8 +34,8 @@ class Prefix(nn.Module):
     Args:
         vision: makes the tower of a camera from its shape and `width`: [B 3 h w] → [B n width], `count` being n; its
             `outline` makes [B `outline_dim`] of these.
-        proprioception: names of the elements of `observation.state` that are read; None: all. With cameras, leave
-            out what only a simulator knows.
+        proprioception: the elements of `observation.state` that are read, see `state_columns`; None: all. With
+            cameras, leave out what only a simulator knows.
         entities: {kind: beginnings of names}, things of which the state tells, each with a token of its own (see
             EntityTokens): {cube: [red_, blue_], button: [button_]}. The token of the whole state is then of the
             rest of it alone.

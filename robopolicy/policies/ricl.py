@@ -57,7 +57,7 @@ class RICLPolicy(VLAPolicy):
         alone: share of a training batch that has no context, so that the policy can do without.
         forget: share of it whose words are hidden, so that the context is read and not the words alone. Acting, words
             are hidden where it was not trained on them and demonstrations show what they mean.
-        compare: names of the elements of `observation.state` in the key; None: those that the prefix reads.
+        compare: the elements of `observation.state` in the key, see `state_columns`; None: those that the prefix reads.
         thumbnail: side of it; tokens of a frozen tower are averaged into as many groups.
         tasks: instructions that it was trained on, where those of `spec` are others; None: the same.
 
