@@ -53,7 +53,7 @@ class ALOE:
     @torch.no_grad()
     def explore(self, obs: Obs, *, warmup: bool) -> Tensor:
         """Chunks [B H Da] in physical units: the policy's own, whose noise is exploration enough."""
-        chunk = self.learner.sample(self.learner.see(obs), 1)[:, 0]
+        chunk = self.learner.sample(obs[SEEN].to(self.learner.device), 1)[:, 0]
         return self.learner.to_env(chunk, obs[SEEN].device)
 
     def update(self, batch: ChunkBatch, *, learned_steps: int | None) -> Metrics:
@@ -61,9 +61,9 @@ class ALOE:
         learner = self.learner
         learner.updates += 1
         batch = batch.to(learner.device)
-        metrics = learner.update_critic(batch, learner.sample(learner.see(batch.next_obs), 1)[:, 0])
+        metrics = learner.update_critic(batch, learner.sample(batch.next_obs[SEEN], 1)[:, 0])
         if learned_steps is not None and learner.updates % self.policy_delay == 0:
-            cond, chunk = learner.see(batch.obs), learner.executed(batch)
+            cond, chunk = batch.obs[SEEN], learner.executed(batch)
             advantage = self.advantage(cond, chunk)
             weight = self.weight(advantage, batch)
             metrics |= learner.imitate(cond, chunk, weight)

@@ -17,20 +17,18 @@ from torch import Tensor, nn
 from robopolicy.data.chunk_replay import ChunkBatch
 from robopolicy.errors import ConfigError, RobopolicyError, SpecError
 from robopolicy.networks.critics import CriticEnsemble
-from robopolicy.networks.mlp import by_task
 from robopolicy.normalize import ACTION
 from robopolicy.optim import load_optimizer_state, optimizer_state
 from robopolicy.policies.base import SEEN, Policy
 from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.schema import Count, Fraction, NonNegative, Positive
-from robopolicy.types import TASK, Metrics, Obs
+from robopolicy.types import Metrics
 
 
 class Common(TypedDict, total=False):
     """Keywords of every algorithm here.
 
     critic: makes the ensemble from its input size.
-    task_weights: of several tasks each has weights of its own in the critic's first layer, see `by_task`.
     target_subset: heads drawn for each target (REDQ's M); None: all.
     pessimism: κ of the lower bound mean − κ·deviation over heads; None: their minimum.
     tau: rate at which the target follows.
@@ -39,7 +37,6 @@ class Common(TypedDict, total=False):
     """
 
     critic: Required[Callable[[int], CriticEnsemble]]
-    task_weights: bool
     target_subset: Count | None
     pessimism: NonNegative | None
     tau: Fraction
@@ -64,7 +61,6 @@ class ChunkLearner:
         policy: Policy,
         *,
         critic: Callable[[int], CriticEnsemble],
-        task_weights: bool = False,
         target_subset: int | None = 2,
         pessimism: float | None = None,
         tau: float = 0.01,
@@ -82,9 +78,7 @@ class ChunkLearner:
             )
         self.policy, self.device = policy, policy.times.device
         action, self.played = policy.spec.action, policy.spec.n_action_steps
-        several = task_weights and TASK in policy.spec.observation and len(policy.spec.tasks) > 1
-        self.tasks = len(policy.spec.tasks) if several else 0
-        self.critic = critic(policy.cond_dim * (1 + self.tasks) + self.played * action.dim).to(self.device)
+        self.critic = critic(policy.cond_dim + self.played * action.dim).to(self.device)
         self.subset = target_subset or self.critic.heads
         if self.subset > self.critic.heads:
             raise ConfigError(
@@ -102,18 +96,13 @@ class ChunkLearner:
         self.generator = torch.Generator().manual_seed(seed)
         self.updates = 0
 
-    def see(self, obs: Obs) -> Tensor:
-        """cond [B C] that the policy's `read` made; where critics have weights for each task, its number behind."""
-        seen = obs[SEEN].to(self.device)
-        return torch.cat([seen, obs[TASK].to(seen)[:, None]], dim=1) if self.tasks else seen
-
     # -- chunks ------------------------------------------------------------------------------------------------------
     @torch.no_grad()
     def sample(self, cond: Tensor, count: int, *, policy: ChunkDenoiser | None = None) -> Tensor:
-        """[B count H Da] chunks of the policy, or of another of its kind, at what `see` gives [B C]."""
+        """[B count H Da] chunks of the policy, or of another of its kind, at cond [B C]."""
         shape = (len(cond) * count, *self.policy.noise_shape)
         noise = torch.randn(shape, generator=self.generator).to(self.device)
-        chunk = (policy or self.policy).sample(self._cond(cond).repeat_interleave(count, dim=0), noise=noise)
+        chunk = (policy or self.policy).sample(cond.repeat_interleave(count, dim=0), noise=noise)
         return chunk.clamp(self.low, self.high).unflatten(0, (len(cond), count))
 
     def executed(self, batch: ChunkBatch) -> Tensor:
@@ -126,22 +115,12 @@ class ChunkLearner:
 
     # -- the critic --------------------------------------------------------------------------------------------------
     def q(self, cond: Tensor, chunk: Tensor) -> Tensor:
-        """[E B] of what `see` gives [B C] and chunks [B H Da], or [E B m] of m chunks each [B m H Da]."""
+        """[E B] of cond [B C] and chunks [B H Da], or [E B m] of m chunks each [B m H Da]."""
+        cond = cond[:, : self.policy.cond_dim]
         if chunk.ndim == 4:
             each = cond.repeat_interleave(chunk.shape[1], dim=0)
             return self.q(each, chunk.flatten(0, 1)).unflatten(1, chunk.shape[:2])
-        return self.critic(*self._inputs(cond, chunk))
-
-    def _inputs(self, cond: Tensor, chunk: Tensor) -> tuple[Tensor, Tensor]:
-        """What critics read, of what `see` gives and of chunks [B H Da]."""
-        seen = cond[:, : self.policy.cond_dim]
-        if self.tasks:
-            seen = by_task(seen, cond[:, -1].long(), self.tasks)
-        return seen, chunk[:, : self.played].flatten(1)
-
-    def _cond(self, cond: Tensor) -> Tensor:
-        """What the policy reads, of what `see` gives."""
-        return cond[:, :-1] if self.tasks else cond
+        return self.critic(cond, chunk[:, : self.played].flatten(1))
 
     def lower(self, q: Tensor) -> Tensor:
         """The pessimistic value [...] of what heads say, [E ...]."""
@@ -157,9 +136,10 @@ class ChunkLearner:
         """
         with torch.no_grad():
             heads = torch.randperm(self.critic.heads, generator=self.generator)[: self.subset].to(self.device)
-            q_next = self.target(*self._inputs(self.see(batch.next_obs), following), heads)  # [M B]
+            seen = batch.next_obs[SEEN][:, : self.policy.cond_dim]
+            q_next = self.target(seen, following[:, : self.played].flatten(1), heads)  # [M B]
             y = batch.reward + batch.discount * self.lower(q_next)  # [B]
-        q = self.q(self.see(batch.obs), self.executed(batch))  # [E B]
+        q = self.q(batch.obs[SEEN], self.executed(batch))  # [E B]
         loss = (q - y).square().mean(dim=1).sum()  # sum over heads: each head learns as if alone
         norm = self._descend(loss, self.critic_params, self.critic_optim, "critic")
         torch._foreach_lerp_(self.target_params, self.critic_params, self.tau)
@@ -176,8 +156,7 @@ class ChunkLearner:
         Raises:
             RobopolicyError: as `update_critic`.
         """
-        copied = (x.repeat_interleave(self.noise_samples, dim=0) for x in (self._cond(cond), chunk, weight))
-        cond, chunk, weight = copied
+        cond, chunk, weight = (x.repeat_interleave(self.noise_samples, dim=0) for x in (cond, chunk, weight))
         if not bool((weight > 0).any()):  # e.g. nothing but ends of episodes
             return {}
         noise = torch.randn(chunk.shape, generator=self.generator).to(self.device)

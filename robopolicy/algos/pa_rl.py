@@ -68,7 +68,7 @@ class PARL:
     @torch.no_grad()
     def explore(self, obs: Obs, *, warmup: bool) -> Tensor:
         """Chunks [B H Da] in physical units: the policy's own while warming up, then improved ones."""
-        learner, cond = self.learner, self.learner.see(obs)
+        learner, cond = self.learner, obs[SEEN].to(self.learner.device)
         if warmup:
             return learner.to_env(learner.sample(cond, 1)[:, 0], obs[SEEN].device)
         chunk, q = self.improve(cond)
@@ -84,7 +84,7 @@ class PARL:
         learner = self.learner
         learner.updates += 1
         batch = batch.to(learner.device)
-        cond = learner.see(batch.next_obs)
+        cond = batch.next_obs[SEEN]
         if learned_steps is None:
             return learner.update_critic(batch, learner.sample(cond, 1)[:, 0])
         chunk, q = self.improve(cond)

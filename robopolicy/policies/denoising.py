@@ -21,7 +21,7 @@ from robopolicy.policies.base import SEEN, DenoisingPolicy, DenoisingStep
 from robopolicy.policies.chain import Chain, ChainNoise, check_stochastic, gaussian_log_prob
 from robopolicy.schema import Count, Natural
 from robopolicy.spec import PolicySpec
-from robopolicy.types import TASK, Metrics, Obs
+from robopolicy.types import Metrics, Obs
 
 
 class Common(TypedDict, total=False):
@@ -101,11 +101,9 @@ class ChunkDenoiser(DenoisingPolicy):
 
     @torch.no_grad()
     def read(self, obs: Obs) -> Obs:
-        """See Policy: `seen` [N C], the encoded observation, and the task, which critics may be told by its number; of
-        use where the encoder is frozen."""
+        """See Policy: `seen` [N C], the encoded observation; of use where the encoder is frozen."""
         part = {k: obs[k][:, -self.spec.n_obs_steps :].to(self.times.device) for k in self.spec.observation}
-        told = {k: obs[k][:, -1] for k in self.spec.observation if k == TASK}
-        return {SEEN: self.encode(part).to(next(iter(obs.values())).device), **told}
+        return {SEEN: self.encode(part).to(next(iter(obs.values())).device)}
 
     @torch.no_grad()
     def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from robopolicy.algos.aloe import ALOE
 from robopolicy.algos.bc import BC
-from robopolicy.algos.chunk_critic import ChunkLearner
 from robopolicy.algos.pa_rl import PARL
 from robopolicy.data.chunk_replay import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkBatch, ChunkReplay
 from robopolicy.errors import ConfigError, RobopolicyError, SpecError
@@ -24,7 +22,7 @@ from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import SEEN
 from robopolicy.policies.denoising import ChunkDenoiser
-from robopolicy.types import STATE, TASK, Feature, Obs
+from robopolicy.types import STATE, Obs
 from robopolicy.wrappers import wrap_for
 from tests.algos.test_dppo import base
 from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy
@@ -87,28 +85,6 @@ def test_target_by_hand(pessimism: float | None, want: float):
     say(algo.learner.target, 2.0, -1.0, 5.0)  # mean 2, deviation √6
     metrics = algo.update(batch_of(algo.policy), learned_steps=None)
     assert float(metrics["critic/target"]) == pytest.approx(want, rel=1e-5)
-
-
-def test_of_several_tasks_each_has_weights_of_its_own_in_the_critic_and_the_policy_never_sees_the_number():
-    torch.manual_seed(0)
-    policy = policy_of()
-    features = {**policy.spec.observation, TASK: Feature((), "int64")}
-    policy.spec = replace(policy.spec, observation=features, tasks=("left", "right", "up"))
-    played = policy.spec.n_action_steps * policy.spec.action.dim
-    assert ChunkLearner(policy, critic=CRITIC).critic.linears[0].weight.shape[1] == policy.cond_dim + played
-    learner = ChunkLearner(policy, critic=CRITIC, task_weights=True)
-    assert learner.critic.linears[0].weight.shape[1] == 4 * policy.cond_dim + played
-    seen, chunk = torch.randn(3, policy.cond_dim), torch.randn(3, policy.spec.horizon, policy.spec.action.dim)
-    told = [learner.see({SEEN: seen, TASK: torch.full((3,), k)}) for k in range(3)]
-    q = [learner.q(x, chunk) for x in told]
-    assert torch.equal(q[0], learner.q(told[0], chunk[:, None])[..., 0])
-    assert not torch.allclose(q[0], q[1]) and not torch.allclose(q[0], q[2])
-    state, drawn = learner.generator.get_state(), []
-    for x in told:
-        learner.generator.set_state(state)
-        drawn.append(learner.sample(x, 2))
-    assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], drawn[2])
-    assert learner.imitate(told[0], chunk, torch.ones(3, policy.spec.horizon))
 
 
 def test_the_target_takes_the_minimum_of_a_random_subset_of_heads():
