@@ -112,7 +112,7 @@ def check_anywhere(spec: EnvSpec, *, latency: float = 0, sensor_noise: float = 0
 
 def taken(task: dict[str, Any]) -> set[str]:
     """Keywords of an env of this config: `randomization`, if it changes its own physics, latency and noise; or single
-    conditions that it can be made with."""
+    conditions that it can be made with, `friction` and `mass` as multiples that are 1 by default."""
     return {"randomization", *NOMINAL} & {*parameters(resolve(task[TARGET], "task"), task)[0]}
 
 
@@ -140,5 +140,6 @@ def perturbed(task: dict[str, Any], what: str, value: float, *, num_envs: int) -
         change = {what: value if what == "sensor_noise" else [value, value]}
         return build({**task, "randomization": {**(task.get("randomization") or {}), **change}}, "task", **how)
     if what in own:
-        return build({**task, what: value * float(task.get(what, 1.0))}, "task", **how)
+        given = value if what in ANYWHERE else value * float(task.get(what, 1.0))
+        return build({**task, what: given}, "task", **how)
     return Perturbed(build(task, "task", **how), **change)

@@ -98,7 +98,7 @@ def with_cameras(features: dict[str, Feature], cameras: Iterable[str] | None, *,
 
 
 def state_columns(feature: Feature, names: Sequence[str] | None, *, where: str) -> list[int]:
-    """Columns of `observation.state` with these names, in their order, each once; None: all.
+    """Columns of `observation.state` with these names, in the order in which they are given, each once; None: all.
 
     Args:
         names: elements' own, or patterns as of file names: `cube_to_*`, `cube_?`. where: the key to blame.

@@ -112,10 +112,12 @@ def test_native_tasks_change_their_own_physics_and_nothing_else() -> None:
 
 
 def test_a_condition_that_a_task_is_made_with_is_a_multiple_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("robopolicy.perturb.taken", lambda task: {"mass"})
-    monkeypatch.setattr("robopolicy.perturb.build", lambda task, *_, **__: task.get("mass"))
-    made = [perturbed(task, "mass", v, num_envs=1) for task in ({}, {"mass": 3.0}) for v in (1.0, 0.5)]
-    assert made == [None, 0.5, 3.0, 1.5]
+    monkeypatch.setattr("robopolicy.perturb.taken", lambda task: {"mass", "latency"})
+    monkeypatch.setattr("robopolicy.perturb.build", lambda task, *_, **__: task)
+    made: list[Any] = [perturbed(t, "mass", v, num_envs=1) for t in ({}, {"mass": 3.0}) for v in (1.0, 0.5)]
+    assert made == [{}, {"mass": 0.5}, {"mass": 3.0}, {"mass": 1.5}]
+    late: Any = perturbed({"latency": 2}, "latency", 3, num_envs=1)
+    assert late == {"latency": 3} and type(late["latency"]) is int
 
 
 def test_what_a_task_cannot_do_is_said_at_once(runs: tuple[Path, Path]) -> None:

@@ -155,11 +155,17 @@ DIFFERENCES = [
 ]
 
 
+def test_every_element_of_the_state_has_a_name_of_its_own(suite):
+    _, make, _ = suite
+    feature = make(1).spec.observation[STATE]
+    assert feature.names is not None and len(set(feature.names)) == len(feature.names) == feature.shape[0]
+
+
 @pytest.mark.parametrize(("name", "options", "differences"), DIFFERENCES)
 def test_elements_of_the_state_have_the_names_of_what_they_are(name, options, differences):
     env, state = a_while(name, **options)
-    names = env.spec.observation[STATE].names
-    assert names is not None and len(set(names)) == len(names) == env.spec.observation[STATE].shape[0]
+    names = env.spec.observation[STATE].names or ()
+    assert len(set(names)) == len(names) == state.shape[1]
     for element, (end, start) in differences.items():
         for axis in "xyz":
             found, to, of = (state[:, names.index(f"{k}_{axis}")] for k in (element, end, start))
