@@ -37,6 +37,9 @@ class ResidualTD3:
         policy_delay: critic updates per actor update.
         target_noise, target_noise_clip: smoothing of the target's residual (TD3), in units of u.
         exploration_std: Gaussian noise on u when collecting. `warmup_std`: the same before learning starts.
+        gripper_rate: probability of a step, when collecting, that the gripper is taken for `gripper_hold` steps, in
+            which u is −1 or 1 for it, as is drawn once. Noise hardly ever turns an opening gripper into a closing one,
+            and one step of it moves little. 0: never.
         penalty, penalty_final, penalty_steps: λ falls geometrically from the first to the second over this many env
             steps of learning, and stays there; `penalty=0`: none.
 
@@ -58,6 +61,8 @@ class ResidualTD3:
         target_noise_clip: NonNegative = 0.3,
         exploration_std: NonNegative = 0.15,
         warmup_std: NonNegative = 0.3,
+        gripper_rate: Fraction = 0.0,
+        gripper_hold: Count = 8,
         penalty: NonNegative = 1.0,
         penalty_final: Positive = 0.003,
         penalty_steps: Natural = 15_000,
@@ -80,6 +85,8 @@ class ResidualTD3:
         self.target_subset, self.tau, self.policy_delay = target_subset, tau, policy_delay
         self.target_noise, self.target_noise_clip = target_noise, target_noise_clip
         self.exploration_std, self.warmup_std = exploration_std, warmup_std
+        self.gripper_rate, self.gripper_hold = gripper_rate, gripper_hold
+        self.taken = torch.zeros(0, dtype=torch.int64)  # [N] steps for which the gripper is taken; its sign is u's
         self.penalty, self.penalty_final, self.penalty_steps = penalty, penalty_final, penalty_steps
         self.grad_clip = grad_clip
         self.generator = torch.Generator().manual_seed(seed)
@@ -93,8 +100,20 @@ class ResidualTD3:
             u = self.warmup_std * self._randn(base_action.shape)
         else:
             u = self.policy.residual(state, base_action) + self.exploration_std * self._randn(base_action.shape)
+        if self.gripper_rate and self.policy.spec.action.gripper is not None:
+            self._take_gripper(u[:, self.policy.spec.action.gripper])
         full = self.policy.combine(base_action, u.clamp_(-1.0, 1.0))
         return self.policy.normalizer.unnormalize("action", full).to(obs[BASE_ACTION].device)
+
+    def _take_gripper(self, u: Tensor) -> None:
+        """Overwrite the gripper's u [N] where it is taken."""
+        if len(self.taken) != len(u):
+            self.taken = torch.zeros(len(u), dtype=torch.int64)
+        drawn = torch.rand((2, len(u)), generator=self.generator)
+        begun = self.gripper_hold * torch.where(drawn[1] < 0.5, -1, 1)
+        self.taken = torch.where((self.taken == 0) & (drawn[0] < self.gripper_rate), begun, self.taken)
+        u.copy_(torch.where(self.taken.to(u.device) != 0, self.taken.sign().to(u), u))
+        self.taken -= self.taken.sign()
 
     def update(self, batch: Batch, *, learned_steps: int | None) -> Metrics:
         """One critic step and, every `policy_delay`-th time, one actor step.
@@ -164,6 +183,7 @@ class ResidualTD3:
             "critic_optim": optimizer_state(self.critic_optim),
             "generator": self.generator.get_state(),
             "updates": self.updates,
+            "taken": self.taken,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -174,3 +194,4 @@ class ResidualTD3:
         load_optimizer_state(self.critic_optim, state["critic_optim"])
         self.generator.set_state(state["generator"])
         self.updates = int(state["updates"])
+        self.taken = state.get("taken", self.taken)  # saved since there is a gripper_rate

@@ -396,3 +396,45 @@ def test_of_several_tasks_what_is_read_of_the_state_has_weights_for_each():
     assert torch.equal(policy.act({**obs, STATE: obs[STATE] + torch.tensor([0.0, 0.0, 1.0, 1.0])}), before)
     moved = policy.act({**obs, STATE: obs[STATE] + torch.tensor([1.0, 0.0, 0.0, 0.0])})
     assert (moved != before).flatten(1).any(dim=1).tolist() == [False, True, False]
+
+
+def gripping(**options):
+    """A learner whose second action is a gripper, and observations of eight envs in which the base opens it."""
+    base = PointPolicy(gain=0.35, chunk=3)
+    spec = replace(base.spec, action=replace(base.spec.action, gripper=1, gripper_meaning="-1 opens"))
+    policy = ResidualPolicy(spec, Normalizer.from_limits(spec.observation, spec.action), base, hidden=(8,))
+    algo = ResidualTD3(policy, critic=partial(CriticEnsemble, heads=2, width=8), seed=3, exploration_std=0.0,
+                       warmup_std=0.0, **options)  # fmt: skip
+    low = torch.tensor(spec.action.low)
+    return algo, {STATE: torch.zeros(8, 4), BASE_ACTION: torch.stack([torch.zeros(8), low[1].expand(8)], dim=1)}
+
+
+@pytest.mark.parametrize("warmup", [True, False])
+def test_the_gripper_is_taken_for_some_steps_now_and_then_and_nothing_else_is(warmup):
+    algo, obs = gripping(gripper_rate=0.1, gripper_hold=4)
+    low, high = algo.policy.spec.action.low[1], algo.policy.spec.action.high[1]
+    played = torch.stack([algo.explore(obs, warmup=warmup) for _ in range(400)])  # [T N Da]
+    assert torch.equal(played[..., 0], torch.zeros(400, 8))
+    closing = played[..., 1] > 0
+    assert torch.allclose(played[..., 1][~closing], torch.tensor(low)), "opened by the base or by a draw"
+    assert closing[:, 0].any() and bool((played[..., 1] <= high).all())
+    starts = closing & ~torch.cat([torch.zeros(1, 8, dtype=torch.bool), closing[:-1]])
+    lengths = [int(closing[t:, n].int().cumprod(0).sum()) for t, n in starts.nonzero().tolist() if t < 390]
+    assert min(lengths) == 4, "held; two in a row may be longer"
+    assert 0.08 < float(closing.float().mean()) < 0.22  # half of 4 / (4 + 1 / 0.1)
+
+
+def test_whose_gripper_is_taken_is_saved_and_at_rate_zero_nothing_is_drawn():
+    algo, obs = gripping(gripper_rate=0.1, gripper_hold=4)
+    for _ in range(30):
+        algo.explore(obs, warmup=True)
+    again, _ = gripping(gripper_rate=0.1, gripper_hold=4)
+    again.load_state_dict(algo.state_dict())
+    assert all(torch.equal(again.explore(obs, warmup=False), algo.explore(obs, warmup=False)) for _ in range(20))
+    older = {k: v for k, v in algo.state_dict().items() if k != "taken"}
+    again.load_state_dict(older)
+    plain, _ = gripping()
+    before = plain.generator.get_state()
+    plain._randn = lambda shape: torch.zeros(shape)
+    plain.explore(obs, warmup=False)
+    assert torch.equal(plain.generator.get_state(), before)
