@@ -189,14 +189,13 @@ SUITE_BC_STEPWISE = (*SUITE_BC, "n_action_steps=1")
 MANISKILL_PICK = Base(
     "maniskill", 50, 0.7, SUITE_BC_STEPWISE, options=("task.name=PickCube-v1",), num_envs=16, episodes=200
 )
-ROBOSUITE_CAN = Base("robosuite", 8, 0.5, SUITE_BC_STEPWISE, options=("task.name=Can",), num_envs=8, episodes=200)
+ROBOSUITE_CAN = Base("robosuite", 25, 1.0, SUITE_BC_STEPWISE, options=("task.name=Can",), num_envs=8, episodes=200)
 GRASP_RESIDUAL = (  # chosen on training seed 100 of ManiSkill's PickCube, docs/suites.md
     "algo=residual_long",
     "loop.demo_fraction=0.25",
     "loop.replay.gamma=0.99",
     "algo.exploration_std=0.1",
     "algo.warmup_std=0.15",
-    "algo.penalty_final=0.03",
     "algo.penalty_steps=10000",
     "threads=1",
 )
@@ -248,6 +247,7 @@ EXPERIMENTS = {
                     "refined": (
                         *GRASP_RESIDUAL,
                         *SLOW_ENV,
+                        "algo.penalty_final=0.03",
                         "policy.state=[qvel_*,qpos_7,qpos_8,held,tcp_to_cube_*,cube_to_goal_*]",
                         "loop.total_steps=25000",
                     )
@@ -283,6 +283,7 @@ EXPERIMENTS = {
                 {
                     "refined": (
                         *GRASP_RESIDUAL,
+                        "algo.penalty_final=0.03",
                         "policy.state=[gripper,hand_z,hand_to_object_?,object_to_goal_?,hand_step_?,object_step_?,object_q?]",
                         "num_envs=8",
                         "loop.total_steps=50000",
@@ -304,6 +305,9 @@ EXPERIMENTS = {
                     "refined": (
                         *GRASP_RESIDUAL,
                         *SLOW_ENV,
+                        "algo.penalty_final=0.1",
+                        "algo.gripper_rate=0.01",
+                        "loop.replay.n_step=10",  # episodes are four times as long as PickCube's
                         "policy.state=[fingers_*,object_in_tool_?,tool_?,object_?]",  # the bin stands where it stands
                         "loop.total_steps=50000",
                     )
