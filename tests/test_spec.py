@@ -62,8 +62,10 @@ def test_elements_of_the_state_are_chosen_by_name_in_order_and_once(names, colum
 def test_names_that_fit_nothing_are_refused_whatever_their_case() -> None:
     with pytest.raises(SpecError, match=r"here: 'observation\.state' has no 'Hand_\*'\. Did you mean 'hand_"):
         state_columns(NAMED, ("to_x", "Hand_*"), where="here")
-    twice = Feature((2,), names=("a", "a"))
-    assert state_columns(twice, ("a",), where="here") == [0, 1]
+
+
+def test_of_elements_with_the_same_name_all_are_chosen() -> None:
+    assert state_columns(Feature((3,), names=("a", "b", "a")), ("a",), where="here") == [0, 2]
 
 
 def test_counted_elements_say_nothing_and_names_do() -> None:

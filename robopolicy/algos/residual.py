@@ -44,7 +44,7 @@ class ResidualTD3:
             steps of learning, and stays there; `penalty=0`: none.
 
     Raises:
-        ConfigError: target_subset is larger than the ensemble.
+        ConfigError: target_subset is larger than the ensemble; a gripper_rate, and no action is a gripper's.
     """
 
     def __init__(
@@ -85,6 +85,11 @@ class ResidualTD3:
         self.target_subset, self.tau, self.policy_delay = target_subset, tau, policy_delay
         self.target_noise, self.target_noise_clip = target_noise, target_noise_clip
         self.exploration_std, self.warmup_std = exploration_std, warmup_std
+        if gripper_rate and policy.spec.action.gripper is None:
+            raise ConfigError(
+                f"algo.gripper_rate={gripper_rate}: none of the actions {', '.join(policy.spec.action.names)} is a "
+                "gripper's, so there is nothing to take. Leave it at 0."
+            )
         self.gripper_rate, self.gripper_hold = gripper_rate, gripper_hold
         self.taken = torch.zeros(0, dtype=torch.int64)  # [N] steps for which the gripper is taken; its sign is u's
         self.penalty, self.penalty_final, self.penalty_steps = penalty, penalty_final, penalty_steps
@@ -100,7 +105,7 @@ class ResidualTD3:
             u = self.warmup_std * self._randn(base_action.shape)
         else:
             u = self.policy.residual(state, base_action) + self.exploration_std * self._randn(base_action.shape)
-        if self.gripper_rate and self.policy.spec.action.gripper is not None:
+        if self.gripper_rate:
             self._take_gripper(u[:, self.policy.spec.action.gripper])
         full = self.policy.combine(base_action, u.clamp_(-1.0, 1.0))
         return self.policy.normalizer.unnormalize("action", full).to(obs[BASE_ACTION].device)
@@ -194,4 +199,4 @@ class ResidualTD3:
         load_optimizer_state(self.critic_optim, state["critic_optim"])
         self.generator.set_state(state["generator"])
         self.updates = int(state["updates"])
-        self.taken = state.get("taken", self.taken)  # saved since there is a gripper_rate
+        self.taken = state.get("taken", torch.zeros(0, dtype=torch.int64))  # older runs had none to save

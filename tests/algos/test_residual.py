@@ -424,17 +424,26 @@ def test_the_gripper_is_taken_for_some_steps_now_and_then_and_nothing_else_is(wa
     assert 0.08 < float(closing.float().mean()) < 0.22  # half of 4 / (4 + 1 / 0.1)
 
 
-def test_whose_gripper_is_taken_is_saved_and_at_rate_zero_nothing_is_drawn():
+def test_whose_gripper_is_taken_is_saved():
     algo, obs = gripping(gripper_rate=0.1, gripper_hold=4)
     for _ in range(30):
         algo.explore(obs, warmup=True)
+    assert bool((algo.taken != 0).any())
     again, _ = gripping(gripper_rate=0.1, gripper_hold=4)
     again.load_state_dict(algo.state_dict())
     assert all(torch.equal(again.explore(obs, warmup=False), algo.explore(obs, warmup=False)) for _ in range(20))
-    older = {k: v for k, v in algo.state_dict().items() if k != "taken"}
-    again.load_state_dict(older)
-    plain, _ = gripping()
-    before = plain.generator.get_state()
-    plain._randn = lambda shape: torch.zeros(shape)
-    plain.explore(obs, warmup=False)
-    assert torch.equal(plain.generator.get_state(), before)
+    again.load_state_dict({k: v for k, v in algo.state_dict().items() if k != "taken"})
+    assert again.taken.numel() == 0, "a run that began before there was a gripper_rate resumes"
+
+
+def test_at_rate_zero_no_number_is_drawn_for_the_gripper_and_runs_stay_what_they_were():
+    algo, obs = gripping()
+    before = algo.generator.get_state()
+    algo._randn = lambda shape: torch.zeros(shape)
+    algo.explore(obs, warmup=False)
+    assert torch.equal(algo.generator.get_state(), before)
+
+
+def test_a_gripper_that_is_not_there_cannot_be_taken():
+    with pytest.raises(ConfigError, match=r"algo\.gripper_rate=0\.1: none of the actions .* is a gripper's"):
+        make(gripper_rate=0.1)
