@@ -1,10 +1,11 @@
-"""ManiSkill 3 (Tao et al. 2024) on the CPU: PickCube, PushCube, StackCube with a Panda, state observations.
+"""ManiSkill 3 (Tao et al. 2024): PickCube, PushCube, StackCube with a Panda, state observations.
 
 Protocol: `pd_ee_delta_pose` at 20 Hz over physics at 100 Hz; every episode draws objects, goal and the arm's start with
 its episode seed; success is the task's own flag, at any step, and ends the episode; reward is that success. `horizon`
 is the suite's own 50 steps. StackCube has the plain Panda here, not the one with a wrist camera.
 
-The suite's own motion planner does not run beside NumPy 2; the experts are ours. Its GPU-batched backend is not used.
+The suite's own motion planner does not run beside NumPy 2; the experts are ours. On the CPU an episode is a function of
+its seed, bit for bit; `backend=cuda` steps all envs in one PhysX on a GPU (sim/suites/maniskill_batch.py).
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from robopolicy.suite_packages import broken
 from robopolicy.types import ActionSpec
 from sim.gym_adapter import GymVecEnv
 from sim.suites.cube_experts import EXPERTS, CubeExpert
+from sim.suites.maniskill_batch import ManiSkillBatch
 from sim.suites.seeds import seed32
 from sim.suites.versions import needs
-from sim.suites.workers import vector_env
+from sim.suites.workers import identified, vector_env
 
 with needs("maniskill"):
     import mani_skill.envs  # noqa: F401  registers the tasks
@@ -58,14 +60,7 @@ class ManiSkillEnv(gymnasium.Env):
 
     def __init__(self, name: str, friction: float = 1.0, mass: float = 1.0) -> None:
         self.friction, self.mass = friction, mass
-        _spare_the_collector()
-        try:
-            self.inner = REGISTERED_ENVS[name].make(
-                obs_mode="state", reward_mode="none", control_mode="pd_ee_delta_pose", robot_uids="panda",
-                sim_backend="physx_cpu", render_backend="none", num_envs=1,
-            )  # fmt: skip
-        except RuntimeError as error:  # no Vulkan device
-            raise broken("maniskill", error) from error
+        self.inner = suites_own(name, 1, "physx_cpu")
         obs, _ = self.inner.reset(seed=0)
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, obs.shape[1:], np.float32)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (7,), np.float32)
@@ -122,6 +117,22 @@ def _spare_the_collector() -> None:
     gc.freeze()
 
 
+def suites_own(name: str, num_envs: int, sim_backend: str) -> Any:
+    """The suite's env of one of `TASKS`, with its batch axis.
+
+    Raises:
+        ConfigError: the simulator does not start on this machine.
+    """
+    _spare_the_collector()
+    try:
+        return REGISTERED_ENVS[name].make(
+            obs_mode="state", reward_mode="none", control_mode="pd_ee_delta_pose", robot_uids="panda",
+            sim_backend=sim_backend, render_backend="none", num_envs=num_envs,
+        )  # fmt: skip
+    except RuntimeError as error:  # no Vulkan device, no CUDA
+        raise broken("maniskill", error) from error
+
+
 class ManiSkillVecEnv(GymVecEnv):
     """N copies of one task."""
 
@@ -166,6 +177,7 @@ def make(
     friction: Positive = 1.0,
     mass: Positive = 1.0,
     processes: int = 0,
+    backend: str = "cpu",
 ) -> ManiSkillVecEnv:
     """A task of ManiSkill as a VecEnv.
 
@@ -175,9 +187,11 @@ def make(
         horizon: steps to truncation; None: the suite's own.
         friction: of everything, as a multiple of the suite's own. mass: the same, of everything but the arm.
         processes: 0: all envs in this process; else so many workers (about 0.7 GB each).
+        backend: "cpu", or "cuda" for the suite's batched simulator, which has its own friction and mass alone.
 
     Raises:
-        ConfigError: no such task, a horizon below 1, or a machine on which the simulator does not start.
+        ConfigError: no such task or backend, a horizon below 1, options that do not go together, or a machine on
+            which the simulator does not start.
     """
     if name not in TASKS:
         raise ConfigError(f"task.name={name!r}: not one of the tasks adapted here. {closest(name, task_names())}")
@@ -186,7 +200,21 @@ def make(
     if steps < 1:
         raise ConfigError(f"task.horizon: expected at least 1 step, found {horizon}")
     changed = {k: v for k, v in (("friction", friction), ("mass", mass)) if v != 1.0}
-    one = functools.partial(ManiSkillEnv, name, **changed)
-    envs = vector_env(one, f"maniskill/{name}", num_envs, horizon=steps, processes=processes, name=name, **changed)
+    ident = f"maniskill/{name}"
+    if backend == "cpu":
+        one = functools.partial(ManiSkillEnv, name, **changed)
+        envs = vector_env(one, ident, num_envs, horizon=steps, processes=processes, name=name, **changed)
+    elif backend != "cuda":
+        raise ConfigError(f"task.backend={backend!r}: expected 'cpu' or 'cuda'")
+    elif changed or processes:
+        raise ConfigError(
+            "task.backend='cuda': has task.friction=1, task.mass=1 and task.processes=0 alone; found "
+            f"{changed or f'processes={processes}'}. Leave that out, or take task.backend=cpu."
+        )
+    elif not torch.cuda.is_available():
+        raise ConfigError("task.backend='cuda': PyTorch sees no CUDA device here. Take task.backend=cpu.")
+    else:
+        batch = ManiSkillBatch(suites_own(name, num_envs, "physx_cuda"), steps)
+        envs = identified(batch, ident, horizon=steps, name=name, backend=backend)
     return ManiSkillVecEnv(name, envs, seed=seed, instructions=text, horizon=steps, action=ACTION,
                            names=element_names(name))  # fmt: skip

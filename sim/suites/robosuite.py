@@ -47,6 +47,9 @@ ACTION = ActionSpec(
 )  # fmt: skip
 TOOL = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 _SIZES = {"tool": 3, "quat": 4, "fingers": 2, "object": 3, "object_quat": 4}  # of every task's observation, at its head
+_ENDS = np.cumsum(list(_SIZES.values())).tolist()
+_PARTS = {key: slice(end - _SIZES[key], end) for key, end in zip(_SIZES, _ENDS, strict=True)}
+_MOVING = ("tool", "object", "fingers")  # whose last steps `relative` adds
 
 
 def task_names() -> list[str]:
@@ -59,15 +62,15 @@ class RobosuiteEnv(gymnasium.Env):
 
     metadata = {"render_modes": [], "render_fps": 20}  # noqa: RUF012  as Gymnasium has it
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, relative: bool = False) -> None:
+        self.relative = relative
         with global_random(0):  # Lift draws its cube's size here
             self.inner = robosuite.make(
                 TASKS[name][0], robots="Panda", has_renderer=False, has_offscreen_renderer=False, use_camera_obs=False,
                 controller_configs=robosuite.load_controller_config(default_controller="OSC_POSE"), control_freq=20,
                 ignore_done=True, hard_reset=False, reward_shaping=False,
             )  # fmt: skip
-        size = self._reset(0).shape
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, size, np.float32)
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, self._reset(0).shape, np.float32)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (7,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -78,7 +81,7 @@ class RobosuiteEnv(gymnasium.Env):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, _, _, _ = self.inner.step(np.asarray(action, dtype=np.float64))
         success = bool(self.inner._check_success())
-        return _vector(obs), float(success), success, False, {"success": success}
+        return self._seen(obs), float(success), success, False, {"success": success}
 
     def close(self) -> None:
         self.inner.close()
@@ -88,11 +91,17 @@ class RobosuiteEnv(gymnasium.Env):
             obs = self.inner.reset()
         for robot in self.inner.robots:  # the fingers' command outlives a reset
             robot.gripper.current_action = np.zeros(robot.gripper.dof)
-        return _vector(obs)
+        self._before = None
+        return self._seen(obs)
 
-
-def _vector(obs: dict[str, Any]) -> Any:
-    return np.concatenate([*(obs[key] for key in TOOL), obs["object-state"]]).astype(np.float32)
+    def _seen(self, obs: dict[str, Any]) -> Any:
+        own = np.concatenate([*(obs[key] for key in TOOL), obs["object-state"]])
+        if self.relative:
+            now = np.concatenate([own[_PARTS[key]] for key in _MOVING])
+            moved = np.zeros_like(now) if self._before is None else now - self._before
+            self._before = now
+            own = np.concatenate([own, own[_PARTS["object"]] - own[_PARTS["tool"]], moved])
+        return own.astype(np.float32)
 
 
 class RobosuiteVecEnv(GymVecEnv):
@@ -113,19 +122,19 @@ class RobosuiteVecEnv(GymVecEnv):
                 f"task.name={self.name!r}: has no scripted expert, so no demonstrations can be recorded of it; "
                 f"{' and '.join(EXPERTS)} have one. Train on demonstrations of your own: dataset=<folder>."
             )
-        at, layout = 0, {}
-        for key, size in _SIZES.items():
-            layout[key], at = slice(at, at + size), at + size
-        return EXPERTS[self.name](layout, self.spec.action, self.num_envs, imperfection=imperfection)
+        return EXPERTS[self.name](_PARTS, self.spec.action, self.num_envs, imperfection=imperfection)
 
 
-def element_names(name: str) -> list[str]:
+def element_names(name: str, relative: bool = False) -> list[str]:
     """Of an observation of the task: tool_x …, tool_qx …, fingers_0, …, object_x …, then the object beside the tool.
 
     Lift has the vector from the cube to the tool in the world's frame (object_to_tool_*); the others have the object's
-    pose in the tool's frame (object_in_tool_*).
+    pose in the tool's frame (object_in_tool_*). Behind them what `relative` adds: tool_to_object_* in the world's
+    frame, tool_step_*, object_step_*, fingers_step_*.
     """
     beside = {"object_to_tool": 3} if name == "Lift" else {"object_in_tool": 3, "object_in_tool_quat": 4}
+    if relative:
+        beside |= {"tool_to_object": 3, **{f"{key}_step": _SIZES[key] for key in _MOVING}}
     ends = {2: ("0", "1"), 3: "xyz", 4: ("qx", "qy", "qz", "qw")}
     return [
         f"{key.removesuffix('_quat').replace('quat', 'tool')}_{e}"
@@ -134,13 +143,17 @@ def element_names(name: str) -> list[str]:
     ]
 
 
-def make(name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None, processes: int = 0) -> RobosuiteVecEnv:
+def make(
+    name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None, relative: bool = False, processes: int = 0
+) -> RobosuiteVecEnv:
     """A task of robosuite as a VecEnv.
 
     Args:
         name: one of `task_names()`.
         seed: names the stream of training episodes.
         horizon: steps to truncation; None: as the module says.
+        relative: behind robomimic's numbers 11 more that follow from them: the object from the tool, and how far tool,
+            object and fingers moved in the last step.
         processes: 0: all envs in this process; else so many workers (about 0.4 GB each).
 
     Raises:
@@ -152,7 +165,7 @@ def make(name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None,
     steps = steps if horizon is None else horizon
     if steps < 1:
         raise ConfigError(f"task.horizon: expected at least 1 step, found {horizon}")
-    one = functools.partial(RobosuiteEnv, name)
-    envs = vector_env(one, f"robosuite/{name}", num_envs, horizon=steps, processes=processes, name=name)
+    one, facts = functools.partial(RobosuiteEnv, name, relative), {"relative": True} if relative else {}
+    envs = vector_env(one, f"robosuite/{name}", num_envs, horizon=steps, processes=processes, name=name, **facts)
     return RobosuiteVecEnv(name, envs, seed=seed, instructions=text, horizon=steps, action=ACTION,
-                           names=element_names(name))  # fmt: skip
+                           names=element_names(name, relative))  # fmt: skip

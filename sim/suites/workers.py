@@ -40,6 +40,11 @@ def vector_env(make: MakeEnv, ident: str, num_envs: int, *, horizon: int, proces
     one = Limited(make, horizon)
     count = min(processes, num_envs)
     envs = Workers(one, num_envs, count) if count else _sync(one, num_envs)
+    return identified(envs, ident, horizon=horizon, **task)
+
+
+def identified(envs: VectorEnv, ident: str, *, horizon: int, **task: Any) -> VectorEnv:
+    """`envs`, with what `vector_env` says of a task."""
     envs.spec = gymnasium.envs.registration.EnvSpec(ident, max_episode_steps=horizon, kwargs=task)
     return envs
 

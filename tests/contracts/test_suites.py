@@ -152,6 +152,7 @@ DIFFERENCES = [
     ("maniskill", {"name": "PickCube-v1"}, {"tcp_to_cube": ("cube", "tcp"), "cube_to_goal": ("goal", "cube")}),
     ("robosuite", {"name": "Lift"}, {"object_to_tool": ("tool", "object")}),
     ("robosuite", {"name": "Can"}, {}),
+    ("robosuite", {"name": "Can", "relative": True}, {"tool_to_object": ("object", "tool")}),
 ]
 
 
@@ -204,6 +205,31 @@ def test_metaworlds_own_numbers_stay_what_they_are_with_the_relative_ones_behind
     assert plain.spec.digest != more.spec.digest
     expert = more.make_expert()
     assert torch.equal(expert.act(more.reset(SEEDS[:2])), plain.make_expert().act(plain.reset(SEEDS[:2])))
+
+
+@pytest.mark.parametrize("name", ["Lift", "Can", "NutAssemblySquare"])
+def test_robosuites_own_numbers_stay_what_they_are_with_the_relative_ones_behind(name):
+    installed("robosuite")
+    node = {**TASKS["robosuite"][0], "name": name, "horizon": 4}
+    plain, more = (build({**node, **o}, "task", num_envs=1, seed=0) for o in ({}, {"relative": True}))
+    own = plain.spec.observation[STATE].shape[0]
+    names = more.spec.observation[STATE].names or ()
+    assert names[:own] == plain.spec.observation[STATE].names and plain.spec.digest != more.spec.digest
+    moved = [i for i, n in enumerate(names) if "_step_" in n]
+    of = [names.index(names[i].replace("_step", "")) for i in moved]
+    was = more.reset(SEEDS[:2])[STATE]
+    assert torch.equal(plain.reset(SEEDS[:2])[STATE], was[:, :own]) and not was[:, moved].any()
+    for _ in range(4):
+        action = torch.full((1, 7), 0.3)
+        a, b = plain.step(action), more.step(action)
+        assert torch.equal(a.obs[STATE], b.obs[STATE][:, :own])
+        found = b.next_obs[STATE]
+        torch.testing.assert_close(found[:, moved], (found - was)[:, of], atol=1e-6, rtol=0)
+        was = found
+    assert b.ended.all() and found[:, moved].all(), "all of them moved"
+    assert not b.obs[STATE][:, moved].any(), "an episode begins at rest"
+    for env in (plain, more):
+        env.close()
 
 
 @pytest.mark.parametrize("names", [("cos", "sin"), ("cos", "sin", "sin")])
