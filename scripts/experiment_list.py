@@ -219,8 +219,8 @@ METAWORLD_RELATIVE = tuple(  # without faucet-open, whose base succeeds in 92%
     if "faucet" not in base.label
 )
 SLOW_ENV = ("num_envs=4", "loop.warmup_steps=3000", "loop.updates_per_step=1")
-MANISKILL_PUSH = Base("maniskill", 6, 1.0, SUITE_BC, options=("task.name=PushCube-v1",), num_envs=16, episodes=200)
-SUITES_DPPO = ("algo=dppo_large", "validation_episodes=50", "threads=1")
+MANISKILL_PUSH = Base("maniskill", 4, 1.0, SUITE_BC, options=("task.name=PushCube-v1",), num_envs=16, episodes=200)
+SUITES_DPPO = ("validation_episodes=50", "threads=1")
 ONE_STEP = ("sampling={sampling_steps: 1}",)  # the base, not refined: its flow in one step
 VLA_DPPO = (  # smaller steps than algo=dppo's: seven goals share the episodes of a rollout
     "algo=dppo",
@@ -316,13 +316,14 @@ EXPERIMENTS = {
         ),
         seeds=(0, 1),  # 55 steps a second
     ),
-    "suites_dppo": Experiment(  # chosen on training seed 100 of handle-pull; PushCube's are a first guess, not run
+    "suites_dppo": Experiment(  # chosen on training seed 100 of each
         tuple(
             Setting(base, {"refined": (*SUITES_DPPO, *sizes)}, prefix=f"{base.label}/")
             for base, sizes in (
                 (
                     next(base for base in METAWORLD if base.label == "metaworld-handle-pull-v3"),
                     (
+                        "algo=dppo_large",
                         "num_envs=64",
                         "loop.rollout_steps=200",
                         "loop.total_steps=600000",
@@ -331,10 +332,12 @@ EXPERIMENTS = {
                 ),
                 (
                     MANISKILL_PUSH,
-                    (
-                        "num_envs=32",
-                        "loop.rollout_steps=100",
-                        "loop.total_steps=200000",
+                    (  # a slow simulator: small rollouts, many gradient steps
+                        "algo=dppo",
+                        "algo.target_kl=0.4",
+                        "num_envs=64",
+                        "loop.rollout_steps=50",
+                        "loop.total_steps=150000",
                         "loop.eval_every=50000",
                     ),
                 ),
