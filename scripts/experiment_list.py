@@ -189,7 +189,16 @@ SUITE_BC_STEPWISE = (*SUITE_BC, "n_action_steps=1")
 MANISKILL_PICK = Base(
     "maniskill", 50, 0.7, SUITE_BC_STEPWISE, options=("task.name=PickCube-v1",), num_envs=16, episodes=200
 )
-ROBOSUITE_CAN = Base("robosuite", 25, 1.0, SUITE_BC_STEPWISE, options=("task.name=Can",), num_envs=8, episodes=200)
+ROBOSUITE_CAN = Base(
+    "robosuite",
+    25,
+    1.0,
+    SUITE_BC_STEPWISE,
+    "relative",
+    options=("task.name=Can", "task.relative=true"),
+    num_envs=8,
+    episodes=200,
+)
 GRASP_RESIDUAL = (  # chosen on training seed 100 of ManiSkill's PickCube, docs/suites.md
     "algo=residual_long",
     "loop.demo_fraction=0.25",
@@ -308,7 +317,7 @@ EXPERIMENTS = {
                         "algo.penalty_final=0.1",
                         "algo.gripper_rate=0.01",
                         "loop.replay.n_step=10",  # episodes are four times as long as PickCube's
-                        "policy.state=[fingers_*,object_in_tool_?,tool_?,object_?]",  # the bin stands where it stands
+                        "policy.state=[fingers_*,tool_to_object_?,tool_?,object_?,*_step_?]",  # the bin stands still
                         "loop.total_steps=50000",
                     )
                 },
