@@ -318,7 +318,7 @@ EXPERIMENTS = {
                         "algo.gripper_rate=0.01",
                         "loop.replay.n_step=10",  # episodes are four times as long as PickCube's
                         "policy.state=[fingers_*,tool_to_object_?,tool_?,object_?,*_step_?]",  # the bin stands still
-                        "loop.total_steps=50000",
+                        "loop.total_steps=40000",
                     )
                 },
             ),
@@ -341,12 +341,14 @@ EXPERIMENTS = {
                 ),
                 (
                     MANISKILL_PUSH,
-                    (  # a slow simulator: small rollouts, many gradient steps
+                    (  # a slow simulator: small rollouts, many gradient steps; four demonstrations leave much to find
                         "algo=dppo",
                         "algo.target_kl=0.4",
+                        "algo.noise.floor=0.2",
+                        "algo.critic_warmup=2",
                         "num_envs=64",
                         "loop.rollout_steps=50",
-                        "loop.total_steps=150000",
+                        "loop.total_steps=200000",
                         "loop.eval_every=50000",
                     ),
                 ),
