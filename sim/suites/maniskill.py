@@ -1,11 +1,11 @@
-"""ManiSkill 3 (Tao et al. 2024): PickCube, PushCube, StackCube with a Panda, state observations.
+"""ManiSkill 3 (Tao et al. 2024) on the CPU: PickCube, PushCube, StackCube with a Panda, state observations.
 
 Protocol: `pd_ee_delta_pose` at 20 Hz over physics at 100 Hz; every episode draws objects, goal and the arm's start with
 its episode seed; success is the task's own flag, at any step, and ends the episode; reward is that success. `horizon`
 is the suite's own 50 steps. StackCube has the plain Panda here, not the one with a wrist camera.
 
-The suite's own motion planner does not run beside NumPy 2; the experts are ours. On the CPU an episode is a function of
-its seed, bit for bit; `backend=cuda` steps all envs in one PhysX on a GPU (sim/suites/maniskill_batch.py).
+The suite's own motion planner does not run beside NumPy 2; the experts are ours. Its GPU-batched simulator is
+sim/suites/maniskill_gpu.py.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from robopolicy.suite_packages import broken
 from robopolicy.types import ActionSpec
 from sim.gym_adapter import GymVecEnv
 from sim.suites.cube_experts import EXPERTS, CubeExpert
-from sim.suites.maniskill_batch import ManiSkillBatch
 from sim.suites.seeds import seed32
 from sim.suites.versions import needs
-from sim.suites.workers import identified, vector_env
+from sim.suites.workers import vector_env
 
 with needs("maniskill"):
     import mani_skill.envs  # noqa: F401  registers the tasks
@@ -60,7 +59,10 @@ class ManiSkillEnv(gymnasium.Env):
 
     def __init__(self, name: str, friction: float = 1.0, mass: float = 1.0) -> None:
         self.friction, self.mass = friction, mass
-        self.inner = suites_own(name, 1, "physx_cpu")
+        try:
+            self.inner = suites_own(name, 1, "physx_cpu")
+        except RuntimeError as error:  # no Vulkan device
+            raise broken("maniskill", error) from error
         obs, _ = self.inner.reset(seed=0)
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, obs.shape[1:], np.float32)
         self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (7,), np.float32)
@@ -118,19 +120,12 @@ def _spare_the_collector() -> None:
 
 
 def suites_own(name: str, num_envs: int, sim_backend: str) -> Any:
-    """The suite's env of one of `TASKS`, with its batch axis.
-
-    Raises:
-        ConfigError: the simulator does not start on this machine.
-    """
+    """The suite's env of one of `TASKS`, with its batch axis: physx_cpu, which has one scene, or physx_cuda."""
     _spare_the_collector()
-    try:
-        return REGISTERED_ENVS[name].make(
-            obs_mode="state", reward_mode="none", control_mode="pd_ee_delta_pose", robot_uids="panda",
-            sim_backend=sim_backend, render_backend="none", num_envs=num_envs,
-        )  # fmt: skip
-    except RuntimeError as error:  # no Vulkan device, no CUDA
-        raise broken("maniskill", error) from error
+    return REGISTERED_ENVS[name].make(
+        obs_mode="state", reward_mode="none", control_mode="pd_ee_delta_pose", robot_uids="panda",
+        sim_backend=sim_backend, render_backend="none", num_envs=num_envs,
+    )  # fmt: skip
 
 
 class ManiSkillVecEnv(GymVecEnv):
@@ -168,6 +163,20 @@ _LAYOUTS = {
 }
 
 
+def protocol(name: str, horizon: int | None) -> tuple[str, int]:
+    """What to do, and steps to truncation.
+
+    Raises:
+        ConfigError: no such task, or a horizon below 1.
+    """
+    if name not in TASKS:
+        raise ConfigError(f"task.name={name!r}: not one of the tasks adapted here. {closest(name, task_names())}")
+    text, steps = TASKS[name]
+    if horizon is not None and horizon < 1:
+        raise ConfigError(f"task.horizon: expected at least 1 step, found {horizon}")
+    return text, steps if horizon is None else horizon
+
+
 def make(
     name: str,
     num_envs: int,
@@ -177,7 +186,6 @@ def make(
     friction: Positive = 1.0,
     mass: Positive = 1.0,
     processes: int = 0,
-    backend: str = "cpu",
 ) -> ManiSkillVecEnv:
     """A task of ManiSkill as a VecEnv.
 
@@ -187,34 +195,17 @@ def make(
         horizon: steps to truncation; None: the suite's own.
         friction: of everything, as a multiple of the suite's own. mass: the same, of everything but the arm.
         processes: 0: all envs in this process; else so many workers (about 0.7 GB each).
-        backend: "cpu", or "cuda" for the suite's batched simulator, which has its own friction and mass alone.
 
     Raises:
-        ConfigError: no such task or backend, a horizon below 1, options that do not go together, or a machine on
-            which the simulator does not start.
+        ConfigError: no such task, a horizon below 1, or a machine on which the simulator does not start.
     """
-    if name not in TASKS:
-        raise ConfigError(f"task.name={name!r}: not one of the tasks adapted here. {closest(name, task_names())}")
-    text, steps = TASKS[name]
-    steps = steps if horizon is None else horizon
-    if steps < 1:
-        raise ConfigError(f"task.horizon: expected at least 1 step, found {horizon}")
+    text, steps = protocol(name, horizon)
     changed = {k: v for k, v in (("friction", friction), ("mass", mass)) if v != 1.0}
-    ident = f"maniskill/{name}"
-    if backend == "cpu":
-        one = functools.partial(ManiSkillEnv, name, **changed)
-        envs = vector_env(one, ident, num_envs, horizon=steps, processes=processes, name=name, **changed)
-    elif backend != "cuda":
-        raise ConfigError(f"task.backend={backend!r}: expected 'cpu' or 'cuda'")
-    elif changed or processes:
-        raise ConfigError(
-            "task.backend='cuda': has task.friction=1, task.mass=1 and task.processes=0 alone; found "
-            f"{changed or f'processes={processes}'}. Leave that out, or take task.backend=cpu."
-        )
-    elif not torch.cuda.is_available():
-        raise ConfigError("task.backend='cuda': PyTorch sees no CUDA device here. Take task.backend=cpu.")
-    else:
-        batch = ManiSkillBatch(suites_own(name, num_envs, "physx_cuda"), steps)
-        envs = identified(batch, ident, horizon=steps, name=name, backend=backend)
-    return ManiSkillVecEnv(name, envs, seed=seed, instructions=text, horizon=steps, action=ACTION,
-                           names=element_names(name))  # fmt: skip
+    one = functools.partial(ManiSkillEnv, name, **changed)
+    envs = vector_env(one, f"maniskill/{name}", num_envs, horizon=steps, processes=processes, name=name, **changed)
+    return vec_env(name, envs, seed=seed, horizon=steps, instructions=text)
+
+
+def vec_env(name: str, envs: gymnasium.vector.VectorEnv, **how: Any) -> ManiSkillVecEnv:
+    """A task's envs, whichever simulator steps them, with the names of what it observes and does."""
+    return ManiSkillVecEnv(name, envs, action=ACTION, names=element_names(name), **how)

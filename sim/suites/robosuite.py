@@ -1,10 +1,10 @@
 """robosuite 1.4 (Zhu et al. 2020): Lift, Can and NutAssemblySquare with a Panda, low-dimensional observations.
 
 Protocol: OSC_POSE at 20 Hz over physics at 500 Hz; the observations are robomimic's (tool position and quaternion
-x y z w, finger positions, object state); every episode draws the arm's start and the objects' places with its seed;
-success is the task's own check, after any step, and ends the episode; reward is that success. `horizon` is half of
-robomimic's 400 steps for Lift and Can, all of them for the nut. Lift's cube has one size, drawn once: the model is not
-loaded anew for an episode.
+x y z w, finger positions, object state), which hold no velocities: `relative` adds last steps; every episode draws the
+arm's start and the objects' places with its seed; success is the task's own check, after any step, and ends the
+episode; reward is that success. `horizon` is half of robomimic's 400 steps for Lift and Can, all of them for the nut.
+Lift's cube has one size, drawn once: the model is not loaded anew for an episode.
 
 Experts for Lift and Can are ours; the nut has none.
 """
@@ -152,8 +152,8 @@ def make(
         name: one of `task_names()`.
         seed: names the stream of training episodes.
         horizon: steps to truncation; None: as the module says.
-        relative: behind robomimic's numbers 11 more that follow from them: the object from the tool, and how far tool,
-            object and fingers moved in the last step.
+        relative: behind robomimic's numbers 11 more: the object from the tool, and how far tool, object and fingers
+            moved in the last step (the env's own difference, as Meta-World's observation has the step before in it).
         processes: 0: all envs in this process; else so many workers (about 0.4 GB each).
 
     Raises:

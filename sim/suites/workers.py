@@ -44,7 +44,7 @@ def vector_env(make: MakeEnv, ident: str, num_envs: int, *, horizon: int, proces
 
 
 def identified(envs: VectorEnv, ident: str, *, horizon: int, **task: Any) -> VectorEnv:
-    """`envs`, with what `vector_env` says of a task."""
+    """`envs`, with the id, the horizon and the parameters that the spec's digest is made of."""
     envs.spec = gymnasium.envs.registration.EnvSpec(ident, max_episode_steps=horizon, kwargs=task)
     return envs
 
