@@ -41,6 +41,7 @@ class Setting:
     base: Base
     refine: dict[str, tuple[str, ...]]  # setting -> overrides of `robopolicy train`; sampling=…: of `eval`, untrained
     prefix: str = ""
+    seeds: tuple[int, ...] = ()  # training seeds; (): the experiment's
 
 
 @dataclass(frozen=True)
@@ -327,10 +328,11 @@ EXPERIMENTS = {
     ),
     "suites_dppo": Experiment(  # chosen on training seed 100 of each
         tuple(
-            Setting(base, {"refined": (*SUITES_DPPO, *sizes)}, prefix=f"{base.label}/")
-            for base, sizes in (
+            Setting(base, {"refined": (*SUITES_DPPO, *sizes)}, prefix=f"{base.label}/", seeds=seeds)
+            for base, seeds, sizes in (
                 (
                     next(base for base in METAWORLD if base.label == "metaworld-handle-pull-v3"),
+                    (0, 1, 2),
                     (
                         "algo=dppo_large",
                         "num_envs=64",
@@ -341,6 +343,7 @@ EXPERIMENTS = {
                 ),
                 (
                     MANISKILL_PUSH,
+                    (0, 1),  # 80 steps a second
                     (  # a slow simulator: small rollouts, many gradient steps; four demonstrations leave much to find
                         "algo=dppo",
                         "algo.target_kl=0.4",

@@ -42,7 +42,8 @@ def record(
     A pool or a mean is made only of all training seeds and tasks, so a part that was run alone never stands for all.
     """
     command = f"python scripts/experiments.py {id}"
-    labels = [f"{s.prefix}{name}" for s in experiment.settings for name in ("base", *s.refine)]
+    labels = {f"{s.prefix}{name}": s.seeds or experiment.seeds for s in experiment.settings
+              for name in ("base", *s.refine)}  # fmt: skip
     again = {(f"{s.prefix}{name}", seed) for s, name, seed in work}  # their curves may have had other steps
     rows = {r.key: r for r in before if experiment.kept and r.setting.startswith(experiment.kept)
             or r.seeds in experiment.seeds and _curve_of(r.setting) in labels
@@ -50,12 +51,12 @@ def record(
     for job, result in zip(work, found, strict=True):
         rows |= {row.key: row for row in _of_seed(id, command, experiment, job, result)}
     whole = {}
-    for label in dict.fromkeys(labels):
-        keys = [(label, "success_rate", str(seed)) for seed in experiment.seeds]
+    for label, seeds in labels.items():
+        keys = [(label, "success_rate", str(seed)) for seed in seeds]
         if all(key in rows for key in keys):
             whole[label] = [replace(rows[key], command=command) for key in keys]
     every = [*rows.values(), *(pooled(rates) for rates in whole.values())]
-    refined = [label for label in dict.fromkeys(labels) if label.endswith("refined")]
+    refined = [label for label in labels if label.endswith("refined")]
     if "mean" in experiment.extra and all(label in whole for label in refined):
         rates = {label: mean([row.value for row in whole[label]]) for label in refined}
         commits = dict.fromkeys(c for label in refined for row in whole[label] for c in row.commit.split())

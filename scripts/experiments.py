@@ -42,11 +42,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-record", action="store_true", help="print the rows, write nothing into --results")
     options = parser.parse_args(arguments)
     experiment = EXPERIMENTS[options.id]
-    seeds = options.seeds or list(experiment.seeds)
-    if not options.no_record and (other := sorted(set(seeds) - set(experiment.seeds))):
+    if not options.no_record and (other := sorted(set(options.seeds or ()) - set(experiment.seeds))):
         parser.error(f"--seeds {other}: {options.id} is recorded over {list(experiment.seeds)}. Add --no-record.")
-    work = [(s, name, seed) for s in experiment.settings for name in s.refine for seed in seeds
-            if not options.only or {name, s.prefix + name, s.base.task, s.base.label} & set(options.only)]  # fmt: skip
+    only = set(options.only)
+    chosen = [(s, name) for s in experiment.settings for name in s.refine
+              if not only or {name, s.prefix + name, s.base.task, s.base.label} & only]  # fmt: skip
+    work = [(s, name, seed) for s, name in chosen for seed in options.seeds or s.seeds or experiment.seeds]
     threads = max(1, (os.cpu_count() or 1) // options.jobs)
     try:
         with ThreadPoolExecutor(options.jobs) as pool:

@@ -42,6 +42,12 @@ def test_a_part_never_stands_for_the_whole():
     assert whole["refined", "mean_success_rate"] == (0.95 + 0.6) / 2
 
 
+def test_a_setting_may_have_fewer_training_seeds_than_its_experiment():
+    slow = replace(PUSH, seeds=(0,))
+    rows = record("suite", replace(BOTH, settings=(REACH, slow)), JOBS[:3], [found(20), found(18), found(10)], [])
+    assert pools(rows)["push/refined", "success_rate"] == 0.5 and pools(rows)["refined", "mean_success_rate"] == 0.725
+
+
 def test_a_row_names_the_commits_that_made_it_not_the_one_that_wrote_it():
     row = record("suite", BOTH, JOBS[:1], [found(20, "abc")], [])[1]
     assert row.commit == "abc"
