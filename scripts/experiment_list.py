@@ -325,6 +325,7 @@ EXPERIMENTS = {
             ),
         ),
         seeds=(0, 1),  # 55 steps a second
+        kept="first_try/",
     ),
     "suites_dppo": Experiment(  # chosen on training seed 100 of each
         tuple(
