@@ -329,7 +329,7 @@ EXPERIMENTS = {
     ),
     "suites_dppo": Experiment(  # chosen on training seed 100 of each
         tuple(
-            Setting(base, {"refined": (*SUITES_DPPO, *sizes)}, prefix=f"{base.label}/", seeds=seeds)
+            Setting(base, {"refined": (*SUITES_DPPO, *sizes)}, prefix=f"{base.label.lower()}/", seeds=seeds)
             for base, seeds, sizes in (
                 (
                     next(base for base in METAWORLD if base.label == "metaworld-handle-pull-v3"),

@@ -46,7 +46,7 @@ def record(
               for name in ("base", *s.refine)}  # fmt: skip
     again = {(f"{s.prefix}{name}", seed) for s, name, seed in work}  # their curves may have had other steps
     rows = {r.key: r for r in before if experiment.kept and r.setting.startswith(experiment.kept)
-            or r.seeds in experiment.seeds and _curve_of(r.setting) in labels
+            or r.seeds in labels.get(_curve_of(r.setting), ())
             and not (r.metric == CURVE and (_curve_of(r.setting), r.seeds) in again)}  # fmt: skip
     for job, result in zip(work, found, strict=True):
         rows |= {row.key: row for row in _of_seed(id, command, experiment, job, result)}

@@ -8,10 +8,12 @@ and what PhysX keeps of neighbours and earlier episodes may show, so an episode 
 bit: only its start is. Policies and demonstrations of one are not of the other.
 
 The suite fetches its GPU library at the first use, and starts only where no CPU simulator ran before in the process.
+Episodes begin one scene after the other, some milliseconds each, so many envs that end together wait.
 """
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 import gymnasium
@@ -87,12 +89,11 @@ class ManiSkillBatch(VectorEnv):
 
 
 def _each(seed: Any, count: int, random: np.random.Generator) -> list[int]:
-    """`count` 32-bit seeds of what `reset` was given: as many, some None where nothing is reset; one; or None."""
-    if seed is None:
-        return random.integers(2**32, size=count).tolist()
-    if isinstance(seed, int):
-        return [seed32(seed + i) for i in range(count)]
-    return [0 if s is None else seed32(s) for s in seed]
+    """`count` 32-bit seeds of what `reset` was given: as many, one, or None; None draws."""
+    if isinstance(seed, numbers.Integral):
+        return [seed32(int(seed) + i) for i in range(count)]
+    given = [None] * count if seed is None else list(seed)
+    return [int(random.integers(2**32)) if s is None else seed32(s) for s in given]
 
 
 def make(name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None) -> maniskill.ManiSkillVecEnv:

@@ -217,7 +217,7 @@ def test_robosuites_own_numbers_stay_what_they_are_with_the_relative_ones_behind
     assert names[:own] == plain.spec.observation[STATE].names and plain.spec.digest != more.spec.digest
     moved = [i for i, n in enumerate(names) if "_step_" in n]
     of = [names.index(names[i].replace("_step", "")) for i in moved]
-    was = more.reset(SEEDS[:2])[STATE]
+    first = was = more.reset(SEEDS[:2])[STATE]
     assert torch.equal(plain.reset(SEEDS[:2])[STATE], was[:, :own]) and not was[:, moved].any()
     for _ in range(4):
         action = torch.full((1, 7), 0.3)
@@ -228,6 +228,8 @@ def test_robosuites_own_numbers_stay_what_they_are_with_the_relative_ones_behind
         was = found
     assert b.ended.all() and found[:, moved].all(), "all of them moved"
     assert not b.obs[STATE][:, moved].any(), "an episode begins at rest"
+    more.step(action)
+    assert torch.equal(more.reset(SEEDS[:2])[STATE], first), "and so it does amid another"
     for env in (plain, more):
         env.close()
 

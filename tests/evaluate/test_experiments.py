@@ -46,6 +46,9 @@ def test_a_setting_may_have_fewer_training_seeds_than_its_experiment():
     slow = replace(PUSH, seeds=(0,))
     rows = record("suite", replace(BOTH, settings=(REACH, slow)), JOBS[:3], [found(20), found(18), found(10)], [])
     assert pools(rows)["push/refined", "success_rate"] == 0.5 and pools(rows)["refined", "mean_success_rate"] == 0.725
+    stray = [replace(r, seeds=1) for r in rows if r.setting == "push/refined" and r.seeds == 0]
+    again = record("suite", replace(BOTH, settings=(REACH, slow)), JOBS[:1], [found(20)], [*rows, *stray])
+    assert {r.seeds for r in again if r.setting == "push/refined"} == {0, ALL}, "a row outside its mean is dropped"
 
 
 def test_a_row_names_the_commits_that_made_it_not_the_one_that_wrote_it():

@@ -97,7 +97,24 @@ def test_gymnasiums_own_ways_to_seed():
     batch = ManiSkillBatch(Scenes(), horizon=3)
     one, same = batch.reset(seed=4)[0], batch.reset(seed=[4, 5, 6])[0]
     assert np.array_equal(one, same) and len(np.unique(one[:, 0])) == 3
-    assert not np.array_equal(batch.reset()[0], one)
+    assert np.array_equal(batch.reset(seed=np.int64(4))[0], one)
+    for drawn in (batch.reset()[0], batch.reset(seed=[None] * 3)[0]):
+        assert not np.array_equal(drawn, one) and len(np.unique(drawn[:, 0])) == 3
+
+
+@pytest.mark.parametrize("name", maniskill.task_names())
+def test_made_as_on_a_gpu_it_is_a_suite_of_its_own(name, monkeypatch):
+    own = maniskill.suites_own
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(maniskill, "suites_own", lambda name, count, backend: own(name, count, "physx_cpu"))
+    envs = [maniskill_gpu.make(name, 1), maniskill_gpu.make(name, 1, horizon=4), maniskill.make(name, 1)]
+    assert [e.spec.id.split("/")[0] for e in envs] == ["maniskill_gpu"] * 2 + ["maniskill"]
+    assert len({e.spec.digest for e in envs}) == 3 and [e.spec.horizon for e in envs] == [50, 4, 50]
+    seeds = torch.tensor([3])
+    assert torch.equal(envs[0].reset(seeds)[STATE], envs[2].reset(seeds)[STATE])
+    assert envs[0].env.felt == maniskill.read(name).get("held", slice(0, 0))
+    for env in envs:
+        env.close()
 
 
 def test_what_cannot_be_is_named(monkeypatch):
