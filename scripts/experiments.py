@@ -49,6 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
               if not only or {name, s.prefix + name, s.base.task, s.base.label} & only]  # fmt: skip
     work = [(s, name, seed) for s, name in chosen for seed in options.seeds or s.seeds or experiment.seeds
             if options.no_record or seed in (s.seeds or experiment.seeds)]  # fmt: skip
+    if not work:
+        parser.error(f"--only {options.only}, --seeds {options.seeds}: no setting of {options.id} is left to run")
     threads = max(1, (os.cpu_count() or 1) // options.jobs)
     try:
         with ThreadPoolExecutor(options.jobs) as pool:

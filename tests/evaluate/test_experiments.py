@@ -51,6 +51,13 @@ def test_a_setting_may_have_fewer_training_seeds_than_its_experiment():
     assert {r.seeds for r in again if r.setting == "push/refined"} == {0, ALL}, "a row outside its mean is dropped"
 
 
+@pytest.mark.parametrize("more", [["--seeds", "2"], ["--seeds", "0", "--only", "nothing"]])
+def test_a_command_that_leaves_nothing_to_run_is_refused(more, capsys):
+    with pytest.raises(SystemExit):
+        experiments.main(["suites_dppo", "--only", "maniskill-PushCube-v1", *more])
+    assert "no setting of suites_dppo is left to run" in capsys.readouterr().err
+
+
 def test_a_row_names_the_commits_that_made_it_not_the_one_that_wrote_it():
     row = record("suite", BOTH, JOBS[:1], [found(20, "abc")], [])[1]
     assert row.commit == "abc"
