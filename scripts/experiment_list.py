@@ -127,6 +127,12 @@ VLA_ENTITIES = replace(
     overrides=(*VLA.overrides, "policy.prefix.entities={cube: [red_,green_,blue_], button: [button]}"),
     kind="vla-entities",
 )
+VLA_ROUGH = replace(  # knows where things are, and does what rough demonstrations do
+    VLA_ENTITIES,
+    demos=200,
+    imperfection=1.0,
+    overrides=(*(o for o in VLA_ENTITIES.overrides if not o.startswith("loop.steps")), "loop.steps=2000"),
+)
 VLA_PIXELS = Base(  # the same seven goals through two small cameras, nothing in the state but the arm
     "tabletop",
     700,
@@ -247,6 +253,21 @@ VLA_DPPO = (  # smaller steps than algo=dppo's: seven goals share the episodes o
     "loop.eval_every=400000",  # the first one, before any training, is of the sampler alone
     *WATCH,
 )
+VLA_CHAIN = (  # one step of the flow; rollouts of 20k by 256 envs, in which every goal has some fifty episodes
+    "policy.sampling={sampling_steps: 1}",
+    "policy.tuned_steps=1",
+    "num_envs=256",
+    "algo.noise.floor=0.15",
+    "algo.clip=0.03",
+    "algo.clip_first=0.03",
+    "algo.target_kl=0.05",
+    "algo.epochs=6",
+    "algo.minibatches=8",
+    "algo.actor_lr=2e-4",
+    "loop.total_steps=500000",
+    "threads=1",
+)
+VLA_CRITIC = ("loop.rollout_steps=80", "algo.critic_warmup=2")
 RPD_STUDENT = ("algo=rpd", "n_action_steps=4", "loop.total_steps=800000", "threads=1")
 EXPERIMENTS = {
     "maniskill_pickcube_residual": Experiment(
@@ -457,6 +478,16 @@ EXPERIMENTS = {
                     "one_step": ONE_STEP,
                     "dppo": VLA_DPPO,
                 },
+            ),
+            Setting(
+                VLA_ROUGH,
+                {
+                    "one_step": ONE_STEP,
+                    "dppo": ("algo=dppo", *VLA_CHAIN, *VLA_CRITIC),
+                    "grpo": ("algo=grpo", *VLA_CHAIN),
+                    "co_dppo": ("algo=co_dppo", *VLA_CHAIN, *VLA_CRITIC),
+                },
+                prefix="rough/",
             ),
         ),
         extra=("curve",),

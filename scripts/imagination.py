@@ -16,6 +16,7 @@ a world model of these and of the demonstrations, and from there, without a furt
   model_free  algo=residual_fast on the recorded transitions themselves (world=recorded, half of each batch
               demonstrations): those that the model was trained on, its held-out part too
   real        algo=dppo on the task itself, for the env steps that it needs to be as good as `dppo`
+  branched    as `mixed`, with imagined episodes of 10 steps that begin in any recorded state
   rounds      algo=residual_fast in four rounds of imagination, each with up to 30 real episodes to refit the model on,
               5,000 env steps in all; half of each batch recorded transitions, a quarter those of the rounds before
   control     algo=residual_fast on the task itself for 5,000 env steps, half of each batch recorded transitions
@@ -66,6 +67,7 @@ IMAGINED = {
     "residual": ("algo=residual_fast", "policy.scale=0.1", "loop.total_steps=60000", NONE),
     "wide": (*HELD, NONE),
     "mixed": HELD,
+    "branched": (*HELD, "world.branch=10"),
     "rounds": (*HELD, "rounds=4", "coevolve.episodes=30", "coevolve.refit_steps=1500"),
 }
 IDS = {"rounds": "coevolution", "control": "coevolution", "real": "imagination_real_steps"}
@@ -138,7 +140,7 @@ class Trial:
         dream = ("world=imagined", f"world.model={model}", *bad)
         given = {"model_free": ("world=recorded", f"world.dataset={around}", f"dataset={data}"),
                  "real": (f"dataset={data}",), "control": (f"dataset={around}",),
-                 **dict.fromkeys(("mixed", "rounds"), (*dream, f"dataset={around}"))}  # fmt: skip
+                 **dict.fromkeys(("mixed", "branched", "rounds"), (*dream, f"dataset={around}"))}  # fmt: skip
         found = {}
         for arm in self.options.arms:
             run = self.train(arm, *{**IMAGINED, **LEARNED}[arm], *given.get(arm, (*dream, f"dataset={data}")),

@@ -29,7 +29,7 @@ from robopolicy.evaluate.provenance import command
 from scripts.experiments import ROOT
 from scripts.imagination import BASES, IDS, SEEDS, TRIALS, Arm, Trial, frames_of
 
-ID, ARMS = "imagination_data_curve", ("dppo", "model_free", "rounds", "control")
+ID, ARMS = "imagination_data_curve", ("dppo", "model_free", "branched", "rounds", "control")
 LENGTH = {"pick": 64, "reach": 36}  # frames of an episode of a base, about
 FEW = ("loop.holdout=0.3", "loop.success.min_positives=8")
 

@@ -29,7 +29,7 @@ from world_models.assess import faults
 from world_models.exam import Exam, examine
 from world_models.gate import LEVEL
 from world_models.rollouts import record_rollouts
-from world_models.round_record import kept_last, record_of
+from world_models.round_record import apart_in_a_row, kept_last, record_of
 from world_models.starts import run_of
 from world_models.world import load_world
 
@@ -47,6 +47,7 @@ def coevolve(
     refit_steps: Count = 2_000,
     share: Fraction = 0.25,
     starts: Count = 100,
+    patience: Count = 1,
 ) -> Metrics:
     """Carry out `rounds`, going on after the newest that is done.
 
@@ -55,14 +56,17 @@ def coevolve(
     truth than the one kept before.
 
     A round's policy is kept where its gate accepted something and the truth does not contradict what was imagined of
-    it. Where the refitted model and the truth still part beyond their intervals, it stops: more imagining would only
-    widen the gap.
+    it, or the refitted model, which knows that truth, agrees with it and surely prefers this policy to the one kept
+    before. Where the refitted model and the truth still part beyond their intervals, it stops: more imagining would
+    only widen the gap. Unless `patience` lets the next round learn from what has just failed.
 
     Args:
         config: of the whole command; its `world` is imagined in, its `task` is the truth.
         episodes: real rollouts of a round's policy. real_steps: primitive env steps of all rounds together, at most.
         refit_steps: updates of the model a round, from its weights. share: of its batches that is of these rollouts.
         starts: held-out ones that the gap is measured from.
+        patience: rounds in a row in which they part that end it. Little data is parted from at first, and it is the
+            real failures that mend it; nothing that was contradicted is kept, however many these are.
 
     Returns:
         Of the last round: success in imagination and in truth, their gap; rounds done and real steps taken.
@@ -89,7 +93,7 @@ def coevolve(
         raise ConfigError("world.starts: in rounds, episodes begin where the model's own data does; leave it away")
     checkpointer = Checkpointer(run_dir, keep=int(config.get("keep_checkpoints", 2)))
     state = checkpointer.latest() or {"records": [], "policy": "", "model": ""}
-    driver = Rounds(run_dir, config, episodes, real_steps, refit_steps, share, starts)
+    driver = Rounds(run_dir, config, episodes, real_steps, refit_steps, share, starts, patience)
     while (reason := driver.over(state, rounds)) == "":
         state = driver.round(state)
         kept = state["records"][-1]["kept"]
@@ -113,9 +117,9 @@ class Rounds:
 
     def __init__(
         self, run_dir: Path, config: dict[str, Any], episodes: int, real_steps: int, refit_steps: int, share: float,
-        starts: int,
+        starts: int, patience: int,
     ) -> None:  # fmt: skip
-        self.run_dir, self.config, self.starts = run_dir, config, starts
+        self.run_dir, self.config, self.starts, self.patience = run_dir, config, starts, patience
         self.episodes, self.real_steps, self.refit_steps, self.share = episodes, real_steps, refit_steps, share
         self.env = build(config["task"], "task", num_envs=min(episodes, 64), seed=0)
 
@@ -154,10 +158,12 @@ class Rounds:
             write_text(folder / "model.done", "")
         judged = _once(folder / "judged.json", lambda: {
             "imagined": self._judge(policy, self.model(state)), "imagined_refitted": self._judge(policy, model),
+            "before_refitted": self._judge(load_policy(self.policy(state), env=self.env.spec), model),
             "faults": faults(load_world(model).report),
         })  # fmt: skip
         rival = None if _goes_on(self.config) else kept_last(records)
-        record = record_of(number, rows, judged, gate=_decisions(imagined), used=used, rival=rival)
+        left = self.patience - apart_in_a_row(records)
+        record = record_of(number, rows, judged, gate=_decisions(imagined), used=used, rival=rival, left=left)
         usable = not judged["faults"] or bool(self.config["world"].get("even_if_bad"))
         print(f"round {number}: {record['reason']}")
         return {

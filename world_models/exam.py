@@ -66,7 +66,7 @@ class Exam(ImaginedEnv):
         return cls(
             env.world, starts.take(chosen), min(_ENVS, len(number)),
             seeds=_VALIDATION + number, start=number % len(chosen), unit=(member + 0.5) / members,
-            horizon=env.spec.horizon, trust=env.trust, pessimism=env.pessimism, sampled=env.sampled,
+            horizon=env.whole or env.spec.horizon, trust=env.trust, pessimism=env.pessimism, sampled=env.sampled,
             cameras=env.cameras, digest=env.spec.digest,
         )  # fmt: skip
 

@@ -26,7 +26,7 @@ from robopolicy.types import EnvSpec, Obs, Step, check_action
 from world_models.assess import faults
 from world_models.dynamics import History, by_blocks
 from world_models.seed_queue import SeedQueue
-from world_models.starts import Part, fitting, own_starts, starts_of
+from world_models.starts import Part, Where, fitting, own_starts, starts_of
 from world_models.world import World, find_world, load_world
 
 _START_STREAM, _DRAW_STREAM = 9101, 9102
@@ -36,7 +36,8 @@ class ImaginedEnv:
     """N episodes dreamed at once.
 
     `held_out`: starts that the model was not trained on, nor this env begins in unless it was told to; None where that
-    is not known. `gate`: node of what decides which updates of a training in here are kept; None: all are.
+    is not known. `whole`: primitive steps of the episodes that a policy is judged by; None: as many as of any other.
+    `gate`: node of what decides which updates of a training in here are kept; None: all are.
 
     Args:
         world: trained and calibrated.
@@ -53,6 +54,7 @@ class ImaginedEnv:
     """
 
     held_out: Callable[[], History] | None = None
+    whole: int | None = None
     gate: dict[str, Any] | None = None
 
     def __init__(
@@ -216,8 +218,9 @@ def make(
     which: Literal["latest", "best"] = "latest",
     starts: Path | None = None,
     part: Part = "train",
-    start_at: Literal["first", "any"] = "first",
+    start_at: Where = "first",
     horizon: Count | None = None,
+    branch: Count | None = None,
     trust: Positive = 1.0,
     pessimism: float = 0.0,
     sampled: bool = True,
@@ -232,6 +235,9 @@ def make(
         starts: dataset whose states episodes begin in, all of it; None: what the model was made from.
         part: which episodes of that: those that it learned from, those that it was calibrated and judged on, or all.
         start_at: "first" frames of its episodes, or "any" that are not yet a success.
+        branch: primitive steps after which an episode is cut, so that little is imagined on top of what was imagined;
+            it then begins in any recorded state that is not yet a success (MBPO, Janner et al. 2019). The gate and the
+            judge of rounds play whole episodes all the same. None: whole ones from `start_at`.
         even_if_bad: also one whose open-loop error is worse than that of copying the last state.
         horizon, trust, pessimism, sampled, cameras, gate: see ImaginedEnv.
 
@@ -248,18 +254,21 @@ def make(
             f"world.model={model}: on held-out episodes it is not fit to learn in:\n  - " + "\n  - ".join(bad)
             + "\nTrain it longer or on more data; to look at it nevertheless: world.even_if_bad=true."
         )  # fmt: skip
+    where: Where = "any" if branch else start_at
     if starts is not None:
-        together = starts_of(fitting(starts, world), world.memory, where=start_at)
+        together = starts_of(fitting(starts, world), world.memory, where=where)
     else:
-        together = own_starts(model, world, part, where=start_at)
+        together = own_starts(model, world, part, where=where)
     text = (find_world(model, which=which) / MANIFEST).read_bytes()
-    text += repr((start_at, horizon, trust, pessimism, sampled)).encode() + _bytes(together)
+    length = branch or horizon
+    text += repr((where, length, trust, pessimism, sampled)).encode() + _bytes(together)
     text += b"" if cameras is None else repr(tuple(cameras)).encode()
     env = ImaginedEnv(
-        world, together, num_envs, seed=seed, horizon=horizon, trust=trust, pessimism=pessimism, sampled=sampled,
+        world, together, num_envs, seed=seed, horizon=length, trust=trust, pessimism=pessimism, sampled=sampled,
         cameras=cameras, digest=hashlib.sha256(text).hexdigest()[:16],
     )  # fmt: skip
     env.held_out, env.gate = partial(own_starts, model, world, "held_out"), gate
+    env.whole = horizon or world.spec.horizon
     return env
 
 

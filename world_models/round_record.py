@@ -16,18 +16,33 @@ def parted(imagined: Interval, true: Interval) -> bool:
 
 
 def record_of(
-    number: int, rows: Rows, judged: dict[str, Any], *, gate: list[dict[str, Any]], used: int, rival: float | None
+    number: int,
+    rows: Rows,
+    judged: dict[str, Any],
+    *,
+    gate: list[dict[str, Any]],
+    used: int,
+    rival: float | None,
+    left: int = 1,
 ) -> dict[str, Any]:
-    """What a round came to, and what follows. `rival`: true success of what would be given up for it."""
+    """What a round came to, and what follows.
+
+    Args:
+        rival: true success of what would be given up for it.
+        left: rounds, this one included, in which the refitted model and the truth may part before all is over.
+    """
     true, steps = rows.success_rate(level=LEVEL), int(rows.frame["length"].sum())
     imagined, after = Interval(*judged["imagined"]), Interval(*judged["imagined_refitted"])
     accepted = not gate or any(d["accepted"] for d in gate[1:])
-    promised = imagined.low > true.high  # too much
+    # Too much; but where what has just happened makes the model right, and it still holds this one for better, it is.
+    learned = not parted(after, true) and after.low > judged["before_refitted"][0]
+    promised = imagined.low > true.high and not learned
     worse = rival is not None and true.high < rival  # surely: a later round has learned from more
+    apart = parted(imagined, true) and parted(after, true)
     stop = ""
     if not all(map(math.isfinite, imagined + after)):
         stop = "the model's numbers are not finite"
-    elif parted(imagined, true) and parted(after, true):
+    elif apart and left <= 1:
         stop = (
             f"imagined and true success part beyond their intervals, {_said(after)} and {_said(true)}, and refitting "
             "the model did not mend it"
@@ -46,9 +61,14 @@ def record_of(
         "round": number, "episodes": len(rows), "real_steps": steps, "real_steps_total": used + steps,
         "imagined": list(imagined), "true": list(true), "gap": imagined.value - true.value,
         "imagined_refitted": list(after), "gap_refitted": after.value - true.value, "parted": parted(imagined, true),
-        "accepted": accepted, "kept": kept, "stop": stop,
+        "apart": apart, "accepted": accepted, "kept": kept, "stop": stop,
         "reason": f"{reason}; stopped: {stop}" if stop else reason,
     }  # fmt: skip
+
+
+def apart_in_a_row(records: list[dict[str, Any]]) -> int:
+    """Newest rounds whose refitted model and truth still parted."""
+    return next((n for n, r in enumerate(reversed(records)) if not r.get("apart")), len(records))
 
 
 def kept_last(records: list[dict[str, Any]]) -> float | None:

@@ -143,7 +143,7 @@ def test_what_learns_off_policy_begins_anew_with_all_rollouts(tmp_path: Path, mo
 
 def test_a_round_that_is_surely_worse_than_the_one_before_is_taken_back() -> None:
     rows = evaluate(PointPolicy(gain=STANDS), PointEnv(6), episode_seeds("train", 0, 6))  # 0% (0–39)
-    judged = {"imagined": [0.3, 0.2, 0.5], "imagined_refitted": [0.3, 0.2, 0.5], "faults": []}
+    judged = {"imagined": [0.3, 0.2, 0.5], "imagined_refitted": [0.3, 0.2, 0.5], "faults": [], "before_refitted": [0.3]}
     gate = [{"accepted": True}, {"accepted": True}]
 
     def kept(rival: float | None) -> tuple[bool, str]:
