@@ -167,6 +167,32 @@ def test_it_stops_where_imagination_and_truth_part_for_good(tmp_path: Path, monk
     assert len(rig.calls) == count, "more rounds do not change that"
 
 
+def test_patience_lets_rounds_learn_from_what_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is wrong until the second refit; what it promised in vain is never kept."""
+    wrong = {"first", "round_1"}
+    rig = Rig(tmp_path / "two", monkeypatch, [STANDS, STANDS, GOES], lambda g, model: 1.0 if model in wrong else g)
+    rig.run(rounds=3, patience=2)
+    assert [(r["kept"], r["apart"]) for r in rig.records] == [(False, True), (False, False), (True, False)]
+    assert not any(r["stop"] for r in rig.records)
+    never = Rig(tmp_path / "never", monkeypatch, [STANDS] * 4, lambda gain, model: 1.0)
+    never.run(rounds=4, patience=3)
+    assert [bool(r["stop"]) for r in never.records] == [False, False, True], "three in a row"
+
+
+def test_what_promised_too_much_is_kept_where_the_refitted_model_has_learned_and_prefers_it() -> None:
+    rows = evaluate(PointPolicy(gain=GOES), PointEnv(6), episode_seeds("train", 0, 6))
+    rows.frame["success_once"] = [True, True, True, False, False, False]  # 50% (19–81)
+    rows.frame["success_at_end"] = rows.frame["success_once"]
+
+    def kept(after: list[float], before: float) -> bool:
+        judged = {"imagined": [1.0, 0.95, 1.0], "imagined_refitted": after, "before_refitted": [before], "faults": []}
+        return bool(record_of(1, rows, judged, gate=[], used=0, rival=None)["kept"])
+
+    assert kept([0.6, 0.5, 0.7], 0.3)
+    assert not kept([0.6, 0.5, 0.7], 0.55), "not surely better than what would be given up"
+    assert not kept([0.98, 0.9, 1.0], 0.3), "it has not learned"
+
+
 def test_intervals_that_meet_do_not_part() -> None:
     assert not parted(Interval(0.9, 0.8, 1.0), Interval(0.7, 0.5, 0.85))
     assert parted(Interval(0.9, 0.86, 1.0), Interval(0.7, 0.5, 0.85))

@@ -21,6 +21,7 @@ from robopolicy.types import STATE, Obs
 from tests.fakes import NoTracker, PointEnv
 from tests.world_models.point import FEATURES, walk
 from world_models.coordinates import Coordinates
+from world_models.exam import Exam
 from world_models.fit import fit
 from world_models.imagined_env import make
 from world_models.world import find_world, load_world
@@ -132,6 +133,21 @@ def test_the_env_of_a_run_starts_in_its_data_and_reproduces(trained: Path, data:
     assert not (seen[:, None, -1] == held[None, :, -1]).all(2).any()
     assert torch.equal(make(trained, num_envs=1).held_out().obs[STATE], held)
     assert make(trained, num_envs=1, horizon=4).spec.horizon == 4
+
+
+def test_branches_are_cut_and_begin_anywhere_but_whole_episodes_are_judged(trained: Path) -> None:
+    env = make(trained, num_envs=40, seed=3, branch=3)
+    assert torch.equal(env.starts.obs[STATE], make(trained, num_envs=1, start_at="any").starts.obs[STATE])
+    still = torch.zeros(40, 2)
+    steps = [env.step(still) for _ in range(3)]
+    going = ~(steps[0].terminated | steps[1].terminated | steps[2].terminated)
+    assert not any(bool((s.truncated & going).any()) for s in steps[:2]), "not cut before"
+    assert bool(going.any()) and bool(steps[2].truncated[going].all()), "time is over, and the value goes on from there"
+    exam = Exam.crossed(env, 20)
+    assert exam.spec.horizon == 12 and torch.equal(exam.starts.obs[STATE], Exam.crossed(
+        make(trained, num_envs=1), 20).starts.obs[STATE])  # fmt: skip
+    assert Exam.crossed(make(trained, num_envs=1, branch=3, horizon=6), 20).spec.horizon == 6
+    assert env.spec.digest != make(trained, num_envs=1, start_at="any").spec.digest
 
 
 def test_interrupted_and_resumed_it_ends_in_the_same_bits(data: Path, tmp_path: Path) -> None:
