@@ -17,13 +17,17 @@ a world model of these and of the demonstrations, and from there, without a furt
               demonstrations): those that the model was trained on, its held-out part too
   real        algo=dppo on the task itself, for the env steps that it needs to be as good as `dppo`
   branched    as `mixed`, with imagined episodes of 10 steps that begin in any recorded state
+  branched_ungated  the same without the gate, which with few held-out starts refuses what it cannot be sure of
+  branched_alone    as `branched`, no real transition in any batch
   rounds      algo=residual_fast in four rounds of imagination, each with up to 30 real episodes to refit the model on,
               5,000 env steps in all; half of each batch recorded transitions, a quarter those of the rounds before
+  branched_rounds   as `branched_ungated` in up to six rounds of 15 real episodes, 5,000 env steps in all; three in a
+              row in which the refitted model is wrong end them
   control     algo=residual_fast on the task itself for 5,000 env steps, half of each batch recorded transitions
 
 Each result is evaluated on the task's test episodes; what was learned in imagination also in imagination, from starts
 that the model was not trained on, where an episode that ends in doubt is a failure. Rows of `imagined_dppo`, and of
-`coevolution` for the last two; of `imagination_gap`: |imagined − true|, its interval from Newcombe's for two unpaired
+`coevolution` for rounds and `control`; of `imagination_gap`: |imagined − true|, its interval from Newcombe's for two unpaired
 rates; of `imagination_real_steps`: the first evaluation of `real`, on validation episodes, that is as good as `dppo`,
 over the transitions of the model. Stages that are done are not repeated. With `--world-model` another kind of
 model takes the ensemble's place, in folders of its own; its rows are <arm>_<kind>. Overrides are of the model's
@@ -60,6 +64,7 @@ ONE = "algo.critic_warmup=1"  # rollout, with which `dppo` and `free` were recor
 # Nothing but a penalty holds a residual of full range to the base, and it finds where the model errs sooner.
 HELD = ("algo=residual_fast", "algo.penalty_final=0.3")
 NONE = "loop.demo_fraction=0"  # of a batch is recorded
+BRANCHED = (*HELD, "world.branch=10")
 IMAGINED = {
     "dppo": ("algo=dppo", ONE),
     "loose": ("algo=dppo", "algo.anchor=0.003"),
@@ -67,10 +72,17 @@ IMAGINED = {
     "residual": ("algo=residual_fast", "policy.scale=0.1", "loop.total_steps=60000", NONE),
     "wide": (*HELD, NONE),
     "mixed": HELD,
-    "branched": (*HELD, "world.branch=10"),
+    "branched": BRANCHED,
+    "branched_ungated": (*BRANCHED, "world.gate=null"),
+    "branched_alone": (*BRANCHED, NONE),
     "rounds": (*HELD, "rounds=4", "coevolve.episodes=30", "coevolve.refit_steps=1500"),
+    "branched_rounds": (
+        *(*BRANCHED, "world.gate=null", "rounds=6"),
+        *("coevolve.episodes=15", "coevolve.refit_steps=1500", "coevolve.patience=3"),
+    ),
 }
-IDS = {"rounds": "coevolution", "control": "coevolution", "real": "imagination_real_steps"}
+DREAMT = [arm for arm in IMAGINED if "rounds" not in arm]  # evaluated in imagination too
+IDS = {**dict.fromkeys(("rounds", "branched_rounds", "control"), "coevolution"), "real": "imagination_real_steps"}
 LEARNED = {  # without a model
     "model_free": ("algo=residual_fast", "loop.total_steps=100000"),
     "real": ("algo=dppo", "loop.eval_every=20480", "loop.total_steps=204800", "validation_episodes=200"),
@@ -140,13 +152,14 @@ class Trial:
         dream = ("world=imagined", f"world.model={model}", *bad)
         given = {"model_free": ("world=recorded", f"world.dataset={around}", f"dataset={data}"),
                  "real": (f"dataset={data}",), "control": (f"dataset={around}",),
-                 **dict.fromkeys(("mixed", "branched", "rounds"), (*dream, f"dataset={around}"))}  # fmt: skip
+                 **dict.fromkeys(("mixed", "rounds"), (*dream, f"dataset={around}")),
+                 **{arm: (*dream, f"dataset={around}") for arm in IMAGINED if arm.startswith("branched")}}  # fmt: skip
         found = {}
         for arm in self.options.arms:
             run = self.train(arm, *{**IMAGINED, **LEARNED}[arm], *given.get(arm, (*dream, f"dataset={data}")),
                              *self.learning, f"base={bc}")  # fmt: skip
             true = self.rows(run, run)
-            dreamt = self.rows(run, run, *dream, "world.part=held_out") if arm in IMAGINED and arm != "rounds" else None
+            dreamt = self.rows(run, run, *dream, "world.part=held_out") if arm in DREAMT else None
             found[arm] = Arm(self.rows(bc, self.start / "bc"), true, dreamt, frames=frames, **left(run, arm))
             told = f", in imagination {dreamt.summary()}" if dreamt else ""
             print(f"{self.folder.name} {arm}: {true.summary()}{told}", flush=True)

@@ -6,7 +6,7 @@ As scripts/imagination.py, with its bases and its arms `dppo` and `model_free`, 
 to half of these are demonstrations, the first of those that the base was cloned from; the rest are episodes of the
 base, as it is (narrow) or with more and less noise (broad). A success classifier of few episodes has few to be judged
 on: of so little data it is trained with fewer successes than is the default, and what it then says is used all the
-same (`world.even_if_bad`), or nothing could be compared. Rows of `imagination_data_curve`; of the arms `rounds` and
+same (`world.even_if_bad`), or nothing could be compared. Rows of `imagination_data_curve`; of rounds and
 `control`, of `coevolution`.
 """
 
@@ -27,9 +27,9 @@ from robopolicy.evaluate.compare import compare
 from robopolicy.evaluate.evidence import Evidence, measured, of_rows, pooled, write
 from robopolicy.evaluate.provenance import command
 from scripts.experiments import ROOT
-from scripts.imagination import BASES, IDS, SEEDS, TRIALS, Arm, Trial, frames_of
+from scripts.imagination import ARMS, BASES, IDS, SEEDS, TRIALS, Arm, Trial, frames_of
 
-ID, ARMS = "imagination_data_curve", ("dppo", "model_free", "branched", "rounds", "control")
+ID = "imagination_data_curve"
 LENGTH = {"pick": 64, "reach": 36}  # frames of an episode of a base, about
 FEW = ("loop.holdout=0.3", "loop.success.min_positives=8")
 
@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", nargs="+", choices=["narrow", "broad"], default=["narrow", "broad"])
     parser.add_argument("--sizes", type=int, nargs="+", default=[2_000, 5_000, 20_000])
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS[:2]))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["dppo", "model_free"])
     parser.add_argument("--spread", type=float, default=0.25, help="the largest noise of `broad`, in action limits")
     parser.add_argument("--model-steps", type=int, default=4_000, help="of training the model")
     parser.add_argument("--jobs", type=int, default=2, help="training seeds at a time")
