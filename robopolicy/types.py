@@ -89,6 +89,7 @@ class EnvSpec:
     `joint_access`: joint commands pass a hook between IK and physics, so safety limits can be trained under.
     `resumable`: `state_dict` holds the episodes under way, so training resumes bit for bit. Elsewhere it goes on with
     new episodes: the env is reset after `load_state_dict`, or alone where it is not `Stateful`.
+    `branches`: episodes begin amid others and are soon cut, so their beginning has a past, their end is no outcome.
     """
 
     id: str
@@ -102,6 +103,7 @@ class EnvSpec:
     chunk: int = 0
     joint_access: bool = False
     resumable: bool = False
+    branches: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -130,6 +130,8 @@ def evaluate(
             split=split,
         )  # fmt: skip
         env = _env({**(world or task_of(task, place)), **changes}, num_envs, episodes)
+        if env.spec.branches:
+            raise ConfigError("world.branch: cuts episodes, and a policy is evaluated on whole ones. Leave it away.")
         policy = load_policy(checkpoint, device=device, env=env.spec, which=which)
         place.given = remind(policy, memory) if memory is not None else ""
         if sampling:

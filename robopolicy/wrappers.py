@@ -51,11 +51,21 @@ class Wrapper:
 
 
 class HistoryEnv(Wrapper):
-    """Stacks the last `length` frames: every key becomes [N To ...]; an episode's first frame is repeated."""
+    """Stacks the last `length` frames: every key becomes [N To ...]; an episode's first frame is repeated.
+
+    Raises:
+        SpecError: the env stacks already; or its episodes begin amid others, so that a repeated frame would say falsely
+            that nothing moved.
+    """
 
     def __init__(self, env: VecEnv, length: int) -> None:
         if env.spec.history or env.spec.chunk:
             raise SpecError(f"{env.spec.id}: HistoryEnv goes directly on an env that emits single frames")
+        if env.spec.branches and length > 1:
+            raise SpecError(
+                f"{env.spec.id}: the policy reads {length} frames, and branches begin with one. Leave world.branch "
+                "away, or take a policy with n_obs_steps=1."
+            )
         super().__init__(env)
         self.spec = replace(env.spec, history=length)
         self.length = length
@@ -99,12 +109,17 @@ class GroupedEnv(Wrapper):
         size: envs of a group. seed: names the stream of training episodes.
 
     Raises:
-        ConfigError: the envs do not make up whole groups of at least two.
+        ConfigError: the envs do not make up whole groups of at least two, or their episodes have no outcome.
     """
 
     def __init__(self, env: VecEnv, size: int, *, seed: int = 0) -> None:
         if env.spec.history or env.spec.chunk:
             raise SpecError(f"{env.spec.id}: GroupedEnv goes directly on an env that emits single frames")
+        if env.spec.branches:
+            raise ConfigError(
+                f"group_size={size}: compares the outcomes of episodes, and those of {env.spec.id} are cut before they "
+                "have one. Leave world.branch away."
+            )
         if size < 2 or env.num_envs % size:
             raise ConfigError(
                 f"group_size={size}: num_envs={env.num_envs} envs do not make up whole groups of two or more. Set "

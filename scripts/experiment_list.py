@@ -253,7 +253,7 @@ VLA_DPPO = (  # smaller steps than algo=dppo's: seven goals share the episodes o
     "loop.eval_every=400000",  # the first one, before any training, is of the sampler alone
     *WATCH,
 )
-VLA_CHAIN = (  # one step of the flow; rollouts of 20k by 256 envs, in which every goal has some fifty episodes
+VLA_CHAIN = (  # one step of the flow; rollouts of 20k by 256 envs, of some four hundred episodes
     "policy.sampling={sampling_steps: 1}",
     "policy.tuned_steps=1",
     "num_envs=256",

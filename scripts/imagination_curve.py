@@ -80,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", nargs="+", choices=["narrow", "broad"], default=["narrow", "broad"])
     parser.add_argument("--sizes", type=int, nargs="+", default=[2_000, 5_000, 20_000])
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["dppo", "model_free"])
+    parser.add_argument("--arms", nargs="+", choices=sorted({*ARMS} - {"real"}), default=["dppo", "model_free"])
     parser.add_argument("--spread", type=float, default=0.25, help="the largest noise of `broad`, in action limits")
     parser.add_argument("--model-steps", type=int, default=4_000, help="of training the model")
     parser.add_argument("--jobs", type=int, default=2, help="training seeds at a time")

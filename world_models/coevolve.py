@@ -56,17 +56,17 @@ def coevolve(
     truth than the one kept before.
 
     A round's policy is kept where its gate accepted something and the truth does not contradict what was imagined of
-    it, or the refitted model, which knows that truth, agrees with it and surely prefers this policy to the one kept
-    before. Where the refitted model and the truth still part beyond their intervals, it stops: more imagining would
-    only widen the gap. Unless `patience` lets the next round learn from what has just failed.
+    it; without a gate, where the model does not surely prefer the one kept before. Where the refitted model and the
+    truth still part beyond their intervals, it stops: more imagining would only widen the gap. Unless `patience` lets
+    the next round learn from what has just failed.
 
     Args:
         config: of the whole command; its `world` is imagined in, its `task` is the truth.
         episodes: real rollouts of a round's policy. real_steps: primitive env steps of all rounds together, at most.
         refit_steps: updates of the model a round, from its weights. share: of its batches that is of these rollouts.
         starts: held-out ones that the gap is measured from.
-        patience: rounds in a row in which they part that end it. Little data is parted from at first, and it is the
-            real failures that mend it; nothing that was contradicted is kept, however many these are.
+        patience: rounds in a row in which they part that end it. Made of little data, a model is wrong at first, and
+            real failures mend it; what the truth contradicted is not kept, however many these are.
 
     Returns:
         Of the last round: success in imagination and in truth, their gap; rounds done and real steps taken.
@@ -158,7 +158,8 @@ class Rounds:
             write_text(folder / "model.done", "")
         judged = _once(folder / "judged.json", lambda: {
             "imagined": self._judge(policy, self.model(state)), "imagined_refitted": self._judge(policy, model),
-            "before_refitted": self._judge(load_policy(self.policy(state), env=self.env.spec), model),
+            "before": None if self.config["world"].get("gate") else
+            self._judge(load_policy(self.policy(state), env=self.env.spec), self.model(state)),
             "faults": faults(load_world(model).report),
         })  # fmt: skip
         rival = None if _goes_on(self.config) else kept_last(records)
@@ -214,7 +215,7 @@ class Rounds:
 
     def _judge(self, policy: Policy, model: Path) -> list[float]:
         """Success of `policy` as `model` has it, with its interval."""
-        world = {**self.config["world"], "model": str(model), "even_if_bad": True}
+        world = {**self.config["world"], "model": str(model), "even_if_bad": True, "branch": None}
         exam = Exam.crossed(build(world, "world", num_envs=1, seed=0), self.starts)
         return list(examine(policy, exam).interval(level=LEVEL, resamples=2_000))
 

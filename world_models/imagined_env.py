@@ -234,15 +234,16 @@ def make(
         model: run directory of `train algo=world_model`. which: its newest or best checkpoint.
         starts: dataset whose states episodes begin in, all of it; None: what the model was made from.
         part: which episodes of that: those that it learned from, those that it was calibrated and judged on, or all.
-        start_at: "first" frames of its episodes, or "any" that are not yet a success.
+        start_at: "first" frames of its episodes, or "any" before a success.
         branch: primitive steps after which an episode is cut, so that little is imagined on top of what was imagined;
-            it then begins in any recorded state that is not yet a success (MBPO, Janner et al. 2019). The gate and the
-            judge of rounds play whole episodes all the same. None: whole ones from `start_at`.
+            it then begins in any state of `starts` or `part` before a success (MBPO, Janner et al. 2019). The gate and
+            the judge of rounds play whole episodes all the same. None: whole ones from `start_at`.
         even_if_bad: also one whose open-loop error is worse than that of copying the last state.
         horizon, trust, pessimism, sampled, cameras, gate: see ImaginedEnv.
 
     Raises:
-        ConfigError: no model or starts named, a model that predicts worse than no model.
+        ConfigError: no model or starts named, a model that predicts worse than no model, branches that are no shorter
+            than episodes.
         CheckpointError: not a whole and trained model. SpecError, DataError: starts that do not fit it.
     """
     if model is None:
@@ -254,21 +255,26 @@ def make(
             f"world.model={model}: on held-out episodes it is not fit to learn in:\n  - " + "\n  - ".join(bad)
             + "\nTrain it longer or on more data; to look at it nevertheless: world.even_if_bad=true."
         )  # fmt: skip
+    whole = horizon or world.spec.horizon
+    if branch and (branch >= whole or start_at == "any"):
+        raise ConfigError(
+            f"world.branch={branch}: begins in any state and cuts episodes of {whole} steps; expected fewer, and "
+            "world.start_at left as it is"
+        )
     where: Where = "any" if branch else start_at
     if starts is not None:
         together = starts_of(fitting(starts, world), world.memory, where=where)
     else:
         together = own_starts(model, world, part, where=where)
     text = (find_world(model, which=which) / MANIFEST).read_bytes()
-    length = branch or horizon
-    text += repr((where, length, trust, pessimism, sampled)).encode() + _bytes(together)
+    text += repr((where, branch or horizon, trust, pessimism, sampled)).encode() + _bytes(together)
     text += b"" if cameras is None else repr(tuple(cameras)).encode()
     env = ImaginedEnv(
-        world, together, num_envs, seed=seed, horizon=length, trust=trust, pessimism=pessimism, sampled=sampled,
-        cameras=cameras, digest=hashlib.sha256(text).hexdigest()[:16],
+        world, together, num_envs, seed=seed, horizon=branch or horizon, trust=trust, pessimism=pessimism,
+        sampled=sampled, cameras=cameras, digest=hashlib.sha256(text).hexdigest()[:16],
     )  # fmt: skip
     env.held_out, env.gate = partial(own_starts, model, world, "held_out"), gate
-    env.whole = horizon or world.spec.horizon
+    env.whole, env.spec = whole, replace(env.spec, branches=branch is not None)
     return env
 
 

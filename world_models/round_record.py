@@ -34,9 +34,9 @@ def record_of(
     true, steps = rows.success_rate(level=LEVEL), int(rows.frame["length"].sum())
     imagined, after = Interval(*judged["imagined"]), Interval(*judged["imagined_refitted"])
     accepted = not gate or any(d["accepted"] for d in gate[1:])
-    # Too much; but where what has just happened makes the model right, and it still holds this one for better, it is.
-    learned = not parted(after, true) and after.low > judged["before_refitted"][0]
-    promised = imagined.low > true.high and not learned
+    promised = imagined.low > true.high  # too much
+    before = judged.get("before")  # where no gate has compared them
+    doubted = before is not None and imagined.high < before[1]
     worse = rival is not None and true.high < rival  # surely: a later round has learned from more
     apart = parted(imagined, true) and parted(after, true)
     stop = ""
@@ -48,7 +48,10 @@ def record_of(
             "the model did not mend it"
         )
     reason = f"imagined {_said(imagined)}, true {_said(true)} over {len(rows)} episodes and {steps} steps; "
-    against = [("the model promised too much", promised), (f"{100 * (rival or 0.0):.0f}% were true before", worse)]
+    against = [
+        ("the model promised too much", promised), (f"{100 * (rival or 0.0):.0f}% were true before", worse),
+        (f"of the policy before the model expects {_said(Interval(*before)) if before else ''}", doubted),
+    ]  # fmt: skip
     objections = [why for why, found in against if found]
     kept = accepted and not objections
     reason += (

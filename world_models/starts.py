@@ -21,10 +21,21 @@ Where = Literal["first", "any"]
 
 
 def starts_of(episodes: Episodes, length: int, *, where: Where = "first") -> History:
-    """First frames of all episodes, or all frames that are not yet a success, with `length` − 1 frames before them."""
-    return History.before(
-        episodes, episodes.starts[:-1] if where == "first" else (~episodes.success).nonzero()[:, 0], length
-    )
+    """First frames of all episodes, or all frames before a success, with `length` − 1 frames before them.
+
+    Raises:
+        ConfigError: any frame may be asked for, and nobody says which episodes succeed.
+    """
+    if where == "first":
+        return History.before(episodes, episodes.starts[:-1], length)
+    if not episodes.outcomes:
+        raise ConfigError(
+            "world.branch, world.start_at=any: episodes begin before a success, and this dataset does not say where "
+            "one is. Give one with next.success, or begin with the first frames."
+        )
+    count = episodes.success.long().cumsum(0)
+    before = (count - episodes.success.long())[episodes.starts[:-1]]
+    return History.before(episodes, (count == before[episodes.episode_of]).nonzero()[:, 0], length)
 
 
 def own_starts(model: Path, world: World, part: Part, *, where: Where = "first") -> History:

@@ -22,7 +22,7 @@ from tests.fakes import MemoryCheckpoints, PointEnv, PointPolicy
 from world_models import coevolve as module
 from world_models.coevolve import coevolve
 from world_models.rollouts import roll_out
-from world_models.round_record import kept_last, parted, record_of
+from world_models.round_record import apart_in_a_row, kept_last, parted, record_of
 
 GOES, STANDS = 1.0, 0.0  # gains: every episode succeeds, none does
 HORIZON, EPISODES = 12, 6
@@ -143,7 +143,7 @@ def test_what_learns_off_policy_begins_anew_with_all_rollouts(tmp_path: Path, mo
 
 def test_a_round_that_is_surely_worse_than_the_one_before_is_taken_back() -> None:
     rows = evaluate(PointPolicy(gain=STANDS), PointEnv(6), episode_seeds("train", 0, 6))  # 0% (0–39)
-    judged = {"imagined": [0.3, 0.2, 0.5], "imagined_refitted": [0.3, 0.2, 0.5], "faults": [], "before_refitted": [0.3]}
+    judged = {"imagined": [0.3, 0.2, 0.5], "imagined_refitted": [0.3, 0.2, 0.5], "faults": []}
     gate = [{"accepted": True}, {"accepted": True}]
 
     def kept(rival: float | None) -> tuple[bool, str]:
@@ -179,18 +179,24 @@ def test_patience_lets_rounds_learn_from_what_failed(tmp_path: Path, monkeypatch
     assert [bool(r["stop"]) for r in never.records] == [False, False, True], "three in a row"
 
 
-def test_what_promised_too_much_is_kept_where_the_refitted_model_has_learned_and_prefers_it() -> None:
-    rows = evaluate(PointPolicy(gain=GOES), PointEnv(6), episode_seeds("train", 0, 6))
-    rows.frame["success_once"] = [True, True, True, False, False, False]  # 50% (19–81)
-    rows.frame["success_at_end"] = rows.frame["success_once"]
+def test_patience_counts_rounds_in_a_row() -> None:
+    rounds = [{"apart": a} for a in (True, True, False, True)]
+    assert [apart_in_a_row(rounds[:n]) for n in range(5)] == [0, 1, 2, 0, 1]
+    assert apart_in_a_row([{}]) == 0, "of a run begun before this was written down"
 
-    def kept(after: list[float], before: float) -> bool:
-        judged = {"imagined": [1.0, 0.95, 1.0], "imagined_refitted": after, "before_refitted": [before], "faults": []}
-        return bool(record_of(1, rows, judged, gate=[], used=0, rival=None)["kept"])
 
-    assert kept([0.6, 0.5, 0.7], 0.3)
-    assert not kept([0.6, 0.5, 0.7], 0.55), "not surely better than what would be given up"
-    assert not kept([0.98, 0.9, 1.0], 0.3), "it has not learned"
+def test_without_a_gate_the_model_says_whether_the_policy_before_was_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Imagination is right about a policy that is worse than the base; nothing else would have noticed."""
+    believed = {GOES: 0.2, STANDS: 0.9}  # STANDS is the base's too
+    rig = Rig(tmp_path / "free", monkeypatch, [GOES], lambda gain, model: believed[gain])
+    rig.run(rounds=1)
+    (only,) = rig.records
+    assert not only["kept"] and "of the policy before the model expects 90% (80–100)" in only["reason"]
+    rig = Rig(tmp_path / "gated", monkeypatch, [GOES], lambda gain, model: believed[gain])
+    rig.run(rounds=1, more={"world": {"model": str(rig.root / "model"), "gate": {"starts": 100}}})
+    assert "the policy before" not in rig.records[0]["reason"], "the gate has compared them"
 
 
 def test_intervals_that_meet_do_not_part() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,21 @@ from robopolicy.checkpoint import Checkpointer
 from robopolicy.cli import find_verb, main
 from robopolicy.config import compose
 from robopolicy.data.demos import record_demos
+from robopolicy.data.lerobot import load_episodes
 from robopolicy.errors import CheckpointError, ConfigError, DataError, SpecError
 from robopolicy.fits import check_same_world
 from robopolicy.noise import keyed_normal
 from robopolicy.schema import TARGET
 from robopolicy.types import STATE, Obs
+from robopolicy.wrappers import GroupedEnv, HistoryEnv
 from tests.fakes import NoTracker, PointEnv
 from tests.world_models.point import FEATURES, walk
 from world_models.coordinates import Coordinates
+from world_models.data import take
 from world_models.exam import Exam
 from world_models.fit import fit
 from world_models.imagined_env import make
+from world_models.starts import starts_of
 from world_models.world import find_world, load_world
 
 pytestmark = pytest.mark.xdist_group("lerobot")
@@ -142,12 +147,38 @@ def test_branches_are_cut_and_begin_anywhere_but_whole_episodes_are_judged(train
     steps = [env.step(still) for _ in range(3)]
     going = ~(steps[0].terminated | steps[1].terminated | steps[2].terminated)
     assert not any(bool((s.truncated & going).any()) for s in steps[:2]), "not cut before"
-    assert bool(going.any()) and bool(steps[2].truncated[going].all()), "time is over, and the value goes on from there"
+    assert bool(going.any()) and bool(steps[2].truncated[going].all()), "cut, and not at an end: values bootstrap"
     exam = Exam.crossed(env, 20)
     assert exam.spec.horizon == 12 and torch.equal(exam.starts.obs[STATE], Exam.crossed(
         make(trained, num_envs=1), 20).starts.obs[STATE])  # fmt: skip
     assert Exam.crossed(make(trained, num_envs=1, branch=3, horizon=6), 20).spec.horizon == 6
     assert env.spec.digest != make(trained, num_envs=1, start_at="any").spec.digest
+    assert env.spec.branches and not exam.spec.branches
+
+
+def test_branches_are_not_for_everything(trained: Path) -> None:
+    for wrong in ({"branch": 12}, {"branch": 6, "horizon": 6}, {"branch": 3, "start_at": "any"}):
+        with pytest.raises(ConfigError, match=r"world\.branch=\d+: begins in any state and cuts episodes of"):
+            make(trained, num_envs=1, **wrong)
+    env = make(trained, num_envs=4, branch=3)
+    with pytest.raises(SpecError, match=r"reads 2 frames, and branches begin with one"):
+        HistoryEnv(env, 2)
+    with pytest.raises(ConfigError, match=r"group_size=2: compares the outcomes of episodes"):
+        GroupedEnv(env, 2)
+    assert HistoryEnv(env, 1).spec.branches
+
+
+def test_any_start_lies_before_its_episodes_first_success(data: Path) -> None:
+    """Also where an episode goes on afterwards; and somebody has to say where a success is."""
+    episodes = take(load_episodes(data), torch.arange(120) < 2)
+    length, success = episodes.lengths.tolist(), torch.zeros(episodes.num_frames, dtype=torch.bool)
+    success[2] = True  # not the last frame
+    episodes = replace(episodes, success=success)
+    found = starts_of(episodes, 1, where="any").obs[STATE][:, -1]
+    wanted = [0, 1, *range(length[0], sum(length))]
+    assert torch.equal(found, episodes.obs[STATE][wanted])
+    with pytest.raises(ConfigError, match=r"does not say where"):
+        starts_of(replace(episodes, outcomes=False), 1, where="any")
 
 
 def test_interrupted_and_resumed_it_ends_in_the_same_bits(data: Path, tmp_path: Path) -> None:
