@@ -158,7 +158,7 @@ def load_world(path: Path | str, *, which: Literal["latest", "best"] = "latest")
             "that began it: it goes on."
         )
     try:
-        world = make_world(_spec(read_json(folder / "spec.json")), meta["nodes"])
+        world = make_world(read_spec(read_json(folder / "spec.json")), meta["nodes"])
     except ConfigError as error:
         raise CheckpointError(f"{folder}: world.json does not describe a world of this robopolicy: {error}") from error
     tensors = read_tensors(folder / "model.safetensors")
@@ -173,8 +173,13 @@ def load_world(path: Path | str, *, which: Literal["latest", "best"] = "latest")
     return world.eval()
 
 
-def _spec(data: dict[str, Any]) -> EnvSpec:
-    """Inverse of `asdict`: lists are tuples again."""
+def read_spec(data: dict[str, Any]) -> EnvSpec:
+    """Inverse of `asdict`: lists are tuples again.
+
+    Raises:
+        CheckpointError: a field is missing or unknown.
+    """
+    data = {"branches": False, **data}  # which worlds written before 2026-11-25 do not say
     known = {f.name for f in fields(EnvSpec)}
     if set(data) != known:
         raise CheckpointError(

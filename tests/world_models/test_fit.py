@@ -29,7 +29,7 @@ from world_models.exam import Exam
 from world_models.fit import fit
 from world_models.imagined_env import make
 from world_models.starts import starts_of
-from world_models.world import find_world, load_world
+from world_models.world import find_world, load_world, read_spec
 
 pytestmark = pytest.mark.xdist_group("lerobot")
 MODEL = {TARGET: "world_models.ensemble.PhaseEnsemble", "heads": 2, "width": 16, "depth": 1, "phases": 2, "unroll": 3,
@@ -166,6 +166,14 @@ def test_branches_are_not_for_everything(trained: Path) -> None:
     with pytest.raises(ConfigError, match=r"group_size=2: compares the outcomes of episodes"):
         GroupedEnv(env, 2)
     assert HistoryEnv(env, 1).spec.branches
+
+
+def test_a_world_written_before_branches_were_is_read(trained: Path) -> None:
+    said = json.loads((find_world(trained) / "spec.json").read_text())
+    spec = load_world(trained).spec
+    assert read_spec({k: v for k, v in said.items() if k != "branches"}) == spec and not spec.branches
+    with pytest.raises(CheckpointError, match=r"missing fields \['dt'\]"):
+        read_spec({k: v for k, v in said.items() if k != "dt"})
 
 
 def test_any_start_lies_before_its_episodes_first_success(data: Path) -> None:
