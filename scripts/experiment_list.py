@@ -267,6 +267,16 @@ VLA_CHAIN = (  # one step of the flow; rollouts of 20k by 256 envs, of some four
     "loop.total_steps=500000",
     "threads=1",
 )
+VLA_CHUNKS = (  # off-policy, by a critic of whole chunks
+    *VLA_CHAIN[:2],
+    "loop.total_steps=40000",
+    "loop.warmup_steps=8000",
+    "loop.critic_only_updates=800",
+    "loop.updates_per_step=0.15",
+    "algo.noise_samples=1",
+    "algo.critic.width=256",
+    "threads=1",
+)
 VLA_CRITIC = ("loop.rollout_steps=80", "algo.critic_warmup=2")
 RPD_STUDENT = ("algo=rpd", "n_action_steps=4", "loop.total_steps=800000", "threads=1")
 EXPERIMENTS = {
@@ -486,6 +496,7 @@ EXPERIMENTS = {
                     "dppo": ("algo=dppo", *VLA_CHAIN, *VLA_CRITIC),
                     "grpo": ("algo=grpo", *VLA_CHAIN),
                     "co_dppo": ("algo=co_dppo", *VLA_CHAIN, *VLA_CRITIC),
+                    "pa_rl": ("algo=pa_rl", *VLA_CHUNKS, "algo.base_samples=2"),
                 },
                 prefix="rough/",
             ),
