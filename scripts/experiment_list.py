@@ -497,6 +497,7 @@ EXPERIMENTS = {
                     "grpo": ("algo=grpo", *VLA_CHAIN),
                     "co_dppo": ("algo=co_dppo", *VLA_CHAIN, *VLA_CRITIC),
                     "pa_rl": ("algo=pa_rl", *VLA_CHUNKS, "algo.base_samples=2"),
+                    "aloe": ("algo=aloe", *VLA_CHUNKS),
                 },
                 prefix="rough/",
             ),
