@@ -330,7 +330,9 @@ def reach(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["residual_fast", "dppo"])
-def test_algorithms_run_in_imagination_unchanged(algo: str, reach: Path, tmp_path: Path) -> None:
+def test_algorithms_run_in_imagination_unchanged(
+    algo: str, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Refinement of a base without the task's env, then evaluation in truth."""
     loop = {
         "residual_fast": ("loop.total_steps=200", "loop.warmup_steps=40", "loop.critic_only_updates=4",
@@ -342,9 +344,12 @@ def test_algorithms_run_in_imagination_unchanged(algo: str, reach: Path, tmp_pat
     # Its 150 updates are few.
     imagined = ("world=imagined", f"world.model={world}", "world.even_if_bad=true", "world.gate.starts=10")
     refine = (f"algo={algo}", "task=reach", f"base={reach / 'bc'}", f"run_dir={run}", "validation_episodes=8")
-    assert main(["train", *refine, *imagined, *loop, *QUIET]) == 0
+    branch = ("world.branch=6",) if algo == "residual_fast" else ()
+    assert main(["train", *refine, *imagined, *branch, *loop, *QUIET]) == 0
     assert main(["eval", f"checkpoint={run}", "episodes=4", "split=validation", "videos=0"]) == 0
     assert main(["eval", f"checkpoint={run}", "episodes=4", "split=validation", *imagined]) == 0
+    cut = ["eval", f"checkpoint={run}", "episodes=4", "split=validation", *imagined, "world.branch=6"]
+    assert main(cut) != 0 and "world.branch: cuts episodes" in capsys.readouterr().err
     assert (run / "episodes-validation.csv").is_file()
     rows = (run / "episodes-imagined-validation.csv").read_text()
     assert rows.count("imagined reach") == 4
