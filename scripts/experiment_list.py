@@ -238,10 +238,10 @@ SLOW_ENV = ("num_envs=4", "loop.warmup_steps=3000", "loop.updates_per_step=1")
 MANISKILL_PUSH = Base("maniskill", 4, 1.0, SUITE_BC, options=("task.name=PushCube-v1",), num_envs=16, episodes=200)
 SUITES_DPPO = ("validation_episodes=50", "threads=1")
 ONE_STEP = ("sampling={sampling_steps: 1}",)  # the base, not refined: its flow in one step
+VLA_TUNED = ("policy.sampling={sampling_steps: 1}", "policy.tuned_steps=1")  # the flow's only step
 VLA_DPPO = (  # smaller steps than algo=dppo's: seven goals share the episodes of a rollout
     "algo=dppo",
-    "policy.sampling={sampling_steps: 1}",
-    "policy.tuned_steps=1",
+    *VLA_TUNED,
     "algo.noise.floor=0.15",
     "algo.clip=0.01",
     "algo.clip_first=0.01",
@@ -253,9 +253,8 @@ VLA_DPPO = (  # smaller steps than algo=dppo's: seven goals share the episodes o
     "loop.eval_every=400000",  # the first one, before any training, is of the sampler alone
     *WATCH,
 )
-VLA_CHAIN = (  # one step of the flow; rollouts of 20k by 256 envs, of some four hundred episodes
-    "policy.sampling={sampling_steps: 1}",
-    "policy.tuned_steps=1",
+VLA_CHAIN = (  # rollouts of 20k by 256 envs, of some four hundred episodes
+    *VLA_TUNED,
     "num_envs=256",
     "algo.noise.floor=0.15",
     "algo.clip=0.03",
@@ -268,7 +267,7 @@ VLA_CHAIN = (  # one step of the flow; rollouts of 20k by 256 envs, of some four
     "threads=1",
 )
 VLA_CHUNKS = (  # off-policy, by a critic of whole chunks
-    *VLA_CHAIN[:2],
+    *VLA_TUNED,
     "loop.total_steps=40000",
     "loop.warmup_steps=8000",
     "loop.critic_only_updates=800",

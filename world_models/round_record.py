@@ -23,7 +23,7 @@ def record_of(
     gate: list[dict[str, Any]],
     used: int,
     rival: float | None,
-    left: int = 1,
+    left: int,
 ) -> dict[str, Any]:
     """What a round came to, and what follows.
 
@@ -35,8 +35,7 @@ def record_of(
     imagined, after = Interval(*judged["imagined"]), Interval(*judged["imagined_refitted"])
     accepted = not gate or any(d["accepted"] for d in gate[1:])
     promised = imagined.low > true.high  # too much
-    before = judged.get("before")  # where no gate has compared them
-    doubted = before is not None and imagined.high < before[1]
+    before = Interval(*(judged.get("before") or (0.0, 0.0, 0.0)))  # given where no gate has compared them
     worse = rival is not None and true.high < rival  # surely: a later round has learned from more
     apart = parted(imagined, true) and parted(after, true)
     stop = ""
@@ -50,7 +49,7 @@ def record_of(
     reason = f"imagined {_said(imagined)}, true {_said(true)} over {len(rows)} episodes and {steps} steps; "
     against = [
         ("the model promised too much", promised), (f"{100 * (rival or 0.0):.0f}% were true before", worse),
-        (f"of the policy before the model expects {_said(Interval(*before)) if before else ''}", doubted),
+        (f"of the policy before the model expects {_said(before)}", imagined.high < before.low),
     ]  # fmt: skip
     objections = [why for why, found in against if found]
     kept = accepted and not objections

@@ -147,7 +147,7 @@ def test_a_round_that_is_surely_worse_than_the_one_before_is_taken_back() -> Non
     gate = [{"accepted": True}, {"accepted": True}]
 
     def kept(rival: float | None) -> tuple[bool, str]:
-        record = record_of(2, rows, judged, gate=gate, used=0, rival=rival)
+        record = record_of(2, rows, judged, gate=gate, used=0, rival=rival, left=1)
         return record["kept"], record["reason"]
 
     assert kept(None)[0] and kept(0.3)[0], "with six episodes it may be as good as 30%"
