@@ -156,6 +156,11 @@ VLA_PIXELS = Base(  # the same seven goals through two small cameras, nothing in
     num_envs=32,
     episodes=210,
 )
+VLA_PIXELS_ROUGH = replace(
+    VLA_PIXELS,
+    imperfection=1.0,
+    overrides=(*(o for o in VLA_PIXELS.overrides if not o.startswith("loop.steps")), "loop.steps=4500"),
+)
 LIMITS_DT, LIMITS_SPEED = 0.05, 1.0  # s, m/s; scripts/limits_compared.py plays under the same ones
 LIMITED = (
     f"task.joint_filter={{_target_: real.joint_filter.SafetyFilter, dt: {LIMITS_DT}, "
@@ -513,6 +518,7 @@ EXPERIMENTS = {
                     "residual": ("algo=residual_long", "policy.pictures=true", "loop.total_steps=100000", "threads=1"),
                 },
             ),
+            Setting(VLA_PIXELS_ROUGH, {"one_step": ONE_STEP}, prefix="rough/"),
         ),
     ),
     "vla_rpd": Experiment(
