@@ -19,7 +19,7 @@ from robopolicy.execute import ChunkExecutor
 from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import Policy
 from robopolicy.spec import check_fits
-from robopolicy.types import BASE_ACTION, TASK, Feature, Obs, Stateful, Step, VecEnv
+from robopolicy.types import BASE_ACTION, TASK, Feature, Obs, Selective, Stateful, Step, VecEnv
 
 _PLACE = 48  # bit of an episode seed at which the place in a group begins; seeds themselves lie below
 
@@ -41,6 +41,11 @@ class Wrapper:
 
     def render(self, index: int, **kwargs: Any) -> Tensor:
         return self.env.render(index, **kwargs)  # type: ignore[attr-defined]
+
+    def look(self, rows: Tensor) -> None:
+        """See Selective; in vain where the inner env is not."""
+        if isinstance(self.env, Selective):
+            self.env.look(rows)
 
     def state_dict(self) -> dict[str, Any]:
         return {"env": self.env.state_dict() if isinstance(self.env, Stateful) else {}}
@@ -85,6 +90,11 @@ class HistoryEnv(Wrapper):
                 value[ended] = self._repeat(step.obs[key][ended])
         self.frames = obs
         return step._replace(obs=obs, next_obs=next_obs)
+
+    def look(self, rows: Tensor) -> None:
+        """See Selective. A picture that is read later, as one of To, has to be taken now."""
+        if self.length == 1:
+            super().look(rows)
 
     def _repeat(self, frame: Tensor) -> Tensor:
         return frame[:, None].repeat_interleave(self.length, dim=1)
@@ -212,6 +222,10 @@ class BaseActionEnv(Wrapper):
             first = self.executor.next_action(step.obs, self.env.episode_seed, mask=ended)
             obs = self._with(step.obs, torch.where(ended[:, None], first, following))
         return step._replace(obs=obs, next_obs=next_obs)
+
+    def look(self, rows: Tensor) -> None:
+        """See Selective; the base reads pictures where it will plan."""
+        super().look(rows | self.executor.due)
 
     @staticmethod
     def _with(obs: Obs, base_action: Tensor) -> Obs:

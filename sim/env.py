@@ -108,6 +108,7 @@ class SimEnv:
         depth = self.randomization.latency[1] + 1
         self._late = np.zeros((n, depth, self.controller.spec.dim))  # actions on their way, newest first
         self._potential = np.zeros(n)  # Φ of the state as it is, for reward="shaped"
+        self._looked: NDArray[np.bool_] | None = None  # [N] see `look`; None: all
         self._low, self._high = (torch.tensor(b, dtype=torch.float32) for b in self._limits())
 
         self._reset_rows(np.arange(n))  # the layout follows from a first observation; the stream starts over below
@@ -147,11 +148,11 @@ class SimEnv:
                 before, self._potential = self._potential, extra
                 extra = np.where(terminated, 0.0, extra) - before
             reward = reward + np.where(bad, 0.0, extra).astype(np.float32)
-        next_obs = self._observe(None, scene)
-        if bad.any():  # the state is the last good one, but the commanded pose moved on: repeat what was seen
+        looked, self._looked = self._looked, None
+        next_obs = self._observe(None, scene, seen=None if looked is None else looked | truncated)
+        if bad.any():  # the state is the last good one, but the commanded pose moved on: repeat what was measured
             index = torch.from_numpy(bad)
-            for key, value in next_obs.items():
-                value[index] = self._last[key][index]
+            next_obs[STATE][index] = self._last[STATE][index]
         info = {"diverged": torch.from_numpy(bad)}
         if self.controller.joint_filter is not None:
             info["intervened"] = torch.from_numpy(self.controller.intervened.copy())
@@ -177,6 +178,10 @@ class SimEnv:
             valid=torch.from_numpy(~bad),
             info=info,
         )
+
+    def look(self, rows: Tensor) -> None:
+        """See Selective."""
+        self._looked = rows.cpu().numpy().copy()
 
     def reseed(self, seed: int) -> None:
         """Name another stream of training episodes, from which the next episodes come."""
@@ -330,8 +335,16 @@ class SimEnv:
     def _groups(self, scene: Scene) -> dict[str, Array]:
         return {**arm_features(scene), **(self.task.observe(self.at, scene) if self.objects else {})}
 
-    def _observe(self, rows: NDArray[np.int64] | None, scene: Scene | None = None, *, pictures: bool = True) -> Obs:
-        """The observation of all envs, or of `rows` [M]; `scene` is theirs, where it is at hand."""
+    def _observe(
+        self,
+        rows: NDArray[np.int64] | None,
+        scene: Scene | None = None,
+        *,
+        pictures: bool = True,
+        seen: NDArray[np.bool_] | None = None,
+    ) -> Obs:
+        """The observation of all envs, or of `rows` [M]; `scene` is theirs, where it is at hand. `seen` [M]: whose
+        pictures are taken, the others being black; None: all."""
         index = np.arange(self.num_envs) if rows is None else rows
         state, scene = np.empty((len(index), self.layout.size), dtype=np.float32), scene or self._scene(rows)
         self.layout.pack(self._groups(scene), state)
@@ -341,8 +354,11 @@ class SimEnv:
             noise = keyed_normal(seed, t, (self.layout.size,), stream=_NOISE_STREAM)
             obs[STATE] += self.randomization.sensor_noise * noise
         for name in self.cameras if pictures and self.pictures else ():
-            taken = [self._camera.picture(self.physics.state[i], self._extra[i], name, *self.image_size) for i in index]
-            obs[IMAGES + name] = torch.from_numpy(np.stack(taken))
+            taken = np.zeros((len(index), 3, *self.image_size), dtype=np.uint8)
+            for k in range(len(index)) if seen is None else seen.nonzero()[0]:
+                i = index[k]
+                taken[k] = self._camera.picture(self.physics.state[i], self._extra[i], name, *self.image_size)
+            obs[IMAGES + name] = torch.from_numpy(taken)
         return obs
 
     def _spec(self, xml: str, control: str) -> EnvSpec:

@@ -19,7 +19,7 @@ from robopolicy.evaluate.provenance import version
 from robopolicy.evaluate.rows import COLUMNS, Rows
 from robopolicy.execute import ChunkExecutor
 from robopolicy.policies.base import Policy
-from robopolicy.types import TASK, Obs, Step, VecEnv
+from robopolicy.types import TASK, Obs, Selective, Step, VecEnv
 from robopolicy.wrappers import wrap_for
 
 
@@ -87,6 +87,8 @@ def _run(
         action = executor.next_action(
             obs, env.episode_seed, mask=tally.active.to(env.device), deterministic=deterministic
         )
+        if isinstance(env, Selective):
+            env.look(executor.due)
         step = env.step(action)
         done = tally.add(step)
         obs = step.obs

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from robopolicy.execute import ChunkExecutor
 from robopolicy.policies.base import Policy
-from robopolicy.types import BASE_ACTION, Feature, Metrics, Obs, VecEnv
+from robopolicy.types import BASE_ACTION, IMAGES, Feature, Metrics, Obs, Selective, VecEnv
 
 
 class OffPolicy(Protocol):
@@ -36,10 +37,13 @@ class Player:
     def __init__(self, algo: OffPolicy, env: VecEnv) -> None:
         self.planner, self.env = _Planner(algo), env
         self.executor = ChunkExecutor(self.planner, env.num_envs, device=env.device)
+        self.blind = not any(key.startswith(IMAGES) for key in algo.policy.spec.observation)
 
     def next_action(self, frame: Obs, *, warmup: bool) -> Tensor:
-        """[N Da] for frames [N ...], as the policy's `read` makes them."""
+        """[N Da] for frames [N ...], as the policy's `read` makes them; the env is stepped with it next."""
         self.planner.see(frame, warmup=warmup)
+        if self.blind and isinstance(self.env, Selective):  # others read every frame
+            self.env.look(torch.zeros(self.env.num_envs, dtype=torch.bool))
         stacked = {k: v if k == BASE_ACTION else v[:, None] for k, v in frame.items()}
         return self.executor.next_action(stacked, self.env.episode_seed)
 
