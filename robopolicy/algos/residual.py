@@ -32,7 +32,8 @@ class ResidualTD3:
     CPU, so that they are the same whatever the device.
 
     Args:
-        critic: makes an ensemble from its input size; called as critic(in_dim).
+        critic: makes an ensemble; called as critic(in_dim), or critic(in_dim, told=Told) where the policy has weights
+            for each task.
         target_subset: heads whose minimum forms the target (REDQ's M); the actor climbs the mean of all.
         policy_delay: critic updates per actor update.
         target_noise, target_noise_clip: smoothing of the target's residual (TD3), in units of u.
@@ -51,7 +52,7 @@ class ResidualTD3:
         self,
         policy: ResidualPolicy,
         *,
-        critic: Callable[[int], nn.Module],
+        critic: Callable[..., nn.Module],
         target_subset: Count = 2,
         tau: Fraction = 0.01,
         actor_lr: Positive = 3e-4,
@@ -71,7 +72,7 @@ class ResidualTD3:
     ) -> None:
         self.policy, self.device = policy, policy.net[0].weight.device
         in_dim = policy.net[0].in_features
-        self.critic = critic(in_dim).to(self.device)
+        self.critic = (critic(in_dim, told=policy.told) if policy.told else critic(in_dim)).to(self.device)
         if target_subset > self.critic.heads:
             raise ConfigError(
                 f"algo.target_subset: expected at most algo.critic.heads={self.critic.heads}, found {target_subset}"

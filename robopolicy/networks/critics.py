@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from robopolicy.networks.by_task import Told, told_product
 from robopolicy.schema import Count, Natural
 
 
@@ -23,6 +25,17 @@ class EnsembleLinear(nn.Module):
 
     def forward(self, x: Tensor, heads: Tensor | None = None) -> Tensor:
         return torch.baddbmm(_of(self.bias, heads), x, _of(self.weight, heads))
+
+
+class ToldEnsembleLinear(EnsembleLinear):
+    """The same from [B D+T+R], with weights for each of T tasks; see Told."""
+
+    def __init__(self, heads: int, in_dim: int, out_dim: int, *, told: Told) -> None:
+        super().__init__(heads, in_dim, out_dim)
+        self.told = told
+
+    def forward(self, x: Tensor, heads: Tensor | None = None) -> Tensor:
+        return told_product(x, _of(self.weight, heads), self.told) + _of(self.bias, heads)
 
 
 class EnsembleLayerNorm(nn.Module):
@@ -46,22 +59,28 @@ class CriticEnsemble(nn.Module):
     """E Q-heads over the concatenation of a feature vector and an action (REDQ, Chen et al. 2021).
 
     Args:
-        in_dim: size of features + action.
+        in_dim: size of features + action; with `told` rows of the first layer's weight.
         heads: E. depth, width: hidden layers of every head.
+        told: features are what Told says, and the first layer has weights for each task.
     """
 
-    def __init__(self, in_dim: int, *, heads: Count = 10, width: Count = 256, depth: Natural = 2) -> None:
+    def __init__(
+        self, in_dim: int, *, heads: Count = 10, width: Count = 256, depth: Natural = 2, told: Told | None = None
+    ) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.told = heads, told
         sizes = [in_dim] + [width] * depth
-        self.linears = nn.ModuleList(EnsembleLinear(heads, a, b) for a, b in pairwise(sizes))
+        first = EnsembleLinear if told is None else partial(ToldEnsembleLinear, told=told)
+        makers = [first] + [EnsembleLinear] * depth
+        linears = [make(heads, a, b) for make, (a, b) in zip(makers, pairwise([*sizes, 1]), strict=True)]
+        self.linears, self.last = nn.ModuleList(linears[:-1]), linears[-1]
         self.norms = nn.ModuleList(EnsembleLayerNorm(heads, width) for _ in range(depth))
-        self.last = EnsembleLinear(heads, sizes[-1], 1)
 
     def forward(self, features: Tensor, action: Tensor, heads: Tensor | None = None) -> Tensor:
         """Q [E B] of features [B C] and normalised actions [B Da]; `heads` [M] computes only those, Q [M B]."""
         x = torch.cat([features, action], dim=-1)
-        x = x.expand(self.heads if heads is None else len(heads), *x.shape)
+        if self.told is None:
+            x = x.expand(self.heads if heads is None else len(heads), *x.shape)
         for linear, norm in zip(self.linears, self.norms, strict=True):
             x = F.relu(norm(linear(x, heads), heads))
         return self.last(x, heads)[..., 0]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import SpecError
-from robopolicy.networks.mlp import by_task, identity
+from robopolicy.networks.by_task import by_task
+from robopolicy.networks.mlp import identity
 from robopolicy.networks.vision import ConvEncoder, random_shift
 from robopolicy.spec import PolicySpec
 from robopolicy.types import IMAGES, TASK, Obs

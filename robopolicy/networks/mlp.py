@@ -23,16 +23,6 @@ class MLP(nn.Sequential):
         self.out_dim = out_dim
 
 
-def by_task(x: Tensor, task: Tensor, tasks: int) -> Tensor:
-    """[B (1+T)·D] from x [B D] and task [B] of T: x, then T places for it, all zero but the task's own.
-
-    A linear layer of it has weights of its own for each task beside the common ones: which of the things in a scene a
-    task is about is then one product away, where an MLP that is told the task's number has to find it out.
-    """
-    own = nn.functional.one_hot(task, tasks).to(x.dtype)[:, :, None] * x[:, None]
-    return torch.cat([x, own.flatten(1)], dim=1)
-
-
 class ValueMLP(MLP):
     """An MLP of the first `in_dim` numbers of what it is given: cond may hold more, see DenoisingPolicy.cond_dim."""
 

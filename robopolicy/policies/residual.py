@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import SpecError
-from robopolicy.networks.mlp import by_task
+from robopolicy.networks.by_task import Told, ToldLinear
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import SEEN, DenoisingPolicy, LikelihoodPolicy, Policy
 from robopolicy.schema import Count, NonNegative, Positive
@@ -23,7 +24,7 @@ class ResidualPolicy(Policy):
     units, the demonstrated range being [-1, 1]. The last layer starts at zero: before training this is the base,
     clamped to the box of `widen`. Of several tasks it is told which, as the base is, but by number: in instructions
     that it was not trained on it is silent, and the base acts alone. With `task_weights` each has weights of its own
-    beside the common ones, in the first layer of the residual and of its critics (see `by_task`).
+    beside the common ones, in the first layer of the residual and of its critics (see Told).
 
     What it reads of the state, its critics read too: with fewer elements, those that say what to do in any episode (how
     far it is to the goal, not where that is), both learn from far fewer episodes (docs/suites.md).
@@ -82,7 +83,6 @@ class ResidualPolicy(Policy):
         self.spec = replace(spec, observation=observation, n_obs_steps=seen, horizon=1, n_action_steps=1)
         self.base = base.eval().requires_grad_(False)
         self.normalizer = normalizer
-        self.task_weights = task_weights and self.tasks > 1
         columns = state_columns(spec.observation[STATE], state, where="policy.state")
         self.register_buffer("columns", torch.tensor(columns, dtype=torch.int64), persistent=False)
         if not columns and not self.sight:
@@ -90,14 +90,16 @@ class ResidualPolicy(Policy):
                 "policy.state: names nothing, so the residual would be blind. Name elements, or null for all."
             )
         seen_dim = len(columns) + self.sight
-        sizes = [seen_dim * (1 + self.task_weights * self.tasks) + self.tasks + action.dim, *hidden]
-        layers: list[nn.Module] = []
-        for a, b in zip(sizes, sizes[1:], strict=False):
-            layers += [nn.Linear(a, b), nn.LayerNorm(b), nn.ReLU()]
-        last = nn.Linear(sizes[-1], action.dim)
+        self.told = Told(seen_dim, self.tasks) if task_weights and self.tasks > 1 else None  # as critics are
+        sizes = [seen_dim + self.tasks + action.dim, *hidden, action.dim]
+        first = ToldLinear(self.told, action.dim, sizes[1]) if self.told else nn.Linear(sizes[0], sizes[1])
+        layers: list[nn.Module] = [first]
+        for a, b in pairwise(sizes[1:]):
+            layers += [nn.LayerNorm(a), nn.ReLU(), nn.Linear(a, b)]
+        last = layers[-1]
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
-        self.net = nn.Sequential(*layers, last)
+        self.net = nn.Sequential(*layers)
         bound = torch.full((action.dim,), float(scale))
         if action.gripper is not None:
             bound[action.gripper] = gripper_scale
@@ -136,14 +138,13 @@ class ResidualPolicy(Policy):
 
     def features(self, obs: Obs) -> tuple[Tensor, Tensor]:
         """Normalised state, what is seen, and the task as one of T numbers [B Ds+C+T], and base action [B Da], of what
-        `read` made. With `task_weights` state and sight stand there once more for each task, zero for all but one."""
+        `read` made."""
         state = self.normalizer.normalize(STATE, obs[STATE])[..., self.columns]
         if self.sight:  # of whatever scale the encoder has
             state = torch.cat([state, nn.functional.layer_norm(obs[SEEN], (self.sight,))], dim=-1)
         if self.tasks:
             number = self.numbers[obs[TASK]].clamp_min(0)  # an unknown one has any: see `act`
-            one = nn.functional.one_hot(number, self.tasks).to(state.dtype)
-            state = torch.cat([by_task(state, number, self.tasks) if self.task_weights else state, one], dim=-1)
+            state = torch.cat([state, nn.functional.one_hot(number, self.tasks).to(state.dtype)], dim=-1)
         return state, self.normalizer.normalize("action", obs[BASE_ACTION])
 
     def residual(self, state: Tensor, base_action: Tensor) -> Tensor:

@@ -293,7 +293,7 @@ def test_each_of_several_tasks_has_weights_of_its_own():
     state, _ = policy.features(policy.read(obs))
     u = policy.residual(state, torch.zeros(2, 2))
     torch.testing.assert_close(u, torch.tensor([[0.2, 0.0], [-0.3, 0.0]]).tanh())
-    assert state.shape == (2, 4 + 2 * 4 + 2) and policy.net[0].in_features == state.shape[1] + 2
+    assert state.shape == (2, 4 + 2) and policy.net[0].in_features == 4 * (1 + 2) + 2 + 2
     plain = ResidualPolicy(base.spec, normalizer, base, hidden=())
     assert plain.net[0].in_features == 4 + 2 + 2
     base.spec = replace(base.spec, tasks=("left",))
