@@ -39,9 +39,14 @@ class Setting:
     """One kind of refinement of a base. `prefix` leads its settings' names: "" or "<task>/"."""
 
     base: Base
-    refine: dict[str, tuple[str, ...]]  # setting -> overrides of `robopolicy train`; sampling=…: of `eval`, untrained
+    refine: dict[str, tuple[str, ...]]  # setting -> overrides of `robopolicy train`, or of `eval`: see `trains`
     prefix: str = ""
     seeds: tuple[int, ...] = ()  # training seeds; (): the experiment's
+
+
+def trains(overrides: tuple[str, ...]) -> bool:
+    """Whether a setting is a training; else it is the base itself, by another sampler or on a variant of its task."""
+    return not any(o.startswith(("sampling=", "task.")) for o in overrides[:1])
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Experiment:
     seeds: tuple[int, ...] = (0, 1, 2)
     extra: tuple[str, ...] = field(default=())  # what else is derived: "curve", "dip", "worse", "mean"
     runs: str = ""  # the experiment whose runs these are; "": its own
-    kept: str = ""  # begins settings in the same file that other commands recorded, and that stay
+    kept: str | tuple[str, ...] = ""  # begins settings in the same file that other commands recorded, and that stay
 
 
 PICK = Base("pick", 60, 1.0)
@@ -282,6 +287,14 @@ VLA_CHUNKS = (  # off-policy, by a critic of whole chunks
     "threads=1",
 )
 VLA_CRITIC = ("loop.rollout_steps=80", "algo.critic_warmup=2")
+VLA_PIXELS_RESIDUAL = ("algo=residual_long", "policy.pictures=true", "loop.total_steps=100000", "threads=1")
+LANGUAGE = {  # as configs/variants/language.yaml has them
+    "words": ("task.wording=unseen",),
+    "places": ("task.positions=unseen",),
+    "company": ("task.distractors=2",),
+    "told_wrong": ("task.told=other",),
+    "as_told": ("task.told=other", "task.judged=told"),
+}
 RPD_STUDENT = ("algo=rpd", "n_action_steps=4", "loop.total_steps=800000", "threads=1")
 EXPERIMENTS = {
     "maniskill_pickcube_residual": Experiment(
@@ -509,16 +522,23 @@ EXPERIMENTS = {
         extra=("curve",),
         kept="first_try/",
     ),
+    "vla_base": Experiment((Setting(VLA_PIXELS_ROUGH, LANGUAGE, prefix="rough/"),), kept=("pixels", "state")),
     "vla_entities": Experiment((Setting(VLA_ENTITIES, {"one_step": ONE_STEP}),)),
     "vla_routes_pixels": Experiment(
         (
             Setting(
                 VLA_PIXELS,
-                {
-                    "residual": ("algo=residual_long", "policy.pictures=true", "loop.total_steps=100000", "threads=1"),
-                },
+                {"residual": VLA_PIXELS_RESIDUAL},
             ),
-            Setting(VLA_PIXELS_ROUGH, {"one_step": ONE_STEP}, prefix="rough/"),
+            Setting(
+                VLA_PIXELS_ROUGH,
+                {
+                    "one_step": ONE_STEP,
+                    "dppo": ("algo=dppo", *VLA_CHAIN, *VLA_CRITIC),
+                    "residual": VLA_PIXELS_RESIDUAL,
+                },
+                prefix="rough/",
+            ),
         ),
     ),
     "vla_rpd": Experiment(

@@ -25,7 +25,7 @@ from robopolicy.errors import RobopolicyError
 from robopolicy.evaluate.evidence import read, write
 from robopolicy.evaluate.provenance import commit, write_provenance
 from robopolicy.evaluate.rows import Rows
-from scripts.experiment_list import EXPERIMENTS, Base, Setting
+from scripts.experiment_list import EXPERIMENTS, Base, Setting, trains
 from scripts.experiment_record import Found, record, save_rows
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -140,8 +140,8 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
     base = out.resolve() / "bases" / f"{setting.base.name}-{seed}"
     run = out.resolve() / id / f"{setting.prefix.replace('/', '-')}{name}-{seed}"
     over, log = list(setting.refine[name]), run / "log.txt"
-    if over[0].startswith("sampling="):
-        return resample(setting, name, base, run, over, threads, jobs)
+    if not trains(setting.refine[name]):
+        return untrained(setting, name, base, run, over, threads, jobs)
     if not any("residual_scratch" in o for o in over):
         over.append(f"{'teacher' if 'algo=rpd' in over else 'base'}={policy_of(setting.base, base)}")
     over += [] if any(o.startswith("threads=") for o in over) else [f"threads={threads}"]
@@ -161,8 +161,8 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
     return found
 
 
-def resample(setting: Setting, name: str, base: Path, run: Path, over: list[str], threads: int, jobs: int) -> Found:
-    """The base itself by another sampler: nothing is trained."""
+def untrained(setting: Setting, name: str, base: Path, run: Path, over: list[str], threads: int, jobs: int) -> Found:
+    """The base itself by another sampler, or on a variant of its task."""
     evaluate(setting.base, policy_of(setting.base, base), threads, run / "log.txt", *task_of(setting.base), *over,
              f"out={run}", f"name={name}")  # fmt: skip
     at = json.loads((base / "bc" / "provenance.json").read_text())["commit"]

@@ -14,7 +14,7 @@ from robopolicy.errors import RobopolicyError
 from robopolicy.evaluate.evidence import ALL, Evidence, write
 from robopolicy.evaluate.results_page import _colours, _over, _routes, _whiskers, generate
 from scripts import experiments
-from scripts.experiment_list import EXPERIMENTS, Base, Experiment, Setting
+from scripts.experiment_list import EXPERIMENTS, Base, Experiment, Setting, trains
 from scripts.experiment_record import Found, record, save_rows
 from tests.evaluate.points import make_rows
 
@@ -72,6 +72,19 @@ def test_rows_of_other_commands_stay_where_the_experiment_says_so():
     for kept, expected in (("", 0), ("first_try/", 1)):
         rows = record("suite", replace(BOTH, kept=kept), JOBS[:1], [found(18)], [other])
         assert [r.setting for r in rows].count(other.setting) == expected
+
+
+def test_a_variant_of_the_task_is_a_rate_and_no_difference():
+    """Its episodes are others than the base's; by another sampler they are the same."""
+    result = replace(found(12), env_steps=0, wall_s=0.0)
+    assert [r.metric for r in record("suite", BOTH, JOBS[:1], [result], [])].count("difference") == 1
+    result.rows.frame["digest"] = "another"
+    assert [r.metric for r in record("suite", BOTH, JOBS[:1], [result], [])].count("difference") == 0
+
+
+def test_what_is_a_training():
+    assert trains(("algo=dppo", "task.horizon=9")) and trains(())
+    assert not trains(("sampling={sampling_steps: 1}",)) and not trains(("task.told=other", "task.judged=told"))
 
 
 def test_of_several_instructions_a_row_says_how_many_fell():
