@@ -164,7 +164,7 @@ def off_policy(
             online.add(frame, step._replace(next_obs=following))
             player.executor.reset(step.ended)
             obs, taken = step.obs, int(step.steps.sum())
-            frame = algo.policy.read(obs) if bool(step.ended.any()) else following
+            frame = player.next_frame(step, following)
             steps += taken
             tally.add(step, steps=steps, env=env)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from robopolicy.execute import ChunkExecutor
 from robopolicy.policies.base import Policy
-from robopolicy.types import BASE_ACTION, IMAGES, Feature, Metrics, Obs, Selective, VecEnv
+from robopolicy.types import BASE_ACTION, IMAGES, Feature, Metrics, Obs, Selective, Step, VecEnv
 
 
 class OffPolicy(Protocol):
@@ -46,6 +46,17 @@ class Player:
             self.env.look(torch.zeros(self.env.num_envs, dtype=torch.bool))
         stacked = {k: v if k == BASE_ACTION else v[:, None] for k, v in frame.items()}
         return self.executor.next_action(stacked, self.env.episode_seed)
+
+    def next_frame(self, step: Step, following: Obs) -> Obs:
+        """What the policy reads to act on next [N ...]; `following` is what it read of the true successors. Where an
+        episode ended another one began, and that alone is read: encoding pictures takes longer than the rest."""
+        if not bool(step.ended.any()):
+            return following
+        first = self.planner.algo.policy.read({k: v[step.ended] for k, v in step.obs.items()})
+        frame = {k: v.clone() for k, v in following.items()}
+        for key, value in first.items():
+            frame[key][step.ended] = value
+        return frame
 
 
 class _Planner(Policy):
