@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from robopolicy.errors import CheckpointError
+
 
 def cosine_with_warmup(step: int, *, steps: int, warmup: int) -> float:
     """Factor on the learning rate of update `step` (from 0): linear from 0 to 1, then half a cosine down to 0."""
@@ -33,5 +35,18 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Ten
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, dict[str, Tensor]]) -> None:
-    """Inverse of `optimizer_state`."""
+    """Inverse of `optimizer_state`.
+
+    Raises:
+        CheckpointError: the state is of other parameters: PyTorch would write beyond them.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for i, values in state.items():
+        shapes = {tuple(v.shape) for v in values.values() if v.ndim}
+        if int(i) >= len(parameters) or shapes - {tuple(parameters[int(i)].shape)}:
+            found = tuple(parameters[int(i)].shape) if int(i) < len(parameters) else None
+            raise CheckpointError(
+                f"optimizer: parameter {i} was saved with state of shapes {sorted(shapes)}, this run's has {found}. "
+                "Resume with the version and config that it was saved under, or give a new run_dir."
+            )
     optimizer.load_state_dict({**optimizer.state_dict(), "state": {int(i): v for i, v in state.items()}})

@@ -14,7 +14,7 @@ from robopolicy.errors import ConfigError
 from robopolicy.noise import keyed_normal
 from robopolicy.schema import Natural, NonNegative, Positive, parameters
 from robopolicy.types import STATE, EnvSpec, Obs, Step, VecEnv
-from robopolicy.wrappers import Wrapper
+from robopolicy.wrappers import Wrapper, look_at
 
 NOMINAL = {"latency": 0, "friction": 1.0, "mass": 1.0, "sensor_noise": 0.0}
 UNITS = {
@@ -59,6 +59,10 @@ class Perturbed(Wrapper):
         self.spec: EnvSpec = replace(env.spec, digest=hashlib.sha256(text.encode()).hexdigest()[:16], resumable=False)
         self.late = torch.zeros(env.num_envs, latency, env.spec.action.dim, device=env.device)  # newest first
         self.time = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
+
+    def look(self, rows: Tensor) -> None:
+        """See Selective."""
+        look_at(self.env, rows)
 
     def reset(self, seeds: Tensor | None = None) -> Obs:
         obs = self.env.reset(seeds)

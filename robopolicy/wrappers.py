@@ -25,7 +25,8 @@ _PLACE = 48  # bit of an episode seed at which the place in a group begins; seed
 
 
 class Wrapper:
-    """Passes on everything that it does not change, `state_dict` of the inner env included.
+    """Passes on everything that it does not change, `state_dict` of the inner env included. Not `look` of Selective: a
+    wrapper that reads no pictures of its own passes that on by `look_at`.
 
     Where `spec.resumable` is False the inner env is elsewhere after `load_state_dict`: reset it then.
     """
@@ -42,17 +43,18 @@ class Wrapper:
     def render(self, index: int, **kwargs: Any) -> Tensor:
         return self.env.render(index, **kwargs)  # type: ignore[attr-defined]
 
-    def look(self, rows: Tensor) -> None:
-        """See Selective; in vain where the inner env is not."""
-        if isinstance(self.env, Selective):
-            self.env.look(rows)
-
     def state_dict(self) -> dict[str, Any]:
         return {"env": self.env.state_dict() if isinstance(self.env, Stateful) else {}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if isinstance(self.env, Stateful):
             self.env.load_state_dict(state["env"])
+
+
+def look_at(env: VecEnv, rows: Tensor) -> None:
+    """See Selective; in vain where `env` is not."""
+    if isinstance(env, Selective):
+        env.look(rows)
 
 
 class HistoryEnv(Wrapper):
@@ -94,7 +96,7 @@ class HistoryEnv(Wrapper):
     def look(self, rows: Tensor) -> None:
         """See Selective. A picture that is read later, as one of To, has to be taken now."""
         if self.length == 1:
-            super().look(rows)
+            look_at(self.env, rows)
 
     def _repeat(self, frame: Tensor) -> Tensor:
         return frame[:, None].repeat_interleave(self.length, dim=1)
@@ -145,6 +147,10 @@ class GroupedEnv(Wrapper):
     @property
     def episode_seed(self) -> Tensor:
         return self.start + self.place
+
+    def look(self, rows: Tensor) -> None:
+        """See Selective."""
+        look_at(self.env, rows)
 
     def reset(self, seeds: Tensor | None = None) -> Obs:
         """Start anew everywhere. seeds: [≥ N/size], one for each group; None: the training stream."""
@@ -225,7 +231,7 @@ class BaseActionEnv(Wrapper):
 
     def look(self, rows: Tensor) -> None:
         """See Selective; the base reads pictures where it will plan."""
-        super().look(rows | self.executor.due)
+        look_at(self.env, rows | self.executor.due)
 
     @staticmethod
     def _with(obs: Obs, base_action: Tensor) -> Obs:

@@ -6,8 +6,8 @@ pixels_speed, ratios of seconds, median over rounds in which the sides alternate
 thread:
 collect/Ta: a rollout of DPPO through a VLA of two 64-px cameras, whose chunks have Ta executed steps, in an env that
     takes every picture, over one that takes those that are looked at.
-critic: an update of ResidualTD3's critics of seven tasks and what such a VLA sees, over the layout written out, over
-    the same by told_product.
+critic: forward, backward and Adam of a residual's critics of seven tasks and what such a VLA sees, the layout written
+    out, over the same by task_product.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from robopolicy.build import build_policy
 from robopolicy.data.rollout import Collector
 from robopolicy.evaluate.evidence import Evidence, measured, write
 from robopolicy.evaluate.statistics import bootstrap
-from robopolicy.networks.by_task import Told, by_task
+from robopolicy.networks.by_task import TaskLayout, by_task
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.networks.mlp import ValueMLP
 from robopolicy.normalize import Normalizer
@@ -75,16 +75,16 @@ def collecting(env: VecEnv) -> Collector:
     return collector
 
 
-def learning(told: Told | None) -> Callable[[], None]:
+def learning(layout: TaskLayout | None) -> Callable[[], None]:
     """An update of three critics from 256 samples."""
     torch.manual_seed(0)
-    critic = CriticEnsemble(SEEN * (1 + TASKS) + TASKS + REST, heads=3, width=128, told=told)
+    critic = CriticEnsemble(SEEN * (1 + TASKS) + TASKS + REST, heads=3, width=128, layout=layout)
     optimizer = torch.optim.Adam(critic.parameters(), lr=1e-3, fused=True)
     seen, task, action = torch.randn(256, SEEN), torch.randint(0, TASKS, (256,)), torch.randn(256, REST)
     one = torch.nn.functional.one_hot(task, TASKS).float()
 
     def update() -> None:
-        state = torch.cat([by_task(seen, task, TASKS) if told is None else seen, one], dim=1)
+        state = torch.cat([by_task(seen, task, TASKS) if layout is None else seen, one], dim=1)
         optimizer.zero_grad(set_to_none=True)
         critic(state, action).square().mean().backward()
         optimizer.step()
@@ -124,7 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
     collectors = [collecting(Whole(env())), collecting(env())]
     sides: list[Callable[[], Any]] = [partial(collector.collect, length) for collector in collectors]
     found = [bench(f"collect/{CHUNK}", sides, rounds=rounds, names=("all pictures", "those looked at"))]
-    updates = [learning(None), learning(Told(SEEN, TASKS))]
+    updates = [learning(None), learning(TaskLayout(SEEN, TASKS))]
     found.append(bench("critic", updates, rounds=5 * rounds, names=("written out", "by task")))
     for row in found:
         print(json.dumps(asdict(row), ensure_ascii=False))

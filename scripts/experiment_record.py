@@ -15,7 +15,7 @@ from robopolicy.evaluate.forgetting import forgetting
 from robopolicy.evaluate.results_page import CURVE
 from robopolicy.evaluate.rows import Rows
 from robopolicy.evaluate.statistics import mean
-from scripts.experiment_list import Experiment, Setting
+from scripts.experiment_list import Experiment, Setting, trains
 
 Job = tuple[Setting, str, int]  # a setting, the name of one of its refinements, a training seed
 
@@ -84,7 +84,8 @@ def _of_seed(id: str, command: str, experiment: Experiment, job: Job, result: Fo
                   wall_s=round(result.wall_s, 1), notes=how, command=command, commit=result.commits[1])  # fmt: skip
     yield row
     derived = list(_watched(id, experiment, label, seed, result))
-    if "scratch" not in name and not result.rows.frame["digest"].ne(result.base.frame["digest"]).any():
+    variant = not trains(setting.refine[name]) and any(o.startswith("task.") for o in setting.refine[name])
+    if "scratch" not in name and not variant:
         both = compare(result.base, result.rows, names=("base", "refined"))
         notes = f"McNemar p = {both.p_value:.1e}"
         if len(changes := forgetting(result.base, result.rows)) > 1:

@@ -122,6 +122,7 @@ class SimEnv:
     def reset(self, seeds: Tensor | None = None) -> Obs:
         if seeds is not None and (seeds.ndim != 1 or len(seeds) < self.num_envs):
             raise ConfigError(f"reset: seeds must be [M] with M >= {self.num_envs}, found {tuple(seeds.shape)}")
+        self._looked = None
         self._queue.start(seeds)
         self._reset_rows(np.arange(self.num_envs))
         self._last = self._observe(None)
@@ -181,6 +182,8 @@ class SimEnv:
 
     def look(self, rows: Tensor) -> None:
         """See Selective."""
+        if rows.shape != (self.num_envs,) or rows.dtype != torch.bool:
+            raise ConfigError(f"look: rows must be [{self.num_envs}] bool, found {list(rows.shape)} {rows.dtype}")
         self._looked = rows.cpu().numpy().copy()
 
     def reseed(self, seed: int) -> None:
@@ -189,7 +192,7 @@ class SimEnv:
 
     # -- Stateful, Renderable ---------------------------------------------------------------------------------------
     def observe(self) -> Obs:
-        """The observation to act on now, e.g. after `load_state_dict`."""
+        """The observation to act on now, e.g. after `load_state_dict`; see `look` for pictures that may be missing."""
         return dict(self._last)
 
     def sense(self, qpos: Array, qvel: Array, *, pictures: bool = True) -> tuple[Obs, NDArray[np.bool_]]:
@@ -231,6 +234,7 @@ class SimEnv:
         if self._bank:
             for row in range(self.num_envs):
                 self._bank.set(row, self._named(self.draws), row)
+        self._looked = None
         self._measure()
         self._weigh(np.arange(self.num_envs))
         self._last = self._observe(None)

@@ -11,14 +11,16 @@ from torch import Tensor
 
 import sim
 from robopolicy.data.rollout import Collector
+from robopolicy.errors import ConfigError
 from robopolicy.evaluate.rollout import evaluate
 from robopolicy.loops.player import Player
 from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import Policy
 from robopolicy.spec import PolicySpec
 from robopolicy.types import BASE_ACTION, STATE, Feature, Obs, Selective
-from robopolicy.wrappers import BaseActionEnv, HistoryEnv
+from robopolicy.wrappers import BaseActionEnv, GroupedEnv, HistoryEnv
 from sim.env import SimEnv
+from world_models.rollouts import roll_out
 
 CAMERA = "observation.images.front"
 TA = 3
@@ -63,7 +65,7 @@ class Looking(Policy):
 
 
 class Blind(Policy):
-    """Plays the base's action and half as much again of the state; reads no picture."""
+    """Plays the base's action; reads no picture."""
 
     noise_shape = ()
 
@@ -123,7 +125,7 @@ def test_an_env_takes_what_is_looked_at_and_what_an_episode_begins_or_is_cut_wit
     assert black > 10
 
 
-def test_a_rollout_is_the_same_and_takes_a_third(taken: list[str]):
+def test_a_rollout_is_the_same_with_fewer_pictures(taken: list[str]):
     def collect(env: Any) -> tuple[list[Any], int]:
         collector, before = Collector(Explorer(env), HistoryEnv(env, 1)), len(taken)
         collector.reset()
@@ -152,23 +154,58 @@ def test_an_evaluation_is_the_same_with_and_without_a_policy_on_top(taken: list[
         assert some < 0.75 * many
 
 
+class Algo:
+    def __init__(self, policy: Blind) -> None:
+        self.policy, self.explore = policy, policy.explore
+
+
 def test_an_off_policy_player_looks_where_the_base_will_plan(taken: list[str]):
-    def play(env: Any) -> tuple[list[Tensor], int]:
-        base, before = Looking(make(1)), len(taken)
+    def play(env: Any) -> tuple[list[Tensor], list[Tensor], int]:
+        base, before, actions = Looking(make(1)), len(taken), []
         wrapped, algo = BaseActionEnv(HistoryEnv(env, 1), base), Algo(Blind(base))
         player, obs = Player(algo, wrapped), wrapped.reset(episode_seeds("test", 0, 20))
+        frame = algo.policy.read(obs)
         for _ in range(12):
-            step = wrapped.step(player.next_action(algo.policy.read(obs), warmup=False))
+            actions.append(player.next_action(frame, warmup=False))
+            step = player.step(actions[-1])
+            following = algo.policy.read(step.next_obs)
+            kept = {k: v.clone() for k, v in following.items()}
             player.executor.reset(step.ended)
-            obs = step.obs
-        return base.seen, len(taken) - before
+            frame = player.next_frame(step, following)
+            assert all_equal(frame, algo.policy.read(step.obs)) and all_equal(following, kept)
+        return actions, base.seen, len(taken) - before
 
-    class Algo:
-        def __init__(self, policy: Blind) -> None:
-            self.policy, self.explore = policy, policy.explore
-
-    (seen, some), (all, many) = play(make()), play(Whole(make()))
+    (actions, seen, some), (played, all, many) = play(make()), play(Whole(make()))
     assert all_equal(dict(enumerate(seen)), dict(enumerate(all))) and some < 0.75 * many
+    assert all_equal(dict(enumerate(actions)), dict(enumerate(played)))
+
+
+def test_what_keeps_every_picture_gets_it():
+    seeds = episode_seeds("test", 0, 5)
+    _, few = roll_out(Looking(make(1)), make(), seeds)
+    _, all = roll_out(Looking(make(1)), Whole(make()), seeds)
+    for found, want in zip(few, all, strict=True):
+        assert all_equal(found.obs, want.obs) and bool(found.obs[CAMERA].flatten(1).any(1).all())
+
+
+def test_envs_that_wait_in_a_group_change_nothing():
+    def collect(env: Any) -> Any:
+        collector = Collector(Explorer(env), HistoryEnv(GroupedEnv(env, 2), 1))
+        collector.reset()
+        return [collector.collect(5) for _ in range(2)]
+
+    for found, want in zip(collect(make(4)), collect(Whole(make(4))), strict=True):
+        assert all_equal(found.record, want.record) and all_equal(found.last_obs, want.last_obs)
+        assert torch.equal(found.truncated, want.truncated) and bool(found.truncated.any())
+
+
+def test_a_look_that_no_step_followed_is_forgotten():
+    env = make()
+    env.look(torch.zeros(3, dtype=torch.bool))
+    env.reset(episode_seeds("test", 0, 9))
+    assert bool(env.step(torch.zeros(3, env.spec.action.dim)).obs[CAMERA].flatten(1).any(1).all())
+    with pytest.raises(ConfigError, match=r"look: rows must be \[3\] bool, found \[2\]"):
+        env.look(torch.zeros(2, dtype=torch.bool))
 
 
 def test_a_history_of_frames_needs_them_all(taken: list[str]):

@@ -166,9 +166,9 @@ class ChunkLearner:
         return {"actor/imitation": float(loss.detach()), "actor/grad_norm": float(norm)}
 
     def _descend(self, loss: Tensor, params: list[Tensor], optim: torch.optim.Optimizer, name: str) -> Tensor:
-        # Naming the inputs skips the gradients of everything else.
-        for parameter, grad in zip(params, torch.autograd.grad(loss, params), strict=True):
-            parameter.grad = grad
+        optim.zero_grad(set_to_none=True)
+        # Naming the inputs skips the gradients of everything else; see ResidualTD3 for why not by `grad`.
+        torch.autograd.backward(loss, inputs=params)
         norm = nn.utils.clip_grad_norm_(params, self.grad_norm)
         if not bool(torch.isfinite(loss + norm)):
             raise RobopolicyError(

@@ -32,8 +32,8 @@ class ResidualTD3:
     CPU, so that they are the same whatever the device.
 
     Args:
-        critic: makes an ensemble; called as critic(in_dim), or critic(in_dim, told=Told) where the policy has weights
-            for each task.
+        critic: makes an ensemble; called as critic(in_dim), or critic(in_dim, layout=TaskLayout) where the policy has
+            weights for each task.
         target_subset: heads whose minimum forms the target (REDQ's M); the actor climbs the mean of all.
         policy_delay: critic updates per actor update.
         target_noise, target_noise_clip: smoothing of the target's residual (TD3), in units of u.
@@ -72,7 +72,7 @@ class ResidualTD3:
     ) -> None:
         self.policy, self.device = policy, policy.net[0].weight.device
         in_dim = policy.net[0].in_features
-        self.critic = (critic(in_dim, told=policy.told) if policy.told else critic(in_dim)).to(self.device)
+        self.critic = (critic(in_dim, layout=policy.layout) if policy.layout else critic(in_dim)).to(self.device)
         if target_subset > self.critic.heads:
             raise ConfigError(
                 f"algo.target_subset: expected at most algo.critic.heads={self.critic.heads}, found {target_subset}"
@@ -170,9 +170,10 @@ class ResidualTD3:
         q = self.critic(state, self.policy.combine(base_action, u)).mean()
         size = u.square().mean()
         loss = weight * size - q
-        # Gradients of the critic's parameters are not needed here: naming the inputs skips their computation.
-        for parameter, grad in zip(self.actor_params, torch.autograd.grad(loss, self.actor_params), strict=True):
-            parameter.grad = grad
+        self.actor_optim.zero_grad(set_to_none=True)
+        # Naming the inputs skips gradients of the critic's parameters. `backward` lays each out as its parameter is,
+        # which a fused optimiser takes for granted; `torch.autograd.grad` does not.
+        torch.autograd.backward(loss, inputs=self.actor_params)
         nn.utils.clip_grad_norm_(self.actor_params, self.grad_clip)
         self.actor_optim.step()
         return {"actor/q": q.detach(), "actor/residual_sq": size.detach(), "actor/penalty": weight}

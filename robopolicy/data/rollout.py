@@ -10,7 +10,8 @@ from torch import Tensor
 
 from robopolicy.execute import ChunkExecutor
 from robopolicy.policies.base import Policy
-from robopolicy.types import Obs, Selective, VecEnv, check_finite
+from robopolicy.types import Obs, VecEnv, check_finite
+from robopolicy.wrappers import look_at
 
 Record = dict[str, Tensor]
 
@@ -84,8 +85,8 @@ class Collector:
             action = self.executor.next_action(self.obs, self.env.episode_seed)
             planned[t, self.executor.planned] = True
             stepping = time.perf_counter()
-            if t + 1 < length and isinstance(self.env, Selective):  # the last observation is read whole
-                self.env.look(self.executor.due)
+            if t + 1 < length:  # the last observation is read whole
+                look_at(self.env, self.executor.due)
             step = self.env.step(action)
             env_s += time.perf_counter() - stepping
             check_finite(step, self.actor.spec.action.names)

@@ -19,8 +19,8 @@ from robopolicy.evaluate.provenance import version
 from robopolicy.evaluate.rows import COLUMNS, Rows
 from robopolicy.execute import ChunkExecutor
 from robopolicy.policies.base import Policy
-from robopolicy.types import TASK, Obs, Selective, Step, VecEnv
-from robopolicy.wrappers import wrap_for
+from robopolicy.types import TASK, Obs, Step, VecEnv
+from robopolicy.wrappers import look_at, wrap_for
 
 
 class Running(NamedTuple):
@@ -87,8 +87,7 @@ def _run(
         action = executor.next_action(
             obs, env.episode_seed, mask=tally.active.to(env.device), deterministic=deterministic
         )
-        if isinstance(env, Selective):
-            env.look(executor.due)
+        look_at(env, executor.due & tally.active.to(env.device))
         step = env.step(action)
         done = tally.add(step)
         obs = step.obs

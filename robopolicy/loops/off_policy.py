@@ -20,7 +20,7 @@ from robopolicy.loops.decline import Decline
 from robopolicy.loops.player import OffPolicy, Player
 from robopolicy.memory import release_memory
 from robopolicy.schema import Count, Fraction, Natural, Positive
-from robopolicy.types import Metrics, Step, VecEnv
+from robopolicy.types import Metrics, Obs, Step, VecEnv
 
 DRAWN = 8  # batches that are drawn at a time: where observations are small, many windows cost little more than few
 
@@ -100,6 +100,7 @@ def off_policy(
     evaluated, saved, logged = -1, -1, 0  # env step at which that was done last
     best = -1.0  # `standing` of the best evaluation
     most = env.num_envs * max(1, env.spec.chunk)  # primitive steps that one more `env.step` may take
+    kept: Obs | None = None
     if state is None:
         obs = env.reset()
     else:
@@ -114,14 +115,16 @@ def off_policy(
         tally.load_state_dict(state["tally"])
         generator.set_state(state["generator"])
         obs, steps, owed, train_s = state["obs"], state["steps"], state["owed"], state["train_s"]
+        kept = state.get("frame")
         result, metrics = state["result"], dict(state["metrics"])
         evaluated, saved, logged, best = state["evaluated"], steps, state["logged"], state["best"]
         if not env.spec.resumable:  # the episodes of `obs` are gone: go on with new ones
-            obs = env.reset()
+            obs, kept = env.reset(), None
             online.interrupt()
             player.executor.reset()
 
-    frame = algo.policy.read(obs)
+    # Saved too: encoded in another batch it differs in its last bits. Older checkpoints have none.
+    frame = kept if kept is not None else algo.policy.read(obs)
 
     def ready() -> bool:
         return steps >= warmup_steps and online.can_sample
@@ -139,9 +142,9 @@ def off_policy(
         return {
             "algo": algo.state_dict(), "env": env.state_dict(), "replay": online.state_dict(),
             "player": player.executor.state_dict(), "tally": tally.state_dict(), "generator": generator.get_state(),
-            "obs": obs, "steps": steps, "owed": owed, "train_s": train_s, "result": result, "best": best,
-            "metrics": {k: float(v) for k, v in metrics.items()}, "evaluated": evaluated, "logged": logged,
-            "recorded": recorded,
+            "obs": obs, "frame": frame, "steps": steps, "owed": owed, "train_s": train_s, "result": result,
+            "best": best, "metrics": {k: float(v) for k, v in metrics.items()}, "evaluated": evaluated,
+            "logged": logged, "recorded": recorded,
         }  # fmt: skip
 
     with tracker.progress(total_steps, "off-policy") as progress:
@@ -159,7 +162,7 @@ def off_policy(
                 return {"steps": steps, "train_s": train_s, **tally.lost, **result}
             began, learning = time.perf_counter(), ready()
 
-            step = env.step(player.next_action(frame, warmup=steps < warmup_steps))
+            step = player.step(player.next_action(frame, warmup=steps < warmup_steps))
             following = algo.policy.read(step.next_obs)
             online.add(frame, step._replace(next_obs=following))
             player.executor.reset(step.ended)

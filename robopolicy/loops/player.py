@@ -10,7 +10,8 @@ from torch import Tensor
 
 from robopolicy.execute import ChunkExecutor
 from robopolicy.policies.base import Policy
-from robopolicy.types import BASE_ACTION, IMAGES, Feature, Metrics, Obs, Selective, Step, VecEnv
+from robopolicy.types import BASE_ACTION, IMAGES, Feature, Metrics, Obs, Step, VecEnv
+from robopolicy.wrappers import look_at
 
 
 class OffPolicy(Protocol):
@@ -37,15 +38,19 @@ class Player:
     def __init__(self, algo: OffPolicy, env: VecEnv) -> None:
         self.planner, self.env = _Planner(algo), env
         self.executor = ChunkExecutor(self.planner, env.num_envs, device=env.device)
-        self.blind = not any(key.startswith(IMAGES) for key in algo.policy.spec.observation)
+        sees = any(key.startswith(IMAGES) for key in algo.policy.spec.observation)
+        self.looks = torch.full((env.num_envs,), sees, device=env.device)  # [N] replays keep every frame, or none
 
     def next_action(self, frame: Obs, *, warmup: bool) -> Tensor:
-        """[N Da] for frames [N ...], as the policy's `read` makes them; the env is stepped with it next."""
+        """[N Da] for frames [N ...], as the policy's `read` makes them."""
         self.planner.see(frame, warmup=warmup)
-        if self.blind and isinstance(self.env, Selective):  # others read every frame
-            self.env.look(torch.zeros(self.env.num_envs, dtype=torch.bool))
         stacked = {k: v if k == BASE_ACTION else v[:, None] for k, v in frame.items()}
         return self.executor.next_action(stacked, self.env.episode_seed)
+
+    def step(self, action: Tensor) -> Step:
+        """Of the env; it takes the pictures that are read."""
+        look_at(self.env, self.looks)
+        return self.env.step(action)
 
     def next_frame(self, step: Step, following: Obs) -> Obs:
         """What the policy reads to act on next [N ...]; `following` is what it read of the true successors. Where an

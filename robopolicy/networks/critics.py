@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from robopolicy.networks.by_task import Told, told_product
+from robopolicy.networks.by_task import TaskLayout, task_product
 from robopolicy.schema import Count, Natural
 
 
@@ -27,15 +27,15 @@ class EnsembleLinear(nn.Module):
         return torch.baddbmm(_of(self.bias, heads), x, _of(self.weight, heads))
 
 
-class ToldEnsembleLinear(EnsembleLinear):
-    """The same from [B D+T+R], with weights for each of T tasks; see Told."""
+class TaskEnsembleLinear(EnsembleLinear):
+    """The same from [B D+T+R], with weights for each of T tasks; see TaskLayout."""
 
-    def __init__(self, heads: int, in_dim: int, out_dim: int, *, told: Told) -> None:
+    def __init__(self, heads: int, in_dim: int, out_dim: int, *, layout: TaskLayout) -> None:
         super().__init__(heads, in_dim, out_dim)
-        self.told = told
+        self.layout = layout
 
     def forward(self, x: Tensor, heads: Tensor | None = None) -> Tensor:
-        return told_product(x, _of(self.weight, heads), self.told) + _of(self.bias, heads)
+        return task_product(x, _of(self.weight, heads), self.layout) + _of(self.bias, heads)
 
 
 class EnsembleLayerNorm(nn.Module):
@@ -59,27 +59,34 @@ class CriticEnsemble(nn.Module):
     """E Q-heads over the concatenation of a feature vector and an action (REDQ, Chen et al. 2021).
 
     Args:
-        in_dim: size of features + action; with `told` rows of the first layer's weight.
+        in_dim: size of features + action; with a `layout`, rows of the first layer's weight.
         heads: E. depth, width: hidden layers of every head.
-        told: features are what Told says, and the first layer has weights for each task.
+        layout: features are what TaskLayout says, and the first layer has weights for each task; the learner gives it.
     """
 
     def __init__(
-        self, in_dim: int, *, heads: Count = 10, width: Count = 256, depth: Natural = 2, told: Told | None = None
+        self,
+        in_dim: int,
+        *,
+        heads: Count = 10,
+        width: Count = 256,
+        depth: Natural = 2,
+        layout: TaskLayout | None = None,
     ) -> None:
         super().__init__()
-        self.heads, self.told = heads, told
+        self.heads, self.layout = heads, layout
         sizes = [in_dim] + [width] * depth
-        first = EnsembleLinear if told is None else partial(ToldEnsembleLinear, told=told)
+        first = EnsembleLinear if layout is None else partial(TaskEnsembleLinear, layout=layout)
         makers = [first] + [EnsembleLinear] * depth
         linears = [make(heads, a, b) for make, (a, b) in zip(makers, pairwise([*sizes, 1]), strict=True)]
-        self.linears, self.last = nn.ModuleList(linears[:-1]), linears[-1]
+        self.linears = nn.ModuleList(linears[:-1])
         self.norms = nn.ModuleList(EnsembleLayerNorm(heads, width) for _ in range(depth))
+        self.last = linears[-1]
 
     def forward(self, features: Tensor, action: Tensor, heads: Tensor | None = None) -> Tensor:
         """Q [E B] of features [B C] and normalised actions [B Da]; `heads` [M] computes only those, Q [M B]."""
         x = torch.cat([features, action], dim=-1)
-        if self.told is None:
+        if self.layout is None:
             x = x.expand(self.heads if heads is None else len(heads), *x.shape)
         for linear, norm in zip(self.linears, self.norms, strict=True):
             x = F.relu(norm(linear(x, heads), heads))

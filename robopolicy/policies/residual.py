@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import SpecError
-from robopolicy.networks.by_task import Told, ToldLinear
+from robopolicy.networks.by_task import TaskLayout, TaskLinear
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import SEEN, DenoisingPolicy, LikelihoodPolicy, Policy
 from robopolicy.schema import Count, NonNegative, Positive
@@ -24,7 +24,7 @@ class ResidualPolicy(Policy):
     units, the demonstrated range being [-1, 1]. The last layer starts at zero: before training this is the base,
     clamped to the box of `widen`. Of several tasks it is told which, as the base is, but by number: in instructions
     that it was not trained on it is silent, and the base acts alone. With `task_weights` each has weights of its own
-    beside the common ones, in the first layer of the residual and of its critics (see Told).
+    beside the common ones, in the first layer of the residual and of its critics (see TaskLayout).
 
     What it reads of the state, its critics read too: with fewer elements, those that say what to do in any episode (how
     far it is to the goal, not where that is), both learn from far fewer episodes (docs/suites.md).
@@ -90,9 +90,10 @@ class ResidualPolicy(Policy):
                 "policy.state: names nothing, so the residual would be blind. Name elements, or null for all."
             )
         seen_dim = len(columns) + self.sight
-        self.told = Told(seen_dim, self.tasks) if task_weights and self.tasks > 1 else None  # as critics are
+        # None, or what a first layer, the critics' too, needs to have weights for each task
+        self.layout = TaskLayout(seen_dim, self.tasks) if task_weights and self.tasks > 1 else None
         sizes = [seen_dim + self.tasks + action.dim, *hidden, action.dim]
-        first = ToldLinear(self.told, action.dim, sizes[1]) if self.told else nn.Linear(sizes[0], sizes[1])
+        first = TaskLinear(self.layout, action.dim, sizes[1]) if self.layout else nn.Linear(sizes[0], sizes[1])
         layers: list[nn.Module] = [first]
         for a, b in pairwise(sizes[1:]):
             layers += [nn.LayerNorm(a), nn.ReLU(), nn.Linear(a, b)]

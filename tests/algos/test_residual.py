@@ -9,8 +9,9 @@ import torch
 from robopolicy import checkpoint
 from robopolicy.algos.residual import ResidualTD3
 from robopolicy.data.replay import Batch, Replay
-from robopolicy.errors import ConfigError, SpecError
+from robopolicy.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.loops.off_policy import off_policy
+from robopolicy.networks.by_task import by_task
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.residual import ResidualPolicy
@@ -299,6 +300,47 @@ def test_each_of_several_tasks_has_weights_of_its_own():
     base.spec = replace(base.spec, tasks=("left",))
     one = ResidualPolicy(base.spec, normalizer, base, hidden=(), task_weights=True)
     assert one.net[0].in_features == 4 + 1 + 2, "of one task there is nothing to tell apart"
+
+
+def test_a_learner_of_several_tasks_learns_as_one_of_the_written_out_layout(monkeypatch):
+    """Critics, targets and actor after some updates, with the weights, batches and draws of each other."""
+    base = make()[0].base
+    told = {**base.spec.observation, TASK: Feature((), "int64")}
+    base.spec = replace(base.spec, observation=told, tasks=("left", "right", "up"))
+    normalizer = Normalizer.from_limits(told, base.spec.action)
+
+    def product(x, weight, layout):
+        number = x[:, layout.seen : layout.seen + layout.tasks].argmax(1)
+        return torch.cat([by_task(x[:, : layout.seen], number, layout.tasks), x[:, layout.seen :]], dim=1) @ weight
+
+    def learned():
+        torch.manual_seed(0)
+        policy = ResidualPolicy(base.spec, normalizer, base, hidden=(16,), task_weights=True)
+        algo = ResidualTD3(policy, critic=partial(CriticEnsemble, heads=3, width=16), seed=0)
+        for _ in range(12):
+            batch = batch_of(policy)
+            task = {TASK: torch.randint(0, 3, (16,))}
+            batch = batch._replace(obs=batch.obs | task, next_obs=batch.next_obs | task, reward=torch.randn(16))
+            algo.update(batch, learned_steps=100)
+        return [p for net in (policy.net, algo.critic, algo.target) for p in net.parameters()]
+
+    found = learned()
+    for module in ("by_task", "critics"):
+        monkeypatch.setattr(f"robopolicy.networks.{module}.task_product", product)
+    for mine, want in zip(found, learned(), strict=True):
+        torch.testing.assert_close(mine, want)
+
+
+def test_state_of_other_parameters_is_refused():
+    _, algo, _ = make()
+    algo.update(batch_of(algo.policy), learned_steps=100)
+    state = algo.state_dict()
+    state["critic_optim"] = {
+        "0": state["critic_optim"]["1"],
+        **{k: v for k, v in state["critic_optim"].items() if k != "0"},
+    }
+    with pytest.raises(CheckpointError, match=r"optimizer: parameter 0 was saved with state of shapes"):
+        algo.load_state_dict(state)
 
 
 class Reader(PointPolicy):

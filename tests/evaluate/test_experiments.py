@@ -75,15 +75,18 @@ def test_rows_of_other_commands_stay_where_the_experiment_says_so():
 
 
 def test_a_variant_of_the_task_is_a_rate_and_no_difference():
-    """Its episodes are others than the base's; by another sampler they are the same."""
-    result = replace(found(12), env_steps=0, wall_s=0.0)
-    assert [r.metric for r in record("suite", BOTH, JOBS[:1], [result], [])].count("difference") == 1
-    result.rows.frame["digest"] = "another"
-    assert [r.metric for r in record("suite", BOTH, JOBS[:1], [result], [])].count("difference") == 0
+    """Its episodes are others than the base's; a training whose task is another than its base's is a mistake."""
+    other = replace(found(12), env_steps=0, wall_s=0.0)
+    other.rows.frame["digest"] = "another"
+    variant = replace(REACH, refine={"told": ("task.told=other",), "refined": ("algo=x", "task.horizon=3")})
+    rows = record("suite", Experiment((variant,), seeds=(0, 1)), [(variant, "told", 0)], [other], [])
+    assert [r.metric for r in rows] == ["success_rate", "success_rate"]
+    with pytest.raises(RobopolicyError, match="another"):
+        record("suite", Experiment((variant,), seeds=(0, 1)), [(variant, "refined", 0)], [other], [])
 
 
 def test_what_is_a_training():
-    assert trains(("algo=dppo", "task.horizon=9")) and trains(())
+    assert trains(("algo=dppo", "task.horizon=9")) and trains(("task.horizon=9", "algo=dppo"))
     assert not trains(("sampling={sampling_steps: 1}",)) and not trains(("task.told=other", "task.judged=told"))
 
 

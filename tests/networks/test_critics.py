@@ -25,6 +25,13 @@ def test_every_head_equals_its_own_plain_network():
     assert torch.allclose(critic(state, action, torch.tensor([2, 0])), q[[2, 0]], atol=1e-6)
 
 
+def test_parameters_keep_their_order():
+    """States of optimisers are saved by position: in another order a resumed run would go on with another's."""
+    assert [name for name, _ in CriticEnsemble(5, heads=2, width=8, depth=1).named_parameters()] == [
+        "linears.0.weight", "linears.0.bias", "norms.0.weight", "norms.0.bias", "last.weight", "last.bias"
+    ]  # fmt: skip
+
+
 def test_heads_start_different_and_gradients_stay_apart():
     critic = CriticEnsemble(5, heads=3, width=8, depth=1)
     q = critic(torch.randn(6, 3), torch.randn(6, 2))
