@@ -161,9 +161,14 @@ VLA_PIXELS = Base(  # the same seven goals through two small cameras, nothing in
     num_envs=32,
     episodes=210,
 )
-VLA_PIXELS_ROUGH = replace(  # 4,500 updates leave little to refine: 75% on training seed 100, 82% on 0
-    VLA_PIXELS, imperfection=1.0, kind="vla-pixels-rough"
+VLA_PIXELS_LONG = replace(
+    VLA_PIXELS,
+    imperfection=1.0,
+    overrides=(*(o for o in VLA_PIXELS.overrides if not o.startswith("loop.steps")), "loop.steps=4500"),
 )
+VLA_PIXELS_ROUGH = replace(
+    VLA_PIXELS, imperfection=1.0, kind="vla-pixels-rough"
+)  # the long one leaves nothing to refine
 LIMITS_DT, LIMITS_SPEED = 0.05, 1.0  # s, m/s; scripts/limits_compared.py plays under the same ones
 LIMITED = (
     f"task.joint_filter={{_target_: real.joint_filter.SafetyFilter, dt: {LIMITS_DT}, "
@@ -520,7 +525,18 @@ EXPERIMENTS = {
         extra=("curve",),
         kept="first_try/",
     ),
-    "vla_base": Experiment((Setting(VLA_PIXELS_ROUGH, LANGUAGE, prefix="rough/"),), kept=("pixels", "state")),
+    "vla_base": Experiment(
+        (
+            Setting(VLA_PIXELS_ROUGH, {k: LANGUAGE[k] for k in ("told_wrong", "as_told")}, prefix="rough/"),
+            Setting(
+                VLA_PIXELS_LONG,
+                {"one_step": ONE_STEP, **{f"one_step_{k}": (*ONE_STEP, *v) for k, v in LANGUAGE.items()}},
+                prefix="rough_long/",
+                seeds=(0,),
+            ),
+        ),
+        kept=("pixels", "state"),
+    ),
     "vla_entities": Experiment((Setting(VLA_ENTITIES, {"one_step": ONE_STEP}),)),
     "vla_routes_pixels": Experiment(
         (
