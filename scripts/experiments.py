@@ -112,8 +112,15 @@ def train_base(out: Path, base: Base, seed: int, threads: int) -> None:
     else:
         robopolicy("train", "algo=bc", *task_of(base), f"dataset={data}", f"run_dir={run}", f"seed={seed}",
                    f"threads={threads}", "tracker=local", *base.overrides, threads=threads, log=log)  # fmt: skip
-    evaluate(base, policy_of(base, folder), threads, log, *task_of(base), f"out={run}")
+    if not finished(run / "episodes.csv", policy_of(base, folder)):
+        evaluate(base, policy_of(base, folder), threads, log, *task_of(base), f"out={run}")
     print(f"{folder.name}: {Rows.load(run / 'episodes.csv').summary()}", flush=True)
+
+
+def finished(rows: Path, policy: Path) -> bool:
+    """Whether the evaluation whose `rows` these are is of the newest checkpoint of the run `policy`."""
+    made = [path.stat().st_mtime for path in (policy / "checkpoints").glob("*")]
+    return rows.exists() and bool(made) and rows.stat().st_mtime > max(made)
 
 
 def policy_of(base: Base, folder: Path) -> Path:
@@ -147,7 +154,8 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
     over += [] if any(o.startswith("threads=") for o in over) else [f"threads={threads}"]
     robopolicy("train", *task_of(setting.base), f"dataset={base / 'data'}", f"run_dir={run}", f"seed={seed}",
                "tracker=local", *over, threads=threads, log=log)  # fmt: skip
-    evaluate(setting.base, run, threads, log)
+    if not finished(run / "episodes.csv", run):
+        evaluate(setting.base, run, threads, log)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     timed = [(int(line["step"]), float(line["train/seconds"])) for line in lines if "train/seconds" in line]
     evaluations = {int(f.stem): Rows.load(f) for f in sorted((run / "evaluations").glob("*.parquet"))}

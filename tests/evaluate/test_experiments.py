@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -246,3 +247,17 @@ def test_after_a_failure_nothing_further_begins(tmp_path, monkeypatch, capsys, f
     assert experiments.main(["pick_residual_fast", "--out", str(tmp_path), "--jobs", "1", "--no-record"]) == 1
     assert capsys.readouterr().err == f"error: {fails} failed\n"
     assert 1 <= begun.count(fails) <= 2, "one that began while the failure was noticed, at most"
+
+
+def test_an_evaluation_of_the_newest_checkpoint_is_not_repeated(tmp_path):
+    rows = tmp_path / "episodes.csv"
+    assert not experiments.finished(rows, tmp_path)
+    rows.touch()
+    assert not experiments.finished(rows, tmp_path), "no checkpoint, so of what?"
+    older, newer = (tmp_path / "checkpoints" / name for name in ("000000100", "000000200"))
+    older.mkdir(parents=True)
+    os.utime(older, (1.0, 1.0))
+    assert experiments.finished(rows, tmp_path)
+    newer.mkdir()
+    os.utime(rows, (2.0, 2.0))
+    assert not experiments.finished(rows, tmp_path), "the training went on"
