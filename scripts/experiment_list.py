@@ -161,14 +161,15 @@ VLA_PIXELS = Base(  # the same seven goals through two small cameras, nothing in
     num_envs=32,
     episodes=210,
 )
-VLA_PIXELS_LONG = replace(
-    VLA_PIXELS,
-    imperfection=1.0,
-    overrides=(*(o for o in VLA_PIXELS.overrides if not o.startswith("loop.steps")), "loop.steps=4500"),
+VLA_PIXELS_ROUGH, VLA_PIXELS_SHORT = (  # the longer one leaves nothing to refine: 100% in one step of its flow
+    replace(
+        VLA_PIXELS,
+        imperfection=1.0,
+        overrides=(*(o for o in VLA_PIXELS.overrides if not o.startswith("loop.steps")), f"loop.steps={steps}"),
+        kind=kind,
+    )
+    for steps, kind in ((2500, "vla-pixels-rough"), (1700, "vla-pixels-short"))
 )
-VLA_PIXELS_ROUGH = replace(
-    VLA_PIXELS, imperfection=1.0, kind="vla-pixels-rough"
-)  # the long one leaves nothing to refine
 LIMITS_DT, LIMITS_SPEED = 0.05, 1.0  # s, m/s; scripts/limits_compared.py plays under the same ones
 LIMITED = (
     f"task.joint_filter={{_target_: real.joint_filter.SafetyFilter, dt: {LIMITS_DT}, "
@@ -527,12 +528,10 @@ EXPERIMENTS = {
     ),
     "vla_base": Experiment(
         (
-            Setting(VLA_PIXELS_ROUGH, {k: LANGUAGE[k] for k in ("told_wrong", "as_told")}, prefix="rough/"),
             Setting(
-                VLA_PIXELS_LONG,
-                {"one_step": ONE_STEP, **{f"one_step_{k}": (*ONE_STEP, *v) for k, v in LANGUAGE.items()}},
-                prefix="rough_long/",
-                seeds=(0,),
+                VLA_PIXELS_ROUGH,
+                {**LANGUAGE, "one_step": ONE_STEP, **{f"one_step_{k}": (*ONE_STEP, *v) for k, v in LANGUAGE.items()}},
+                prefix="rough/",
             ),
         ),
         kept=("pixels", "state"),
@@ -545,13 +544,13 @@ EXPERIMENTS = {
                 {"residual": VLA_PIXELS_RESIDUAL},
             ),
             Setting(
-                VLA_PIXELS_ROUGH,
+                VLA_PIXELS_SHORT,
                 {
                     "one_step": ONE_STEP,
                     "dppo": ("algo=dppo", *VLA_CHAIN, *VLA_CRITIC),
                     "residual": VLA_PIXELS_RESIDUAL,
                 },
-                prefix="rough/",
+                prefix="short/",
             ),
         ),
     ),
