@@ -161,14 +161,10 @@ VLA_PIXELS = Base(  # the same seven goals through two small cameras, nothing in
     num_envs=32,
     episodes=210,
 )
-VLA_PIXELS_ROUGH, VLA_PIXELS_SHORT = (  # the longer one leaves nothing to refine: 100% in one step of its flow
-    replace(
-        VLA_PIXELS,
-        imperfection=1.0,
-        overrides=(*(o for o in VLA_PIXELS.overrides if not o.startswith("loop.steps")), f"loop.steps={steps}"),
-        kind=kind,
-    )
-    for steps, kind in ((2500, "vla-pixels-rough"), (1700, "vla-pixels-short"))
+VLA_PIXELS_ROUGH = replace(
+    VLA_PIXELS,
+    imperfection=1.0,
+    overrides=(*(o for o in VLA_PIXELS.overrides if not o.startswith("loop.steps")), "loop.steps=4500"),
 )
 LIMITS_DT, LIMITS_SPEED = 0.05, 1.0  # s, m/s; scripts/limits_compared.py plays under the same ones
 LIMITED = (
@@ -544,13 +540,13 @@ EXPERIMENTS = {
                 {"residual": VLA_PIXELS_RESIDUAL},
             ),
             Setting(
-                VLA_PIXELS_SHORT,
+                VLA_PIXELS_ROUGH,
                 {
                     "one_step": ONE_STEP,
                     "dppo": ("algo=dppo", *VLA_CHAIN, *VLA_CRITIC),
                     "residual": VLA_PIXELS_RESIDUAL,
                 },
-                prefix="short/",
+                prefix="rough/",
             ),
         ),
     ),
