@@ -42,6 +42,9 @@ class Setting:
     refine: dict[str, tuple[str, ...]]  # setting -> overrides of `robopolicy train`, or of `eval`: see `trains`
     prefix: str = ""
     seeds: tuple[int, ...] = ()  # training seeds; (): the experiment's
+    task: tuple[
+        str, ...
+    ] = ()  # changes of the base's task, on which it is evaluated and refined: "task.positions=unseen"
 
 
 def trains(overrides: tuple[str, ...]) -> bool:
@@ -539,14 +542,15 @@ EXPERIMENTS = {
                 VLA_PIXELS,
                 {"residual": VLA_PIXELS_RESIDUAL},
             ),
-            Setting(
+            Setting(  # where it was trained one step of its flow leaves nothing to refine
                 VLA_PIXELS_ROUGH,
                 {
                     "one_step": ONE_STEP,
-                    "dppo": ("algo=dppo", *VLA_CHAIN, *VLA_CRITIC),
+                    "dppo": ("algo=dppo", *VLA_CHAIN, *VLA_CRITIC, "loop.total_steps=330000"),
                     "residual": VLA_PIXELS_RESIDUAL,
                 },
-                prefix="rough/",
+                prefix="places/",
+                task=("task.positions=unseen",),
             ),
         ),
     ),

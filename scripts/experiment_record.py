@@ -77,6 +77,7 @@ def _of_seed(id: str, command: str, experiment: Experiment, job: Job, result: Fo
     setting, name, seed = job
     label = f"{setting.prefix}{name}"
     about = f"{setting.base.demos} demonstrations, imperfection {setting.base.imperfection:g}"
+    about += "".join(f"; {change}" for change in setting.task)
     yield of_rows(result.base, id=id, setting=f"{setting.prefix}base", seed=seed, notes=about, command=command,
                   commit=result.commits[0])  # fmt: skip
     how = f"{' '.join(setting.refine[name])}; {result.jobs} at a time"

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
+from threading import Lock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -29,6 +30,7 @@ from scripts.experiment_list import EXPERIMENTS, Base, Setting, trains
 from scripts.experiment_record import Found, record, save_rows
 
 ROOT = Path(__file__).resolve().parents[1]
+ONE_AT_A_TIME = Lock()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -147,13 +149,14 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
     base = out.resolve() / "bases" / f"{setting.base.name}-{seed}"
     run = out.resolve() / id / f"{setting.prefix.replace('/', '-')}{name}-{seed}"
     over, log = list(setting.refine[name]), run / "log.txt"
+    before = before_it(out.resolve() / id, setting, base, seed, threads)
     if not trains(setting.refine[name]):
-        return untrained(setting, name, base, run, over, threads, jobs)
+        return untrained(setting, name, base, run, before, threads, jobs)
     if not any("residual_scratch" in o for o in over):
         over.append(f"{'teacher' if 'algo=rpd' in over else 'base'}={policy_of(setting.base, base)}")
     over += [] if any(o.startswith("threads=") for o in over) else [f"threads={threads}"]
-    robopolicy("train", *task_of(setting.base), f"dataset={base / 'data'}", f"run_dir={run}", f"seed={seed}",
-               "tracker=local", *over, threads=threads, log=log)  # fmt: skip
+    robopolicy("train", *task_of(setting.base), *setting.task, f"dataset={base / 'data'}", f"run_dir={run}",
+               f"seed={seed}", "tracker=local", *over, threads=threads, log=log)  # fmt: skip
     if not finished(run / "episodes.csv", run):
         evaluate(setting.base, run, threads, log)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -162,22 +165,35 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
     commits = [json.loads((at / "provenance.json").read_text())["commit"] for at in (base / "bc", run)]
     seconds = {at: max((s for step, s in timed if step <= at), default=0.0) for at in evaluations}
     found = Found(
-        base=Rows.load(base / "bc" / "episodes.csv"), rows=Rows.load(run / "episodes.csv"), evaluations=evaluations,
+        base=before, rows=Rows.load(run / "episodes.csv"), evaluations=evaluations,
         seconds=seconds, env_steps=timed[-1][0], wall_s=timed[-1][1], jobs=jobs, commits=(commits[0], commits[1]),
     )  # fmt: skip
     print(f"{id} {setting.prefix}{name} {seed}: {found.rows.summary()}, {found.wall_s:.0f} s", flush=True)
     return found
 
 
-def untrained(setting: Setting, name: str, base: Path, run: Path, over: list[str], threads: int, jobs: int) -> Found:
+def before_it(out: Path, setting: Setting, base: Path, seed: int, threads: int) -> Rows:
+    """Episodes of the base on the task that it is refined on, which may be another than the one it was trained on."""
+    if not setting.task:
+        return Rows.load(base / "bc" / "episodes.csv")
+    folder = out / f"{setting.prefix.replace('/', '-')}base-{seed}"
+    rows, policy = folder / "episodes-base.csv", policy_of(setting.base, base)
+    with ONE_AT_A_TIME:  # several refinements of a base want the same
+        if not finished(rows, policy):
+            evaluate(setting.base, policy, threads, folder / "log.txt", *task_of(setting.base), *setting.task,
+                     f"out={folder}", "name=base")  # fmt: skip
+    return Rows.load(rows)
+
+
+def untrained(setting: Setting, name: str, base: Path, run: Path, before: Rows, threads: int, jobs: int) -> Found:
     """The base itself by another sampler, or on a variant of its task."""
-    evaluate(setting.base, policy_of(setting.base, base), threads, run / "log.txt", *task_of(setting.base), *over,
-             f"out={run}", f"name={name}")  # fmt: skip
+    evaluate(setting.base, policy_of(setting.base, base), threads, run / "log.txt", *task_of(setting.base),
+             *setting.task, *setting.refine[name], f"out={run}", f"name={name}")  # fmt: skip
     at = json.loads((base / "bc" / "provenance.json").read_text())["commit"]
     rows = Rows.load(run / f"episodes-{name}.csv")
     print(f"{base.name} {setting.prefix}{name}: {rows.summary()}", flush=True)
-    return Found(base=Rows.load(base / "bc" / "episodes.csv"), rows=rows, evaluations={}, seconds={}, env_steps=0,
-                 wall_s=0.0, jobs=jobs, commits=(at, at))  # fmt: skip
+    return Found(base=before, rows=rows, evaluations={}, seconds={}, env_steps=0, wall_s=0.0, jobs=jobs,
+                 commits=(at, at))  # fmt: skip
 
 
 def task_of(base: Base) -> tuple[str, ...]:
