@@ -121,7 +121,7 @@ def train_base(out: Path, base: Base, seed: int, threads: int) -> None:
 
 def finished(rows: Path, policy: Path) -> bool:
     """Whether the evaluation whose `rows` these are is of the newest checkpoint of the run `policy`."""
-    made = [path.stat().st_mtime for path in (policy / "checkpoints").glob("*")]
+    made = [path.stat().st_mtime for path in (policy / "checkpoints").glob("*") if path.is_dir()]
     return rows.exists() and bool(made) and rows.stat().st_mtime > max(made)
 
 
