@@ -529,7 +529,7 @@ EXPERIMENTS = {
         (
             Setting(
                 VLA_PIXELS_ROUGH,
-                {**LANGUAGE, "one_step": ONE_STEP, **{f"one_step_{k}": (*ONE_STEP, *v) for k, v in LANGUAGE.items()}},
+                {"one_step": ONE_STEP, **{f"one_step_{k}": (*ONE_STEP, *v) for k, v in LANGUAGE.items()}},
                 prefix="rough/",
             ),
         ),
