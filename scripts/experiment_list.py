@@ -42,9 +42,7 @@ class Setting:
     refine: dict[str, tuple[str, ...]]  # setting -> overrides of `robopolicy train`, or of `eval`: see `trains`
     prefix: str = ""
     seeds: tuple[int, ...] = ()  # training seeds; (): the experiment's
-    task: tuple[
-        str, ...
-    ] = ()  # changes of the base's task, on which it is evaluated and refined: "task.positions=unseen"
+    task: tuple[str, ...] = ()  # changes of the base's task: what it is evaluated and refined on
 
 
 def trains(overrides: tuple[str, ...]) -> bool:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 from robopolicy.errors import RobopolicyError
 from robopolicy.evaluate.evidence import ALL, Evidence, write
 from robopolicy.evaluate.results_page import _colours, _over, _routes, _whiskers, generate
 from scripts import experiments
-from scripts.experiment_list import EXPERIMENTS, Base, Experiment, Setting, trains
+from scripts.experiment_list import EXPERIMENTS, LANGUAGE, Base, Experiment, Setting, trains
 from scripts.experiment_record import Found, record, save_rows
 from tests.evaluate.points import make_rows
 
@@ -84,6 +85,12 @@ def test_a_variant_of_the_task_is_a_rate_and_no_difference():
     assert [r.metric for r in rows] == ["success_rate", "success_rate"]
     with pytest.raises(RobopolicyError, match="another"):
         record("suite", Experiment((variant,), seeds=(0, 1)), [(variant, "refined", 0)], [other], [])
+
+
+def test_variants_of_language_are_those_of_the_command_line():
+    variants = yaml.safe_load((Path(__file__).parents[2] / "configs/variants/language.yaml").read_text())
+    wanted = {name: tuple(f"task.{k}={v}" for k, v in changes.items()) for name, changes in variants.items() if changes}
+    assert wanted == LANGUAGE
 
 
 def test_what_is_a_training():
