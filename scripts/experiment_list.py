@@ -43,10 +43,11 @@ class Setting:
     prefix: str = ""
     seeds: tuple[int, ...] = ()  # training seeds; (): the experiment's
     task: tuple[str, ...] = ()  # changes of the base's task: what it is evaluated and refined on
+    student: tuple[str, ...] = ()  # of a `train` on the base's data that makes what is refined in place of the base
 
 
 def trains(overrides: tuple[str, ...]) -> bool:
-    """Whether a setting is a training; else it is the base itself, by another sampler or on a variant of its task."""
+    """Whether a setting is a training; else the base or its student is evaluated: by another sampler, or elsewhere."""
     return any(o.startswith("algo=") for o in overrides)
 
 
@@ -289,6 +290,7 @@ VLA_CHUNKS = (  # off-policy, by a critic of whole chunks
 )
 VLA_CRITIC = ("loop.rollout_steps=80", "algo.critic_warmup=2")
 VLA_PIXELS_RESIDUAL = ("algo=residual_long", "policy.pictures=true", "loop.total_steps=100000", "threads=1")
+VLA_PIXELS_RPD = ("algo=rpd", "policy=tuned", "loop.total_steps=330000", "threads=1")
 LANGUAGE = {  # as configs/variants/language.yaml has them
     "words": ("task.wording=unseen",),
     "places": ("task.positions=unseen",),
@@ -549,6 +551,13 @@ EXPERIMENTS = {
                 },
                 prefix="places/",
                 task=("task.positions=unseen",),
+            ),
+            Setting(
+                VLA_PIXELS_ROUGH,
+                {"student": (), "rpd": VLA_PIXELS_RPD},
+                prefix="places/",
+                task=("task.positions=unseen",),
+                student=("algo=bc", "policy=sighted", "loop.steps=4000", "threads=1"),
             ),
         ),
     ),

@@ -150,10 +150,12 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
     run = out.resolve() / id / f"{setting.prefix.replace('/', '-')}{name}-{seed}"
     over, log = list(setting.refine[name]), run / "log.txt"
     before = before_it(out.resolve() / id, setting, base, seed, threads)
+    begin = student_of(out.resolve() / id, setting, base, seed, threads) if setting.student else None
     if not trains(setting.refine[name]):
-        return untrained(setting, name, base, run, before, threads, jobs)
+        return untrained(setting, name, base, begin, run, before, threads, jobs)
     if not any("residual_scratch" in o for o in over):
         over.append(f"{'teacher' if 'algo=rpd' in over else 'base'}={policy_of(setting.base, base)}")
+    over += [f"base={begin}"] if begin else []
     over += [] if any(o.startswith("threads=") for o in over) else [f"threads={threads}"]
     robopolicy("train", *task_of(setting.base), *setting.task, f"dataset={base / 'data'}", f"run_dir={run}",
                f"seed={seed}", "tracker=local", *over, threads=threads, log=log)  # fmt: skip
@@ -185,15 +187,27 @@ def before_it(out: Path, setting: Setting, base: Path, seed: int, threads: int) 
     return Rows.load(rows)
 
 
-def untrained(setting: Setting, name: str, base: Path, run: Path, before: Rows, threads: int, jobs: int) -> Found:
-    """The base itself by another sampler, or on a variant of its task."""
-    evaluate(setting.base, policy_of(setting.base, base), threads, run / "log.txt", *task_of(setting.base),
+def student_of(out: Path, setting: Setting, base: Path, seed: int, threads: int) -> Path:
+    """The run of what is refined in place of the base: made of it by imitation, on the same demonstrations."""
+    run = out / f"{setting.prefix.replace('/', '-')}begin-{seed}"
+    with ONE_AT_A_TIME:
+        robopolicy("train", *task_of(setting.base), f"dataset={base / 'data'}", f"run_dir={run}", f"seed={seed}",
+                   "tracker=local", f"base={policy_of(setting.base, base)}", *setting.student,
+                   threads=threads, log=run / "log.txt")  # fmt: skip
+    return run
+
+
+def untrained(
+    setting: Setting, name: str, base: Path, begin: Path | None, run: Path, before: Rows, threads: int, jobs: int
+) -> Found:
+    """The base, or the student that `begin` is, as it is, by another sampler, or on a variant of its task."""
+    evaluate(setting.base, begin or policy_of(setting.base, base), threads, run / "log.txt", *task_of(setting.base),
              *setting.task, *setting.refine[name], f"out={run}", f"name={name}")  # fmt: skip
-    at = json.loads((base / "bc" / "provenance.json").read_text())["commit"]
+    commits = [json.loads((at / "provenance.json").read_text())["commit"] for at in (base / "bc", begin or base / "bc")]
     rows = Rows.load(run / f"episodes-{name}.csv")
-    print(f"{base.name} {setting.prefix}{name}: {rows.summary()}", flush=True)
+    print(f"{(begin or base).name} {setting.prefix}{name}: {rows.summary()}", flush=True)
     return Found(base=before, rows=rows, evaluations={}, seconds={}, env_steps=0, wall_s=0.0, jobs=jobs,
-                 commits=(at, at))  # fmt: skip
+                 commits=(commits[0], commits[1]))  # fmt: skip
 
 
 def task_of(base: Base) -> tuple[str, ...]:

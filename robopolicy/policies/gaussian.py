@@ -26,6 +26,7 @@ class GaussianPolicy(LikelihoodPolicy):
 
     Args:
         network: makes the mean's network from its input and output sizes.
+        encoder: makes the whole observation encoder from the spec; ObservationEncoder when None.
         min_std: floor of the deviation, normalised units; keeps the likelihood bounded on noiseless data.
         initial_std: what is above the floor before training. Imitation finds its own; reinforcement begins with it.
         state_encoder, image_encoder, image_shift, task_weights: see ObservationEncoder.
@@ -37,6 +38,7 @@ class GaussianPolicy(LikelihoodPolicy):
         normalizer: Normalizer,
         *,
         network: Callable[[int, int], nn.Module] = MLP,
+        encoder: Callable[[PolicySpec], nn.Module] | None = None,
         min_std: NonNegative = 0.01,
         initial_std: Positive = 1.0 / math.e,
         state_encoder: Callable[[int], nn.Module] | None = None,
@@ -47,7 +49,7 @@ class GaussianPolicy(LikelihoodPolicy):
         super().__init__()
         self.spec, self.normalizer, self.min_std = spec, normalizer, min_std
         self.noise_shape = (spec.horizon, spec.action.dim)
-        self.encoder = ObservationEncoder(
+        self.encoder = encoder(spec) if encoder else ObservationEncoder(
             spec, state_encoder=state_encoder, image_encoder=image_encoder, image_shift=image_shift,
             task_weights=task_weights,
         )  # fmt: skip

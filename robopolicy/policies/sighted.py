@@ -1,0 +1,117 @@
+"""A small student that sees through the frozen prefix of a trained VLA, and need not learn to see."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.build import build_policy
+from robopolicy.errors import SpecError
+from robopolicy.networks.mlp import MLP
+from robopolicy.networks.prefix import Prefix
+from robopolicy.networks.sight import Sight
+from robopolicy.normalize import Normalizer
+from robopolicy.policies.base import SEEN, Policy
+from robopolicy.policies.gaussian import GaussianPolicy
+from robopolicy.policies.vla import VLAPolicy, check_observation
+from robopolicy.schema import Node, NonNegative, Positive
+from robopolicy.spec import PolicySpec
+from robopolicy.types import TASK, Obs
+
+_AT_ONCE = 256  # frames of a dataset that are looked at
+
+
+class SightedPolicy(GaussianPolicy):
+    """A Gaussian over chunks of what a frozen Prefix makes of an observation; see GaussianPolicy and Sight.
+
+    It tells the instructions of its training apart by number, and follows no others.
+
+    Args:
+        prefix: makes the Prefix from the spec.
+        network, min_std, initial_std: see GaussianPolicy.
+
+    Raises:
+        SpecError: as Prefix.
+    """
+
+    encoder: Sight
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        normalizer: Normalizer,
+        *,
+        prefix: Callable[..., Prefix],
+        network: Callable[[int, int], nn.Module] = MLP,
+        min_std: NonNegative = 0.01,
+        initial_std: Positive = 0.1,
+    ) -> None:
+        super().__init__(
+            spec, normalizer, network=network, min_std=min_std, initial_std=initial_std,
+            encoder=lambda spec: Sight(spec, prefix=prefix),
+        )  # fmt: skip
+
+    def encode(self, obs: Obs) -> Tensor:
+        """cond [B C] from obs [B To ...] in physical units.
+
+        Raises:
+            SpecError: a key is missing, a picture of another layout or range, an index of no instruction.
+        """
+        check_observation(obs, self.spec)
+        return super().encode(obs)
+
+    @torch.no_grad()
+    def remember(self, obs: Obs, episode: Tensor) -> Obs:
+        """What the prefix makes of every frame, `seen` [F S]; of policies that read several frames nothing is kept."""
+        if self.spec.n_obs_steps > 1:
+            return obs
+        seen = []
+        for first in range(0, len(episode), _AT_ONCE):
+            part = {k: obs[k][first : first + _AT_ONCE, None] for k in self.spec.observation}
+            seen.append(self.encoder.summary(self.normalizer.observation(part)))
+        return {SEEN: torch.cat(seen), **{k: v for k, v in obs.items() if k == TASK}}
+
+    def mean_std(self, obs: Obs, *, augment: bool = False) -> tuple[Tensor, Tensor]:
+        """See GaussianPolicy; `obs` may be of what `remember` made."""
+        return self.density(self.encoder(obs)) if SEEN in obs else super().mean_std(obs, augment=augment)
+
+
+def sighted(base: Policy, *, network: Node, min_std: NonNegative = 0.01, initial_std: Positive = 0.1) -> SightedPolicy:
+    """A student of `base`'s horizon with a copy of its prefix and its normaliser, both of which stay as they are.
+
+    It stands by itself: its checkpoints hold the prefix, and not the base or the base's action expert.
+
+    Args:
+        base: a VLAPolicy. network: node of what makes the mean's network. min_std, initial_std: see GaussianPolicy.
+
+    Raises:
+        SpecError: the base is another policy, or looks things up in a memory, which a student cannot.
+    """
+    if not isinstance(base, VLAPolicy) or base.memory is not None:
+        found = type(base).__name__ + (" with a memory" if base.memory is not None else "")
+        raise SpecError(
+            f"base: policy=sighted sees through the prefix of a policy=vla, found {found}. Of other policies: "
+            "algo=bc policy=gaussian first, then policy=tuned base=<its run>."
+        )
+    config: dict[str, Any] = base.config  # type: ignore[assignment]
+    prefix = {
+        "_target_": "robopolicy.networks.prefix.Prefix",
+        "_partial_": True,
+        **config.get("prefix", {}),
+        "precision": base.encoder.precision,
+    }
+    node = {
+        "_target_": f"{SightedPolicy.__module__}.{SightedPolicy.__qualname__}",
+        "prefix": prefix,
+        "network": network,
+        "min_std": min_std,
+        "initial_std": initial_std,
+    }
+    policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
+    assert isinstance(policy, SightedPolicy)
+    policy.encoder.prefix.load_state_dict(base.encoder.state_dict())
+    return policy
