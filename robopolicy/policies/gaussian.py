@@ -49,11 +49,11 @@ class GaussianPolicy(LikelihoodPolicy):
         super().__init__()
         self.spec, self.normalizer, self.min_std = spec, normalizer, min_std
         self.noise_shape = (spec.horizon, spec.action.dim)
-        self.encoder = encoder(spec) if encoder else ObservationEncoder(
+        made: Any = encoder(spec) if encoder else ObservationEncoder(
             spec, state_encoder=state_encoder, image_encoder=image_encoder, image_shift=image_shift,
             task_weights=task_weights,
         )  # fmt: skip
-        self.cond_dim = self.encoder.out_dim
+        self.encoder, self.cond_dim = made, made.out_dim
         self.network = network(self.cond_dim, math.prod(self.noise_shape))
         self.log_std = nn.Parameter(torch.full(self.noise_shape, math.log(initial_std)))
 
