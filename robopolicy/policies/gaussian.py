@@ -29,6 +29,8 @@ class GaussianPolicy(LikelihoodPolicy):
         encoder: makes the whole observation encoder from the spec; ObservationEncoder when None.
         min_std: floor of the deviation, normalised units; keeps the likelihood bounded on noiseless data.
         initial_std: what is above the floor before training. Imitation finds its own; reinforcement begins with it.
+        imitate_std: False: imitation changes the mean alone. Demonstrations that differ leave a deviation behind with
+            which a student hardly succeeds, and which reinforcement takes long to lower.
         state_encoder, image_encoder, image_shift, task_weights: see ObservationEncoder.
     """
 
@@ -41,13 +43,14 @@ class GaussianPolicy(LikelihoodPolicy):
         encoder: Callable[[PolicySpec], nn.Module] | None = None,
         min_std: NonNegative = 0.01,
         initial_std: Positive = 1.0 / math.e,
+        imitate_std: bool = True,
         state_encoder: Callable[[int], nn.Module] | None = None,
         image_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
         image_shift: Natural = 4,
         task_weights: bool = False,
     ) -> None:
         super().__init__()
-        self.spec, self.normalizer, self.min_std = spec, normalizer, min_std
+        self.spec, self.normalizer, self.min_std, self.imitate_std = spec, normalizer, min_std, imitate_std
         self.noise_shape = (spec.horizon, spec.action.dim)
         made: Any = encoder(spec) if encoder else ObservationEncoder(
             spec, state_encoder=state_encoder, image_encoder=image_encoder, image_shift=image_shift,
@@ -83,6 +86,7 @@ class GaussianPolicy(LikelihoodPolicy):
         """Negative log-likelihood per element of actions that are not padding."""
         action = self.normalizer.normalize(ACTION, batch[ACTION])
         mean, std = self.mean_std(batch, augment=True)
+        std = std if self.imitate_std else std.detach()
         keep = ~batch["action_is_pad"]
         nll = (0.5 * ((action - mean) / std).square() + std.log() + 0.5 * math.log(2 * math.pi)).mean(-1)  # [B H]
         return (nll * keep).sum() / keep.sum(), {}

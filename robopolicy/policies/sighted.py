@@ -32,7 +32,7 @@ class SightedPolicy(GaussianPolicy):
 
     Args:
         prefix: makes the Prefix from the spec.
-        network, min_std, initial_std: see GaussianPolicy.
+        network, min_std, initial_std, imitate_std: see GaussianPolicy.
 
     Raises:
         SpecError: as Prefix.
@@ -49,9 +49,10 @@ class SightedPolicy(GaussianPolicy):
         network: Callable[[int, int], nn.Module] = MLP,
         min_std: NonNegative = 0.01,
         initial_std: Positive = 0.1,
+        imitate_std: bool = False,
     ) -> None:
         super().__init__(
-            spec, normalizer, network=network, min_std=min_std, initial_std=initial_std,
+            spec, normalizer, network=network, min_std=min_std, initial_std=initial_std, imitate_std=imitate_std,
             encoder=lambda spec: Sight(spec, prefix=prefix),
         )  # fmt: skip
 
@@ -80,13 +81,21 @@ class SightedPolicy(GaussianPolicy):
         return self.density(self.encoder(obs)) if SEEN in obs else super().mean_std(obs, augment=augment)
 
 
-def sighted(base: Policy, *, network: Node, min_std: NonNegative = 0.01, initial_std: Positive = 0.1) -> SightedPolicy:
+def sighted(
+    base: Policy,
+    *,
+    network: Node,
+    min_std: NonNegative = 0.01,
+    initial_std: Positive = 0.1,
+    imitate_std: bool = False,
+) -> SightedPolicy:
     """A student of `base`'s horizon with a copy of its prefix and its normaliser, both of which stay as they are.
 
     It stands by itself: its checkpoints hold the prefix, and not the base or the base's action expert.
 
     Args:
-        base: a VLAPolicy. network: node of what makes the mean's network. min_std, initial_std: see GaussianPolicy.
+        base: a VLAPolicy. network: node of what makes the mean's network.
+        min_std, initial_std, imitate_std: see GaussianPolicy.
 
     Raises:
         SpecError: the base is another policy, or looks things up in a memory, which a student cannot.
@@ -110,6 +119,7 @@ def sighted(base: Policy, *, network: Node, min_std: NonNegative = 0.01, initial
         "network": network,
         "min_std": min_std,
         "initial_std": initial_std,
+        "imitate_std": imitate_std,
     }
     policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
     assert isinstance(policy, SightedPolicy)
