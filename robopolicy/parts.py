@@ -22,6 +22,7 @@ from robopolicy.noise import episode_seeds
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import Policy
 from robopolicy.policies.hold import HOLD, HOLD_NODE
+from robopolicy.policies.tuned import resampled
 from robopolicy.schema import TARGET, parameters
 from robopolicy.spec import PolicySpec, check_fits, with_cameras
 from robopolicy.storage import load_weights, read_tensors
@@ -56,6 +57,7 @@ class Settings:
     world_node: dict[str, Any] | None
     group_size: int | None
     teacher: Path | None
+    teacher_sampling: dict[str, Any] | None = None
 
 
 class Parts:
@@ -195,11 +197,12 @@ class Parts:
 
     @cached_property
     def teacher(self) -> Policy:
-        given = self.settings.teacher
+        given, sampling = self.settings.teacher, self.settings.teacher_sampling
         if given is None:
             raise ConfigError("teacher: is needed by this algo. Give teacher=<run directory> of a trained policy.")
         with self._blamed("teacher", given):
-            return load_policy(given, device=self.device, env=self.env_spec)
+            policy = load_policy(given, device=self.device, env=self.env_spec)
+        return resampled(policy, sampling, "teacher_sampling") if sampling else policy
 
     @cached_property
     def spec(self) -> PolicySpec:

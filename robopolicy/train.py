@@ -7,6 +7,7 @@ makes each of these when it is first asked for, so a new loop or algorithm needs
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,6 +37,7 @@ def train(
     incomplete: bool = False,
     base: Path | None = None,
     teacher: Path | None = None,
+    teacher_sampling: dict[str, Any] | None = None,
     n_obs_steps: Count = 1,
     horizon: Count = 8,
     n_action_steps: Count = 4,
@@ -58,7 +60,8 @@ def train(
         dataset: demonstrations (LeRobotDataset v3).
         incomplete: a dataset whose recording was interrupted will do.
         base: directory of the policy underneath, or "hold" for the one that stands still: learning from scratch.
-        teacher: directory of a policy to learn from beside the env; any that fits it.
+        teacher: directory of a policy to learn from beside the env; any that fits it. teacher_sampling: changes of its
+            sampler, see `tuned`.
         n_obs_steps, horizon, n_action_steps: To, H, Ta of a policy without a base.
         group_size: envs that start in the same state, see GroupedEnv; None: each in one of its own.
 
@@ -81,6 +84,7 @@ def train(
     settings = Settings(
         run_dir, policy, loop, algo, task, dataset, incomplete, base, (n_obs_steps, horizon, n_action_steps), cameras,
         num_envs, validation_episodes, seed, torch.device(device), world, world_model, group_size, teacher,
+        teacher_sampling,
     )  # fmt: skip
     checkpointer = Checkpointer(run_dir, keep=keep_checkpoints)
     parts = Parts(settings, checkpointer)

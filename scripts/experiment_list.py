@@ -44,6 +44,7 @@ class Setting:
     seeds: tuple[int, ...] = ()  # training seeds; (): the experiment's
     task: tuple[str, ...] = ()  # changes of the base's task: what it is evaluated and refined on
     student: tuple[str, ...] = ()  # of a `train` on the base's data that makes what is refined in place of the base
+    mode: bool = False  # evaluated by their mode: they explore with more noise than they need when it is over
 
 
 def trains(overrides: tuple[str, ...]) -> bool:
@@ -295,7 +296,18 @@ VLA_CHUNKS = (  # off-policy, by a critic of whole chunks
 )
 VLA_CRITIC = ("loop.rollout_steps=80", "algo.critic_warmup=2")
 VLA_PIXELS_RESIDUAL = ("algo=residual_long", "policy.pictures=true", "loop.total_steps=100000", "threads=1")
-VLA_PIXELS_RPD = ("algo=rpd", "policy=tuned", "loop.total_steps=330000", "threads=1")
+VLA_PIXELS_RPD = (  # of what the VLA does in one step, which says more than ten
+    "algo=rpd",
+    "policy=tuned",
+    "teacher_sampling={sampling_steps: 1}",
+    "num_envs=256",
+    "algo.anchor=0.1",
+    "algo.anchor_final=0",
+    "algo.clip=0.03",
+    "algo.actor_lr=3e-4",
+    "loop.total_steps=330000",
+    "threads=1",
+)
 LANGUAGE = {  # as configs/variants/language.yaml has them
     "words": ("task.wording=unseen",),
     "places": ("task.positions=unseen",),
@@ -571,7 +583,8 @@ EXPERIMENTS = {
                 {"student": (), "rpd": VLA_PIXELS_RPD},
                 prefix="places/",
                 task=("task.positions=unseen",),
-                student=("algo=bc", "policy=sighted", "loop.steps=4000", "threads=1"),
+                student=("algo=bc", "policy=sighted", "policy.initial_std=0.3", "loop.steps=4000", "threads=1"),
+                mode=True,
             ),
         ),
     ),

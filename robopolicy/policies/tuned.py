@@ -75,11 +75,11 @@ def tuned(
     return policy.eval()
 
 
-def resampled(base: Policy, sampling: dict[str, Any]) -> ChunkDenoiser:
+def resampled(base: Policy, sampling: dict[str, Any], key: str = "sampling") -> ChunkDenoiser:
     """`base` as another sampler runs it, its weights the same.
 
     Args:
-        base: as in `tuned`, nothing of it fine-tuned. sampling: as in `tuned`.
+        base: as in `tuned`, nothing of it fine-tuned. sampling: as in `tuned`. key: what errors blame.
 
     Raises:
         SpecError: the base has no denoising chain. ConfigError: more than the sampler would change, or its chain is
@@ -89,13 +89,13 @@ def resampled(base: Policy, sampling: dict[str, Any]) -> ChunkDenoiser:
         base = _chain_of(base)
     except SpecError as error:
         raise SpecError(
-            f"sampling: only a diffusion or flow policy of which we can run the chain is sampled from in another way "
-            f"({error}). Leave sampling away; of a residual, evaluate the base with it."
+            f"{key}: only a diffusion or flow policy of which we can run the chain is sampled from in another way "
+            f"({error}). Leave {key} away; of a residual, evaluate the base with it."
         ) from error
-    check_sampling(sampling, "sampling", type(base))
+    check_sampling(sampling, key, type(base))
     if base.tuned_steps:
         raise ConfigError(
-            f"sampling: the chain of this policy is fine-tuned as it is, in {base.tuned_steps} of {len(base.times)} "
+            f"{key}: the chain of this policy is fine-tuned as it is, in {base.tuned_steps} of {len(base.times)} "
             "steps, and another would not run what was learned. Leave it away, or evaluate the base."
         )
     return _changed(base, sampling).eval()
