@@ -10,6 +10,7 @@ import torch
 
 from robopolicy.cli import main
 from robopolicy.policies.gaussian import GaussianPolicy
+from robopolicy.policies.sighted import SightedPolicy
 from robopolicy.policies.vla import VLAPolicy
 from robopolicy.policy_files import load_policy
 from robopolicy.types import IMAGES, STATE, TASK
@@ -99,6 +100,23 @@ def test_the_other_routes(base: Path, tmp_path: Path, route: str):
     assert isinstance(refined, VLAPolicy) and len(refined.spec.tasks) == (1 if route == "co_dppo" else 7)
     same = [torch.equal(a, b) for a, b in zip(refined.tuned.parameters(), refined.network.parameters(), strict=True)]
     assert all(same) == (route == "grpo"), "so short a time is enough for nobody, so groups have nothing to compare"
+
+
+def test_a_student_on_the_base_s_prefix_is_imitated_and_refined(base: Path, tmp_path: Path, capsys):
+    student, run = tmp_path / "student", tmp_path / "rpd"
+    shown = [f"base={base}", f"dataset={base.parent / 'demos'}", "loop.steps=2", "loop.batch_size=8"]
+    assert main(["train", "algo=bc", "policy=sighted", "tracker=quiet", f"run_dir={student}", *TASK_ARGS, *shown]) == 0
+    sizes = ["num_envs=4", "task.horizon=3", "loop.rollout_steps=3", "loop.total_steps=24", "algo.minibatch=6"]
+    refine = ["train", "algo=rpd", "policy=tuned", f"base={student}", f"teacher={base}", "tracker=quiet", *TASK_ARGS,
+              *sizes, "validation_episodes=0", "algo.epochs=1"]  # fmt: skip
+    assert main([*refine, f"run_dir={run}", "teacher_sampling={sampling_steps: 1}"]) == 0
+    before, after = load_policy(student), load_policy(run)
+    assert isinstance(after, SightedPolicy) and after.spec.observation.keys() == {STATE, TASK, IMAGES + "front"}
+    changed = {k.split(".")[0] for k, v in after.state_dict().items() if not torch.equal(v, before.state_dict()[k])}
+    assert changed == {"network", "log_std"}
+    capsys.readouterr()
+    assert main([*refine, f"run_dir={tmp_path / 'other'}", "teacher_sampling={steps: 1}"]) == 1
+    assert "teacher_sampling: ['steps'] change more than the sampler" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("route", ["pa_rl", "aloe"])
