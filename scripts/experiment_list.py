@@ -296,13 +296,9 @@ VLA_CHUNKS = (  # off-policy, by a critic of whole chunks
 )
 VLA_CRITIC = ("loop.rollout_steps=80", "algo.critic_warmup=2")
 VLA_PIXELS_RESIDUAL = ("algo=residual_long", "policy.pictures=true", "loop.total_steps=100000", "threads=1")
-VLA_PIXELS_RPD = (  # of what the VLA does in one step, which says more than ten
-    "algo=rpd",
-    "policy=tuned",
-    "teacher_sampling={sampling_steps: 1}",
+VLA_PIXELS_PPO = (
+    "algo=ppo",
     "num_envs=256",
-    "algo.anchor=0.1",
-    "algo.anchor_final=0",
     "algo.clip=0.03",
     "algo.actor_lr=3e-4",
     "loop.total_steps=330000",
@@ -580,7 +576,7 @@ EXPERIMENTS = {
             ),
             Setting(
                 VLA_PIXELS_ROUGH,
-                {"student": (), "rpd": VLA_PIXELS_RPD},
+                {"student": (), "ppo": VLA_PIXELS_PPO},
                 prefix="places/",
                 task=("task.positions=unseen",),
                 student=("algo=bc", "policy=sighted", "policy.initial_std=0.3", "loop.steps=4000", "threads=1"),
