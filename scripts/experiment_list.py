@@ -44,7 +44,6 @@ class Setting:
     seeds: tuple[int, ...] = ()  # training seeds; (): the experiment's
     task: tuple[str, ...] = ()  # changes of the base's task: what it is evaluated and refined on
     student: tuple[str, ...] = ()  # of a `train` on the base's data that makes what is refined in place of the base
-    mode: bool = False  # evaluated by their mode: they explore with more noise than they need when it is over
 
 
 def trains(overrides: tuple[str, ...]) -> bool:
@@ -580,7 +579,6 @@ EXPERIMENTS = {
                 prefix="places/",
                 task=("task.positions=unseen",),
                 student=("algo=bc", "policy=sighted", "policy.initial_std=0.3", "loop.steps=4000", "threads=1"),
-                mode=True,
             ),
         ),
     ),

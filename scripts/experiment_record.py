@@ -81,7 +81,7 @@ def _of_seed(id: str, command: str, experiment: Experiment, job: Job, result: Fo
     yield of_rows(result.base, id=id, setting=f"{setting.prefix}base", seed=seed, notes=about, command=command,
                   commit=result.commits[0])  # fmt: skip
     begins = f"after {' '.join(setting.student)}; " if setting.student else ""
-    how = f"{begins}{' '.join(setting.refine[name])}; {'its mode; ' if setting.mode else ''}{result.jobs} at a time"
+    how = f"{begins}{' '.join(setting.refine[name])}; {result.jobs} at a time"
     row = of_rows(result.rows, id=id, setting=label, seed=seed, env_steps=result.env_steps,
                   wall_s=round(result.wall_s, 1), notes=how, command=command, commit=result.commits[1])  # fmt: skip
     yield row

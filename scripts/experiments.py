@@ -159,16 +159,15 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
     over += [] if any(o.startswith("threads=") for o in over) else [f"threads={threads}"]
     robopolicy("train", *task_of(setting.base), *setting.task, f"dataset={base / 'data'}", f"run_dir={run}",
                f"seed={seed}", "tracker=local", *over, threads=threads, log=log)  # fmt: skip
-    rows = run / f"episodes{'-deterministic' if setting.mode else ''}.csv"
-    if not finished(rows, run):
-        evaluate(setting.base, run, threads, log, *mode_of(setting))
+    if not finished(run / "episodes.csv", run):
+        evaluate(setting.base, run, threads, log)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     timed = [(int(line["step"]), float(line["train/seconds"])) for line in lines if "train/seconds" in line]
     evaluations = {int(f.stem): Rows.load(f) for f in sorted((run / "evaluations").glob("*.parquet"))}
     commits = [json.loads((at / "provenance.json").read_text())["commit"] for at in (base / "bc", run)]
     seconds = {at: max((s for step, s in timed if step <= at), default=0.0) for at in evaluations}
     found = Found(
-        base=before, rows=Rows.load(rows), evaluations=evaluations,
+        base=before, rows=Rows.load(run / "episodes.csv"), evaluations=evaluations,
         seconds=seconds, env_steps=timed[-1][0], wall_s=timed[-1][1], jobs=jobs, commits=(commits[0], commits[1]),
     )  # fmt: skip
     print(f"{id} {setting.prefix}{name} {seed}: {found.rows.summary()}, {found.wall_s:.0f} s", flush=True)
@@ -203,16 +202,12 @@ def untrained(
 ) -> Found:
     """The base, or the student that `begin` is, as it is, by another sampler, or on a variant of its task."""
     evaluate(setting.base, begin or policy_of(setting.base, base), threads, run / "log.txt", *task_of(setting.base),
-             *setting.task, *mode_of(setting), *setting.refine[name], f"out={run}", f"name={name}")  # fmt: skip
+             *setting.task, *setting.refine[name], f"out={run}", f"name={name}")  # fmt: skip
     commits = [json.loads((at / "provenance.json").read_text())["commit"] for at in (base / "bc", begin or base / "bc")]
-    rows = Rows.load(run / f"episodes-{name}{'-deterministic' if setting.mode else ''}.csv")
+    rows = Rows.load(run / f"episodes-{name}.csv")
     print(f"{(begin or base).name} {setting.prefix}{name}: {rows.summary()}", flush=True)
     return Found(base=before, rows=rows, evaluations={}, seconds={}, env_steps=0, wall_s=0.0, jobs=jobs,
                  commits=(commits[0], commits[1]))  # fmt: skip
-
-
-def mode_of(setting: Setting) -> tuple[str, ...]:
-    return ("deterministic=true",) if setting.mode else ()
 
 
 def task_of(base: Base) -> tuple[str, ...]:
