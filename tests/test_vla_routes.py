@@ -105,7 +105,11 @@ def test_the_other_routes(base: Path, tmp_path: Path, route: str):
 def test_a_student_on_the_base_s_prefix_is_imitated_and_refined(base: Path, tmp_path: Path, capsys):
     student, run = tmp_path / "student", tmp_path / "rpd"
     shown = [f"base={base}", f"dataset={base.parent / 'demos'}", "loop.steps=2", "loop.batch_size=8"]
-    assert main(["train", "algo=bc", "policy=sighted", "tracker=quiet", f"run_dir={student}", *TASK_ARGS, *shown]) == 0
+    imitate = ["train", "algo=bc", "policy=sighted", "tracker=quiet", f"run_dir={student}", *TASK_ARGS, *shown]
+    assert main(imitate) == 0
+    once = load_policy(student).state_dict()
+    assert main(imitate) == 0, "a run that is over goes on from itself, and its base is the student by then"
+    assert all(torch.equal(v, once[k]) for k, v in load_policy(student).state_dict().items())
     sizes = ["num_envs=4", "task.horizon=3", "loop.rollout_steps=3", "loop.total_steps=24", "algo.minibatch=6"]
     refine = ["train", "algo=rpd", "policy=tuned", f"base={student}", f"teacher={base}", "tracker=quiet", *TASK_ARGS,
               *sizes, "validation_episodes=0", "algo.epochs=1"]  # fmt: skip

@@ -128,12 +128,14 @@ def sighted(
     It stands by itself: its checkpoints hold the prefix, and not the base or the base's action expert.
 
     Args:
-        base: a VLAPolicy. network: node of what makes the mean's network.
+        base: a VLAPolicy; a SightedPolicy goes on as it is. network: node of what makes the mean's network.
         min_std, initial_std, imitate_std: see GaussianPolicy.
 
     Raises:
         SpecError: the base is another policy, or looks things up in a memory, which a student cannot.
     """
+    if isinstance(base, SightedPolicy):
+        return base
     if not isinstance(base, VLAPolicy) or base.memory is not None:
         found = type(base).__name__ + (" with a memory" if base.memory is not None else "")
         raise SpecError(

@@ -9,12 +9,14 @@ import torch
 
 from robopolicy.algos.bc import BC
 from robopolicy.errors import SpecError
+from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import SEEN
+from robopolicy.policies.gaussian import GaussianPolicy
 from robopolicy.policies.sighted import SightedPolicy, sighted
 from robopolicy.policy_files import load_policy, save_policy
 from robopolicy.types import STATE, TASK
 from tests.policies.test_vla import CAMERA, TASKS, look, make
-from tests.toy import ACTION
+from tests.toy import ACTION, spec
 
 NODE = {"_target_": "robopolicy.networks.mlp.MLP", "_partial_": True, "width": 16, "depth": 1}
 
@@ -101,8 +103,8 @@ def test_other_instructions_and_wrong_observations_are_refused():
 
 
 def test_only_a_vla_without_a_memory_lends_its_prefix():
-    with pytest.raises(SpecError, match=r"policy=vla, found SightedPolicy.*policy=gaussian first"):
-        student(student())
+    with pytest.raises(SpecError, match=r"policy=vla, found GaussianPolicy.*policy=gaussian first"):
+        student(GaussianPolicy(spec(), Normalizer.from_limits(spec().observation, ACTION)))
     base = make()
     base.memory = object()
     with pytest.raises(SpecError, match="with a memory"):
