@@ -80,6 +80,11 @@ def train(
         if coevolve is None or world is None:
             raise ConfigError("rounds: need a world to imagine in and to refit: world=imagined, world.model=<its run>.")
         return build(coevolve, "coevolve", rounds=rounds, run_dir=run_dir, config=read_config(run_dir))
+    if teacher_sampling and teacher is None:
+        raise ConfigError(
+            "teacher_sampling: changes the sampler of a teacher, and there is none. Add teacher=<run directory>, or "
+            "leave it away."
+        )
     torch.manual_seed(seed)
     settings = Settings(
         run_dir, policy, loop, algo, task, dataset, incomplete, base, (n_obs_steps, horizon, n_action_steps), cameras,

@@ -170,7 +170,11 @@ VLA_PIXELS_ROUGH = replace(
 )
 VLA_PIXELS_TOLD = replace(  # AdaLN reads the instruction, and colours are sooner tied to words
     VLA_PIXELS_ROUGH,
-    overrides=(*VLA_PIXELS_ROUGH.overrides[:-1], "loop.steps=2000", "policy.network.told=true"),
+    overrides=(
+        *(o for o in VLA_PIXELS.overrides if not o.startswith("loop.steps")),
+        "loop.steps=2000",
+        "policy.network.told=true",
+    ),
     kind="vla-pixels-told",
 )
 LIMITS_DT, LIMITS_SPEED = 0.05, 1.0  # s, m/s; scripts/limits_compared.py plays under the same ones

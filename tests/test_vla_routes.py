@@ -121,6 +121,9 @@ def test_a_student_on_the_base_s_prefix_is_imitated_and_refined(base: Path, tmp_
     capsys.readouterr()
     assert main([*refine, f"run_dir={tmp_path / 'other'}", "teacher_sampling={steps: 1}"]) == 1
     assert "teacher_sampling: ['steps'] change more than the sampler" in capsys.readouterr().err
+    alone = [a.replace("rpd", "ppo") for a in refine if not a.startswith("teacher")]
+    assert main([*alone, f"run_dir={tmp_path / 'alone'}", "teacher_sampling={sampling_steps: 1}"]) == 1
+    assert "there is none. Add teacher=<run directory>" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("route", ["pa_rl", "aloe"])

@@ -41,9 +41,9 @@ class ActionExpert(Denoiser):
         cond_dim: C = S + P·(token_dim + 1), as Prefix has it. token_dim: size of a prefix token. summary_dim: S.
         width: of an action token, a multiple of `heads`. depth: blocks. ratio: hidden size of the feed-forward / width.
         precision: what it computes in; what it returns is float32.
-        told: AdaLN reads the instruction beside the time, so that it says at once what action tokens look for. Without,
-            they have to learn to look for its words first, and then for what these name, which comes late and not on
-            every seed (docs/vla.md). words: where the mean of the word tokens lies in the summary.
+        told: AdaLN reads the mean of the word tokens beside the time, so that an instruction says at once what action
+            tokens look for. Without, they have to learn to look for its words first, and then for what these name
+            (docs/vla.md compares both). words: where that mean lies in the summary.
     """
 
     def __init__(
@@ -61,11 +61,13 @@ class ActionExpert(Denoiser):
         time_dim: int = 128,
         precision: Precision = "float32",
         told: bool = False,
-        words: slice = slice(0),
+        words: slice | None = None,
     ) -> None:
         super().__init__(cond_dim=token_dim, time_dim=time_dim, embed_dim=width, activation=nn.SiLU())
         if width % heads:
             raise ValueError(f"width must be a multiple of heads, found width={width}, heads={heads}")
+        if told and words is None:
+            raise ValueError("told: needs `words`, where the mean of the word tokens lies in the summary; found None")
         self.token_dim, self.summary_dim, self.depth, self.heads = token_dim, summary_dim, depth, heads
         self.precision: Precision = precision
         self.words, self.told = words, nn.Linear(token_dim, width) if told else None
@@ -81,7 +83,7 @@ class ActionExpert(Denoiser):
 
     def embed_cond(self, cond: Tensor) -> Context:  # type: ignore[override]
         """The prefix's keys and values from cond [B C]."""
-        told = None if self.told is None else self.told(cond[:, self.words])
+        told = None if self.told is None or self.words is None else self.told(cond[:, self.words])
         cond = cond[:, self.summary_dim :]
         batch, count = len(cond), cond.shape[1] // (self.token_dim + 1)
         tokens, mask = cond[:, : count * self.token_dim].reshape(batch, count, -1), cond[:, count * self.token_dim :]

@@ -28,7 +28,8 @@ class GaussianPolicy(LikelihoodPolicy):
         network: makes the mean's network from its input and output sizes.
         encoder: makes the whole observation encoder from the spec; ObservationEncoder when None.
         min_std: floor of the deviation, normalised units; keeps the likelihood bounded on noiseless data.
-        initial_std: what is above the floor before training. Imitation finds its own; reinforcement begins with it.
+        initial_std: what is above the floor before training. Reinforcement begins with it; imitation finds its own,
+            see `imitate_std`.
         imitate_std: False: imitation changes the mean alone. Demonstrations that differ leave a deviation behind with
             which a student hardly succeeds, and which reinforcement takes long to lower.
         state_encoder, image_encoder, image_shift, task_weights: see ObservationEncoder.

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.build import build_policy
-from robopolicy.errors import SpecError
+from robopolicy.data.episodes import Episodes
+from robopolicy.errors import ConfigError, SpecError
 from robopolicy.networks.by_task import by_task
 from robopolicy.networks.mlp import MLP
 from robopolicy.networks.prefix import Prefix
@@ -27,7 +28,7 @@ _AT_ONCE = 256  # frames of a dataset that are looked at
 
 class Sight(nn.Module):
     """cond [B (1 + T)·S] from *normalised* observations [B To ...]: the prefix's summary of S numbers, brought to one
-    scale, and once more in places of its own for each of T tasks (see `by_task`); [B S] where there is one task.
+    scale, and once more in places of its own for each of T sentences (see `by_task`); [B S] where there is one.
 
     The summary leaves out the tokens, which need attention to be read. The prefix never learns here.
 
@@ -62,7 +63,7 @@ class Sight(nn.Module):
 class SightedPolicy(GaussianPolicy):
     """A Gaussian over chunks of what a frozen Prefix makes of an observation; see GaussianPolicy and Sight.
 
-    It tells the instructions of its training apart by number, and follows no others.
+    It tells the sentences of its training apart by number, each with weights of its own, and follows no others.
 
     Args:
         prefix: makes the Prefix from the spec.
@@ -101,23 +102,33 @@ class SightedPolicy(GaussianPolicy):
 
     @torch.no_grad()
     def remember(self, obs: Obs, episode: Tensor) -> Obs:
-        """What the prefix makes of every frame, `seen` [F S]; of policies that read several frames nothing is kept."""
+        """What the prefix makes of every frame, `seen` [F S]; of policies that read several frames nothing is kept.
+
+        Raises:
+            SpecError: as `encode`.
+        """
         if self.spec.n_obs_steps > 1:
             return obs
         seen = []
         for first in range(0, len(episode), _AT_ONCE):
             part = {k: obs[k][first : first + _AT_ONCE, None] for k in self.spec.observation}
+            check_observation(part, self.spec)
             seen.append(self.encoder.summary(self.normalizer.observation(part)))
         return {SEEN: torch.cat(seen), **{k: v for k, v in obs.items() if k == TASK}}
 
     def mean_std(self, obs: Obs, *, augment: bool = False) -> tuple[Tensor, Tensor]:
-        """See GaussianPolicy; `obs` may be of what `remember` made."""
-        return self.density(self.encoder(obs)) if SEEN in obs else super().mean_std(obs, augment=augment)
+        """See GaussianPolicy; `obs` may be of what `remember` made.
+
+        Raises:
+            SpecError: as `encode`.
+        """
+        return self.density(self.encoder(obs) if SEEN in obs else self.encode(obs))
 
 
 def sighted(
     base: Policy,
     *,
+    demos: Episodes | None = None,
     network: Node,
     min_std: NonNegative = 0.01,
     initial_std: Positive = 0.1,
@@ -128,20 +139,25 @@ def sighted(
     It stands by itself: its checkpoints hold the prefix, and not the base or the base's action expert.
 
     Args:
-        base: a VLAPolicy; a SightedPolicy goes on as it is. network: node of what makes the mean's network.
-        min_std, initial_std, imitate_std: see GaussianPolicy.
+        base: a VLAPolicy; a SightedPolicy goes on as it is.
+        demos: demonstrations that it will learn from, whose sentences become its own; None: the base's.
+        network: node of what makes the mean's network. min_std, initial_std, imitate_std: see GaussianPolicy.
 
     Raises:
-        SpecError: the base is another policy, or looks things up in a memory, which a student cannot.
+        SpecError: the base is another policy, or looks things up in a memory, which a student cannot; or it cannot
+            follow the sentences of `demos`. ConfigError: a SightedPolicy that was made with other options.
     """
+    options = {"network": network, "min_std": min_std, "initial_std": initial_std, "imitate_std": imitate_std}
     if isinstance(base, SightedPolicy):
-        return base
+        return _as_it_is(base, demos, options)
     if not isinstance(base, VLAPolicy) or base.memory is not None:
         found = type(base).__name__ + (" with a memory" if base.memory is not None else "")
         raise SpecError(
-            f"base: policy=sighted sees through the prefix of a policy=vla, found {found}. Of other policies: "
-            "algo=bc policy=gaussian first, then policy=tuned base=<its run>."
+            f"base: policy=sighted sees through the prefix of a policy=vla, found {found}. Give the VLA itself; on "
+            "pictures that another policy reads, algo=bc policy=gaussian learns to see."
         )
+    if demos is not None:
+        base.instruct(demos.tasks)
     config: dict[str, Any] = base.config  # type: ignore[assignment]
     prefix = {
         "_target_": "robopolicy.networks.prefix.Prefix",
@@ -149,15 +165,22 @@ def sighted(
         **config.get("prefix", {}),
         "precision": base.encoder.precision,
     }
-    node = {
-        "_target_": f"{SightedPolicy.__module__}.{SightedPolicy.__qualname__}",
-        "prefix": prefix,
-        "network": network,
-        "min_std": min_std,
-        "initial_std": initial_std,
-        "imitate_std": imitate_std,
-    }
+    node = {"_target_": f"{SightedPolicy.__module__}.{SightedPolicy.__qualname__}", "prefix": prefix, **options}
     policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
     assert isinstance(policy, SightedPolicy)
     policy.encoder.prefix.load_state_dict(base.encoder.state_dict())
-    return policy
+    return policy.to(base.times.device)
+
+
+def _as_it_is(base: SightedPolicy, demos: Episodes | None, options: dict[str, Any]) -> SightedPolicy:
+    """`base`, unless something else is asked for than it is."""
+    config: dict[str, Any] = base.config  # type: ignore[assignment]
+    if others := {k: v for k, v in options.items() if config.get(k) != v}:
+        own = {k: config.get(k) for k in others}
+        raise ConfigError(
+            f"policy: the base is a student already, made with {own}, and goes on as it is; found {others}. Set "
+            "policy.* to the former, or give the VLA that it was made from as base=."
+        )
+    if demos is not None:
+        base.instruct(demos.tasks)
+    return base

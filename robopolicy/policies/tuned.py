@@ -90,13 +90,13 @@ def resampled(base: Policy, sampling: dict[str, Any], key: str = "sampling") -> 
     except SpecError as error:
         raise SpecError(
             f"{key}: only a diffusion or flow policy of which we can run the chain is sampled from in another way "
-            f"({error}). Leave {key} away; of a residual, evaluate the base with it."
+            f"({error}). Leave {key} away, or give the diffusion or flow policy itself."
         ) from error
     check_sampling(sampling, key, type(base))
     if base.tuned_steps:
         raise ConfigError(
             f"{key}: the chain of this policy is fine-tuned as it is, in {base.tuned_steps} of {len(base.times)} "
-            "steps, and another would not run what was learned. Leave it away, or evaluate the base."
+            "steps, and another would not run what was learned. Leave it away, or give what it was made from."
         )
     return _changed(base, sampling).eval()
 

@@ -249,7 +249,9 @@ def test_a_student_of_the_base_is_imitated_first_and_refined_in_its_place(tmp_pa
     monkeypatch.setattr(experiments, "call", call)
     make_rows([False, False]).save(at / "episodes.csv")
     (at / "provenance.json").write_text('{"commit": "abc"}')
-    setting = Setting(base, {"student": (), "rpd": ("algo=rpd",)}, "s/", student=("algo=bc", "policy=sighted"))
+    setting = Setting(
+        base, {"student": (), "rpd": ("algo=rpd",), "ppo": ("algo=ppo",)}, "s/", student=("algo=bc", "policy=sighted")
+    )
     found = experiments.refine(tmp_path, "x", setting, "student", 0, 1)
     assert [arguments[0] for arguments in commands] == ["train", "eval"]
     assert {"policy=sighted", f"base={at}", f"run_dir={begin}", f"dataset={at.parent / 'data'}"} <= set(commands[0])
@@ -257,6 +259,9 @@ def test_a_student_of_the_base_is_imitated_first_and_refined_in_its_place(tmp_pa
     with pytest.raises(FileNotFoundError):  # no training behind it
         experiments.refine(tmp_path, "x", setting, "rpd", 0, 1)
     assert {f"teacher={at}", f"base={begin}", "algo=rpd"} <= set(commands[3])
+    with pytest.raises(FileNotFoundError):
+        experiments.refine(tmp_path, "x", setting, "ppo", 0, 1)
+    assert [a for a in commands[6] if a.startswith(("base=", "teacher="))] == [f"base={begin}"]
 
 
 @pytest.mark.parametrize("fails", ["train_base", "refine"])

@@ -8,22 +8,31 @@ import pytest
 import torch
 
 from robopolicy.algos.bc import BC
-from robopolicy.errors import SpecError
+from robopolicy.build import build_policy
+from robopolicy.errors import ConfigError, SpecError
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import SEEN
 from robopolicy.policies.gaussian import GaussianPolicy
 from robopolicy.policies.sighted import SightedPolicy, sighted
 from robopolicy.policy_files import load_policy, save_policy
 from robopolicy.types import STATE, TASK
-from tests.policies.test_vla import CAMERA, TASKS, look, make
+from tests.policies.test_vla import CAMERA, TASKS, TOLD, look, make
 from tests.toy import ACTION, spec
+from tests.toy import episodes as toy
 
 NODE = {"_target_": "robopolicy.networks.mlp.MLP", "_partial_": True, "width": 16, "depth": 1}
 
 
-def student(base=None) -> SightedPolicy:
+def student(base=None, **options) -> SightedPolicy:
     torch.manual_seed(1)
-    return sighted(base or make(), network=NODE)
+    return sighted(base or make(), network=NODE, **options)
+
+
+def fitted(**options):
+    """A VLA whose normaliser is of data, not of limits."""
+    base = make(**options)
+    base.normalizer._affine(STATE).set(torch.tensor([0.5, -1.0, 2.0]), torch.tensor([2.0, 3.0, 0.5]))
+    return base
 
 
 def moved(policy, obs, key, change):
@@ -31,8 +40,9 @@ def moved(policy, obs, key, change):
         return (policy.encode({**obs, key: change(obs[key])}) - policy.encode(obs)).abs().flatten(1).amax(1)
 
 
-def test_it_reads_what_the_base_s_prefix_makes_of_pictures_words_and_state():
-    base, obs = make(), look()
+@pytest.mark.parametrize("options", [{}, {"precision": "bfloat16"}, TOLD], ids=["", "bfloat16", "told"])
+def test_it_reads_what_the_base_s_prefix_makes_of_pictures_words_and_state(options: dict):
+    base, obs = fitted(**options), look()
     policy, size = student(base), base.encoder.summary_dim
     cond = policy.encode(obs)
     seen = torch.nn.functional.layer_norm(base.encode(obs)[:, :size], (size,))
@@ -56,19 +66,21 @@ def test_one_task_needs_no_places_of_its_own():
 
 
 def test_it_stands_by_itself_and_comes_back_from_disk(tmp_path):
-    base, obs = make(), look()
+    base, obs = fitted(precision="bfloat16"), look()
     policy = student(base)
     want = policy.act(obs, deterministic=True)
-    loaded = load_policy(save_policy(policy, tmp_path / "student"))
     with torch.no_grad():
-        for p in base.parameters():
-            p.zero_()
+        for value in (*base.parameters(), *base.buffers()):
+            value.zero_()
+    assert torch.equal(policy.act(obs, deterministic=True), want), "nothing is shared with the base"
+    loaded = load_policy(save_policy(policy, tmp_path / "student"))
     assert isinstance(loaded, SightedPolicy) and loaded.base is None
-    torch.testing.assert_close(loaded.act(obs, deterministic=True), want)
+    assert torch.equal(loaded.act(obs, deterministic=True), want)
 
 
-def test_imitation_from_what_it_remembers_is_that_from_pictures_and_leaves_the_prefix_alone():
-    base = make()
+def test_imitation_from_what_it_remembers_is_that_from_pictures_and_leaves_the_prefix_alone(monkeypatch):
+    monkeypatch.setattr("robopolicy.policies.sighted._AT_ONCE", 4)
+    base = fitted()
     batch = {**look(6), "action": torch.rand(6, base.spec.horizon, ACTION.dim)}
     batch["action_is_pad"] = torch.zeros(6, base.spec.horizon, dtype=torch.bool)
     policy = student(base).train()
@@ -85,11 +97,43 @@ def test_imitation_from_what_it_remembers_is_that_from_pictures_and_leaves_the_p
     assert changed == {"network"}, "neither the prefix nor how much is explored"
 
 
-def test_of_several_frames_nothing_is_remembered():
-    policy = student()
-    policy.spec = replace(policy.spec, n_obs_steps=2)
-    obs = {k: v[:, 0] for k, v in look().items()}
+def two_frames() -> SightedPolicy:
+    one = make()
+    frames = replace(one.spec, n_obs_steps=2)
+    base = build_policy({**one.config, **TOLD}, spec=frames, normalizer=one.normalizer).eval()
+    with torch.no_grad():
+        for p in base.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    return student(base)
+
+
+def test_of_several_frames_nothing_is_remembered_and_the_newest_task_counts():
+    policy, one = two_frames(), look()
+    obs = {k: v[:, 0] for k, v in one.items()}
     assert policy.remember(obs, torch.arange(4)) is obs
+    both = {k: v.repeat_interleave(2, dim=1) for k, v in one.items()}
+    later = {**both, TASK: torch.cat([(one[TASK] + 1) % 3, one[TASK]], dim=1)}
+    torch.testing.assert_close(policy.encode(later), policy.encode(both))
+    assert bool((moved(policy, both, CAMERA, lambda v: torch.cat([255 - v[:, :1], v[:, 1:]], 1)) > 1e-4).all())
+
+
+def test_it_learns_the_sentences_of_its_demonstrations():
+    base = make()
+    demos = toy(torch.randn(40, 1), torch.randn(40, ACTION.dim))
+    policy = student(base, demos=replace(demos, tasks=("stop", "go left")))
+    assert policy.spec.tasks == ("stop", "go left") and policy.encoder.tasks == 2
+    obs = look(2)
+    same = student(make()).encoder.summary(policy.normalizer.observation({**obs, TASK: torch.tensor([[2], [0]])}))
+    torch.testing.assert_close(policy.encoder.summary(policy.normalizer.observation(obs)), same)
+    with pytest.raises(SpecError, match="apart by number"):
+        student(policy, demos=replace(demos, tasks=("go left", "stop")))
+
+
+def test_a_student_goes_on_as_it_is_and_not_with_other_options():
+    policy = student()
+    assert student(policy) is policy
+    with pytest.raises(ConfigError, match=r"made with \{'initial_std': 0.1\}.*found \{'initial_std': 0.5\}"):
+        student(policy, initial_std=0.5)
 
 
 def test_other_instructions_and_wrong_observations_are_refused():
@@ -98,12 +142,14 @@ def test_other_instructions_and_wrong_observations_are_refused():
         policy.instruct(("go left", "fly", "stop"))
     with pytest.raises(SpecError, match=r"camera 'front' is missing"):
         policy.encode({k: v for k, v in obs.items() if k != CAMERA})
-    with pytest.raises(SpecError, match="uint8"):
-        policy.act({**obs, CAMERA: obs[CAMERA].float()})
+    bad = {**obs, CAMERA: obs[CAMERA].float()}
+    for read in (policy.act, policy.mean_std, lambda o: policy.remember({k: v[:, 0] for k, v in o.items()}, o[TASK])):
+        with pytest.raises(SpecError, match="uint8"):
+            read(bad)
 
 
 def test_only_a_vla_without_a_memory_lends_its_prefix():
-    with pytest.raises(SpecError, match=r"policy=vla, found GaussianPolicy.*policy=gaussian first"):
+    with pytest.raises(SpecError, match=r"policy=vla, found GaussianPolicy.*Give the VLA itself"):
         student(GaussianPolicy(spec(), Normalizer.from_limits(spec().observation, ACTION)))
     base = make()
     base.memory = object()

@@ -192,6 +192,11 @@ def test_told_the_expert_needs_no_attention_to_know_the_instruction(told: bool):
     torch.testing.assert_close(read[0], policy.encode({**obs, STATE: obs[STATE] + 1.0})[0, policy.encoder.words])
 
 
+def test_an_expert_that_is_told_has_to_know_where_the_words_are():
+    with pytest.raises(ValueError, match="told: needs `words`"):
+        ActionExpert(horizon=4, action_dim=2, cond_dim=20, token_dim=8, width=16, told=True)
+
+
 def test_one_task_needs_no_index():
     features = {k: v for k, v in FEATURES.items() if k != TASK}
     policy = make(features=features, tasks=("go left",))
