@@ -168,15 +168,6 @@ VLA_PIXELS_ROUGH = replace(
     imperfection=1.0,
     overrides=(*(o for o in VLA_PIXELS.overrides if not o.startswith("loop.steps")), "loop.steps=4500"),
 )
-VLA_PIXELS_TOLD = replace(  # AdaLN reads the instruction, and colours are sooner tied to words
-    VLA_PIXELS_ROUGH,
-    overrides=(
-        *(o for o in VLA_PIXELS.overrides if not o.startswith("loop.steps")),
-        "loop.steps=2000",
-        "policy.network.told=true",
-    ),
-    kind="vla-pixels-told",
-)
 LIMITS_DT, LIMITS_SPEED = 0.05, 1.0  # s, m/s; scripts/limits_compared.py plays under the same ones
 LIMITED = (
     f"task.joint_filter={{_target_: real.joint_filter.SafetyFilter, dt: {LIMITS_DT}, "
@@ -545,17 +536,12 @@ EXPERIMENTS = {
         (
             Setting(
                 VLA_PIXELS_ROUGH,
-                {"one_step": ONE_STEP, **{f"one_step_{k}": (*ONE_STEP, *v) for k, v in LANGUAGE.items()}},
-                prefix="rough/",
-            ),
-            Setting(
-                VLA_PIXELS_TOLD,
                 {
-                    **{k: LANGUAGE[k] for k in ("places", "told_wrong", "as_told")},
+                    **{k: LANGUAGE[k] for k in ("told_wrong", "as_told")},
                     "one_step": ONE_STEP,
-                    "one_step_told_wrong": (*ONE_STEP, *LANGUAGE["told_wrong"]),
+                    **{f"one_step_{k}": (*ONE_STEP, *v) for k, v in LANGUAGE.items()},
                 },
-                prefix="told/",
+                prefix="rough/",
             ),
         ),
         kept=("pixels", "state"),

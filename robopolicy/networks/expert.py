@@ -22,7 +22,6 @@ class Context:
     values: Tensor  # [depth B heads P d]
     bias: Tensor  # [B 1 1 P]: 0 for a token, −inf for padding
     time: Tensor | None = None  # [M width] or [width]
-    told: Tensor | None = None  # [B width] of the instruction, where AdaLN reads it
 
     def __add__(self, time: Tensor) -> Context:
         return replace(self, time=time)
@@ -41,9 +40,6 @@ class ActionExpert(Denoiser):
         cond_dim: C = S + P·(token_dim + 1), as Prefix has it. token_dim: size of a prefix token. summary_dim: S.
         width: of an action token, a multiple of `heads`. depth: blocks. ratio: hidden size of the feed-forward / width.
         precision: what it computes in; what it returns is float32.
-        told: AdaLN reads the mean of the word tokens beside the time, so that an instruction says at once what action
-            tokens look for. Without, they have to learn to look for its words first, and then for what these name
-            (docs/vla.md compares both). words: where that mean lies in the summary.
     """
 
     def __init__(
@@ -60,17 +56,12 @@ class ActionExpert(Denoiser):
         ratio: int = 4,
         time_dim: int = 128,
         precision: Precision = "float32",
-        told: bool = False,
-        words: slice | None = None,
     ) -> None:
         super().__init__(cond_dim=token_dim, time_dim=time_dim, embed_dim=width, activation=nn.SiLU())
         if width % heads:
             raise ValueError(f"width must be a multiple of heads, found width={width}, heads={heads}")
-        if told and words is None:
-            raise ValueError("told: needs `words`, where the mean of the word tokens lies in the summary; found None")
         self.token_dim, self.summary_dim, self.depth, self.heads = token_dim, summary_dim, depth, heads
         self.precision: Precision = precision
-        self.words, self.told = words, nn.Linear(token_dim, width) if told else None
         self.cond = nn.Linear(token_dim, depth * 2 * width)  # keys and values of every block
         self.action = nn.Linear(action_dim, width)
         self.position = nn.Parameter(0.02 * torch.randn(horizon, width))
@@ -83,7 +74,6 @@ class ActionExpert(Denoiser):
 
     def embed_cond(self, cond: Tensor) -> Context:  # type: ignore[override]
         """The prefix's keys and values from cond [B C]."""
-        told = None if self.told is None or self.words is None else self.told(cond[:, self.words])
         cond = cond[:, self.summary_dim :]
         batch, count = len(cond), cond.shape[1] // (self.token_dim + 1)
         tokens, mask = cond[:, : count * self.token_dim].reshape(batch, count, -1), cond[:, count * self.token_dim :]
@@ -91,7 +81,7 @@ class ActionExpert(Denoiser):
             both = self.cond(tokens).view(batch, count, self.depth, 2, self.heads, -1)
         keys, values = both.permute(3, 2, 0, 4, 1, 5)  # [depth B heads P d] each
         bias = torch.zeros_like(mask, dtype=both.dtype).masked_fill(mask < 0.5, -torch.inf)
-        return Context(keys, values, bias[:, None, None], told=told)
+        return Context(keys, values, bias[:, None, None])
 
     def denoise(self, x: Tensor, embedding: Context) -> Tensor:  # type: ignore[override]
         """[M H Da] from x [M H Da] and the context of B = M/S observations, its time set."""
@@ -99,10 +89,7 @@ class ActionExpert(Denoiser):
         if len(x) % len(embedding):
             raise ValueError(f"{len(x)} chunks cannot be shared out evenly to {len(embedding)} observations")
         h = self.action(x) + self.position
-        context = embedding.time.expand(len(x), -1)
-        if embedding.told is not None:
-            context = context + embedding.told.repeat_interleave(len(x) // len(embedding), dim=0)
-        context = F.silu(context)[:, None]
+        context = F.silu(embedding.time.expand(len(x), -1))[:, None]
         with computing(self.precision, x.device):
             for block, key, value in zip(self.blocks, embedding.keys, embedding.values, strict=True):
                 h = block(h, context, key, value, embedding.bias)

@@ -99,7 +99,6 @@ class Prefix(nn.Module):
         self.tokens = pictures + max_words + self.states  # P; the state's are the last
         outlines = history * sum(tower.outline_dim for tower in towers)
         self.summary_dim = history * size + (width if size else 0) + width + outlines  # S
-        self.words = slice(history * size, history * size + width)  # their mean, in the summary
         self.out_dim = self.summary_dim + self.tokens * (width + 1)
 
     def forward(

@@ -69,8 +69,7 @@ class VLAPolicy(FlowPolicy):
             spec, normalizer, sampling_steps=sampling_steps, noise_level=noise_level,
             time_distribution=time_distribution, noise_samples=noise_samples, tuned_steps=tuned_steps,
             lora_rank=lora_rank, encoder=lambda _: made,
-            network=partial(network, token_dim=made.width, summary_dim=made.summary_dim, words=made.words,
-                            precision=precision),
+            network=partial(network, token_dim=made.width, summary_dim=made.summary_dim, precision=precision),
         )  # fmt: skip
         self.cond_dim = made.summary_dim
 

@@ -43,8 +43,6 @@ SMALL = {
     "network": {"_target_": "robopolicy.networks.expert.ActionExpert", "_partial_": True, "width": 32, "depth": 2,
                 "time_dim": 16},
 }  # fmt: skip
-TOLD = {"network": {**SMALL["network"], "told": True}}
-either = pytest.mark.parametrize("options", [{}, TOLD], ids=["", "told"])
 
 
 def make(
@@ -100,9 +98,8 @@ def test_padding_is_seen_by_nobody():
     assert torch.equal(after[0], before[0]) and not torch.equal(after[1], before[1])
 
 
-@either
-def test_chunks_of_one_observation_do_not_leak_into_each_other(options: dict):
-    policy, obs, each = make(**options), look(3), 5
+def test_chunks_of_one_observation_do_not_leak_into_each_other():
+    policy, obs, each = make(), look(3), 5
     cond = policy.encode(obs).detach()
     x, t = torch.randn(3 * each, 4, 2, requires_grad=True), torch.rand(3 * each)
     y = policy.network(x, t, cond)
@@ -133,9 +130,8 @@ def test_attention_is_that_of_one_masked_sequence():
     torch.testing.assert_close(packed(attend(q, k, v, key, value, bias)), expected, atol=1e-5, rtol=1e-5)
 
 
-@either
-def test_the_prefix_is_computed_once_and_as_if_it_were_computed_at_every_step(options: dict):
-    policy, obs, noise = make(**options), look(), torch.randn(4, 4, 2)
+def test_the_prefix_is_computed_once_and_as_if_it_were_computed_at_every_step():
+    policy, obs, noise = make(), look(), torch.randn(4, 4, 2)
     asked = []
     policy.encoder.register_forward_hook(lambda *_: asked.append("prefix"))
     policy.network.cond.register_forward_hook(lambda *_: asked.append("keys"))
@@ -162,9 +158,8 @@ def test_words_pictures_and_state_change_the_action_and_what_is_left_out_does_no
     assert torch.equal(policy.train().act(obs, noise=noise), chunk), "acting never augments"
 
 
-@either
-def test_instructions_are_read_not_counted(tmp_path: Path, options: dict):
-    policy, obs, noise = make(**options), look(3), torch.randn(3, 4, 2)
+def test_instructions_are_read_not_counted(tmp_path: Path):
+    policy, obs, noise = make(), look(3), torch.randn(3, 4, 2)
     chunk = policy.act(obs, noise=noise)
     save_policy(policy, tmp_path / "policy")
     same = load_policy(tmp_path / "policy")
@@ -176,25 +171,6 @@ def test_instructions_are_read_not_counted(tmp_path: Path, options: dict):
     assert torch.equal(other.act(told, noise=noise), chunk)
     unknown = other.act({**told, TASK: torch.full((3, 1), 2)}, noise=noise)
     assert bool(unknown.isfinite().all()) and not torch.equal(unknown, chunk)
-
-
-@pytest.mark.parametrize("told", [False, True])
-def test_told_the_expert_needs_no_attention_to_know_the_instruction(told: bool):
-    equally_long = ("go left now", "go right now", "stop right there")  # padding is seen, as how much there is
-    policy, obs, noise = make(tasks=equally_long, **(TOLD if told else {})), look(), torch.randn(4, 4, 2)
-    with torch.no_grad():
-        policy.network.cond.weight.zero_()
-        policy.network.cond.bias.zero_()  # every token of the prefix is the same to it
-    chunk = policy.act(obs, noise=noise)
-    asked = policy.act({**obs, TASK: (obs[TASK] + 1) % 3}, noise=noise)
-    assert torch.allclose(asked, chunk) != told
-    read = policy.encode(obs)[:, policy.encoder.words]
-    torch.testing.assert_close(read[0], policy.encode({**obs, STATE: obs[STATE] + 1.0})[0, policy.encoder.words])
-
-
-def test_an_expert_that_is_told_has_to_know_where_the_words_are():
-    with pytest.raises(ValueError, match="told: needs `words`"):
-        ActionExpert(horizon=4, action_dim=2, cond_dim=20, token_dim=8, width=16, told=True)
 
 
 def test_one_task_needs_no_index():
