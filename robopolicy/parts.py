@@ -57,7 +57,7 @@ class Settings:
     world_node: dict[str, Any] | None
     group_size: int | None
     teacher: Path | None
-    teacher_sampling: dict[str, Any] | None = None
+    teacher_sampling: dict[str, Any] | None
 
 
 class Parts:

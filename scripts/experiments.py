@@ -154,9 +154,9 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
     if not trains(setting.refine[name]):
         return untrained(setting, name, base, begin, run, before, threads, jobs)
     if not any("residual_scratch" in o for o in over):
-        asked = "teacher" if "algo=rpd" in over else "" if begin else "base"
-        over += [f"{asked}={policy_of(setting.base, base)}"] if asked else []
-        over += [f"base={begin}"] if begin else []
+        policy, taught = policy_of(setting.base, base), "algo=rpd" in over
+        sources = {"teacher": policy if taught else None, "base": begin or (None if taught else policy)}
+        over += [f"{name}={path}" for name, path in sources.items() if path]
     over += [] if any(o.startswith("threads=") for o in over) else [f"threads={threads}"]
     robopolicy("train", *task_of(setting.base), *setting.task, f"dataset={base / 'data'}", f"run_dir={run}",
                f"seed={seed}", "tracker=local", *over, threads=threads, log=log)  # fmt: skip

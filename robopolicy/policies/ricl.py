@@ -29,7 +29,7 @@ from robopolicy.networks.precision import Precision
 from robopolicy.networks.prefix import Prefix
 from robopolicy.normalize import ACTION, Normalizer
 from robopolicy.policies.base import Policy
-from robopolicy.policies.vla import VLAPolicy, check_observation
+from robopolicy.policies.vla import VLAPolicy, check_observation, prefix_node
 from robopolicy.schema import Count, Fraction, Natural, NonNegative
 from robopolicy.spec import PolicySpec, state_columns
 from robopolicy.types import STATE, TASK, Obs
@@ -297,9 +297,8 @@ def in_context(base: Policy, episodes: Episodes, *, retrieval: dict[str, Any] | 
         base.recall(episodes)
         return base
     config: dict[str, Any] = base.config  # type: ignore[assignment]
-    prefix = {"_target_": "robopolicy.networks.prefix.Prefix", "_partial_": True, **config.get("prefix", {})}
     target = f"{RICLPolicy.__module__}.{RICLPolicy.__qualname__}"
-    node = {**config, **(retrieval or {}), "_target_": target, "prefix": {**prefix, "freeze_vision": True}}
+    node = {**config, **(retrieval or {}), "_target_": target, "prefix": {**prefix_node(base), "freeze_vision": True}}
     policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
     assert isinstance(policy, RICLPolicy)
     missing, strange = policy.load_state_dict(base.state_dict(), strict=False)

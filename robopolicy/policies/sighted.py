@@ -18,7 +18,7 @@ from robopolicy.networks.prefix import Prefix
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import SEEN, Policy
 from robopolicy.policies.gaussian import GaussianPolicy
-from robopolicy.policies.vla import VLAPolicy, check_observation
+from robopolicy.policies.vla import VLAPolicy, check_observation, prefix_node
 from robopolicy.schema import Node, NonNegative, Positive
 from robopolicy.spec import PolicySpec
 from robopolicy.types import TASK, Obs
@@ -92,11 +92,7 @@ class SightedPolicy(GaussianPolicy):
         )  # fmt: skip
 
     def encode(self, obs: Obs) -> Tensor:
-        """cond [B C] from obs [B To ...] in physical units.
-
-        Raises:
-            SpecError: a key is missing, a picture of another layout or range, an index of no instruction.
-        """
+        """See VLAPolicy."""
         check_observation(obs, self.spec)
         return super().encode(obs)
 
@@ -158,13 +154,7 @@ def sighted(
         )
     if demos is not None:
         base.instruct(demos.tasks)
-    config: dict[str, Any] = base.config  # type: ignore[assignment]
-    prefix = {
-        "_target_": "robopolicy.networks.prefix.Prefix",
-        "_partial_": True,
-        **config.get("prefix", {}),
-        "precision": base.encoder.precision,
-    }
+    prefix = {**prefix_node(base), "precision": base.encoder.precision}
     node = {"_target_": f"{SightedPolicy.__module__}.{SightedPolicy.__qualname__}", "prefix": prefix, **options}
     policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
     assert isinstance(policy, SightedPolicy)

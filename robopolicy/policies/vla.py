@@ -147,13 +147,18 @@ def adapted(base: Policy, episodes: Episodes, *, freeze_vision: bool = True) -> 
             "policy=ricl_adapted"
         )
     node: dict[str, Any] = base.config  # type: ignore[assignment]
-    prefix = {"_target_": "robopolicy.networks.prefix.Prefix", "_partial_": True, **node.get("prefix", {})}
-    node = {**node, "prefix": {**prefix, "freeze_vision": freeze_vision}}
+    node = {**node, "prefix": {**prefix_node(base), "freeze_vision": freeze_vision}}
     policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
     assert isinstance(policy, VLAPolicy)
     policy.load_state_dict(base.state_dict())
     policy.instruct(episodes.tasks)
     return policy
+
+
+def prefix_node(base: VLAPolicy) -> dict[str, Any]:
+    """The node that makes `base`'s prefix, written out where its config leaves it to the defaults."""
+    config: dict[str, Any] = base.config  # type: ignore[assignment]
+    return {"_target_": "robopolicy.networks.prefix.Prefix", "_partial_": True, **config.get("prefix", {})}
 
 
 def check_observation(obs: Obs, spec: PolicySpec) -> None:
