@@ -167,18 +167,6 @@ def lookup(slot: str, name: Any, key: str) -> Callable[..., Any]:
     return found
 
 
-def name_of(slot: str, target: Callable[..., Any]) -> str:
-    """The name under which `target` is registered for `slot`.
-
-    Raises:
-        ConfigError: it is not registered there.
-    """
-    for name, found in _SLOTS.get(slot, {}).items():
-        if _place(found) == _place(target):
-            return name
-    raise ConfigError(f"{slot}: {_place(target)} is not registered; see robopolicy.registry.register")
-
-
 def allow(module: str) -> None:
     """Import a module of the user's own, which may register code; the log says what it registered.
 
