@@ -99,13 +99,13 @@ def read(path: Path, *, whole: bool = True) -> Recording:
     found, channels = Recording(path), dict[int, str]()
     try:
         with path.open("rb") as file:
-            whole = 0
+            unpacked = 0
             for record in records(file):
                 if isinstance(record, Channel):
                     channels[record.id] = record.topic.removeprefix("/")
                 elif isinstance(record, Message):
-                    whole += len(record.data)
-                    found.messages.append((channels[record.channel_id], _content(record.data, whole)))
+                    unpacked += len(record.data)
+                    found.messages.append((channels[record.channel_id], _content(record.data, unpacked)))
     except Exception as error:  # whatever a damaged file makes of the reader
         found.damage = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
     if not found.messages or found.messages[0][0] != "header":

@@ -33,7 +33,7 @@ def check_urdf(profile: Profile, text: str, names: Sequence[str] | None = None) 
     try:
         root = ElementTree.fromstring(text)
     except (ElementTree.ParseError, ValueError, RecursionError, MemoryError) as error:  # ValueError: lone surrogates
-        raise SafetyError(f"urdf: not readable as XML ({ascii(str(error))})") from error
+        raise SafetyError(f"urdf: not readable as XML ({str(error)!a})") from error
     joints = {str(j.get("name")): j for j in root.iter("joint") if j.find("parent") is not None}
     parent_of = {_link(j, "child"): name for name, j in joints.items()}
     problems, before = [], ""

@@ -63,7 +63,7 @@ class _Counting(TorchDispatchMode):
 
     def _count(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.tensors -= 1
-        name = func.__name__.partition(".")[0]  # type: ignore[attr-defined]
+        name = func.__name__.partition(".")[0]
         if not name.endswith("_") and name not in _IN_PLACE:
             self.bytes -= _size(func, args, kwargs)
         if self.bytes < 0 or self.tensors < 0:

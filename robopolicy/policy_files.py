@@ -218,7 +218,7 @@ def _built(folder: Path, node: dict[str, Any], spec: PolicySpec, base: Policy | 
     where = f"{folder}/policy.json"
     runtime: dict[str, Any] = {} if base is None else {"base": base}
     try:
-        known, _ = parameters(resolve(node.get("_target_", ""), "policy"), node)
+        known, _ = parameters(resolve(node, "policy"), node)
         with allocating_at_most(budget(folder / "model.safetensors"), where), refusing(f"{where}: node"):
             if "normalizer" in known:
                 runtime["normalizer"] = Normalizer(spec.observation, spec.action)

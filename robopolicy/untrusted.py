@@ -144,9 +144,7 @@ def leads_inside(path: Path, folder: Path) -> bool:
     return any(real.parent == cache / "blobs" for cache in hub)
 
 
-def check_links(
-    folder: Path, *, levels: int = 2 * DEPTH, where: str = "", error: Error = CheckpointError
-) -> None:
+def check_links(folder: Path, *, levels: int = 2 * DEPTH, where: str = "", error: Error = CheckpointError) -> None:
     """Refuse a folder of a stranger that has links out of itself: reading and writing would follow them.
 
     Args:
@@ -177,9 +175,7 @@ def check_links(
 # --- JSON -----------------------------------------------------------------------------------------------------------
 
 
-def read_json(
-    path: Path, *, limit: int = TEXT, error: Error = CheckpointError, finite: bool = True
-) -> dict[str, Any]:
+def read_json(path: Path, *, limit: int = TEXT, error: Error = CheckpointError, finite: bool = True) -> dict[str, Any]:
     """The object in a JSON file; see `parse_json`.
 
     Raises:
@@ -346,12 +342,11 @@ def checked[T](kind: type[T] | pydantic.TypeAdapter[T], data: Any, where: str, *
         raise error(f"{where} is damaged:\n  - " + "\n  - ".join(problems[:5]) + more) from None
 
 
-def check_types(data: Mapping[str, Any], known: Mapping[str, type | tuple[type, ...]], where: str, error: Error) -> None:
-    """Raise `error` where a key of `known` is there and holds another type, e.g. `task: 3`."""
-    for key, kinds in known.items():
-        if key in data and data[key] is not None and not isinstance(data[key], kinds):
-            names = kinds if isinstance(kinds, tuple) else (kinds,)
-            expected = " or ".join({"dict": "a mapping", "str": "text"}.get(k.__name__, k.__name__) for k in names)
+def check_types(data: Mapping[str, Any], known: Mapping[str, type], where: str, error: Error) -> None:
+    """Raise `error` where a key of `known` is there and holds another type, e.g. `task: 3`; null may stand anywhere."""
+    for key, kind in known.items():
+        if not isinstance(data.get(key), kind | None):
+            expected = {"dict": "a mapping", "str": "text", "list": "a list"}.get(kind.__name__, kind.__name__)
             raise error(f"{where}: {key}: expected {expected}, found {_short(data[key])}")
 
 

@@ -35,7 +35,7 @@ from world_models.starts import run_of
 from world_models.world import load_world
 
 _FIRST_SEED = 1 << 20  # of the run's training stream: envs that train have not come that far
-_TUNED, _REPLAYED = "robopolicy.policies.tuned.tuned", "robopolicy.loops.off_policy.off_policy"
+_TUNED, _REPLAYED = "tuned", "off_policy"
 
 
 def coevolve(
@@ -128,13 +128,17 @@ class Rounds:
         self.env = build(config["task"], "task", num_envs=min(episodes, 64), seed=0)
 
     def policy(self, state: dict[str, Any]) -> Path:
-        return below(self.run_dir, state["policy"], where="state.json: policy") if state["policy"] else Path(
-            self.config["base"]
+        return (
+            below(self.run_dir, state["policy"], where="state.json: policy")
+            if state["policy"]
+            else Path(self.config["base"])
         )
 
     def model(self, state: dict[str, Any]) -> Path:
-        return below(self.run_dir, state["model"], where="state.json: model") if state["model"] else Path(
-            self.config["world"]["model"]
+        return (
+            below(self.run_dir, state["model"], where="state.json: model")
+            if state["model"]
+            else Path(self.config["world"]["model"])
         )
 
     def over(self, state: dict[str, Any], rounds: int) -> str:

@@ -211,4 +211,8 @@ def _section(title: str, body: str, note: str) -> str:
     return f"<section><h2>{title}</h2><p class=note>{note}</p>{body}</section>"
 
 
-_SECTIONS = {"gate.json": (_gate,), "rounds.json": (_rounds,), "look.json": (_side_by_side, _model)}
+_SECTIONS: dict[str, tuple[Callable[[Any, str], str], ...]] = {
+    "gate.json": (_gate,),
+    "rounds.json": (_rounds,),
+    "look.json": (_side_by_side, _model),
+}
