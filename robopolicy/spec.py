@@ -92,6 +92,10 @@ class PolicySpec:
 Text = Annotated[str, pydantic.Field(max_length=4096)]
 
 
+# Of a feature: columns, modules and folders of films are called after it.
+Key = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z][^/\\\x00-\x1f]{0,255}$")]
+
+
 class FeatureFile(Strict):
     """A `Feature` as JSON has it."""
 
@@ -139,7 +143,7 @@ class ActionFile(Strict):
 class SharedFile(Strict):
     """What the specs of policies and envs have in common."""
 
-    observation: dict[Text, FeatureFile]
+    observation: dict[Key, FeatureFile]
     action: ActionFile
     tasks: tuple[Text, ...]
     dt: Annotated[float, pydantic.Field(gt=0.0, le=3600.0, allow_inf_nan=False)]

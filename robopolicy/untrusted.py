@@ -51,7 +51,7 @@ def refusing(where: str, error: Error = CheckpointError) -> Iterator[None]:
         raise
     except Exception as found:
         said = str(found).strip().splitlines()
-        why = f"{type(found).__name__}{f': {said[0][:500]}' if said else ''}"
+        why = _printable(f"{type(found).__name__}{f': {said[0][:500]}' if said else ''}")
         raise error(f"{where}: holds values that cannot be used ({why}). Restore it from a copy.") from found
 
 
@@ -423,4 +423,9 @@ def _short(value: object) -> str:
 
 def _said(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
-    return ascii(" ".join(lines[:3])[:300])[1:-1] if lines else type(error).__name__
+    return _printable(" ".join(lines[:3])[:300]) if lines else type(error).__name__
+
+
+def _printable(text: str) -> str:
+    """Without lone surrogates, which cannot be written anywhere."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
