@@ -14,6 +14,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.policies.lerobot_kinds import Kind, kind_of
 from robopolicy.spec import PolicySpec
 from robopolicy.types import TASK, Obs
+from robopolicy.untrusted import refusing
 
 Document = dict[str, Any]  # a JSON file of LeRobot's
 _NEEDED = {  # statistics that a normalisation mode reads
@@ -50,7 +51,8 @@ class Reader(Policy):
         batch: dict[str, Any] = {key: self._input(obs[ours]) for key, ours in self.inputs.items()}
         index = obs[TASK][:, -1].tolist() if TASK in self.spec.observation else [0] * count
         batch["task"] = [self.spec.tasks[i] for i in index]
-        return {k: v for k, v in self.pre(batch).items() if isinstance(v, Tensor | list)}
+        with refusing("policy_preprocessor.json"):  # its numbers are LeRobot's to check, which it does not
+            return {k: v for k, v in self.pre(batch).items() if isinstance(v, Tensor | list)}
 
     def instruct(self, tasks: tuple[str, ...]) -> None:
         """Any instructions will do: the network reads them, or has none to read.
@@ -127,7 +129,9 @@ class LeRobotPolicy(Reader):
             noise = torch.zeros(len(sample), *self.noise_shape, device=sample.device)
         elif self.noise_shape and noise is None:
             noise = torch.randn(len(sample), *self.noise_shape, device=sample.device)
-        return self.post(self.kind.predict(self.network, self.batch(obs), noise))
+        chunk = self.kind.predict(self.network, self.batch(obs), noise)
+        with refusing("policy_postprocessor.json"):
+            return self.post(chunk)
 
 
 def prepared(config: Document) -> Document:
