@@ -41,7 +41,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 PROCESSES = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty",
              "pty.spawn", "os.startfile")  # fmt: skip
 WRITES = {"os.remove": 1, "os.rename": 2, "os.rmdir": 1, "os.mkdir": 1, "os.link": 2, "os.symlink": 2, "os.truncate": 1,
-          "os.chmod": 1, "os.chown": 1, "os.utime": 1, "os.setxattr": 1, "shutil.rmtree": 1, "shutil.move": 2}  # fmt: skip
+          "os.chmod": 1, "os.chown": 1, "os.utime": 1, "os.setxattr": 1, "shutil.rmtree": 1,
+          "shutil.move": 2}  # fmt: skip
+BESIDE = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link")  # whose last arguments are folders' numbers
 SECONDS, BYTES = 60.0, 2**30  # that a case may take
 
 
@@ -84,9 +86,11 @@ class Watch:
             if isinstance(path, str | bytes) and (writes or (isinstance(mode, str) and set(mode) & set("wax+"))):
                 self._touch(event, path)
         elif event in WRITES:
-            for path in args[: WRITES[event]]:
+            count = WRITES[event]
+            for path, place in zip(args[:count], [*args[-count:]], strict=True):
                 if isinstance(path, str | bytes | os.PathLike):
-                    self._touch(event, path)
+                    beside = isinstance(place, int) and place >= 0 and event in BESIDE
+                    self._touch(event, os.path.join(f"/proc/self/fd/{place}", os.fsdecode(path)) if beside else path)
         elif event == "socket.connect" and args[1][0] != "127.0.0.1":
             self.processes.append(f"{event} {args[1]!r}")
 

@@ -272,8 +272,10 @@ def run(folder: Path) -> None:
 
 def _train(place: Path, steps: int) -> None:
     spec = run_spec()
-    offline(algo=BC(policy("gaussian", spec), steps=2), episodes=recorded(spec), steps=steps, batch_size=8, seed=0,
-            tracker=Tracker(place, wandb="disabled", quiet=True), checkpointer=Checkpointer(place), save_every=1)  # fmt: skip
+    offline(
+        algo=BC(policy("gaussian", spec), steps=2), episodes=recorded(spec), steps=steps, batch_size=8, seed=0,
+        tracker=Tracker(place, wandb="disabled", quiet=True), checkpointer=Checkpointer(place), save_every=1,
+    )  # fmt: skip
 
 
 def resume(folder: Path) -> None:
