@@ -1,0 +1,330 @@
+"""A hostile client: the arm, its driver, the camera, the operator and bystanders of a policy node, in one process.
+
+Plain rclpy and NumPy. What it tells the node is in `Lies`; what it did and heard is in its `log`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import rclpy
+from builtin_interfaces.msg import Time
+from diagnostic_msgs.msg import DiagnosticArray
+from lifecycle_msgs.srv import ChangeState
+from numpy.typing import NDArray
+from rclpy.context import Context
+from rclpy.experimental import EventsExecutor
+from rclpy.node import Node
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.signals import SignalHandlerOptions
+from sensor_msgs.msg import Image, JointState
+from std_msgs.msg import Bool, Float64, String
+from std_srvs.srv import Trigger
+from trajectory_msgs.msg import JointTrajectory
+
+from scripts.hostile.checker import FR3, Sheet
+from scripts.hostile.drivers import ControllerDriver, SplineDriver, read
+from scripts.hostile.log import Call, Log
+
+Array = NDArray[np.float64]
+
+HOME = np.array([0.0, 0.0459777, 0.0, -2.3761762, 0.0, 2.4221521, 0.7853982])
+DT, DT_NS, CAMERA_EVERY, ENABLE_EVERY = 0.004, 4_000_000, 10, 5  # s, ns; ticks
+OPENING, SIZE = 0.04, (24, 32)
+TRANSITIONS = {"configure": 1, "cleanup": 2, "activate": 3, "deactivate": 4}
+ANSWER = 15.0  # s for a service
+LATCHED = DurabilityPolicy.TRANSIENT_LOCAL
+
+
+@dataclass(frozen=True)
+class Robot:
+    """Names on the wire, as the preset has them."""
+
+    preset: str
+    joints: tuple[str, ...]
+    fingers: tuple[str, ...]
+    states: str
+    trajectory: str
+    splines: bool  # the driver plays control points; else as a trajectory controller does
+    camera: str = ""
+    commands: str = ""
+    description: str = ""
+
+
+PANDA = Robot(
+    "mujoco_panda", tuple(f"panda_joint{i}" for i in range(1, 8)), ("panda_finger_joint1", "panda_finger_joint2"),
+    "joint_states", "trajectory", True, camera="camera/front/image_raw", commands="joint_commands",
+)  # fmt: skip
+FR3_ARM = Robot(
+    "fr3", tuple(f"fr3_joint{i}" for i in range(1, 8)), ("fr3_finger_joint1", "fr3_finger_joint2"), "/joint_states",
+    "/fr3_arm_controller/joint_trajectory", False, description="/robot_description",
+)  # fmt: skip
+
+
+@dataclass
+class Lies:
+    """What the world tells the node; honest by default.
+
+    shift: s added to all stamps of the arm, and to its driver's clock if `driver_too`. command_shift: to those of
+    joint_commands alone. states, commands: said at all? enable: None is silence. state: one message → those that are
+    sent. picture: (ns, number) → stamps [ns] and numbers of those that are sent. again: how often each of a topic's
+    messages is said. deaf: trajectories are lost.
+    """
+
+    shift: float = 0.0
+    driver_too: bool = True
+    command_shift: float = 0.0
+    states: bool = True
+    commands: bool = True
+    enable: bool | None = True
+    state: Callable[[JointState], list[JointState]] = lambda message: [message]
+    picture: Callable[[int, int], list[tuple[int, int]]] = lambda ns, number: [(ns, number)]
+    again: tuple[tuple[str, int], ...] = ()
+    deaf: bool = False
+
+
+class Client(Node):
+    """Plays everything around the node `target` of process `pid`; a context manager."""
+
+    def __init__(self, robot: Robot, target: str, pid: int, domain: int) -> None:
+        self.own = Context()
+        rclpy.init(args=[], context=self.own, domain_id=domain, signal_handler_options=SignalHandlerOptions.NO)
+        super().__init__("world", context=self.own)
+        self.robot, self.target, self.pid, self.domain, self.log, self.lies = robot, target, pid, domain, Log(), Lies()
+        self.tick = time.time_ns() // DT_NS
+        self.began = time.monotonic() - self.tick * DT
+        self.log.began = time.monotonic()
+        kind = SplineDriver if robot.splines else ControllerDriver
+        self.driver: SplineDriver | ControllerDriver = kind(HOME, self.tick, DT)
+        self.q, self.report, self.refused = HOME.copy(), dict[str, str](), dict[str, int]()
+        self.lead = 0.0  # s by which the newest plan begins after now
+        self.others: list[tuple[Any, Callable[[JointState], JointState]]] = []  # publishers of states that are no arm
+        self._connect()
+        self._executor, self._ended = EventsExecutor(context=self.own), threading.Event()
+        self._executor.add_node(self)
+        self._thread = threading.Thread(target=self._run, name="world", daemon=True)
+
+    def _connect(self) -> None:
+        robot, name = self.robot, self.target
+        self.out: dict[str, Any] = {
+            "states": self.create_publisher(JointState, robot.states, 10),
+            "enable": self.create_publisher(Bool, "enable", 10),
+        }
+        if robot.commands:
+            self.out["commands"] = self.create_publisher(JointState, robot.commands, 50)
+        if robot.camera:
+            best = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
+            self.out["picture"] = self.create_publisher(Image, robot.camera, best)
+        if robot.description:
+            latched = QoSProfile(depth=1, durability=LATCHED)
+            self.out["description"] = self.create_publisher(String, robot.description, latched)
+            self.out["description"].publish(String(data=description(robot, FR3)))
+        self.create_subscription(JointTrajectory, robot.trajectory, self._on_plan, 100, raw=True)
+        self.create_subscription(Float64, "gripper", self._on_grip, 100)
+        self.create_subscription(DiagnosticArray, "/diagnostics", self._on_report, 50)
+        self._change: Any = self.create_client(ChangeState, f"{name}/change_state")
+        self._reset: Any = self.create_client(Trigger, f"{name}/reset")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(5.0)
+        self._executor.shutdown(timeout_sec=1.0)
+        self.destroy_node()
+        rclpy.shutdown(context=self.own)
+
+    # -- what comes -------------------------------------------------------------------------------------------------
+    def _on_plan(self, data: bytes) -> None:
+        now = time.monotonic()
+        self.log.messages.append((now, "trajectory"))
+        try:
+            plan = read(data, self.robot.joints)
+        except ValueError as error:
+            why = f"unreadable: {error}"
+        else:
+            self.log.plans.append((now, plan))
+            if not len(plan.q) or self.lies.deaf:
+                return
+            shift = self.lies.shift if self.lies.driver_too else 0.0
+            self.lead = float(plan.due[0]) - shift - (now - self.began)
+            why = self.driver.offer(plan, shift)
+        if why:
+            self.refused[why] = self.refused.get(why, 0) + 1
+
+    def _on_grip(self, message: Float64) -> None:
+        now = time.monotonic()
+        self.log.messages.append((now, "gripper"))
+        self.log.grips.append((now, float(message.data)))
+
+    def _on_report(self, message: DiagnosticArray) -> None:
+        for status in message.status:
+            if status.name == self.target:
+                self.report = {"message": status.message, **{v.key: v.value for v in status.values}}
+                self.log.reports.append((time.monotonic(), self.report))
+
+    # -- time -------------------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):  # as a driver would; without, a busy machine makes it late
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(41))
+        self.began = time.monotonic() - self.tick * DT
+        self.log.began = time.monotonic()
+        while not self._ended.is_set():
+            ahead = self.began + self.tick * DT - time.monotonic()
+            if ahead > 0:
+                self._executor.spin_once(timeout_sec=min(ahead, DT))
+                continue
+            for _ in range(50):
+                before = len(self.log.messages)
+                self._executor.spin_once(timeout_sec=0.0)
+                if len(self.log.messages) == before:
+                    break
+            self._play()
+
+    def _play(self) -> None:
+        lies, before = self.lies, self.q
+        samples, point = self.driver.play()
+        self.log.samples.append(samples)
+        self.q = samples[-1]
+        ns = self.tick * DT_NS + round(lies.shift * 1e9)
+        again = dict(lies.again)
+        if "commands" in self.out and lies.commands:
+            said = JointState(name=list(self.robot.joints), position=point.tolist())
+            said.header.stamp = stamp(ns + round(lies.command_shift * 1e9))
+            self.out["commands"].publish(said)
+        if self.tick % ENABLE_EVERY == 0 and lies.enable is not None:
+            self.say(lies.enable, again.get("enable", 1))
+        if "picture" in self.out and self.tick % CAMERA_EVERY == 0:
+            for at, number in lies.picture(ns, self.tick):
+                for _ in range(again.get("picture", 1)):
+                    self.out["picture"].publish(picture(at, number))
+        state = self.state(ns, self.q, (self.q - before) / DT)
+        for message in lies.state(state) if lies.states else []:
+            for _ in range(again.get("states", 1)):
+                self.out["states"].publish(message)
+        for publisher, change in list(self.others):
+            publisher.publish(change(self.state(ns, self.q, (self.q - before) / DT)))
+        self.tick += 1
+
+    def state(self, ns: int, q: Array, v: Array) -> JointState:
+        names = [*self.robot.joints, *self.robot.fingers]
+        message = JointState(name=names, position=[*q.tolist(), OPENING / 2, OPENING / 2])
+        message.velocity = [*v.tolist(), 0.0, 0.0]
+        message.header.stamp = stamp(ns)
+        return message
+
+    def say(self, sign: bool, times: int = 1) -> None:
+        """Enable, or stop."""
+        self.log.enables.append((time.monotonic(), sign))
+        for _ in range(times):
+            self.out["enable"].publish(Bool(data=sign))
+
+    # -- the operator -----------------------------------------------------------------------------------------------
+    def call(self, name: str) -> Call:
+        """A transition by name, or reset."""
+        asked, client = time.monotonic(), self._reset if name == "reset" else self._change
+        request: Any = Trigger.Request()
+        if name != "reset":
+            request = ChangeState.Request()
+            request.transition.id = TRANSITIONS[name]
+        done, text, ok = threading.Event(), "", False
+        if client.wait_for_service(timeout_sec=ANSWER):
+            future = client.call_async(request)
+            future.add_done_callback(lambda _: done.set())
+            if done.wait(ANSWER):
+                answer = future.result()
+                ok, text = bool(answer.success), str(getattr(answer, "message", ""))
+        answered = time.monotonic()
+        if name != "reset" and not ok:  # the answer has no text: diagnostics have
+            self.until(lambda: bool(self.log.reports) and self.log.reports[-1][0] > answered + 0.05, 1.0)
+            text = self.report.get("message", "")
+        self.log.calls.append(Call(name, asked, answered, ok, text))
+        return self.log.calls[-1]
+
+    def until(self, condition: Callable[[], bool], patience: float) -> bool:
+        """Wait; whether it came true."""
+        end = time.monotonic() + patience
+        while not condition():
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.005)
+        return True
+
+    def moves(self, patience: float, *, least: float = 0.02) -> bool:
+        """Whether a joint moves by `least` rad within `patience` s."""
+        q = self.q.copy()
+        return self.until(lambda: float(np.abs(self.q - q).max()) > least, patience)
+
+    def begin(self, patience: float = 8.0) -> bool:
+        """Into motion, from whatever state; whether it worked."""
+        end, tries = time.monotonic() + patience, 0
+        while time.monotonic() < end:
+            tries += 1
+            state = self.report.get("state", "")
+            if state == "active" or tries % 4 == 0:
+                started = self.call("reset").ok
+            else:
+                started = self.call("activate").ok
+            if started and self.moves(2.0):
+                return True
+            if tries % 4 == 3:
+                self.call("deactivate")
+            if tries % 8 == 7:
+                self.call("cleanup")
+                self.call("configure")
+            time.sleep(0.3)
+        return False
+
+    @contextlib.contextmanager
+    def forbidden(self, why: str, *, after: float = 0.1) -> Iterator[None]:
+        """Nothing may move meanwhile, `after` s of noticing granted beside what the checker grants."""
+        begin = time.monotonic() + after
+        try:
+            yield
+        finally:
+            self.log.forbidden.append((begin, max(begin, time.monotonic()), why))
+
+    @contextlib.contextmanager
+    def stranger(self) -> Iterator[Node]:
+        """A node of another participant on the same domain."""
+        context = Context()
+        rclpy.init(args=[], context=context, domain_id=self.domain, signal_handler_options=SignalHandlerOptions.NO)
+        node = rclpy.create_node("stranger", context=context)
+        try:
+            yield node
+        finally:
+            node.destroy_node()
+            rclpy.shutdown(context=context)
+
+
+def stamp(ns: int) -> Time:
+    return Time(sec=ns // 1_000_000_000, nanosec=ns % 1_000_000_000)
+
+
+def picture(ns: int, number: int) -> Image:
+    """The picture of that number: no two are alike."""
+    height, width = SIZE
+    message = Image(height=height, width=width, encoding="rgb8", step=3 * width)
+    pixels = np.random.default_rng(number).integers(0, 256, height * width * 3, dtype=np.uint8)
+    message.data = pixels.tobytes()
+    message.header.stamp, message.header.frame_id = stamp(ns), "front"
+    return message
+
+
+def description(robot: Robot, sheet: Sheet) -> str:
+    """The arm's URDF."""
+    joints = ""
+    for i, name in enumerate(robot.joints):
+        ends = f'<parent link="l{i}"/><child link="l{i + 1}"/>'
+        limit = f'lower="{sheet.low[i]}" upper="{sheet.high[i]}" velocity="{sheet.velocity[i]}" effort="87"'
+        joints += f'<joint name="{name}" type="revolute">{ends}<limit {limit}/></joint>'
+    return f'<robot name="{robot.preset}">{joints}</robot>'
