@@ -40,13 +40,13 @@ METRICS = {"unasked_motions": "unasked", "dry_run_commands": "dry", "limit_viola
 
 
 @contextmanager
-def zygote() -> Iterator[subprocess.Popen[str]]:
+def zygote(verbose: bool = False) -> Iterator[subprocess.Popen[str]]:
     """The process that forks nodes; it and all of them are ended."""
-    environment = {**os.environ, "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST", "PYTHONUNBUFFERED": "1",
-                   "ROBOPOLICY_END_WITH_PARENT": "1"}  # fmt: skip
+    os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"  # the client's own participants too
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "ROBOPOLICY_END_WITH_PARENT": "1"}
     with subprocess.Popen(
-        [sys.executable, "-m", "scripts.hostile.target"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env=environment, cwd=ROOT, start_new_session=True,
+        [sys.executable, "-W", "ignore", "-m", "scripts.hostile.target"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=None if verbose else subprocess.DEVNULL, text=True, env=environment, cwd=ROOT, start_new_session=True,
     ) as process:  # fmt: skip
         try:
             assert process.stdout is not None and process.stdout.readline().strip() == "ready"
@@ -127,6 +127,7 @@ def judge(client: Client, scenario: Scenario, stuck: list[str]) -> Verdict:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="scenarios whose names begin so")
+    parser.add_argument("--verbose", action="store_true", help="show what the nodes log")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", action="store_true", help="write docs/results/hostile_ros.json too")
     args = parser.parse_args(arguments)
@@ -135,12 +136,12 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--only: no scenario begins with {args.only}; there are {[s.name for s in scenarios()]}")
     found: dict[str, Verdict] = {}
     begin = time.monotonic()
-    with zygote() as parent:
+    with zygote(args.verbose) as parent:
         for number, scenario in enumerate(chosen):
             start = time.monotonic()
             verdict, client = trial(parent, scenario, args.seed, number)
             found[scenario.name] = verdict
-            told = {k: v for k, v in asdict(verdict).items() if v}
+            told = {k: [*v[:4], *([f"… {len(v)}"] if len(v) > 4 else [])] for k, v in asdict(verdict).items() if v}
             print(json.dumps({"scenario": scenario.name, "s": round(time.monotonic() - start, 1), **told,
                               "refused": client.refused}), file=sys.stderr, flush=True)  # fmt: skip
     rows = evidence(found, round(time.monotonic() - begin))

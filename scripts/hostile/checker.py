@@ -1,4 +1,4 @@
-"""Judges what an arm was told under attack: by its own finite differences and by limits typed in from the maker's sheet.
+"""Judges what an arm was told under attack: by its own differences, and by limits typed in from the maker's sheet.
 
 Shares no code with the limits of the node that it judges.
 """

@@ -39,7 +39,7 @@ HOME = np.array([0.0, 0.0459777, 0.0, -2.3761762, 0.0, 2.4221521, 0.7853982])
 DT, DT_NS, CAMERA_EVERY, ENABLE_EVERY = 0.004, 4_000_000, 10, 5  # s, ns; ticks
 OPENING, SIZE = 0.04, (24, 32)
 TRANSITIONS = {"configure": 1, "cleanup": 2, "activate": 3, "deactivate": 4}
-ANSWER = 15.0  # s for a service
+ANSWER = 60.0  # s for a service: one may load a policy
 LATCHED = DurabilityPolicy.TRANSIENT_LOCAL
 
 
@@ -264,23 +264,17 @@ class Client(Node):
         q = self.q.copy()
         return self.until(lambda: float(np.abs(self.q - q).max()) > least, patience)
 
-    def begin(self, patience: float = 8.0) -> bool:
-        """Into motion, from whatever state; whether it worked."""
-        end, tries = time.monotonic() + patience, 0
-        while time.monotonic() < end:
-            tries += 1
-            state = self.report.get("state", "")
-            if state == "active" or tries % 4 == 0:
-                started = self.call("reset").ok
-            else:
-                started = self.call("activate").ok
-            if started and self.moves(2.0):
-                return True
-            if tries % 4 == 3:
+    def begin(self, tries: int = 8) -> bool:
+        """Into motion, from whatever state, configured anew if need be; whether it worked."""
+        for number in range(tries):
+            if number in (2, 5):
                 self.call("deactivate")
-            if tries % 8 == 7:
+            if number == 4:
                 self.call("cleanup")
                 self.call("configure")
+                time.sleep(0.5)
+            if self.call("reset" if self.report.get("state") == "active" else "activate").ok and self.moves(2.0):
+                return True
             time.sleep(0.3)
         return False
 
@@ -292,6 +286,11 @@ class Client(Node):
             yield
         finally:
             self.log.forbidden.append((begin, max(begin, time.monotonic()), why))
+
+    def meet(self, found: Callable[[], int]) -> None:
+        """Wait until a stranger has found the node; a participant that was missed at first is announced every 3 s."""
+        if not self.until(lambda: found() > 0, 6.0):
+            raise TimeoutError("a stranger and the node have not found each other")
 
     @contextlib.contextmanager
     def stranger(self) -> Iterator[Node]:

@@ -92,7 +92,11 @@ def _layout(parts: tuple[tuple[int, int], ...], begin: int, size: int) -> np.dty
         if w:
             fields[f"x{p}"] = ("<f8", w), start + 4 + -(begin + start + 4) % 8
     fields |= {"s": ("<i4", size - 8), "ns": ("<u4", size - 4)}
-    where = {"names": list(fields), "formats": [f for f, _ in fields.values()], "offsets": [o for _, o in fields.values()]}
+    where = {
+        "names": list(fields),
+        "formats": [f for f, _ in fields.values()],
+        "offsets": [o for _, o in fields.values()],
+    }
     return np.dtype({**where, "itemsize": size})  # type: ignore[call-overload,no-any-return]
 
 
