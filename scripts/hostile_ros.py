@@ -34,6 +34,7 @@ from scripts.hostile.scenarios import CAMERA, COMMANDS, STATE, Scenario, honest,
 
 ROOT = Path(__file__).resolve().parents[1]
 KNOWN = (*STATE, *COMMANDS, *CAMERA, "enable", "trajectory", "gripper", "qos", "brak", "robot_description", "planner")
+AGAIN, LATE = 2, 0.02  # s: a tick of the arm that was played later than this tells nothing about the node
 ON_TIME = 0.1  # s: a plan that begins later after now, or earlier before it, is not for now
 METRICS = {"unasked_motions": "unasked", "dry_run_commands": "dry", "limit_violations": "limits",
            "unnamed_refusals": "unnamed", "not_recovered": "stuck"}  # fmt: skip
@@ -73,6 +74,15 @@ def end(pid: int) -> None:
             os.kill(pid, 0)
             time.sleep(0.01)
         os.kill(pid, signal.SIGKILL)
+
+
+def tried(parent: subprocess.Popen[str], scenario: Scenario, seed: int, number: int) -> tuple[Verdict, Client, int]:
+    """One attack, done again where this machine was late and something was found; how often it was."""
+    for again in range(AGAIN + 1):
+        verdict, client = trial(parent, scenario, seed, number + 1000 * again)
+        if verdict.fine or not client.late > LATE or again == AGAIN:
+            break
+    return verdict, client, again
 
 
 def trial(parent: subprocess.Popen[str], scenario: Scenario, seed: int, number: int) -> tuple[Verdict, Client]:
@@ -135,26 +145,36 @@ def main(arguments: list[str] | None = None) -> int:
     if not chosen:
         parser.error(f"--only: no scenario begins with {args.only}; there are {[s.name for s in scenarios()]}")
     found: dict[str, Verdict] = {}
+    repeated = 0
     begin = time.monotonic()
     with zygote(args.verbose) as parent:
         for number, scenario in enumerate(chosen):
             start = time.monotonic()
-            verdict, client = trial(parent, scenario, args.seed, number)
+            verdict, client, again = tried(parent, scenario, args.seed, number)
             found[scenario.name] = verdict
-            told = {k: [*v[:4], *([f"… {len(v)}"] if len(v) > 4 else [])] for k, v in asdict(verdict).items() if v}
-            print(json.dumps({"scenario": scenario.name, "s": round(time.monotonic() - start, 1), **told,
-                              "refused": client.refused}), file=sys.stderr, flush=True)  # fmt: skip
-    rows = evidence(found, round(time.monotonic() - begin))
+            repeated += again
+            show(scenario, verdict, client, again, time.monotonic() - start)
+    note = f"{time.monotonic() - begin:.0f} s; {repeated} trials done again as this machine was late"
+    rows = evidence(found, note)
     print(*(json.dumps(asdict(row), ensure_ascii=False) for row in rows), sep="\n")
     if args.record:
         print(*write(rows, keep=False), file=sys.stderr)
     return int(not all(v.fine for v in found.values()))
 
 
-def evidence(found: dict[str, Verdict], seconds: int) -> list[Evidence]:
+def show(scenario: Scenario, verdict: Verdict, client: Client, again: int, seconds: float) -> None:
+    """Print what came of a trial."""
+    told: dict[str, object] = {"scenario": scenario.name, "s": round(seconds, 1)}
+    for kind, found in asdict(verdict).items():
+        told |= {kind: [*found[:4], *([f"… {len(found)}"] if len(found) > 4 else [])]} if found else {}
+    told |= {"refused": client.refused, "late_ms": round(1e3 * client.late), "again": again}
+    print(json.dumps(told, ensure_ascii=False), file=sys.stderr, flush=True)
+
+
+def evidence(found: dict[str, Verdict], note: str) -> list[Evidence]:
     """Rows: how many scenarios ran, and of each kind of fault how many there were."""
     rows = [measured(id="hostile_ros", setting="all", metric="scenarios", interval=float(len(found)),
-                     notes=f"{seconds} s")]  # fmt: skip
+                     notes=note)]  # fmt: skip
     for metric, name in METRICS.items():
         counted = {s: len(getattr(v, name)) for s, v in found.items()}
         bad = "; ".join(f"{s}: {n}" for s, n in counted.items() if n)

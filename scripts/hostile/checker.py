@@ -20,7 +20,7 @@ GRACE = 0.5  # s: to notice that motion is no longer permitted, and for the stop
 SIGN_OF_LIFE = 0.1  # s after which an enable has died
 LATCHED = 0.2  # s of silence after which one that returns is no permission
 MOVES, TURNED = 1e-4, 1e-4  # rad/s, rad: less is no motion
-GRIP_MOVES, GRIP_SPEED, GRIP_STEP = 1e-3, 0.1, 0.006  # m; m/s, the hand's; m that one message may add to it
+GRIP_MOVES, GRIP_JITTER = 1e-3, 0.006  # m: less is no motion; m that a late message may add to a step
 RATE = 1000.0
 
 
@@ -36,6 +36,8 @@ class Sheet:
     used: tuple[float, float, float] = (0.5, 0.5, 0.1)
     offset: tuple[float, ...] = ()  # of velocities that depend on the position, with the deceleration beside
     slowing: tuple[float, ...] = ()
+    grip_speed: float = np.inf  # m/s, of the opening, and m that it may be told to be away from where it is
+    squeeze: float = np.inf
 
 
 PANDA = Sheet(
@@ -49,6 +51,7 @@ FR3 = Sheet(
     high=(2.7437, 1.7837, 2.9007, -0.1518, 2.8065, 4.5169, 3.0159),
     velocity=(2.62, 2.62, 2.62, 2.62, 5.26, 4.18, 5.26), acceleration=(10,) * 7, jerk=(5000,) * 7,
     offset=(0.6599, 0.2517, 0.2, 0.3533, 0.5757, 0.4878, 0.4628), slowing=(6, 2.585, 3.5, 4, 17, 5.5, 17),
+    grip_speed=0.1, squeeze=0.02,
 )  # fmt: skip
 
 
@@ -186,11 +189,16 @@ def limits(log: Log, sheet: Sheet, *, splines: bool, dt: float = 0.004) -> list[
         for name in alone(plan, sheet, splines=splines, dt=dt):
             counted[name] = counted.get(name, 0) + 1
     found += [f"{n} plans: {name}" for name, n in counted.items()]
-    fast = [
-        (a, b) for (s, a), (t, b) in zip(log.grips, log.grips[1:], strict=False)
-        if abs(b - a) > GRIP_SPEED * (t - s) + GRIP_STEP
-    ]  # fmt: skip
-    return found + ([f"gripper: {len(fast)} steps, first {fast[0][0]:.3f} → {fast[0][1]:.3f} m"] if fast else [])
+    return found + _grip_limits(log, sheet)
+
+
+def _grip_limits(log: Log, sheet: Sheet) -> list[str]:
+    """Speed of what the gripper is told, and how far it is told to go through what it holds."""
+    steps = zip(log.grips, log.grips[1:], strict=False)
+    fast = [(a, b) for (s, a), (t, b) in steps if not abs(b - a) <= sheet.grip_speed * (t - s) + GRIP_JITTER]
+    hard = [x for _, x in log.grips if not abs(x - log.opening) <= sheet.squeeze + GRIP_MOVES]
+    found = [f"gripper: {len(fast)} × speed, first {fast[0][0]:.3f} → {fast[0][1]:.3f} m"] if fast else []
+    return found + ([f"gripper: {len(hard)} × squeeze, first {hard[0]:.3f} m"] if hard else [])
 
 
 def alone(plan: Plan, sheet: Sheet, *, splines: bool, dt: float) -> list[str]:

@@ -10,12 +10,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import rclpy
-from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray
 from lifecycle_msgs.srv import ChangeState
 from numpy.typing import NDArray
@@ -29,65 +27,18 @@ from std_msgs.msg import Bool, Float64, String
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
-from scripts.hostile.checker import FR3, Sheet
+from scripts.hostile.checker import FR3
 from scripts.hostile.drivers import ControllerDriver, SplineDriver, read
 from scripts.hostile.log import Call, Log
+from scripts.hostile.world import Lies, Robot, description, picture, stamp
 
 Array = NDArray[np.float64]
 
 HOME = np.array([0.0, 0.0459777, 0.0, -2.3761762, 0.0, 2.4221521, 0.7853982])
 DT, DT_NS, CAMERA_EVERY, ENABLE_EVERY = 0.004, 4_000_000, 10, 5  # s, ns; ticks
-OPENING, SIZE = 0.04, (24, 32)
 TRANSITIONS = {"configure": 1, "cleanup": 2, "activate": 3, "deactivate": 4}
 ANSWER = 60.0  # s for a service: one may load a policy
 LATCHED = DurabilityPolicy.TRANSIENT_LOCAL
-
-
-@dataclass(frozen=True)
-class Robot:
-    """Names on the wire, as the preset has them."""
-
-    preset: str
-    joints: tuple[str, ...]
-    fingers: tuple[str, ...]
-    states: str
-    trajectory: str
-    splines: bool  # the driver plays control points; else as a trajectory controller does
-    camera: str = ""
-    commands: str = ""
-    description: str = ""
-
-
-PANDA = Robot(
-    "mujoco_panda", tuple(f"panda_joint{i}" for i in range(1, 8)), ("panda_finger_joint1", "panda_finger_joint2"),
-    "joint_states", "trajectory", True, camera="camera/front/image_raw", commands="joint_commands",
-)  # fmt: skip
-FR3_ARM = Robot(
-    "fr3", tuple(f"fr3_joint{i}" for i in range(1, 8)), ("fr3_finger_joint1", "fr3_finger_joint2"), "/joint_states",
-    "/fr3_arm_controller/joint_trajectory", False, description="/robot_description",
-)  # fmt: skip
-
-
-@dataclass
-class Lies:
-    """What the world tells the node; honest by default.
-
-    shift: s added to all stamps of the arm, and to its driver's clock if `driver_too`. command_shift: to those of
-    joint_commands alone. states, commands: said at all? enable: None is silence. state: one message → those that are
-    sent. picture: (ns, number) → stamps [ns] and numbers of those that are sent. again: how often each of a topic's
-    messages is said. deaf: trajectories are lost.
-    """
-
-    shift: float = 0.0
-    driver_too: bool = True
-    command_shift: float = 0.0
-    states: bool = True
-    commands: bool = True
-    enable: bool | None = True
-    state: Callable[[JointState], list[JointState]] = lambda message: [message]
-    picture: Callable[[int, int], list[tuple[int, int]]] = lambda ns, number: [(ns, number)]
-    again: tuple[tuple[str, int], ...] = ()
-    deaf: bool = False
 
 
 class Client(Node):
@@ -96,7 +47,7 @@ class Client(Node):
     def __init__(self, robot: Robot, target: str, pid: int, domain: int) -> None:
         self.own = Context()
         rclpy.init(args=[], context=self.own, domain_id=domain, signal_handler_options=SignalHandlerOptions.NO)
-        super().__init__("world", context=self.own)
+        super().__init__(robot.node, context=self.own)
         self.robot, self.target, self.pid, self.domain, self.log, self.lies = robot, target, pid, domain, Log(), Lies()
         self.tick = time.time_ns() // DT_NS
         self.began = time.monotonic() - self.tick * DT
@@ -104,6 +55,7 @@ class Client(Node):
         kind = SplineDriver if robot.splines else ControllerDriver
         self.driver: SplineDriver | ControllerDriver = kind(HOME, self.tick, DT)
         self.q, self.report, self.refused = HOME.copy(), dict[str, str](), dict[str, int]()
+        self.late = 0.0  # s by which the latest tick was played too late
         self.lead = 0.0  # s by which the newest plan begins after now
         self.others: list[tuple[Any, Callable[[JointState], JointState]]] = []  # publishers of states that are no arm
         self._connect()
@@ -188,6 +140,7 @@ class Client(Node):
                 self._executor.spin_once(timeout_sec=0.0)
                 if len(self.log.messages) == before:
                     break
+            self.late = max(self.late, -ahead)
             self._play()
 
     def _play(self) -> None:
@@ -217,7 +170,7 @@ class Client(Node):
 
     def state(self, ns: int, q: Array, v: Array) -> JointState:
         names = [*self.robot.joints, *self.robot.fingers]
-        message = JointState(name=names, position=[*q.tolist(), OPENING / 2, OPENING / 2])
+        message = JointState(name=names, position=[*q.tolist(), *[self.log.opening / 2] * 2])
         message.velocity = [*v.tolist(), 0.0, 0.0]
         message.header.stamp = stamp(ns)
         return message
@@ -303,27 +256,3 @@ class Client(Node):
         finally:
             node.destroy_node()
             rclpy.shutdown(context=context)
-
-
-def stamp(ns: int) -> Time:
-    return Time(sec=ns // 1_000_000_000, nanosec=ns % 1_000_000_000)
-
-
-def picture(ns: int, number: int) -> Image:
-    """The picture of that number: no two are alike."""
-    height, width = SIZE
-    message = Image(height=height, width=width, encoding="rgb8", step=3 * width)
-    pixels = np.random.default_rng(number).integers(0, 256, height * width * 3, dtype=np.uint8)
-    message.data = pixels.tobytes()
-    message.header.stamp, message.header.frame_id = stamp(ns), "front"
-    return message
-
-
-def description(robot: Robot, sheet: Sheet) -> str:
-    """The arm's URDF."""
-    joints = ""
-    for i, name in enumerate(robot.joints):
-        ends = f'<parent link="l{i}"/><child link="l{i + 1}"/>'
-        limit = f'lower="{sheet.low[i]}" upper="{sheet.high[i]}" velocity="{sheet.velocity[i]}" effort="87"'
-        joints += f'<joint name="{name}" type="revolute">{ends}<limit {limit}/></joint>'
-    return f'<robot name="{robot.preset}">{joints}</robot>'

@@ -31,7 +31,7 @@ class Log:
     began: time of the first sample. samples: what the arm played at 1 kHz, pieces [m 7] rad.
     enables: each that was sent. reports: diagnostics of the node. plans, grips: what came on the command topics.
     messages: time and topic of everything that came there. forbidden: from, to and why nothing may move.
-    attack: from and to.
+    attack: from and to. opening: m at which the gripper is said to be.
     """
 
     began: float = 0.0
@@ -44,6 +44,7 @@ class Log:
     messages: list[tuple[float, str]] = field(default_factory=list)
     forbidden: list[tuple[float, float, str]] = field(default_factory=list)
     attack: tuple[float, float] = (0.0, 0.0)
+    opening: float = 0.04
     stopped: list[str] = field(default_factory=list)  # what must not stop the arm, and did
 
     @property
