@@ -197,6 +197,7 @@ def _activate(chain: SafetyChain, content: dict[str, Any]) -> None:
         chain.tighten(**vars(settings))
     measured = _measured(content)
     assert measured is not None
+    chain.enable(content["now"])  # it was alive, or there would have been no activation
     chain.activate(measured, content["now"])
     _stand(chain, content["governor"])
     if chain.tank is not None:
