@@ -197,7 +197,8 @@ def _activate(chain: SafetyChain, content: dict[str, Any]) -> None:
         chain.tighten(**vars(settings))
     measured = _measured(content)
     assert measured is not None
-    chain.enable(content["now"])  # it was alive, or there would have been no activation
+    if (enabled := content.get("enable", content["now"])) is not None:  # older chains fed themselves at activation
+        chain.enable(enabled)
     chain.activate(measured, content["now"])
     _stand(chain, content["governor"])
     if chain.tank is not None:

@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from real.robots import Robot, State
-from real.ros2.clock import LEAP, ArmClock, StampError, shortest, stamps_of
+from real.ros2.ages import Ages
+from real.ros2.clock import ArmClock, StampError, shortest, stamps_of
+from real.ros2.continuity import Continuity, JumpError
 from real.ros2.ledger import KEPT, Ledger
 from real.ros2.timeline import MATCH
 from real.ros2.wiring import Wiring
@@ -29,8 +31,6 @@ FRESH = 0.5  # s: an older state is none to start from
 STALE = 50  # ticks: what the driver said it plays is too old to start from
 PLAYED = "joint_commands"  # the watchdog of what the driver says it plays: without it nobody knows what was lost
 STILL = 0.05  # rad/s: a joint that is faster is not at rest
-ROOM = 0.02  # rad by which two states may be further apart than the joints can move
-SETTLED = 0.1  # s without a jump of the state before the arm may be started
 
 
 class Loop(Protocol):
@@ -76,11 +76,8 @@ class Session:
         self.clock = ArmClock(wiring.tick_s, follow=follow, window=min(max(window, 32), 1024))
         self.stamps = stamps_of(wiring, self.clock)
         self.newest: State | None = None
-        self.newest_at = -math.inf  # s, its stamp
-        self.jumped_at, self.jump = -math.inf, ""  # s of our steady clock, of a state that no motion leads to
-        self._fastest = chain.profile.maker["velocity"]  # [n] rad/s
-        self._longest = {dog.name: dog.patience.fault for dog in chain.watchdogs}  # s of silence, by watchdog
-        self.heard: dict[str, float] = {}  # s of our steady clock of the newest of each input, by watchdog
+        self.continuity = Continuity(wiring.joints, chain.profile.maker["velocity"])
+        self.ages = Ages(chain, simulated=follow)
         self.commanded: Array | None = None  # [n] rad that the driver plays, where it says so
         self.commanded_at = 0  # tick
         self.fresh = self.unreadable = False
@@ -89,14 +86,13 @@ class Session:
         self.muted = False  # the driver has given up, and must not be told to go on
         self.counts, self.reasons, self.ticks, self.changed = Counter[str](), Counter[str](), 0, 0
         self.decision: Decision | None = None
-        self.enabled = -math.inf  # s of our steady clock, of the last enable; nothing but a message sets it
         self.now = -math.inf  # s of our steady clock, of the tick under way
         self.loop = make_loop(self, chain, lambda: self.time)
         self.ledger = Ledger(chain, 0)
 
     # -- real.robots.Robot ------------------------------------------------------------------------------------------
     def read(self) -> State | None:
-        fresh = self.fresh and self._age("state", self.now) <= shortest(self.wiring.watchdogs["state"])
+        fresh = self.fresh and self.ages.of("state", self.now) <= shortest(self.wiring.watchdogs["state"])
         state, self.fresh = (self.newest if fresh else None), False
         if self.unreadable and self.newest is not None:  # the limits hold the arm, and say why
             self.unreadable = False
@@ -119,7 +115,7 @@ class Session:
         """A state stamped `stamp` s by the arm, received at `at` s of our steady clock.
 
         Raises:
-            StampError: its stamp is not of this moment. SafetyError: no motion leads to it from the one before.
+            StampError: its stamp is not of this moment. JumpError: no motion leads to it from the one before.
         """
         running = self.running
         if not running:  # nothing depends on the arm's clock now: it may have been set
@@ -133,25 +129,14 @@ class Session:
         if running:
             self.clock.learn(stamp, at)
         self.clock.newest = stamp
-        self._check_motion(state, stamp - self.newest_at, at, running)
-        self.newest, self.newest_at, self.fresh = state, stamp, True
+        try:
+            self.continuity.take(state.q, stamp, at)
+        except JumpError as error:
+            if running:
+                self.chain.fault(str(error))
+            raise
+        self.newest, self.fresh = state, True
         self._hear("state", at)
-
-    def _check_motion(self, state: State, dt: float, at: float, running: bool) -> None:
-        """Raise SafetyError where a joint cannot have moved so far in `dt` s; while the arm runs, that is a fault."""
-        if self.newest is None or not 0.0 < dt <= LEAP:
-            return
-        moved, most = np.abs(state.q - self.newest.q), self._fastest * dt + ROOM
-        if (moved <= most).all():
-            return
-        k = int(np.argmax(moved - most))
-        self.jumped_at, self.jump = at, (
-            f"state_jump: {self.wiring.joints[k]!r} moved {moved[k]:.3f} rad in {dt:.3f} s, it can move {most[k]:.3f}. "
-            "Do two drivers publish?"
-        )  # fmt: skip
-        if running:
-            self.chain.fault(self.jump)
-        raise SafetyError(self.jump)
 
     def on_unreadable(self) -> None:
         """A state has come that holds numbers that are none."""
@@ -182,12 +167,14 @@ class Session:
     def on_enable(self, enabled: bool, at: float) -> None:
         """The operator's sign of life, received at `at` s of our steady clock; False is an emergency stop at once."""
         if enabled:
-            self.enabled = at
             self._hear("enable", at)
         else:
-            self.enabled = self.heard["enable"] = -math.inf
+            self.ages.silence("enable")
             if self.chain.active:
                 self.chain.fault("emergency_stop")
+
+    def _hear(self, name: str, at: float) -> None:
+        self.ages.hear(name, at, self.time, running=self.running)
 
     def on_stranger(self, why: str) -> None:
         """A second publisher has spoken on an input."""
@@ -200,24 +187,6 @@ class Session:
             self.muted = True
             self.chain.fault(why)
 
-    # -- ages -------------------------------------------------------------------------------------------------------
-    def _hear(self, name: str, at: float) -> None:
-        """An input has come, at `at` s of our steady clock. A silence counts also where no tick fell into it."""
-        if self.clock.follow:
-            self.chain.feed(name, self.time)
-        elif self.running and not at - self.heard[name] <= self._longest.get(name, math.inf):
-            self.chain.fault(name)
-        self.heard[name] = at
-
-    def _age(self, name: str, now: float) -> float:
-        """s at `now` s of our steady clock since an input was received; in simulated time none passes between states."""
-        return 0.0 if self.clock.follow and name in self.heard else now - self.heard.get(name, -math.inf)
-
-    def _tell_ages(self, now: float) -> None:
-        """Tell the chain's watchdogs, which count from `time`, how old each input is by our steady clock."""
-        for dog in self.chain.watchdogs:
-            self.chain.feed(dog.name, self.time - self._age(dog.name, now))
-
     # -- life -------------------------------------------------------------------------------------------------------
     @property
     def running(self) -> bool:
@@ -228,15 +197,14 @@ class Session:
 
     def refusals(self, now: float) -> list[str]:
         """Why the arm may not be started now, one sentence each."""
-        found, state, age = [], self.newest, self._age("state", now)
+        found, state, age = [], self.newest, self.ages.of("state", now)
         if state is None:
             found.append(
                 f"state: nothing has come on {self.wiring.topic('joint_states').name!r}; is the driver running?"
             )
         elif not age <= min(FRESH, self.wiring.watchdogs["state"].fault):
             found.append(f"state: the newest is {age:.2f} s old; is the driver still running?")
-        if not now - self.jumped_at > SETTLED:
-            found.append(self.jump)
+        found += self.continuity.problems(now)
         if state is not None and not np.abs(state.qd).max() <= STILL:
             found.append(f"state: the arm moves at {np.abs(state.qd).max():.2f} rad/s; wait until it stands")
         if self.wiring.topics["joint_commands"] is not None and self.commanded is None:
@@ -249,7 +217,7 @@ class Session:
             if not away <= self.chain.profile.settings.tracking_error:
                 found.append(f"state: the arm is {away:.3f} rad from where its driver holds it")
         patience = shortest(self.wiring.watchdogs["enable"])
-        if any(d.name == "enable" for d in self.chain.watchdogs) and not now - self.enabled <= patience:
+        if any(d.name == "enable" for d in self.chain.watchdogs) and not self.ages.silent("enable", now) <= patience:
             found.append(
                 f"enable: nothing has come on {self.wiring.topic('enable').name!r} for {patience} s; the operator must "
                 "enable"
@@ -275,10 +243,8 @@ class Session:
         self.ticks = self.changed = 0
         self.decision, self.greeted = None, False
         tick = self.clock.tick(now) + self.wiring.lead_ticks
-        self.zero, self.time, self.now = tick, 0.0, now  # nothing of an episode before counts
-        for dog in self.chain.watchdogs:
-            self.heard.setdefault(dog.name, now)
-        self._tell_ages(now)
+        self.zero, self.time, self.now = tick, 0.0, self.ages.heard["state"]  # nothing of an episode before counts
+        self.ages.begin(now, self.time)
         try:
             self.loop.start(seed=seed)
         finally:
@@ -352,7 +318,7 @@ class Session:
 
     def _decide(self) -> None:
         if not self.clock.follow:
-            self._tell_ages(self.now)
+            self.ages.tell(self.now, self.time)
         try:
             decision = self.loop.tick()
         except Exception as problem:  # whatever it is, the arm brakes and stays
