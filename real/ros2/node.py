@@ -217,6 +217,8 @@ class PolicyNode(LifecycleNode):
     def pump(self) -> float:
         """Decide what is due; s until there may be something again."""
         session, now = self.session, time.monotonic()
+        if self.topics is not None:
+            self.topics.drained = now
         if session is not None and session.pump(now):
             self._reports.tick_ms.append(1e3 * (time.monotonic() - now))
             if self.topics is not None:

@@ -46,6 +46,7 @@ class Reports:
                 "limits": session.chain.profile.digest,
                 "reasons_now": "; ".join(session.decision.reasons) if session.decision else "",
                 "reasons": json.dumps(session.reasons), "error": session.chain.error,
+                "ages_ms": json.dumps({r: round(1e3 * s.age, 1) for r, s in session.stamps.items() if s.age == s.age}),
                 "counts": json.dumps({**session.counts, **{f"loop_{k}": v for k, v in session.loop.counts.items()}}),
             }  # fmt: skip
             if session.active and session.mode > Mode.RUN:

@@ -87,10 +87,13 @@ class SafetyChain:
         """Start at rest where the arm is; also what an operator's reset after a fault calls.
 
         Raises:
-            SafetyError: it moves, is not readable, or stands where a limit would not allow it.
+            SafetyError: it moves, is not readable, or stands where a limit would not allow it; or the operator's enable
+                is not alive now.
         """
         if self.active and not bool(self.governor.at_rest[0]):
             raise SafetyError("activate: the arm is still braking; wait until it stands")
+        if any(dog.name == "enable" and dog.level(now) >= Mode.HOLD for dog in self.watchdogs):
+            raise SafetyError("enable: no sign of life of the operator; it must come before the arm is activated")
         q = self._read(measured)
         low, high = self.profile.maker["low"], self.profile.maker["high"]
         if (np.abs(q) > 4 * np.pi).any() and ((low <= np.deg2rad(q)) & (np.deg2rad(q) <= high)).all():
@@ -100,8 +103,14 @@ class SafetyChain:
             self.tank.rest()
         self.governor.reset(q[None])
         for dog in self.watchdogs:
-            dog.feed(now)
+            if dog.name != "enable":  # which nothing but the operator feeds
+                dog.feed(now)
         self.mode, self.active, self._fault, self._since, self._now = Mode.RUN, True, "", now, now
+
+    @property
+    def faulted(self) -> bool:
+        """Whether something has faulted since the last activation."""
+        return bool(self._fault)
 
     def enable(self, now: float) -> None:
         """A sign of life of the operator's enable; without it for long enough, FAULT."""

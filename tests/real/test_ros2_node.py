@@ -134,11 +134,14 @@ class Driver(Node):
         return float(np.abs(self.played[-1] - self.played[-2]).max() / DT)
 
 
+PATIENT = {"watchdogs__enable": {"fault": 2.0}}  # with a machine that is busy: an enable must be alive at a start
+
+
 class Rig:
     """Node and driver, one step after the other."""
 
     def __init__(self, wiring=None, recorder=None) -> None:
-        self.wiring = wiring or parse(changed())
+        self.wiring = wiring or parse(changed(**PATIENT))
         self.brain = Toy(self.wiring, recorder)
         self.node, self.driver = PolicyNode(self.wiring, lambda: self.brain, lockstep=True), Driver(self.wiring)
         self.executor = EventsExecutor()
@@ -251,6 +254,85 @@ def test_a_state_that_is_wrong_moves_nothing_and_one_of_no_numbers_holds_at_once
     assert rig.node.session.mode is Mode.RUN, "it went on by itself"
 
 
+# -- publishers -----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def others(ros, rig):
+    """Makes publishers of another node on the node's inputs."""
+    node, kinds = Node("other"), {"joint_states": JointState, "joint_commands": JointState, "enable": Bool}
+    rig.executor.add_node(node)
+
+    def make(role):
+        topic = rig.wiring.topics[role]
+        made = node.create_publisher(kinds[role], topic.name, profile_of(topic))
+        rig.until(made.get_subscription_count, "the node")
+        return made
+
+    make.node, make.unmake = node, node.destroy_publisher
+    yield make
+    node.destroy_node()
+
+
+def second(rig, role):
+    """What another driver would say: that it is elsewhere, a moment later."""
+    ns = (rig.driver.tick - 1) * rig.wiring.dt_ns + 1_000_000
+    q = rig.driver.played[-1] + 0.01
+    names = (*rig.wiring.joints, *rig.wiring.gripper) if role == "joint_states" else rig.wiring.joints
+    values = np.array([*q, 0.04, 0.04])[: len(names)]
+    return Bool(data=True) if role == "enable" else messages.joint_state(names, ns, values, np.zeros(len(names)))
+
+
+def alone_again(rig, role) -> None:
+    """Until a publisher that has gone does not count any more."""
+    publishers, end = rig.node.topics._publishers[role], time.monotonic() + 20.0
+    while publishers.problems(rig.node.topics._graph(publishers.name), time.monotonic()):
+        assert time.monotonic() < end, role
+        rig.step()
+    rig.step(30)
+
+
+def test_no_arm_is_started_that_two_publishers_speak_to(rig, others):
+    """On any input; silent ones count too, as they may speak at any time. It starts once there is one again."""
+    rig.meet()
+    for role in ("joint_states", "joint_commands", "enable"):
+        other = others(role)
+        rig.until(lambda: rig.node.count_publishers(rig.wiring.topics[role].name) == 2, "the graph")  # noqa: B023
+        for speaks in (False, True):
+            if speaks:
+                heard = rig.node.handled
+                other.publish(second(rig, role))
+                rig.until(lambda: rig.node.handled > heard, "a message")  # noqa: B023
+            assert rig.node.trigger_activate() == NO, role
+            assert f"publishers: {role}" in rig.node.why and "'driver', 'other'" in rig.node.why
+        others.unmake(other)
+        alone_again(rig, role)
+    assert not rig.driver.answers
+    assert rig.node.trigger_activate() == OK, rig.node.why
+
+
+def test_a_second_publisher_faults_a_running_arm_and_nothing_that_it_says_is_used(rig, others):
+    """By name; a reset is refused while it speaks, and works once it is gone."""
+    rig.meet()
+    for role in ("joint_states", "joint_commands", "enable"):
+        if rig.node.session.active:
+            assert not (why := rig.reset()), why
+        else:
+            assert rig.node.trigger_activate() == OK, rig.node.why
+        rig.step(60)
+        assert rig.node.session.mode is Mode.RUN and rig.driver.speed > 0.05
+        session, other = rig.node.session, others(role)
+        newest, commanded, heard = session.newest, session.commanded, rig.node.handled
+        other.publish(second(rig, role))
+        rig.until(lambda: rig.node.handled > heard, "a message")  # noqa: B023
+        assert session.newest is newest and session.commanded is commanded, "it is not used"
+        rig.step()
+        assert session.mode is Mode.FAULT
+        assert any(reason.startswith(f"fault:publishers: {role}") for reason in session.decision.reasons)
+        rig.step(150)
+        assert rig.driver.speed == 0.0 and f"publishers: {role}" in rig.reset()
+        others.unmake(other)
+        alone_again(rig, role)
+
+
 # -- life -----------------------------------------------------------------------------------------------------------
 def test_a_hundred_lives_and_not_a_word_between_them(rig):
     """Nothing is published but by an active node, and what cannot be done now is refused."""
@@ -275,7 +357,7 @@ def test_the_arm_s_own_description_must_bear_out_the_limits(ros):
     """None yet, another arm's, and a slower arm's: refused; its own: activated. Whoever comes late hears it too."""
     ros()
     own = load_profile("panda")
-    rig = Rig(parse(changed(topics__robot_description={
+    rig = Rig(parse(changed(**PATIENT, topics__robot_description={
         "name": "description", "rate_hz": 1, "durability": "transient_local"
     })))  # fmt: skip
     try:
@@ -358,7 +440,7 @@ def test_positions_over_dds_end_at_rest(ros):
     """Streamed a tick at a time; a deactivation at speed plays the certified stop before it returns."""
     ros()
     stream = {**STREAM, "topics__trajectory": {**STREAM["topics__trajectory"], "depth": 100}}
-    rig = Rig(parse(changed(**stream)))
+    rig = Rig(parse(changed(**PATIENT, **stream)))
     try:
         rig.meet()
         rig.node.topics.output.clock = lambda: rig.driver.tick * DT  # it waits, and hears no silence of a busy machine

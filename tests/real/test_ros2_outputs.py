@@ -96,7 +96,7 @@ class Stream(Wire):
         self.wiring, self.node = parse(changed(**STREAM)), Node()
         monkeypatch.setattr(lines, "WIRING", self.wiring)
         super().__init__(**{"echo": False, **how})
-        self.output = Positions(self.node, self.wiring, pytest.fail, sleep=lambda s: self.tick_driver())
+        self.output = Positions(self.node, self.wiring, pytest.fail, sleep=lambda s: self.wait())
         self.session = Session(
             self.chain, how.get("make_loop", Sweep), self.wiring, send=self.output.send, grip=lambda opening: None
         )
@@ -111,6 +111,11 @@ class Stream(Wire):
         self.seen += len(new)
         assert not (self.timed_out and new), "who has stopped by himself must not be told to go on"
         self.played.append(np.array(new[0].data) if new else self.played[-1] if self.played else HOME)
+
+    def wait(self) -> None:
+        """A tick passes in which the session plays a stop."""
+        self.tick_driver()
+        self.tick, self.now = self.tick + 1, self.now + DT
 
     def step(self, *, node=True, states=True, enable=True) -> None:
         self.tick_driver()
