@@ -63,7 +63,7 @@ def ros(monkeypatch):
 class Toy:
     """A brain that drives a joint to and fro, and remembers which episodes began and ended."""
 
-    names, cameras = (), {}
+    names, cameras, dry_run = (), {}, False
 
     def __init__(self, wiring, recorder=None) -> None:
         self.wiring, self.recorder, self.told, self.pressed = wiring, recorder, [], []
@@ -342,7 +342,7 @@ def test_a_configuration_that_fails_half_way_hears_nothing(ros):
     try:
         before = len(list(rig.node.subscriptions))
         odd = SimpleNamespace(
-            names=("cube",), cameras={}, chain=rig.brain.chain, close=lambda: None, end=lambda _: None
+            names=("cube",), cameras={}, dry_run=False, chain=rig.brain.chain, close=lambda: None, end=lambda _: None
         )
         rig.node.make_brain = lambda: odd  # it has no `press`
         assert rig.node.trigger_configure() == NO and "press" in rig.node.why
@@ -439,7 +439,9 @@ def test_goals_are_answered_over_dds(ros):
     class Goal(Fibonacci.Goal):
         trajectory = None
 
-    wiring = parse(changed(topics__trajectory={"name": "go", "rate_hz": 50, "type": "action"}, lead_ticks=8))
+    wiring = parse(
+        changed(topics__trajectory={"name": "go", "rate_hz": 50, "type": "action", "points": "control"}, lead_ticks=8)
+    )
     accept, end, said = [True], ["abort"], []
     made = ActionServer(
         server, Fibonacci, "go", goal_callback=lambda goal: GoalResponse.ACCEPT if accept[0] else GoalResponse.REJECT,
