@@ -27,6 +27,7 @@ Array = NDArray[np.float64]
 STALE = 50  # ticks: what the driver said it plays is too old to start from
 PLAYED = "joint_commands"  # the watchdog of what the driver says it plays: without it nobody knows what was lost
 SETTLE = 0.25  # s that a controller which plays splines has to go from where it holds the arm to where we begin
+GREETINGS = 5  # ticks in which it is told so
 STILL = 0.05  # rad/s: a joint that is faster is not at rest
 
 
@@ -224,17 +225,17 @@ class Session:
         if not self.greeted:  # stand: so that an arm that waits for us does so from before the first plan on
             self.greeted = True
             if self.wiring.output.type != "positions":  # no such driver waits
-                rest = self.ledger.last
                 if self.wiring.output.points == "spline":
-                    rest += round(SETTLE / self.wiring.tick_s)
-                    self.settled = rest + MATCH
-                self.send(rest, np.tile(self.ledger.command(self.ledger.last), (MATCH, 1)), 0)
+                    self.settled = self.ledger.last + round(SETTLE / self.wiring.tick_s)
+                self._stand()
                 return 0
         arm, done = self.clock.tick(now), 0
         goal = arm + self.wiring.lead_ticks
         if self.settled:
             self.time = max(self.time, (goal - 1 - self.zero) * self.wiring.tick_s)  # signs of life are not old then
-            if arm < self.settled:
+            if arm < self.settled + MATCH:
+                if arm - self.ledger.last <= GREETINGS:
+                    self._stand()  # the way there is the same again: a lost message is made good
                 return 0
             self.loop.begin += (goal - 1 - self.ledger.last) * self.wiring.tick_s
             self.ledger, self.settled = Ledger(self.chain, goal), 0
@@ -262,6 +263,11 @@ class Session:
     @property
     def mode(self) -> Mode:
         return self.chain.mode
+
+    def _stand(self) -> None:
+        """Tell the driver to be where we begin, at once or by the time when it must have settled there."""
+        rest = self.ledger.command(self.ledger.last)
+        self.send(self.settled or self.ledger.last, np.tile(rest, (MATCH, 1)), 0)
 
     def _fell_behind(self, goal: int) -> None:
         """Go on at tick `goal` from the last position that was sent, where the driver has stayed: it plays no stop of
