@@ -293,8 +293,10 @@ def prepare(
         policy = connect(server, checkpoint, env.spec, which=which, token=server_token, ca=server_ca)
         ident = policy.ident
     check_chunking(more.get("chunking", "async"), policy, more.get("latency", 0.0))
-    settings = guarded(slowed(safety or {}, speed))
-    checked(load_profile("panda", **settings))
+    dry_run = bool(more.get("dry_run"))
+    settings = guarded(slowed(safety or {}, speed), dry_run=dry_run)
+    if not dry_run:
+        checked(load_profile("panda", **settings))
     return Deployment(
         checkpoint, which, node, env, policy, settings, policy_id=ident, server=server, server_token=server_token,
         server_ca=server_ca, **more,

@@ -148,7 +148,7 @@ class PolicyNode(LifecycleNode):
         profile = session.chain.profile
         found = [
             *broken_claims(self.wiring, profile),
-            *unprotected(profile),
+            *([] if self.brain.dry_run else unprotected(profile)),
             *self.topics.problems(),
             *session.refusals(time.monotonic()),
         ]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from real.safety.body import Body
 from real.safety.errors import SafetyError
-from real.safety.profile import Profile
+from real.safety.profile import ASTRAY, Profile
 
 Array = NDArray[np.float64]
 
@@ -68,10 +68,17 @@ def _off_path(trail: Array, q: Array, lever: Array) -> float:
     return least
 
 
-def guarded(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` for an arm: with a scene to keep off, `tracking_error` follows from the distance unless given."""
-    scene = any(settings.get(name) for name in SCENE)
-    return {"tracking_error": None, **settings} if scene and "tracking_error" not in settings else dict(settings)
+def guarded(settings: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+    """`settings` for an arm: with a scene to keep off, `tracking_error` follows from the distance unless given.
+
+    In a dry run the arm follows no command, and is not to be where they lead.
+    """
+    found = dict(settings)
+    if any(settings.get(name) for name in SCENE):
+        found.setdefault("tracking_error", None)
+    if dry_run and "tracking_error" in found:
+        found["tracking_error"] = found["tracking_error"] or ASTRAY
+    return found
 
 
 def unprotected(profile: Profile) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from real.ros2 import topics as topics_module
 from real.ros2.images import ImageReader, image
 from real.ros2.ledger import ArmClock
 from real.ros2.observation import Observer
+from real.ros2.qos import profile_of
 from real.ros2.topics import Topics
 from real.ros2.wiring import CameraTopic
 from real.safety import SafetyError, load_profile
@@ -141,7 +143,9 @@ class FakeNode:
     def get_publishers_info_by_topic(self, name):
         return []
 
-    get_subscriptions_info_by_topic = get_publishers_info_by_topic
+    def get_subscriptions_info_by_topic(self, name):
+        driver = SimpleNamespace(node_name="driver", qos_profile=profile_of(WIRING.output))
+        return [driver] if name == WIRING.output.name else []
 
 
 class FakeSession:
@@ -165,7 +169,7 @@ def test_no_episode_begins_on_an_old_picture(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(topics_module.time, "monotonic", lambda: now[0])
     node, camera, session = FakeNode(), Camera(), FakeSession()
-    topics = Topics(node, WIRING, load_profile("panda"), camera, lambda why: None, lambda why: None)
+    topics = Topics(node, WIRING, load_profile("panda"), camera, lambda: None, lambda why: None)
     topics.session = session
     wired = WIRING.cameras[KEY]
     take = node.heard[wired.name]

@@ -111,10 +111,13 @@ class Line:
     """Session, way out, a line that delays and loses, and the driver, on one clock.
 
     Args:
-        messages: changes what is sent, for tests.
+        messages: changes what is sent; dropped: messages at the beginning that are lost; for tests.
     """
 
-    def __init__(self, robot: str, way: str, stream, *, seed: int = 0, messages=lambda message: message) -> None:
+    def __init__(
+        self, robot: str, way: str, stream, *, seed: int = 0, messages=lambda message: message, dropped: int = 0
+    ) -> None:  # fmt: skip
+        self.lose = dropped
         self.wiring, self.profile = wiring_of(robot, way), load_profile(robot, **FREE, **WAYS[way][3])
         assert broken_claims(self.wiring, self.profile) == []
         self.rng, self.messages, self.sent, self.dropped = np.random.default_rng(seed), messages, [], False
@@ -185,6 +188,7 @@ class Line:
         """Messages leave, and are a little late, or lost; two in a row are not, and all of them come in time."""
         for message in new:
             self.dropped = not self.dropped and self.way != "action" and self.rng.random() < 0.2
+            self.dropped, self.lose = self.dropped or self.lose > 0, self.lose - 1
             if not self.dropped:
                 late = int(self.rng.integers(0, self.wiring.dt_ns))
                 self.on_way.append((max([begin + late, *(at for at, _ in self.on_way)]), message))
@@ -223,7 +227,7 @@ class Line:
         return ratios(np.array(self.played), self.profile.maker, 1000.0, edge)
 
 
-def attacked(robot: str, way: str, *, ticks: int, seed: int, kind: str, messages=lambda m: m) -> tuple[Line, Counter]:
+def attacked(robot: str, way: str, *, ticks: int, seed: int, kind: str, **how) -> tuple[Line, Counter]:
     """A drive of about `ticks` ticks in lives that end in an emergency stop, a node that dies or a deactivation."""
     profile = load_profile(robot, **FREE, **WAYS[way][3])
     dt = WAYS[way][2]
@@ -232,7 +236,7 @@ def attacked(robot: str, way: str, *, ticks: int, seed: int, kind: str, messages
         yield from (t[0] for t in targets(profile, 1, 10**9, seed=seed))
 
     stream = hostile() if kind == "hostile" else wandering(profile, 10**9, dt, seed)
-    line, seen = Line(robot, way, stream, seed=seed, messages=messages), Counter()
+    line, seen = Line(robot, way, stream, seed=seed, **how), Counter()
     rng, stop, done = np.random.default_rng(seed + 1), round(2.0 / dt), 0
     with np.errstate(all="ignore"):
         while done < ticks:
