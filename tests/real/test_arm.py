@@ -170,6 +170,16 @@ def test_a_dry_run_moves_nothing():
     np.testing.assert_allclose(it.arm.data.qpos[:7], start, atol=2e-3)
 
 
+def test_a_dry_run_has_no_way_to_the_arm(monkeypatch):
+    """Whatever the loop does: there is nothing in it that writes."""
+    it = cell([0.02, 0.0, 0.0, 0.0, 0.0], shadow=True)
+    monkeypatch.setattr(type(it.arm), "write", lambda *_: pytest.fail("it wrote"))
+    it.begin(1)
+    for _ in range(20):
+        it.loop.tick()
+    it.loop.write(np.zeros(7), 0.0, np.zeros((1, 7)))
+
+
 def buffer(**options) -> ChunkBuffer:
     return ChunkBuffer(toy.spec(horizon=4), **options)
 

@@ -109,7 +109,7 @@ GUARDS = [
     Guard("commands heard", Session, "refusals", "and self.commanded is None", "and False", refusals,
           (*FAILS, TypeError)),
     Guard("fresh commands", Session, "refusals", "> STALE", "> 10**9", refusals),
-    Guard("arm where it is held", Session, "refusals", "if away > self.chain.profile.settings.tracking_error:",
+    Guard("arm where it is held", Session, "refusals", "if not away <= self.chain.profile.astray:",
           "if False:", refusals),
     Guard("an operator", Session, "refusals", "now - self.enabled > max(1.0, patience)", "False", refusals),
     Guard("no longer braking", Session, "refusals", "if self.chain.active and not", "if False and not",
