@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.hostile.drivers import Plan, between, spline
+from scripts.hostile.drivers import MS, Plan, between, spline
 from scripts.hostile.log import STARTS, Log
 
 Array = NDArray[np.float64]
@@ -211,8 +211,8 @@ def alone(plan: Plan, sheet: Sheet, *, splines: bool, dt: float) -> list[str]:
         c = np.concatenate([plan.q, np.repeat(plan.q[-1:], 3, axis=0)])
         samples = spline(c, round(dt * RATE))
     else:
-        count = round((plan.due[-1] - plan.due[0]) * RATE) + 4
-        samples = between(plan, plan.due[0] + np.arange(count) / RATE)
+        count = int(plan.due[-1] - plan.due[0]) // MS + 4
+        samples = between(plan, plan.due[0] + MS * np.arange(count))
     return list(over(samples, sheet))
 
 

@@ -53,7 +53,7 @@ class Client(Node):
         self.began = time.monotonic() - self.tick * DT
         self.log.began = time.monotonic()
         kind = SplineDriver if robot.splines else ControllerDriver
-        self.driver: SplineDriver | ControllerDriver = kind(HOME, self.tick, DT)
+        self.driver: SplineDriver | ControllerDriver = kind(HOME, self.tick, DT_NS)
         self.q, self.report, self.refused = HOME.copy(), dict[str, str](), dict[str, int]()
         self.late = 0.0  # s by which the latest tick was played too late
         self.lead = 0.0  # s by which the newest plan begins after now
@@ -107,8 +107,8 @@ class Client(Node):
             self.log.plans.append((now, plan))
             if not len(plan.q) or self.lies.deaf:
                 return
-            shift = self.lies.shift if self.lies.driver_too else 0.0
-            self.lead = float(plan.due[0]) - shift - (now - self.began)
+            shift = round(self.lies.shift * 1e9) if self.lies.driver_too else 0
+            self.lead = 1e-9 * int(plan.due[0] - shift) - (now - self.began)
             why = self.driver.offer(plan, shift)
         if why:
             self.refused[why] = self.refused.get(why, 0) + 1

@@ -17,15 +17,16 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 KEEP, AHEAD = 8, 500  # ticks that are remembered; by which a trajectory may begin later than now
+MS = 1_000_000  # ns
 SEAM = 3  # control points that must agree where a trajectory follows another
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A trajectory. `due` [K] s of the arm's clock; `q`, `v`, `a` [K n] in the order of the joints that were asked for;
+    """A trajectory. `due` [K] ns of the arm's clock; `q`, `v`, `a` [K n] by joints;
     `v` and `a` have no columns where the message has none."""
 
-    due: Array
+    due: NDArray[np.int64]  # seconds of today as floats are too coarse for differences
     q: Array
     v: Array
     a: Array
@@ -55,7 +56,7 @@ def _read(data: bytes, joints: tuple[str, ...]) -> Plan:
     (count,), at = struct.unpack_from("<I", body, at), at + 4
     if count and sorted(names) != sorted(joints):
         raise ValueError(f"joints {names}")
-    values, widths, due = np.zeros((count, 3, len(joints))), np.zeros((count, 4), np.int64), np.zeros(count)
+    values, widths, due = np.zeros((count, 3, len(joints))), np.zeros((count, 4), np.int64), np.zeros(count, np.int64)
     k = 0
     while k < count:
         begin = at
@@ -71,7 +72,7 @@ def _read(data: bytes, joints: tuple[str, ...]) -> Plan:
                 widths[k:, p] = w
                 if w and p < 3:
                     values[k:, p] = rest[f"x{p}"]
-            due[k:] = rest["s"] + 1e-9 * rest["ns"]
+            due[k:] = rest["s"].astype(np.int64) * 1_000_000_000 + rest["ns"]
             break
     order = [names.index(j) for j in joints] if count else slice(None)
     values = values[:, :, order]
@@ -79,7 +80,7 @@ def _read(data: bytes, joints: tuple[str, ...]) -> Plan:
         raise ValueError("a point without positions")
     full = [bool(count and widths[:, part].all()) for part in range(3)]
     v, a = (values[:, part, : len(joints) if full[part] else 0] for part in (1, 2))
-    return Plan(second + 1e-9 * ns + due, values[:, 0], v, a)
+    return Plan(second * 1_000_000_000 + ns + due, values[:, 0], v, a)
 
 
 @cache
@@ -100,8 +101,8 @@ def _layout(parts: tuple[tuple[int, int], ...], begin: int, size: int) -> np.dty
     return np.dtype({**where, "itemsize": size})  # type: ignore[call-overload,no-any-return]
 
 
-def _point(body: memoryview, at: int, size: int) -> tuple[list[tuple[int, int]], Array, float, int]:
-    """One point: how many numbers its four parts have and where they begin, the first three, when it is due [s], and
+def _point(body: memoryview, at: int, size: int) -> tuple[list[tuple[int, int]], Array, int, int]:
+    """One point: how many numbers its four parts have and where they begin, the first three, when it is due [ns], and
     where the next one begins."""
     found, values = [], np.zeros((3, size))
     for part in range(4):
@@ -116,7 +117,7 @@ def _point(body: memoryview, at: int, size: int) -> tuple[list[tuple[int, int]],
                 values[part] = np.frombuffer(body, "<f8", n, at)
             at += 8 * n
     s, ns = struct.unpack_from("<iI", body, at)
-    return found, values, s + 1e-9 * ns, at + 8
+    return found, values, s * 1_000_000_000 + ns, at + 8
 
 
 def _text(body: memoryview, at: int) -> tuple[str, int]:
@@ -134,13 +135,13 @@ def spline(c: Array, times: int) -> Array:
     return np.asarray(q.transpose(1, 0, 2).reshape(-1, c.shape[1]))
 
 
-def between(plan: Plan, at: Array) -> Array:
-    """[m n] rad of `plan` at times [m] s, none before its first point; after the last it stays there."""
+def between(plan: Plan, at: NDArray[np.int64]) -> Array:
+    """[m n] rad of `plan` at times [m] ns, none before its first point; after the last it stays there."""
     last = len(plan.due) - 1
     i = np.clip(np.searchsorted(plan.due, at, side="right") - 1, 0, max(last - 1, 0))
     j = np.minimum(i + 1, last)
-    span = np.maximum(plan.due[j] - plan.due[i], 1e-9)[:, None]
-    t = np.clip(at[:, None] - plan.due[i][:, None], 0.0, span)
+    span = np.maximum(plan.due[j] - plan.due[i], 1)[:, None] * 1e-9
+    t = np.clip((at - plan.due[i])[:, None] * 1e-9, 0.0, span)
     p0, p1 = plan.q[i], plan.q[j]
     if not plan.v.size:
         return np.asarray(p0 + (p1 - p0) * t / span)
@@ -160,8 +161,8 @@ def between(plan: Plan, at: Array) -> Array:
 class SplineDriver:
     """At rest at `q` [n] rad; `tick` is played next."""
 
-    def __init__(self, q: Array, tick: int, dt: float) -> None:
-        self.tick, self.dt, self.plan, self.first = tick, dt, np.array(q)[None], tick
+    def __init__(self, q: Array, tick: int, dt_ns: int) -> None:
+        self.tick, self.dt_ns, self.plan, self.first = tick, dt_ns, np.array(q)[None], tick
         self.past = [np.array(q)] * KEEP
 
     def at(self, tick: int) -> Array:
@@ -169,12 +170,12 @@ class SplineDriver:
             return np.asarray(self.past[max(tick - self.tick, -KEEP)])
         return np.asarray(self.plan[min(max(tick - self.first, 0), len(self.plan) - 1)])
 
-    def offer(self, plan: Plan, shift: float) -> str:
-        """Take a plan whose times are `shift` s ahead of ours; why not, or ""."""
+    def offer(self, plan: Plan, shift: int) -> str:
+        """Take a plan whose times are `shift` ns ahead of ours; why not, or ""."""
         points = plan.q
         if not np.isfinite(points).all():
             return "not finite"
-        first = round((plan.due[0] - shift) / self.dt)
+        first = round(int(plan.due[0] - shift) / self.dt_ns)
         if first + len(points) <= self.tick - SEAM:
             return "past"
         if first > self.tick + AHEAD:
@@ -190,7 +191,7 @@ class SplineDriver:
     def play(self) -> tuple[Array, Array]:
         """Samples [m n] rad of this tick at 1 kHz, and its control point [n]."""
         c = self.at(self.tick)
-        samples = spline(np.array([*self.past[-3:], c]), round(self.dt * 1000))
+        samples = spline(np.array([*self.past[-3:], c]), self.dt_ns // MS)
         self.past = [*self.past[1:], c]
         self.tick += 1
         return samples, c
@@ -199,14 +200,13 @@ class SplineDriver:
 class ControllerDriver:
     """The same for a trajectory controller, which takes whatever comes, from where it is on."""
 
-    def __init__(self, q: Array, tick: int, dt: float) -> None:
-        self.tick, self.dt, n = tick, dt, len(q)
-        self.plan = Plan(np.array([tick * dt]), np.array(q)[None], np.zeros((1, 0)), np.zeros((1, 0)))
+    def __init__(self, q: Array, tick: int, dt_ns: int) -> None:
+        self.tick, self.dt_ns, n = tick, dt_ns, len(q)
+        self.plan = Plan(np.array([tick * dt_ns]), np.array(q)[None], np.zeros((1, 0)), np.zeros((1, 0)))
         self.q, self.v, self.a = np.array(q), np.zeros(n), np.zeros(n)
-        self.late = 0  # plans of which the newest command came too late: the machine's fault
 
-    def offer(self, plan: Plan, shift: float) -> str:
-        now = self.tick * self.dt
+    def offer(self, plan: Plan, shift: int) -> str:
+        now = self.tick * self.dt_ns
         due = plan.due - shift
         if due[-1] < now:
             return "past"
@@ -217,17 +217,15 @@ class ControllerDriver:
             plan = Plan(due, q, v, a)
         else:
             plan = Plan(due, plan.q, plan.v, plan.a)
-        ahead = between(plan, now + 0.001 * np.arange(1, 9))
-        self.late += bool(np.abs(ahead[0] - self.q - self.v * 0.001).max() > 5e-5)
         self.plan = plan
         return ""
 
     def play(self) -> tuple[Array, Array]:
-        times = round(self.dt * 1000)
-        samples = between(self.plan, self.tick * self.dt + 0.001 * np.arange(1, times + 1))
+        times = self.dt_ns // MS
+        samples = between(self.plan, self.tick * self.dt_ns + MS * np.arange(1, times + 1))
         path = np.concatenate([self.q[None], samples])
         before, self.q = self.v, samples[-1]
         self.v = (path[-1] - path[-2]) * 1000.0
-        self.a = (self.v - before) / self.dt
+        self.a = (self.v - before) / (self.dt_ns * 1e-9)
         self.tick += 1
         return samples, self.q

@@ -17,10 +17,11 @@ from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 from scripts import hostile_ros
 from scripts.hostile import checker
 from scripts.hostile.checker import FR3, PANDA
-from scripts.hostile.drivers import ControllerDriver, Plan, SplineDriver, between, read, spline
+from scripts.hostile.drivers import MS, ControllerDriver, Plan, SplineDriver, between, read, spline
 from scripts.hostile.log import Call, Log
 from scripts.hostile.policy import HOME
 
+DT_NS = 4_000_000
 NONE = np.zeros((0, 0))
 JOINTS = tuple(f"panda_joint{i}" for i in range(1, 8))
 
@@ -58,7 +59,7 @@ def test_what_was_asked_for_is_no_fault():
         log_of(while_in(1.1, 3.0), forbidden=[(1.5, 5.0, "clock")]),
         log_of(lambda t: 0.0, forbidden=[(1.5, 5.0, "clock")], grips=[(2.0, 0.01), (3.0, 0.07)]),
         log_of(lambda t: 0.0, forbidden=[(1.5, 5.0, "x")],
-               plans=[(3.0, Plan(np.arange(2.0), np.array([HOME, HOME + 0.1]), NONE, NONE))]),
+               plans=[(3.0, Plan(np.arange(2), np.array([HOME, HOME + 0.1]), NONE, NONE))]),
     ],
 )  # fmt: skip
 def test_motion_that_nothing_permits_is_seen(log):
@@ -91,13 +92,13 @@ def test_each_limit_is_seen_and_what_is_within_is_not():
 
 
 def points(count: int = 60):
-    """A motion from rest to rest, a point each 4 ms: times, positions, velocities, accelerations."""
+    """A motion from rest to rest, a point each 4 ms: times [ns], positions, velocities, accelerations."""
     u = np.linspace(0.0, 1.0, count)[:, None]
     length, way = 0.004 * (count - 1), 0.03 * np.ones(7)
     q = HOME + way * (10 * u**3 - 15 * u**4 + 6 * u**5)
     v = way * (30 * u**2 - 60 * u**3 + 30 * u**4) / length
     a = way * (60 * u - 180 * u**2 + 120 * u**3) / length**2
-    return np.arange(count) * 0.004, q, v, a
+    return np.arange(count) * DT_NS, q, v, a
 
 
 def test_a_plan_is_judged_as_its_controller_plays_it():
@@ -134,13 +135,13 @@ def test_messages_are_read_as_rclpy_writes_them(parts, count):
     message.header.stamp.sec = 17
     for k in range(count):
         point = JointTrajectoryPoint(positions=q[k].tolist()[::-1])
-        point.time_from_start = Duration(seconds=due[k]).to_msg()
+        point.time_from_start = Duration(nanoseconds=int(due[k])).to_msg()
         point.velocities = v[k].tolist()[::-1] if "v" in parts else []
         point.accelerations = a[k].tolist()[::-1] if "a" in parts else []
         point.effort = [0.0] * 7 if "effort" in parts else []
         message.points.append(point)
     found = read(serialize_message(message), JOINTS)
-    assert np.allclose(found.due, 17 + due, atol=1e-6) and np.array_equal(found.q, q.reshape(-1, 7))
+    assert np.array_equal(found.due, 17 * 10**9 + due) and np.array_equal(found.q, q.reshape(-1, 7))
     for name, mine, theirs in (("v", found.v, v), ("a", found.a, a)):
         assert np.array_equal(mine, theirs) if name in parts and count else mine.size == 0
     with pytest.raises(ValueError, match="joints" if count else "JointTrajectory"):
@@ -152,31 +153,35 @@ def test_splines_and_quintics_are_what_they_should_be():
     u = np.arange(1, 9 * 4 + 1) / 4
     assert np.allclose(spline(c, 4), BSpline(np.arange(-3.0, 13.0), c, 3)(u), atol=1e-12)
     due, q, v, a = points(7)
-    at = np.linspace(due[0], due[-1], 99)
+    at = np.arange(due[-1], step=MS)
     u = at[:, None] / due[-1]
     assert np.allclose(between(Plan(due, q, v, a), at), HOME + 0.03 * (10 * u**3 - 15 * u**4 + 6 * u**5), atol=1e-12)
 
 
 def test_a_spline_driver_takes_only_what_goes_on_from_what_it_plays():
-    driver = SplineDriver(HOME, 100, 0.004)
+    driver = SplineDriver(HOME, 100, DT_NS)
     due, q, _, _ = points()
-    late = Plan(0.4 + due, q + 1e-12, NONE, NONE)
-    assert driver.offer(late, 0.0) == "seam"
+    late = Plan(100 * DT_NS + due, q + 1e-12, NONE, NONE)
+    assert driver.offer(late, 0) == "seam"
     lead = np.concatenate([np.tile(HOME, (4, 1)), q])
-    plan = Plan(0.4 + 0.004 * np.arange(len(lead)), lead, NONE, NONE)
-    assert driver.offer(plan, 0.0) == "" and driver.offer(plan, 15.0) == "past" and driver.offer(plan, -15.0) == "ahead"
+    plan = Plan(DT_NS * np.arange(100, 100 + len(lead)), lead, NONE, NONE)
+    assert (
+        driver.offer(plan, 0) == ""
+        and driver.offer(plan, 15 * 10**9) == "past"
+        and driver.offer(plan, -15 * 10**9) == "ahead"
+    )
     played = np.concatenate([driver.play()[0] for _ in range(80)])
     assert checker.over(played, PANDA) == {} and np.allclose(played[-1], q[-1])
 
 
 def test_a_controller_s_driver_jumps_where_it_is_told_to():
-    driver = ControllerDriver(HOME, 0, 0.004)
+    driver = ControllerDriver(HOME, 0, DT_NS)
     due, q, v, a = points()
-    assert driver.offer(Plan(due + 0.004, q, v, a), 0.0) == ""
+    assert driver.offer(Plan(due + DT_NS, q, v, a), 0) == ""
     played = np.concatenate([driver.play()[0] for _ in range(80)])
     assert checker.over(played, PANDA) == {} and np.allclose(played[-1], q[-1])
-    driver = ControllerDriver(HOME, 0, 0.004)
-    assert driver.offer(Plan(due, q + 0.01, v, a), 0.0) == ""
+    driver = ControllerDriver(HOME, 0, DT_NS)
+    assert driver.offer(Plan(due, q + 0.01, v, a), 0) == ""
     assert checker.over(np.concatenate([[HOME], driver.play()[0]]), PANDA)
 
 
