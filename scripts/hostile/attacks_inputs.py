@@ -68,14 +68,15 @@ def clock_moving(by: float, *, driver_too: bool) -> Attack:
 
 
 def drift(rate: float) -> Attack:
-    """The arm's clock is too fast or too slow by `rate`, for 4 s."""
+    """The arm's clock, and with it the arm, is too fast by `rate` for 4 s."""
 
     def run(c: Client, rng: np.random.Generator) -> None:
         c.start()
-        begin = time.monotonic()
+        begin, began = time.monotonic(), c.began
         while (passed := time.monotonic() - begin) < 4.0:
-            c.lies.shift = rate * passed
+            c.began = began - rate * passed
             time.sleep(0.004)
+        goes_on(c, "a clock that drifts")
 
     return run
 
