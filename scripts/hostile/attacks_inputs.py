@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from sensor_msgs.msg import JointState
+from sensor_msgs.msg import Image, JointState
 
 from scripts.hostile.attacks import HOUR, Attack, goes_on
-from scripts.hostile.client import Client
+from scripts.hostile.client import DT_NS, Client
+from scripts.hostile.world import picture
 
 
 # -- the arm's clock ------------------------------------------------------------------------------------------------
@@ -18,7 +19,7 @@ def clock_inactive(by: float, *, wait: float = 1.0) -> Attack:
     """Set while inactive; after the activation the enable and then the states fall silent, and return."""
 
     def run(c: Client, rng: np.random.Generator) -> None:
-        c.begin()
+        c.start()
         c.call("deactivate")
         time.sleep(0.5)
         c.lies.shift = by
@@ -57,11 +58,25 @@ def clock_before(by: float) -> Attack:
 
 def clock_moving(by: float, *, driver_too: bool) -> Attack:
     def run(c: Client, rng: np.random.Generator) -> None:
-        c.begin()
+        c.start()
         time.sleep(rng.uniform(0.0, 0.4))
         with c.forbidden("the clock jumped", after=0.3):
             c.lies = replace(c.lies, shift=by, driver_too=driver_too)
             time.sleep(1.4)
+
+    return run
+
+
+def drift(rate: float) -> Attack:
+    """The arm's clock, and with it the arm, is too fast by `rate` for 4 s."""
+
+    def run(c: Client, rng: np.random.Generator) -> None:
+        c.start()
+        begin, began = time.monotonic(), c.began
+        while (passed := time.monotonic() - begin) < 4.0:
+            c.began = began - rate * passed
+            time.sleep(0.004)
+        goes_on(c, "a clock that drifts")
 
     return run
 
@@ -71,7 +86,7 @@ def glitch(by: float, *, moving: bool) -> Attack:
 
     def run(c: Client, rng: np.random.Generator) -> None:
         if moving:
-            c.begin()
+            c.start()
         for _ in range(3):
             left = [3]
 
@@ -100,7 +115,7 @@ def two_publishers(*, moving: bool) -> Attack:
     def run(c: Client, rng: np.random.Generator) -> None:
         joint, by = int(rng.integers(7)), float(rng.choice([-0.15, 0.15]))
         if moving:
-            c.begin()
+            c.start()
         with c.stranger() as other:
             out = other.create_publisher(JointState, c.robot.states, 10)
             c.meet(out.get_subscription_count)
@@ -110,6 +125,34 @@ def two_publishers(*, moving: bool) -> Attack:
                 c.call("reset" if moving else "activate")
                 time.sleep(1.0)
                 c.others.clear()
+
+    return run
+
+
+def second(role: str) -> Attack:
+    """Another publisher that says, on any input, just what the right one says."""
+
+    def run(c: Client, rng: np.random.Generator) -> None:
+        kind, topic = {"states": (JointState, c.robot.states), "commands": (JointState, c.robot.commands),
+                       "picture": (Image, c.robot.camera)}[role]  # fmt: skip
+        c.start()
+        with c.stranger() as other:
+            out = other.create_publisher(kind, topic, 10)
+            c.meet(out.get_subscription_count)
+            with c.forbidden(f"two publishers of {role}", after=0.4):
+                until = time.monotonic() + 1.5
+                while time.monotonic() < until:
+                    ns = c.tick * DT_NS
+                    if role == "picture":
+                        out.publish(picture(ns, c.tick))
+                    else:
+                        message = c.state(ns, c.q, np.zeros(7))
+                        if role == "commands":
+                            message = JointState(header=message.header, name=message.name[:7],
+                                                 position=message.position[:7])  # fmt: skip
+                        out.publish(message)
+                    time.sleep(0.02)
+                c.call("reset")
 
     return run
 
@@ -124,7 +167,7 @@ def jump(count: int) -> Attack:
             left[0] -= 1
             return [_shifted(message, joint, by) if left[0] >= 0 else message]
 
-        c.begin()
+        c.start()
         c.lies.state = wrong
         if count < 10:
             time.sleep(1.0)
@@ -143,7 +186,7 @@ def spoilt(how: Callable[[JointState], None]) -> Attack:
             how(message)
             return [message]
 
-        c.begin()
+        c.start()
         with c.forbidden("no readable states"):
             c.lies.state = wrong
             time.sleep(1.1 + rng.uniform(0.0, 0.2))
@@ -177,7 +220,7 @@ def reordered(c: Client, rng: np.random.Generator) -> None:
         message.velocity = [message.velocity[i] for i in order]
         return [message]
 
-    c.begin()
+    c.start()
     c.lies.state = shuffled
     time.sleep(0.8)
     goes_on(c, "names in another order")
@@ -185,7 +228,7 @@ def reordered(c: Client, rng: np.random.Generator) -> None:
 
 def commands_ahead(c: Client, rng: np.random.Generator) -> None:
     """What the driver plays is stamped 10 s late, while it hears nothing."""
-    c.begin()
+    c.start()
     with c.forbidden("nobody knows what is played", after=0.3):
         c.lies = replace(c.lies, command_shift=10.0)
         time.sleep(0.6 + rng.uniform(0.0, 0.3))
@@ -193,9 +236,17 @@ def commands_ahead(c: Client, rng: np.random.Generator) -> None:
         time.sleep(1.0)
 
 
+def commands_foreign(c: Client, rng: np.random.Generator) -> None:
+    """The driver plays what another one commands."""
+    c.start()
+    with c.forbidden("another commands the arm", after=0.3):
+        c.lies = replace(c.lies, command_by=float(rng.choice([-0.05, 0.05])))
+        time.sleep(1.0)
+
+
 def commands_glitch(c: Client, rng: np.random.Generator) -> None:
     """The same for a moment."""
-    c.begin()
+    c.start()
     c.lies = replace(c.lies, command_shift=10.0)
     time.sleep(0.02)
     c.lies = replace(c.lies, command_shift=0.0)
@@ -220,7 +271,7 @@ def pictures(lie: str, *, moving: bool = True) -> Attack:
             }[lie]]  # fmt: skip
 
         if moving:
-            c.begin()
+            c.start()
         with c.forbidden(f"pictures: {lie}", after=0.6):
             c.lies.picture = wrong
             time.sleep(1.0 + rng.uniform(0.0, 0.3))

@@ -26,7 +26,7 @@ def silent_then(name: str, silence: float) -> Attack:
     """The enable falls silent; the operator's software asks for motion all the same."""
 
     def run(c: Client, rng: np.random.Generator) -> None:
-        c.begin()
+        c.start()
         if name == "activate":
             c.call("deactivate")
         c.lies.enable = None
@@ -39,7 +39,7 @@ def silent_then(name: str, silence: float) -> Attack:
 
 def latched(c: Client, rng: np.random.Generator) -> None:
     """An enable of the past is delivered to whoever comes later."""
-    c.begin()
+    c.start()
     with c.stranger() as other:
         out = other.create_publisher(Bool, "enable", QoSProfile(depth=1, durability=LATCHED))
         c.meet(out.get_subscription_count)
@@ -57,7 +57,7 @@ def latched(c: Client, rng: np.random.Generator) -> None:
 
 def foreign_enable(c: Client, rng: np.random.Generator) -> None:
     """The operator has gone, another one enables."""
-    c.begin()
+    c.start()
     with c.stranger() as other:
         out = other.create_publisher(Bool, "enable", 10)
         c.meet(out.get_subscription_count)
@@ -80,7 +80,7 @@ def foreign_enable(c: Client, rng: np.random.Generator) -> None:
 
 def stop_and_enable(c: Client, rng: np.random.Generator) -> None:
     """An emergency stop, then enabled again without a reset, the gripper in the middle of its motion."""
-    c.begin()
+    c.start()
     time.sleep(rng.uniform(0.0, 1.0))
     c.lies.enable = False
     time.sleep(0.4)
@@ -94,7 +94,7 @@ def bystander(*, before: bool) -> Attack:
 
     def run(c: Client, rng: np.random.Generator) -> None:
         if not before:
-            c.begin()
+            c.start()
         with c.stranger() as other:
             qos = QoSProfile(depth=10, durability=LATCHED)
             other.create_subscription(JointTrajectory, c.robot.trajectory, lambda _: None, qos)
@@ -117,7 +117,7 @@ def flood(role: str, times: int) -> Attack:
     """Every message of a kind `times` over."""
 
     def run(c: Client, rng: np.random.Generator) -> None:
-        c.begin()
+        c.start()
         c.lies.again = ((role, times),)
         time.sleep(1.5)
         c.lies.again = ()
@@ -127,7 +127,7 @@ def flood(role: str, times: int) -> Attack:
 
 def flood_calls(c: Client, rng: np.random.Generator) -> None:
     """Services are called a thousand times a second."""
-    c.begin()
+    c.start()
     with c.stranger() as other:
         ask: Any = other.create_client(GetState, f"{c.target}/get_state")
         reset: Any = other.create_client(Trigger, f"{c.target}/reset")
@@ -140,7 +140,7 @@ def flood_calls(c: Client, rng: np.random.Generator) -> None:
 
 def flood_foreign(c: Client, rng: np.random.Generator) -> None:
     """Another publisher of states, thousands a second."""
-    c.begin()
+    c.start()
     with c.stranger() as other:
         out = other.create_publisher(JointState, c.robot.states, 10)
         c.meet(out.get_subscription_count)
@@ -170,32 +170,40 @@ def dry_run(*, raises: bool) -> Attack:
 
 def raises_live(c: Client, rng: np.random.Generator) -> None:
     """An exception inside the tick."""
-    c.begin()
+    c.start()
     os.kill(c.pid, signal.SIGUSR1)
     time.sleep(1.6)
 
 
 def policy_killed(c: Client, rng: np.random.Generator) -> None:
-    c.begin()
+    c.start()
     with c.forbidden("no policy", after=0.7):
         for process in psutil.Process(c.pid).children():
             process.kill()
         time.sleep(1.4)
 
 
-def stopped(c: Client, rng: np.random.Generator) -> None:
-    """The node does not run for a second."""
-    c.begin()
-    time.sleep(rng.uniform(0.0, 0.5))
-    os.kill(c.pid, signal.SIGSTOP)
-    time.sleep(1.0)
-    os.kill(c.pid, signal.SIGCONT)
-    time.sleep(1.0)
+def stopped(enable: bool | None) -> Attack:
+    """The node does not run for a second, and the operator says `enable` in the middle of it."""
+
+    def run(c: Client, rng: np.random.Generator) -> None:
+        c.start()
+        time.sleep(rng.uniform(0.0, 0.5))
+        os.kill(c.pid, signal.SIGSTOP)
+        time.sleep(0.3)
+        c.lies.enable = enable
+        time.sleep(0.2)
+        c.lies.enable = True if enable is False else enable
+        time.sleep(0.5)
+        os.kill(c.pid, signal.SIGCONT)
+        time.sleep(1.2)
+
+    return run
 
 
 def honest_motion(c: Client, rng: np.random.Generator) -> None:
     """Nothing but motion, and an emergency stop in it."""
-    c.begin()
+    c.start()
     time.sleep(2.0)
     c.lies.enable = False
     time.sleep(0.8)

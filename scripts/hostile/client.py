@@ -151,7 +151,7 @@ class Client(Node):
         ns = self.tick * DT_NS + round(lies.shift * 1e9)
         again = dict(lies.again)
         if "commands" in self.out and lies.commands:
-            said = JointState(name=list(self.robot.joints), position=point.tolist())
+            said = JointState(name=list(self.robot.joints), position=[point[0] + lies.command_by, *point[1:]])
             said.header.stamp = stamp(ns + round(lies.command_shift * 1e9))
             self.out["commands"].publish(said)
         if self.tick % ENABLE_EVERY == 0 and lies.enable is not None:
@@ -216,6 +216,11 @@ class Client(Node):
         """Whether a joint moves by `least` rad within `patience` s."""
         q = self.q.copy()
         return self.until(lambda: float(np.abs(self.q - q).max()) > least, patience)
+
+    def start(self) -> None:
+        """Into motion, before anything else: an attack on an arm that stands shows nothing."""
+        if not self.begin(6):
+            raise TimeoutError(f"the arm does not begin to move: {self.report}")
 
     def begin(self, tries: int = 8) -> bool:
         """Into motion, from whatever state, configured anew if need be; whether it worked."""

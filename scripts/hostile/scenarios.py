@@ -51,10 +51,14 @@ def scenarios() -> list[Scenario]:
           for n, by in (("-15s", -15.0), ("+15s", 15.0), ("-1h", -HOUR), ("+1h", HOUR))),
         *(s(f"clock_moving_{n}", inputs.clock_moving(by, driver_too=d), clock, True)
           for n, by, d in (("-15s", -15.0, True), ("+15s", 15.0, False), ("-1h", -HOUR, False), ("+1h", HOUR, True))),
+        s("clock_drifts_+1%", inputs.drift(0.01), clock),
+        s("clock_drifts_-1%", inputs.drift(-0.01), clock),
         *(s(f"glitch_{n}", inputs.glitch(by, moving=m), clock)
           for n, by, m in (("+0.2s", 0.2, True), ("-0.2s", -0.2, True), ("inactive", 0.2, False))),
         s("two_publishers_before", inputs.two_publishers(moving=False), pub, True),
         s("two_publishers_moving", inputs.two_publishers(moving=True), pub, True),
+        *(s(f"second_{role}", inputs.second(role), names, True)
+          for role, names in (("states", pub), ("commands", COMMANDS), ("picture", CAMERA))),
         s("jump_3", inputs.jump(3), (*STATE, "tracking_error")),
         s("jump_stays", inputs.jump(10**9), (*STATE, "tracking_error"), True),
         s("states_nan", inputs.spoilt(lambda m: m.position.__setitem__(2, nan)), STATE, True),
@@ -64,6 +68,7 @@ def scenarios() -> list[Scenario]:
         s("states_swapped", inputs.spoilt(inputs.swap), STATE, True),
         s("states_reordered", inputs.reordered, STATE),
         s("commands_ahead", inputs.commands_ahead, COMMANDS, True),
+        s("commands_foreign", inputs.commands_foreign, (*COMMANDS, "foreign_command"), True),
         s("commands_glitch", inputs.commands_glitch, COMMANDS),
         *(s(f"pictures_{lie.replace(' ', '_')}", inputs.pictures(lie), CAMERA, True)
           for lie in ("frozen", "loop", "stamp 0", "an hour ahead", "2 s old")),
@@ -85,5 +90,7 @@ def scenarios() -> list[Scenario]:
         s("dry_run_raises", others.dry_run(raises=True), ("RuntimeError", "injected"), True, dry=True),
         s("raises", others.raises_live, ("RuntimeError", "injected"), True),
         s("policy_killed", others.policy_killed, ("planner", "planning", "policy"), True, process=True),
-        s("node_stopped", others.stopped),
+        s("node_stopped", others.stopped(True)),
+        s("node_stopped_silent", others.stopped(None), (*enable, *STATE), True),
+        s("node_stopped_emergency", others.stopped(False), (*enable, *STATE), True),
     ]  # fmt: skip

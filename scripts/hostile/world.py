@@ -45,14 +45,15 @@ class Lies:
     """What the world tells the node; honest by default.
 
     shift: s added to all stamps of the arm, and to its driver's clock if `driver_too`. command_shift: to those of
-    joint_commands alone. states, commands: said at all? enable: None is silence. state: one message → those that are
-    sent. picture: (ns, number) → stamps [ns] and numbers of those that are sent. again: how often each of a topic's
-    messages is said. deaf: trajectories are lost.
+    joint_commands alone, command_by: rad added to their first joint. states, commands: said at all? enable: None is
+    silence. state: one message → those that are sent. picture: (ns, number) → stamps [ns] and numbers of those that are
+    sent. again: how often each of a topic's messages is said. deaf: trajectories are lost.
     """
 
     shift: float = 0.0
     driver_too: bool = True
     command_shift: float = 0.0
+    command_by: float = 0.0
     states: bool = True
     commands: bool = True
     enable: bool | None = True

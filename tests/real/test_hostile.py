@@ -66,6 +66,12 @@ def test_motion_that_nothing_permits_is_seen(log):
     assert len(checker.unasked(log)) == 1
 
 
+def test_an_activation_while_stopped_is_no_permission():
+    log = log_of(while_in(1.1, 2.0))
+    log.enables = [(t, s and not 0.9 < t < 1.05) for t, s in log.enables]
+    assert len(checker.unasked(log)) == 1
+
+
 @pytest.mark.parametrize("silent", [(3.0, 3.5), (3.0, 3.25)])
 def test_an_enable_that_returns_is_no_permission(silent):
     log = log_of(while_in(4.0, 5.0))
