@@ -134,12 +134,15 @@ class Topics:
 
         # A publisher that does not fit is named at activation. Later it is one more that cannot reach us, which must
         # not stop the arm; where it is the only one, the watchdogs do.
-        events = on_subscription(role, lambda why: self.node.get_logger().warning(why))
+        events = on_subscription(role, self._misfit)
         heard = self.node.create_subscription(
             kind, topic.name, with_info(take), profile_of(topic), event_callbacks=events
         )
         self._entities.append((self.node.destroy_subscription, heard))
         self._connected.append((role, topic, False))
+
+    def _misfit(self, why: str) -> None:
+        self.node.get_logger().warning(why)
 
     def _received(self, info: Any) -> float:
         """s of our steady clock at which a message reached this process. Where the node was held up, it has waited: the
@@ -250,7 +253,9 @@ class Topics:
     def _on_key(self, message: String, at: float) -> None:
         assert self.inputs.press is not None
         if (age := time.monotonic() - at) > FRESH and message.data not in STOPS:
-            raise SafetyError(f"keys: {message.data[:20]!r} waited {age:.2f} s, expected at most {FRESH} s. Press it again")
+            raise SafetyError(
+                f"keys: {message.data[:20]!r} waited {age:.2f} s, expected at most {FRESH} s. Press it again"
+            )
         self.inputs.press(message.data)
 
     def _on_enable(self, message: Bool, at: float) -> None:
