@@ -107,13 +107,11 @@ class Stamps:
         if not age >= -self.ahead:
             raise StampError(self.role, "ahead", f"lies {-age:.3f} s in the future of the arm's clock. {SAME_CLOCK}")
         if not age <= self.latency + self.most:
-            raise StampError(
-                self.role, "late", f"is {age:.3f} s old, expected at most {self.latency + self.most:.3f} s. {SAME_CLOCK}"
-            )
+            most = self.latency + self.most
+            raise StampError(self.role, "late", f"is {age:.3f} s old, expected at most {most:.3f} s. {SAME_CLOCK}")
         if not age >= self.latency - self.most:
-            raise StampError(
-                self.role, "latency", f"is {age:.3f} s old when it comes, latency_s says {self.latency}. Measure it again"
-            )
+            expected = f"expected latency_s, {self.latency} s, within {self.most} s. Measure it again"
+            raise StampError(self.role, "latency", f"is {age:.3f} s old when it comes, {expected}")
         if not stamp > self.last and self.last <= time + self.ahead:  # else the last one is of another time
             raise StampError(
                 self.role, "repeated", f"expected one after {self.last:.6f} s, found {stamp:.6f} s. Does it hang?"

@@ -261,7 +261,9 @@ class Topics:
     def _on_key(self, message: String, at: float) -> None:
         assert self.inputs.press is not None
         if (age := time.monotonic() - at) > FRESH and message.data not in STOPS:
-            raise SafetyError(f"keys: {message.data[:20]!r} waited {age:.2f} s, expected at most {FRESH} s. Press it again")
+            raise SafetyError(
+                f"keys: {message.data[:20]!r} waited {age:.2f} s, expected at most {FRESH} s. Press it again"
+            )
         self.inputs.press(message.data)
 
     def _on_enable(self, message: Bool, at: float) -> None:

@@ -18,8 +18,8 @@ from sensor_msgs.msg import CompressedImage
 import sim
 from real.robots import State
 from real.ros2 import topics as topics_module
-from real.ros2.images import ImageReader, image
 from real.ros2.clock import ArmClock, stamps_of
+from real.ros2.images import ImageReader, image
 from real.ros2.observation import Observer
 from real.ros2.qos import profile_of
 from real.ros2.topics import Topics
@@ -232,7 +232,7 @@ LOOP = (1099.97, 1099.98, 1099.99)  # s, of pictures that were used
     [(LOOP, "repeated"), (LOOP[::-1], "repeated"), (LOOP[-1:], "repeated"), ((0.0,), "unstamped"),
      ((1100.04 + 3600.0, 1100.1), "ahead"), ((1098.0, 1099.8), "late")],
 )  # fmt: skip
-def test_a_picture_of_another_moment_is_not_used_and_the_next_good_one_is(monkeypatch, stamps, reason):
+def test_a_picture_of_another_moment_is_not_used_and_the_next_good_one_is(stamps, reason, monkeypatch):
     """Of long ago, of the future, without a stamp, and loops of any length; refusals are counted by reason."""
     it = Watched(monkeypatch)
     assert [it.stamped(stamp) for stamp in LOOP] == ["", "", ""]
@@ -246,7 +246,7 @@ def test_a_picture_of_another_moment_is_not_used_and_the_next_good_one_is(monkey
 
 
 @pytest.mark.parametrize(("age", "reason"), [(0.05, "latency"), (0.25, ""), (0.5, ""), (0.65, "late")])
-def test_the_latency_of_a_camera_must_be_the_one_that_the_wiring_says(monkeypatch, age, reason):
+def test_the_latency_of_a_camera_must_be_the_one_that_the_wiring_says(age, reason, monkeypatch):
     """Within the patience with pictures, 0.2 s; by it the arm is shown to the policy as it was then."""
     wiring = replace(WIRING, cameras={**WIRING.cameras, KEY: replace(WIRING.cameras[KEY], latency_s=0.4)})
     it = Watched(monkeypatch, wiring)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 
 from real.robots import MujocoArm, State
-from real.ros2.clock import ArmClock, StampError, Stamps
+from real.ros2.clock import ArmClock
 from real.ros2.session import Session
 from real.ros2.timeline import MATCH, Timeline
 from real.ros2.wiring import load_wiring
 from real.safety import Mode, SafetyChain, SafetyError, load_profile
 from real.safety.audit import joint_violations
 from real.safety.chain import Measured
+from real.safety.ladder import Patience
 from sim.tasks import make_task
 
 WIRING = load_wiring("mujoco_panda")
@@ -50,14 +52,18 @@ class Sweep:
 class Wire:
     """An arm's driver and a session with a line between them that delays, loses and stalls."""
 
-    def __init__(self, *, make_loop=Sweep, lost=0.0, delay=0, seed=0, echo=True, settings=FAST, inputs=None) -> None:
+    def __init__(
+        self, *, make_loop=Sweep, lost=0.0, delay=0, seed=0, echo=True, settings=FAST, inputs=None, wiring=WIRING,
+        follow=False,
+    ) -> None:  # fmt: skip
         self.rng, self.lost, self.delay, self.echo = np.random.default_rng(seed), lost, delay, echo
         self.profile = load_profile("panda", **settings)
-        dogs = WIRING.watchdogs
+        dogs = wiring.watchdogs
         self.chain = SafetyChain(self.profile, dt=DT, state=dogs["state"], enable=dogs["enable"], inputs=inputs)
-        self.session = Session(self.chain, make_loop, WIRING, send=self._send, grip=lambda opening: None)
+        self.session = Session(self.chain, make_loop, wiring, send=self._send, grip=lambda opening: None, follow=follow)
         self.arm = MujocoArm(make_task("reach"), self.profile, dt=DT)
         self.now, self.tick, self.glitch = 50.0, 1_000_000, 0.0  # s; of the states' stamps alone
+        self.waited = 0.0  # s that states waited for the node
         q = np.zeros(self.arm.model.nq)
         q[:] = self.arm.data.qpos
         q[:7] = HOME
@@ -86,7 +92,7 @@ class Wire:
         if states:
             if self.echo:
                 self.hear(self.session.on_commanded, q, self.tick * DT, self.now)
-            self.hear(self.session.on_state, state, self.tick * DT + self.glitch, self.now)
+            self.hear(self.session.on_state, state, self.tick * DT + self.glitch, self.now - self.waited)
         if enable:
             self.session.on_enable(True, self.now)
         if node:
@@ -196,7 +202,7 @@ def test_an_emergency_stop_brakes_in_the_next_command():
     wire.run(150)
     wire.session.on_enable(False, wire.now)
     wire.step(enable=False)
-    assert wire.session.mode is Mode.FAULT
+    assert wire.session.mode is Mode.FAULT and "fault:emergency_stop" in wire.session.decision.reasons
     with pytest.raises(SafetyError, match="still braking"):
         wire.session.start(seed=0, now=wire.now)
     wire.run(150, enable=False)
@@ -298,6 +304,75 @@ def test_a_clock_that_was_set_between_two_episodes_changes_nothing_in_the_second
     wire.run(20)
     assert not np.array_equal(wire.played[-1], still) and len(wire.played) == begun + 20, "at once"
     rest_of(wire, what)
+
+
+@pytest.mark.parametrize("seconds", [15.0, -15.0])
+def test_while_the_arm_runs_another_time_is_never_believed(seconds):
+    """However long it is told; and where the clock is set back again, all goes on."""
+    patient = replace(WIRING, watchdogs={**WIRING.watchdogs, "state": Patience(hold=0.05, fault=5.0)})
+    wire = Wire(wiring=patient, echo=False)
+    wire.session.commanded, wire.session.commanded_at = HOME, wire.tick
+    wire.begin()
+    wire.run(150)
+    wire.glitch = seconds
+    wire.run(round(2.0 / DT))
+    assert wire.session.mode is Mode.HOLD and wire.speed == 0.0 and wire.session.counts["missed"] == 0
+    assert wire.session.clock.tick(wire.now - DT) == wire.tick - 1 and wire.unheard.total() == round(2.0 / DT)
+    wire.glitch = 0.0
+    still = wire.played[-1]
+    wire.run(round(0.6 / DT))
+    assert wire.session.mode is Mode.RUN and np.abs(wire.played[-1] - still).max() > 0.05
+    wire.check()
+
+
+def test_states_that_waited_for_the_node_are_as_old_as_they_are():
+    wire = Wire()
+    wire.begin()
+    wire.run(150)
+    wire.waited = 0.06
+    wire.run(2)
+    assert wire.session.mode is Mode.HOLD and "state" in wire.session.decision.reasons
+    wire.check()
+
+
+@pytest.mark.parametrize("seconds", [3600.0, 1.0, -15.0])
+def test_simulated_time_that_leaps_is_a_fault(seconds):
+    """No tick passes without a state there. A new activation believes the new time."""
+    wire = Wire(follow=True)
+    wire.begin()
+    wire.run(150)
+    set_clock(wire, seconds)
+    resumed, resume = [0], wire.chain.resume
+    wire.chain.resume = lambda *how: (resumed.__setitem__(0, resumed[0] + 1), resume(*how))
+    wire.step()
+    assert wire.session.mode is Mode.FAULT and wire.chain.faulted
+    wire.run(150)
+    assert wire.speed == 0.0 and resumed[0] < 1000, "not every tick of the time that never was is gone through"
+    wire.session.stop()
+    wire.run(5)
+    moved = len(wire.played)
+    wire.session.start(seed=0, now=wire.now)
+    wire.run(150)
+    assert wire.session.mode is Mode.RUN and wire.speed > 0.1
+    assert sum(joint_violations(np.array(wire.played[moved:])[:, None], wire.profile, DT).values()) == 0
+
+
+@pytest.mark.parametrize("seconds", [3600.0, -15.0])
+def test_simulated_time_that_was_set_between_two_episodes_changes_nothing_in_the_second(seconds):
+    wire = Wire(follow=True)
+    wire.begin()
+    wire.run(150)
+    wire.session.stop()
+    wire.run(150)
+    set_clock(wire, seconds)
+    wire.timeline.rest(wire.played[-1], wire.tick)
+    wire.run(3)
+    wire.session.start(seed=0, now=wire.now)
+    wire.run(100)
+    assert wire.session.mode is Mode.RUN and wire.speed > 0.1
+    wire.run(round(0.5 / DT), enable=False)
+    assert wire.session.mode is Mode.FAULT and wire.speed == 0.0
+    wire.check()
 
 
 @pytest.mark.parametrize("what", ["enable", "states"])
