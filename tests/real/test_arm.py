@@ -194,10 +194,10 @@ def test_deploy_refuses_and_says_what_an_arm_s_limits_lack(monkeypatch, capsys):
     monkeypatch.setattr(deploy, "load_policy", lambda *_, **__: None)
     monkeypatch.setattr(deploy, "check_chunking", lambda *_: "")
     table = {"planes": [{"normal": [0, 0, 1], "offset": -0.1}]}
-    assert deploy.prepare(Path("x"), safety=table).settings["tracking_error"] is None
+    assert deploy.prepare(Path("x"), seeds=(0,), safety=table).settings["tracking_error"] is None
     with pytest.raises(SafetyError, match="tracking_error"):
-        deploy.prepare(Path("x"), safety={**table, "tracking_error": 0.2})
-    assert deploy.prepare(Path("x"), safety=table, dry_run=True).settings["tracking_error"] == 0.2
+        deploy.prepare(Path("x"), seeds=(0,), safety={**table, "tracking_error": 0.2})
+    assert deploy.prepare(Path("x"), seeds=(0,), safety=table, dry_run=True).settings["tracking_error"] == 0.2
     done = [deploy.Episode(0, True, 1, "", "RUN", 0.0, 0.0, Counter())]
     monkeypatch.setitem(deploy.ROBOTS, "mujoco", lambda _: done)
     deploy.deploy(checkpoint=Path("x"))

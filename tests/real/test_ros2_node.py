@@ -335,7 +335,7 @@ LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 
 
 def test_a_bystander_cannot_stop_the_arm(rig):
-    """It listens with another durability, on topics that go out and in, and hears nothing. That is its own affair."""
+    """It listens with another durability, and hears nothing. That is its own affair."""
     rig.meet()
     assert rig.node.trigger_activate() == OK, rig.node.why
     rig.step(60)
