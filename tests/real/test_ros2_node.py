@@ -415,7 +415,7 @@ LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 
 
 def test_a_bystander_cannot_stop_the_arm(rig):
-    """It listens with another durability, on topics that go out and in, and hears nothing. That is its own affair."""
+    """It listens with another durability, and hears nothing. That is its own affair."""
     rig.meet()
     assert rig.node.trigger_activate() == OK, rig.node.why
     rig.step(60)
@@ -528,6 +528,22 @@ def test_a_driver_that_would_break_the_maker_s_limits_refuses_to_configure(ros):
         rig.close()
 
 
+def test_nor_may_limits_be_loosened_until_it_would(ros):
+    """While inactive they may be loosened; then it is not activated."""
+    ros("--ros-args", "-p", "safety.acceleration:=0.1")
+    linear = {**STREAM["topics__trajectory"], "upsampling": "linear", "depth": 100}
+    rig = Rig(parse(changed(**{**STREAM, "topics__trajectory": linear})))
+    try:
+        rig.meet()
+        assert rig.node.set_parameters([Parameter("safety.acceleration", value=0.5)])[0].successful
+        assert rig.node.trigger_activate() == NO and "acceleration" in rig.node.why
+        assert rig.node.set_parameters([Parameter("safety.acceleration", value=0.1)])[0].successful
+        assert rig.node.trigger_activate() == OK, rig.node.why
+        assert any("claim" in sentence for sentence in rig.node.claims), "of positions less is claimed"
+    finally:
+        rig.close()
+
+
 def test_the_gripper_is_told_again_and_again_and_who_comes_late_hears_it(rig):
     """Over DDS, of an active node; a fault changes nothing about it."""
     rig.meet()
@@ -545,6 +561,11 @@ def test_the_gripper_is_told_again_and_again_and_who_comes_late_hears_it(rig):
     before = len(heard)
     rig.until(lambda: rig.step(1) or len(heard) > before + 1, "it, again and again")
     assert set(heard) == {0.04}
+    rig.step(150)
+    rig.driver.enabling, begun = True, []
+    rig.step(3)
+    rig.node.topics.commands.gripper.begin = lambda: begun.append(1)
+    assert rig.reset() == "" and begun == [1], "it is told that another episode begins"
 
 
 # -- life -----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,9 @@ import pytest
 
 pytest.importorskip("rclpy")
 
+from rclpy.serialization import deserialize_message
+from trajectory_msgs.msg import JointTrajectory
+
 from real.joint_order import JointOrder
 from real.ros2 import messages
 from real.ros2.outputs import ABORTED, CANCELED, Goals, Positions, Trajectories, output_of
@@ -90,6 +93,19 @@ def test_the_wiring_chooses():
         wiring, node = parse(changed(**changes)), Node()
         found = output_of(node, wiring, notice=pytest.fail, fault=pytest.fail)
         assert type(found) is kind and node.kinds == [(message, wiring.output.name)]
+
+
+def test_a_controller_is_sent_splines_and_never_nothing():
+    """An empty trajectory is no message for it: it plays what it has, which ends at rest."""
+    wiring, node = parse(changed(topics__trajectory={"name": "x", "rate_hz": 250}, topics__joint_commands=None)), Node()
+    output = output_of(node, wiring, notice=pytest.fail, fault=pytest.fail)
+    output.send(7, np.zeros((0, 7)), 0)
+    assert not node.sent
+    output.send(7, np.tile(HOME, (5, 1)), 1)
+    message = deserialize_message(node.sent[0], JointTrajectory)
+    assert len(message.points) == 5 and all(list(p.velocities) == list(p.accelerations) == [0.0] * 7
+                                            for p in message.points)  # fmt: skip
+    assert messages.to_ns(message.header.stamp) == 10 * wiring.dt_ns
 
 
 def test_the_simulated_arm_plays_trajectories_alone(monkeypatch):
