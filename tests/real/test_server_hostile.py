@@ -81,14 +81,15 @@ def test_eight_clients_with_tls_are_eight_clients(tls):
 @pytest.mark.parametrize("secure", [False, True])
 def test_silent_sockets_block_no_one(secure, tls):
     with serving(**(tls if secure else {})) as server, ExitStack() as stack:
-        for _ in range(2 * WAITING):
-            stack.enter_context(silent(server))
+        lines = [stack.enter_context(silent(server)) for _ in range(2 * WAITING)]
         began = time.monotonic()
         there = client(server, **({"ca": tls["certificate"]} if secure else {}))
         there.reset(3)
         assert there.plan(observed(), 0).shape == (3, 2)
         assert time.monotonic() - began < 0.5 * real.server.GREETING
         assert len(server.connections.open) <= WAITING + 1
+        lines[0].settimeout(0.5 * real.server.GREETING)
+        assert lines[0].recv(1) == b"", "the oldest made room"
         there.close()
     gone(server)
 
