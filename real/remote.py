@@ -142,7 +142,8 @@ class RemotePlanner:
         if not 1 <= welcome.head["history"] <= HISTORY:
             self._hang_up()
             raise PlanningError(f"{self._name}: history: expected 1 to {HISTORY}, found {welcome.head['history']}")
-        self.history, self.keys, self.ident = (welcome.head[k] for k in ("history", "keys", "policy"))
+        self.history, self.keys = welcome.head["history"], welcome.head["keys"]
+        self.ident = printable(welcome.head["policy"])
         self.connects += 1
 
     def _begin(self) -> None:

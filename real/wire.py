@@ -22,10 +22,13 @@ def send(
     Raises:
         WireError: see `encode`; the other side does not take it.
     """
-    data = encode(head, arrays or {})
+    left, until = memoryview(encode(head, arrays or {})), time.monotonic() + timeout
     try:
-        to.settimeout(timeout)
-        to.sendall(data)
+        while left:  # not sendall, which under TLS gives each record so much time
+            to.settimeout(max(until - time.monotonic(), 1e-3))
+            left = left[to.send(left[: 1 << 20]) :]
+            if left and time.monotonic() >= until:
+                raise TimeoutError
     except OSError as error:
         raise WireError(f"the connection broke while sending: {_why(error)}") from error
 

@@ -301,7 +301,7 @@ def lying(*answers):
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def attend():
-            with listening.accept()[0] as line:
+            with suppress(OSError), listening.accept()[0] as line:
                 for answer in answers:
                     receive(line, limit=10**6, timeout=5)
                     if isinstance(answer, bytes):
@@ -353,6 +353,23 @@ def test_an_answer_to_something_else_is_no_chunk(key, head, arrays):
         assert there.line is None, "what may come after it is not read"
 
 
+def test_mutated_answers_are_chunks_or_planning_errors():
+    rng, outcomes = random.Random(2), Counter()
+    fine = encode({"type": "chunk", "step": 4}, {"chunk": CHUNK})
+    for _ in range(80):
+        answer = mutated(fine, rng)
+        with lying((WELCOME, None), answer) as address:
+            there = RemotePlanner(address, POLICY.spec, timeout=0.1)
+            try:
+                chunk = there.plan(observed(), 4)
+            except PlanningError as error:
+                outcomes["refused"] += bool(str(error)) and there.line is None
+            else:
+                outcomes["taken"] += chunk.shape == (3, 2) and chunk.dtype == np.float64
+            there.close()
+    assert outcomes["refused"] + outcomes["taken"] == 80 and outcomes["refused"] > 50, outcomes
+
+
 def test_an_observation_that_the_server_asks_for_and_is_not_there_is_named():
     with lying(({**WELCOME, "keys": ["observation.secret"]}, None)) as address:
         there = RemotePlanner(address, POLICY.spec)
@@ -387,6 +404,27 @@ def test_a_server_that_dribbles_is_not_waited_for(secure, tls):
         assert time.monotonic() - began < 2.5
         stop.set()
         thread.join(5)
+
+
+def test_a_reader_that_dribbles_is_not_waited_for(tls):
+    """A megabyte under TLS has as much time as a byte."""
+    a, b = socket.socketpair()
+    theirs, ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=tls["certificate"])
+    theirs.load_cert_chain(tls["certificate"], tls["key"])
+
+    def dribble():
+        with suppress(OSError), theirs.wrap_socket(b, server_side=True) as line:
+            while line.recv(1 << 14):
+                time.sleep(0.1)
+
+    thread = threading.Thread(target=dribble, daemon=True)
+    thread.start()
+    with ours.wrap_socket(a, server_hostname="127.0.0.1") as line:
+        began = time.monotonic()
+        with pytest.raises(WireError):
+            send(line, {"type": "ready"}, {"x": np.zeros(1 << 21, np.uint8)}, timeout=0.5)
+        assert time.monotonic() - began < 1.5
+    thread.join(5)
 
 
 @pytest.mark.parametrize("host", ["..", "a" * 80, "\0"])
