@@ -185,7 +185,26 @@ def test_no_peer_takes_all_places_and_those_at_work_stay():
     opened[3].since = 0.0
     kept.welcome(opened[PER_PEER])
     assert opened[3].ended and not any(one.ended for one in opened if one is not opened[3])
-    assert PER_PEER < CLIENTS
+
+
+def test_all_places_are_taken_by_several_peers_too():
+    peers = [f"peer {k}" for k in range(CLIENTS + 1)]
+    kept, opened, _ = pool(*peers)
+    for one in opened[:CLIENTS]:
+        kept.welcome(one)
+        one.since = np.inf
+    with pytest.raises(WireError, match="clients"):
+        kept.welcome(opened[CLIENTS])
+    opened[3].since = 0.0
+    kept.welcome(opened[CLIENTS])
+    assert opened[3].ended and sum(one.welcomed for one in kept.open) == CLIENTS
+    assert PER_PEER < CLIENTS <= WAITING, "one peer cannot take all; the pool above is not pushed out"
+
+
+def test_one_that_was_pushed_out_is_not_welcomed():
+    kept, opened, _ = pool(*["flood"] * (WAITING + 1))
+    with pytest.raises(WireError, match="clients"):
+        kept.welcome(opened[0])
 
 
 # -- accepting goes on ----------------------------------------------------------------------------------------------
