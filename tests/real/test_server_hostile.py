@@ -124,6 +124,21 @@ def test_an_idle_client_makes_room_for_another(monkeypatch):
         assert len(server.connections.open) == PER_PEER
 
 
+def test_a_client_that_is_refused_gives_its_place_free_at_once(monkeypatch):
+    """Before its connection is closed, which waits a little for it to have read why."""
+    closing = threading.Event()
+    monkeypatch.setattr(real.server, "_drain", lambda line: closing.wait(10))
+    with serving() as server, ExitStack() as stack:
+        lines = [stack.enter_context(silent(server)) for _ in range(PER_PEER)]
+        for line in lines:
+            send(line, hello(), timeout=5)
+            receive(line, limit=0, timeout=5)
+        lines[0].sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert receive(lines[0], limit=0, timeout=5).head["type"] == "refused"
+        assert client(server).plan(observed(), 0).shape == (3, 2)
+        closing.set()
+
+
 def test_an_arm_that_had_to_make_room_comes_back(monkeypatch):
     with serving() as server:
         there = client(server)
