@@ -124,6 +124,34 @@ def test_an_idle_client_makes_room_for_another(monkeypatch):
         assert len(server.connections.open) == PER_PEER
 
 
+def test_a_client_that_waits_for_a_plan_is_not_idle(monkeypatch):
+    monkeypatch.setattr(real.connections, "IDLE", 0.3)
+    begun, go = threading.Event(), threading.Event()
+
+    class Slow(PointPolicy):
+        def act(self, obs, *, noise=None, deterministic=False):
+            begun.set()
+            assert go.wait(10)
+            return super().act(obs, noise=noise, deterministic=deterministic)
+
+    with serving(Slow(noise=0.1, n_obs_steps=2, chunk=3)) as server, ExitStack() as stack:
+        lines = [stack.enter_context(silent(server)) for _ in range(PER_PEER)]
+        for line in lines:
+            send(line, hello(), timeout=5)
+            receive(line, limit=0, timeout=5)
+        longest = server.connections.open[0]
+        welcomed = longest.since
+        lines[0].sendall(plan_bytes())
+        assert begun.wait(10)
+        time.sleep(0.4)
+        there = client(server)
+        assert "idle" in refusal(lines[1]), "the next longest"
+        go.set()
+        assert receive(lines[0], limit=100, timeout=5).head["type"] == "chunk"
+        assert welcomed + 0.3 < longest.since < np.inf, "idle since its answer"
+        there.close()
+
+
 def test_a_client_that_is_refused_gives_its_place_free_at_once(monkeypatch):
     """Before its connection is closed, which waits a little for it to have read why."""
     closing = threading.Event()
