@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from real.joints import Ahead
 from real.planning import PlanningError
 from real.server import Token, is_loopback
-from real.wire import handshake, receive, send
+from real.wire import receive, send
 from real.wire_messages import PROTOCOL, Message, WireError, printable
 from robopolicy.errors import ConfigError
 from robopolicy.evaluate.provenance import version
@@ -128,9 +128,7 @@ class RemotePlanner:
             self.line = line
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self.tls is not None:
-                secure = self.tls.wrap_socket(line, server_hostname=self.host, do_handshake_on_connect=False)
-                self.line = secure
-                handshake(secure, self.connect)
+                self.line = self.tls.wrap_socket(line, server_hostname=self.host)
         except (OSError, ValueError) as error:  # ValueError: a name that is none
             self._hang_up()
             raise PlanningError(f"{self._name}: cannot be reached: {error}") from error

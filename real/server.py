@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from real.connections import Connection, Connections, hang_up
 from real.planning import Planner
-from real.wire import handshake, ready, receive, send
+from real.wire import ready, receive, send
 from real.wire_messages import PROTOCOL, Message, WireError, printable
 from robopolicy.checkpoint import load_policy
 from robopolicy.errors import ConfigError
@@ -112,12 +112,7 @@ class PolicyServer:
                 self.tls.minimum_version = ssl.TLSVersion.TLSv1_2
                 self.tls.load_cert_chain(certificate, key)
             self.socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        except (
-            OSError,
-            ValueError,
-            TypeError,
-            OverflowError,
-        ) as error:  # ssl.SSLError, a name or number that is no address
+        except (OSError, ValueError, TypeError, OverflowError) as error:  # ssl.SSLError, or no such address
             raise ConfigError(f"host={host!r}, port={port}, certificate={certificate}: {error}") from error
         self.port = int(self.socket.getsockname()[1])
         self.connections = Connections()
@@ -160,7 +155,7 @@ class PolicyServer:
     def _attend(self, one: Connection) -> None:
         try:
             if isinstance(one.line, ssl.SSLSocket):
-                handshake(one.line, GREETING)
+                one.line.do_handshake()  # within GREETING, the line's time-out, in all
             try:
                 self._talk(one)
             except WireError as error:

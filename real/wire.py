@@ -45,33 +45,13 @@ def receive(sender: socket.socket, *, limit: int, timeout: float) -> Message:
     return Message(head, arrays_of(layouts, _exactly(sender, frame.body, until)))
 
 
-def handshake(line: ssl.SSLSocket, timeout: float) -> None:
-    """Begin TLS within `timeout` s in all, however slowly the other side's bytes come.
-
-    Raises:
-        OSError: it does not speak TLS, is not trusted, or is too slow.
-    """
-    until = time.monotonic() + timeout
-    line.setblocking(False)
-    while True:
-        try:
-            line.do_handshake()
-            return
-        except ssl.SSLWantReadError:
-            waits = selectors.EVENT_READ
-        except ssl.SSLWantWriteError:
-            waits = selectors.EVENT_WRITE
-        if not ready(line, until - time.monotonic(), waits):
-            raise TimeoutError("time-out of the TLS handshake")
-
-
-def ready(line: socket.socket, seconds: float, event: int = selectors.EVENT_READ) -> bool:
-    """Whether there is something to read (or room to write) before so many s are over."""
-    if event == selectors.EVENT_READ and isinstance(line, ssl.SSLSocket) and line.pending():
+def ready(line: socket.socket, seconds: float) -> bool:
+    """Whether there is something to read before so many s are over."""
+    if isinstance(line, ssl.SSLSocket) and line.pending():
         return True
     with selectors.DefaultSelector() as selector:
-        selector.register(line, event)
-        return bool(selector.select(max(0.0, seconds)))
+        selector.register(line, selectors.EVENT_READ)
+        return bool(selector.select(seconds))
 
 
 def _exactly(sender: socket.socket, size: int, until: float) -> bytes:

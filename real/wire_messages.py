@@ -193,12 +193,11 @@ def arrays_of(layouts: list[_Layout], body: bytes) -> dict[str, NDArray[Any]]:
 
 def _json(text: bytes) -> Any:
     """The value that `text` is. Not JSON for us: NaN and infinity, a key twice, more than DEPTH levels."""
-    depth = level = 0
+    level = 0
     for byte in _NO_BRACKETS.sub(b"", text):
-        level += (byte in b"[{") - (byte in b"]}")
-        depth = max(depth, level)
-    if depth > DEPTH:
-        raise WireError(f"malformed message: its header is nested {depth} deep, expected at most {DEPTH}")
+        level += 1 if byte in b"[{" else -1
+        if level > DEPTH:
+            raise WireError(f"malformed message: its header is nested deeper than {DEPTH}")
     try:
         return json.loads(text.decode(), object_pairs_hook=_once, parse_constant=_no_number)
     except ValueError as error:  # UnicodeDecodeError too, and numbers of thousands of digits

@@ -80,57 +80,62 @@ def test_what_is_encoded_is_decoded():
         np.testing.assert_array_equal(found.arrays[name], value)
 
 
-@pytest.mark.parametrize(
-    ("key", "data"),
-    [
-        ("found b'GET '", b"GET / HTTP/1.1\r\n"),
-        ("malformed", b"RPW1"),
-        ("oversized", FRAME.pack(b"RPW1", HEADER + 1, 0)),
-        ("oversized", FRAME.pack(b"RPW1", 2, LIMIT + 1)),
-        ("announced", framed(message([])) + b"x"),
-        ("announced", framed(message([]))[:-1]),
-        ("nested", framed(b"[" * 90_000)),
-        ("nested", framed(b'{"a":' * 40_000)),
-        ("nested", framed(b'{"type":"ready","arrays":[],"a":"\\"","b":' + b"[" * 20 + b"]" * 20 + b"}")),
-        ("Infinity", framed(b"[Infinity]")),
-        ("NaN", framed(message([], other=float("nan")))),
-        ("twice", framed(b'{"type":"plan","type":"ready","step":1,"arrays":[]}')),
-        ("UnicodeDecodeError", framed(b'{"type":"\xff"}')),
-        ("mapping", framed([1])),
-        ("type", framed({})),
-        ("type", framed({"type": ["ready"]})),
-        ("type", framed({"type": "run"})),
-        ("type", framed({"type": "\ud800"})),
-        ("reason", framed({"type": "refused", "reason": "\ud800", "arrays": []})),
-        ("step", framed(message([], step=1.0))),
-        ("step", framed(message([], step=-1))),
-        ("step", framed(message([], step=True))),
-        ("step", framed(message([], step=2**63))),
-        ("step", framed({"type": "plan", "arrays": []})),
-        ("step", framed(message([], step="3"))),
-        ("delay", framed(message([], delay=[1]))),
-        ("keys", framed({"type": "welcome", "policy": "", "history": 1, "keys": [1], "arrays": []})),
-        ("arrays", framed({"type": "ready"})),
-        ("arrays", framed(message([["x"]]))),
-        ("arrays", framed(message([["x", "uint8", [1]]] * 2), b"12")),
-        ("arrays", framed(message([[f"x{i}", "uint8", [0]] for i in range(1000)]))),
-        ("arrays", framed(message([["\ud800", "uint8", [1]]]), b"1")),
-        ("'x'", framed(message([["x", "object", [1]]]), b"1")),
-        ("'x'", framed(message([["x", ["uint8"], [1]]]), b"1")),
-        ("'x'", framed(message([["x", "uint8", [1] * 80]]), b"1")),
-        ("'x'", framed(message([["x", "uint8", [0.5]]]))),
-        ("'x'", framed(message([["x", "uint8", [-1, -1]]]), b"1")),
-        ("'x'", framed(message([["x", "uint8", [True]]]), b"1")),
-        ("'x'", framed(message([["x", "uint8", [0, 2**70]]]))),
-        ("'x'", framed(message([["x", "uint8", [0, 2**62, 2**62]]]))),
-        ("'x'", framed(message([["x", "uint8", "1"]]), b"1")),
-        ("announced", framed(message([["x", "float64", [2**20, 2**10]]]), b"1")),
-    ],
-)
+MALFORMED = [
+    ("found b'GET '", b"GET / HTTP/1.1\r\n"),
+    ("malformed", b"RPW1"),
+    ("oversized", FRAME.pack(b"RPW1", HEADER + 1, 0)),
+    ("oversized", FRAME.pack(b"RPW1", 2, LIMIT + 1)),
+    ("announced", framed(message([])) + b"x"),
+    ("announced", framed(message([]))[:-1]),
+    ("nested", framed(b"[" * 90_000)),
+    ("nested", framed(b'{"a":' * 40_000)),
+    ("nested", framed(b'{"type":"ready","arrays":[],"a":"\\"","b":' + b"[" * 20 + b"]" * 20 + b"}")),
+    ("Infinity", framed(b"[Infinity]")),
+    ("NaN", framed(message([], other=float("nan")))),
+    ("twice", framed(b'{"type":"plan","type":"ready","step":1,"arrays":[]}')),
+    ("UnicodeDecodeError", framed(b'{"type":"\xff"}')),
+    ("mapping", framed([1])),
+    ("type", framed({})),
+    ("type", framed({"type": ["ready"]})),
+    ("type", framed({"type": "run"})),
+    ("type", framed({"type": "\ud800"})),
+    ("reason", framed({"type": "refused", "reason": "\ud800", "arrays": []})),
+    ("step", framed(message([], step=1.0))),
+    ("step", framed(message([], step=-1))),
+    ("step", framed(message([], step=True))),
+    ("step", framed(message([], step=2**63))),
+    ("step", framed({"type": "plan", "arrays": []})),
+    ("step", framed(message([], step="3"))),
+    ("delay", framed(message([], delay=[1]))),
+    ("keys", framed({"type": "welcome", "policy": "", "history": 1, "keys": [1], "arrays": []})),
+    ("arrays", framed({"type": "ready"})),
+    ("arrays", framed(message([["x"]]))),
+    ("arrays", framed(message([["x", "uint8", [1]]] * 2), b"12")),
+    ("arrays", framed(message([[f"x{i}", "uint8", [0]] for i in range(1000)]))),
+    ("arrays", framed(message([["\ud800", "uint8", [1]]]), b"1")),
+    ("'x'", framed(message([["x", "object", [1]]]), b"1")),
+    ("'x'", framed(message([["x", ["uint8"], [1]]]), b"1")),
+    ("'x'", framed(message([["x", "uint8", [1] * 80]]), b"1")),
+    ("'x'", framed(message([["x", "uint8", [0.5]]]))),
+    ("'x'", framed(message([["x", "uint8", [-1, -1]]]), b"1")),
+    ("'x'", framed(message([["x", "uint8", [True]]]), b"1")),
+    ("'x'", framed(message([["x", "uint8", [0, 2**70]]]))),
+    ("'x'", framed(message([["x", "uint8", [0, 2**62, 2**62]]]))),
+    ("'x'", framed(message([["x", "uint8", "1"]]), b"1")),
+    ("announced", framed(message([["x", "float64", [2**20, 2**10]]]), b"1")),
+]
+
+
+@pytest.mark.parametrize(("key", "data"), MALFORMED, ids=range(len(MALFORMED)))
 def test_what_is_malformed_is_refused_by_name(key, data):
     with pytest.raises(WireError, match=key) as refused:
         decode(data, limit=LIMIT)
     assert len(str(refused.value)) < 1000 and str(refused.value).encode()
+
+
+def test_brackets_in_text_are_text():
+    said = '[{"\\' * 50
+    assert decode(encode({"type": "refused", "reason": said}, {}), limit=0).head["reason"] == said
 
 
 def test_nothing_is_allocated_for_sizes_that_lie():
