@@ -199,10 +199,12 @@ class PolicyServer:
     def _await(self, one: Connection) -> None:
         """Wait until it says something, which it need not do soon."""
         until = time.monotonic() + SILENCE
-        while not ready(one.line, LOOK):
+        said = False
+        while not said:
+            said = ready(one.line, LOOK)
             if one.ended:
                 raise WireError(one.ended)
-            if time.monotonic() >= until:
+            if not said and time.monotonic() >= until:
                 raise WireError(f"idle: nothing was said for {SILENCE:g} s")
 
     def _refuse(self, one: Connection, reason: str) -> None:

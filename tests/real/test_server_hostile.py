@@ -124,6 +124,26 @@ def test_an_idle_client_makes_room_for_another(monkeypatch):
         assert len(server.connections.open) == PER_PEER
 
 
+def test_a_client_that_talks_without_a_plan_is_idle(monkeypatch):
+    monkeypatch.setattr(real.connections, "IDLE", 0.3)
+    monkeypatch.setattr(real.server, "LOOK", 5.0)  # it never waits so long for this one's next message
+    with serving() as server, ExitStack() as stack:
+        lines = [stack.enter_context(silent(server)) for _ in range(PER_PEER)]
+        for line in lines:
+            send(line, hello(), timeout=5)
+            receive(line, limit=0, timeout=5)
+        time.sleep(0.4)
+        said = []
+        for k in range(3):
+            send(lines[0], {"type": "reset", "seed": k}, timeout=5)
+            said.append(receive(lines[0], limit=0, timeout=5).head["type"])
+            if k == 0:
+                client(server)
+            elif said[-1] == "refused":
+                break
+        assert said == ["ready", "refused"]
+
+
 def test_a_client_that_waits_for_a_plan_is_not_idle(monkeypatch):
     monkeypatch.setattr(real.connections, "IDLE", 0.3)
     begun, go = threading.Event(), threading.Event()

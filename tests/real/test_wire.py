@@ -168,7 +168,7 @@ def test_mutated_messages_are_messages_or_wire_errors():
         encode({"type": "plan", "step": 3, "delay": 1}, {"a": np.zeros((1, 2, 4), np.float32), "b": np.ones(3)}),
         encode({"type": "refused", "reason": "no"}, {}),
     ]
-    for _ in range(3000):
+    for _ in range(1000):
         try:
             found = decode(mutated(rng.choice(fine), rng), limit=LIMIT)
         except WireError as error:
@@ -181,7 +181,7 @@ def test_mutated_messages_are_messages_or_wire_errors():
             assert sum(a.nbytes for a in found.arrays.values()) < 100
             json.dumps(found.head).encode(), repr(found)
             outcomes["taken"] += 1
-    assert outcomes["refused"] > 1500 and outcomes["taken"] > 50, outcomes
+    assert outcomes["refused"] > 500 and outcomes["taken"] > 15, outcomes
 
 
 def test_text_of_others_can_be_printed():
