@@ -114,9 +114,10 @@ def is_node_type(annotation: Any) -> bool:
 
 def group_of(annotation: Any) -> type | None:
     """The dataclass that an annotation (or its `| None`) names."""
-    kinds = [kind for kind in _members(annotation) or (annotation,) if kind is not type(None)]
-    kind = kinds[0] if len(kinds) == 1 else None
-    return kind if inspect.isclass(kind) and dataclasses.is_dataclass(kind) else None
+    for kind in _members(annotation) or (annotation,):
+        if inspect.isclass(kind) and dataclasses.is_dataclass(kind):
+            return kind
+    return None
 
 
 def coerce(value: Any, annotation: Any) -> Any:
