@@ -15,6 +15,7 @@ asking for one, an episode still gets a number that no other has, because the no
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robopolicy.errors import CheckpointError, ConfigError, SpecError
+from robopolicy.errors import CheckpointError, ConfigError, RobopolicyError, SpecError
 from robopolicy.types import IMAGES, ActionSpec, Obs, Step, check_action
 from sim.episodes import EpisodeQueue
 from sim.gym_info import FINAL_OBS, Success, column, final_observations, flags
@@ -111,7 +112,7 @@ class GymVecEnv:
     def step(self, action: Tensor) -> Step:
         check_action(action, self.spec, self.num_envs)
         executed = torch.clamp(action.detach().float().cpu(), self._low, self._high)
-        raw, reward, terminated, truncated, info = _parts(self.env.step(self._sent(executed)), 5, "step", self.spec.id)
+        raw, reward, terminated, truncated, info = self._call("step", 5, self._sent(executed))
         idle = self._idle.copy()
         terminated, truncated = self._flags(terminated, "terminated"), self._flags(truncated, "truncated")
         if (idle & (terminated | truncated)).any():
@@ -175,7 +176,7 @@ class GymVecEnv:
     def _begin(self, seed: Sequence[int | None], options: dict[str, Any] | None = None) -> Obs:
         """All N observations after a reset."""
         given = {"options": options} if options else {}
-        raw, _ = _parts(self.env.reset(seed=list(seed), **given), 2, "reset", self.spec.id)
+        raw, _ = self._call("reset", 2, seed=list(seed), **given)
         return self._observed(raw, self.num_envs)
 
     def _reset_rows(self, rows: NDArray[np.bool_], before: Obs) -> Obs:
@@ -219,6 +220,24 @@ class GymVecEnv:
         self.episode_seed[torch.from_numpy(rows)] = seeds if self._by_mask else ~seeds
 
     # -- what the env hands out -------------------------------------------------------------------------------------
+    def _call(self, what: str, count: int, *args: Any, **kw: Any) -> tuple[Any, ...]:
+        """The `count` values that the env's `step` or `reset` returns.
+
+        Raises:
+            RobopolicyError: it failed; the traceback is in the message.
+            SpecError: it returned others, as envs of the old Gym do.
+        """
+        try:
+            result = getattr(self.env, what)(*args, **kw)
+        except RobopolicyError:
+            raise
+        except Exception as error:
+            raise RobopolicyError(f"{self.spec.id}: the env's {what} failed:\n{traceback.format_exc()}") from error
+        if isinstance(result, tuple) and len(result) == count:
+            return result
+        found = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
+        raise SpecError(f"{self.spec.id}: {what}: expected {count} values as in Gymnasium, found {found}")
+
     def _sent(self, executed: Tensor) -> NDArray[Any]:
         space = self.env.single_action_space
         sent = executed.numpy().astype(space.dtype).reshape(self.num_envs, *space.shape)
@@ -273,14 +292,6 @@ class GymVecEnv:
             for key, value in self._observed.one(one).items():
                 next_obs[key][i] = value[0]
         return next_obs
-
-
-def _parts(result: Any, count: int, what: str, name: str) -> tuple[Any, ...]:
-    """What `reset` or `step` returned, which an env of the old Gym returns otherwise."""
-    if isinstance(result, tuple) and len(result) == count:
-        return result
-    found = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
-    raise SpecError(f"{name}: {what}: expected {count} values as in Gymnasium, found {found}")
 
 
 def _differ(a: Tensor, b: Tensor, *, picture: bool) -> bool:
