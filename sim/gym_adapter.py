@@ -249,7 +249,8 @@ class GymVecEnv:
 
     def _reward(self, values: Any, idle: NDArray[np.bool_]) -> NDArray[np.float32]:
         try:
-            reward = self._array(values, "reward").astype(np.float64).astype(np.float32)
+            with np.errstate(over="ignore"):  # found below
+                reward = self._array(values, "reward").astype(np.float64).astype(np.float32)
         except (TypeError, ValueError) as error:
             raise SpecError(f"{self.spec.id}: reward: expected numbers [{self.num_envs}] ({error})") from error
         reward = np.where(idle, np.float32(0), reward)
