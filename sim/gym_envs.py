@@ -139,7 +139,7 @@ class GymEnv(gymnasium.Env):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         if seed is not None:
-            self.env.reseed(int(seed))
+            self.env.reseed(seed)
             self._fresh = False
         obs = self.env.observe() if self._fresh else self.env.reset()
         self._fresh = False

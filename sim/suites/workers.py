@@ -31,7 +31,7 @@ def vector_env(
     *,
     horizon: int,
     processes: int,
-    success: str | None = "success",
+    success: str | None = None,
     sparse: bool = True,
     **task: Any,
 ) -> VectorEnv:
