@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import gymnasium
 import numpy as np
 import pytest
@@ -194,18 +191,6 @@ def test_gymnasiums_own_checker_passes(task):
     assert np.array_equal(first, again) and not np.array_equal(first, env.reset(seed=6)[0])
     assert env.render().shape == (240, 320, 3)
     env.close()
-
-
-def test_an_id_that_names_the_module_needs_no_import():
-    code = "import gymnasium; print(gymnasium.make('sim.gym_envs:robopolicy/Pick-v0').spec.id)"
-    assert "NamespaceNotFound" in outside(code.replace("sim.gym_envs:", ""), fails=True)
-    assert outside(code).strip() == "robopolicy/Pick-v0"
-
-
-def outside(code: str, *, fails: bool = False) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode != 0) == fails, done.stderr
-    return done.stderr if fails else done.stdout
 
 
 def test_vector_seeds_of_every_kind_are_taken_and_others_refused():
