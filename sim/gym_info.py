@@ -34,6 +34,26 @@ class Success:
         if key is not None and not (isinstance(key, str) and key):
             raise ConfigError(f"{env}: task.success: expected a key of info or {TERMINATED!r}, found {key!r}")
         self.key, self.env = key, env
+        self.keys = KNOWN if key is None else (key,)
+
+    def read_one(self, info: Any, *, terminated: bool, ended: bool) -> bool:
+        """Success of a single env's step; see `read`.
+
+        Raises:
+            ConfigError: as `read`.
+        """
+        if self.key == TERMINATED:
+            return terminated
+        said = {key: value for key in self.keys if (value := _dig(info, key)) is not None}
+        try:
+            found = {key: flag(value, f"info[{key!r}]") for key, value in said.items()}
+        except SpecError as error:
+            raise self._wrong(error) from error
+        if not found and (ended or self.key is None):
+            raise self._missing(names_of(info), "info")
+        if len(set(found.values())) > 1:
+            raise self._clash(0)
+        return any(found.values())
 
     def read(
         self,
@@ -57,38 +77,44 @@ class Success:
         """
         if self.key == TERMINATED:
             return terminated & active
-        n, keys = len(active), KNOWN if self.key is None else (self.key,)
+        n = len(active)
         found, told = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
-        for key in keys:
+        for key in self.keys:
             try:
                 says, present = _said(info, key, active=active, final=ended & same_step)
             except SpecError as error:
-                raise ConfigError(
-                    f"{self.env}: task.success: {error}. A fraction is no success, and each env needs a value of its "
-                    "own: name another key, task.success=<key>, or let a wrapper of the env decide."
-                ) from error
-            if clash := (present & told & (says != found)).nonzero()[0].tolist():
-                raise ConfigError(
-                    f"{self.env}: task.success: {' and '.join(keys)} differ in info of env {clash[0]}. Name the one "
-                    f"that counts: task.success={key}"
-                )
+                raise self._wrong(error) from error
+            if (clash := present & told & (says != found)).any():
+                raise self._clash(int(clash.nonzero()[0][0]))
             found, told = found | says, told | present
         missing = (active if self.key is None else ended) & ~told
         if missing.any():
-            self._refuse(info, int(missing.nonzero()[0][0]), n, same_step and bool(ended[missing].any()))
+            i = int(missing.nonzero()[0][0])
+            inner = column(info, FINAL_INFO, n)[0][i] if same_step and ended[i] else None
+            if inner is not None:
+                raise self._missing(names_of(inner), f"info[{FINAL_INFO!r}]", i)
+            lacks = f"info, which has no {FINAL_INFO!r}," if same_step and ended[i] else "info"
+            raise self._missing(names_of(info), lacks, i)
         return found
 
-    def _refuse(self, info: Any, i: int, n: int, final: bool) -> None:
-        inner = column(info, FINAL_INFO, n)[0][i] if final else info
-        names = names_of(inner)
-        where = f"info[{FINAL_INFO!r}]" if final else "info"
-        if final and inner is None:
-            names, where = names_of(info), f"info, which has no {FINAL_INFO!r},"
+    def _wrong(self, error: SpecError) -> ConfigError:
+        return ConfigError(
+            f"{self.env}: task.success: {error}. A fraction is no success, and each env needs a value of its own: name "
+            "another key, task.success=<key>, or let a wrapper of the env decide."
+        )
+
+    def _clash(self, i: int) -> ConfigError:
+        return ConfigError(
+            f"{self.env}: task.success: {' and '.join(self.keys)} differ in info of env {i}. Name the one that counts: "
+            f"task.success={self.keys[0]}"
+        )
+
+    def _missing(self, names: list[str], where: str, i: int = 0) -> ConfigError:
         if self.key is None:
             said = f"expected {' or '.join(KNOWN)} in {where} at every step"
         else:
             said = f"expected {self.key!r} in {where} at the last step of every episode. {closest(self.key, names)}"
-        raise ConfigError(
+        return ConfigError(
             f"{self.env}: task.success: {said}; found {', '.join(names) or 'nothing'} (env {i}). Name the key that "
             f"tells success, task.success=<key>, which may come at the last step alone, or task.success={TERMINATED} "
             "if the env ends an episode only where it succeeds. Else let a wrapper of the env say it, True or False."
@@ -176,6 +202,9 @@ def flags(values: NDArray[Any], rows: NDArray[np.bool_], what: str) -> NDArray[n
     if values.dtype == bool:
         return values & rows
     found = np.zeros(len(values), dtype=bool)
+    if {type(value) for value in values[rows]} <= {bool, np.bool_}:  # as Gymnasium collects NumPy's
+        found[rows] = values[rows].astype(bool)
+        return found
     for i in rows.nonzero()[0]:
         found[i] = flag(values[i], f"{what} of env {i}")
     return found
@@ -187,6 +216,8 @@ def flag(value: Any, what: str) -> bool:
     Raises:
         SpecError: another value.
     """
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
     try:
         number = np.asarray(value)
     except (TypeError, ValueError, RuntimeError):  # ragged, or a tensor on a GPU

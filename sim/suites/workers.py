@@ -85,9 +85,7 @@ class TellsSuccess(gymnasium.Wrapper):
         """Raises ConfigError where the info does not tell success."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         terminated, truncated = flag(terminated, "terminated"), flag(truncated, "truncated")
-        ends, ended = np.array([terminated]), np.array([terminated or truncated])
-        one = self.success.read([info], ends, active=np.ones(1, dtype=bool), ended=ended, same_step=False)
-        success = bool(one[0])
+        success = self.success.read_one(info, terminated=terminated, ended=terminated or truncated)
         if self.sparse:
             reward, terminated = float(success), terminated or success
         return obs, reward, terminated, truncated, {"success": success}
