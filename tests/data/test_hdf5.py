@@ -241,7 +241,7 @@ def test_what_belongs_to_a_file_is_there(tmp_path: Path) -> None:
         convert(recording=cube, out=tmp_path / "x", hdf5=CUBE)
     maze = files.minari(tmp_path / "maze")
     broken(maze / "data" / "main_data.hdf5", "episode_1", None)
-    with pytest.raises(DataError, match="total_episodes: .*1 .* 2"):
+    with pytest.raises(DataError, match=r"total_episodes: .*1 .* 2"):
         convert(recording=maze, out=tmp_path / "x", hdf5=MAZE)
     (maze / "data" / "metadata.json").unlink()
     with pytest.raises(
