@@ -25,7 +25,8 @@ def write_inputs(run_dir: Path, config: Mapping[str, Any]) -> None:
     if file.is_file():
         return
     found = {key: digest for key, value in flatten(config).items() if (digest := _digest(key, value)) is not None}
-    write_text(file, json.dumps(found, indent=1) + "\n")
+    if found:
+        write_text(file, json.dumps(found, indent=1) + "\n")
 
 
 def same_input(run_dir: Path, key: str, old: Any, new: Any) -> bool:

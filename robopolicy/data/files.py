@@ -12,6 +12,7 @@ import pydantic_core
 
 from robopolicy.errors import DataError
 
+_KINDS = ("str", "int", "float", "bool")  # names of a union's members, which pydantic puts among the keys
 MOST_JSON = 64 * 2**20  # bytes; statistics of many cameras take a few MiB
 
 
@@ -58,7 +59,7 @@ def problems(error: pydantic.ValidationError, *, depth: int = 1) -> Iterator[tup
     """Where a value does not fit its model and why, once for each place of at most `depth` keys."""
     seen: set[tuple[str, ...]] = set()
     for one in error.errors(include_url=False, include_context=False):
-        place = tuple(map(str, one["loc"][:depth]))
+        place = tuple(part for part in map(str, one["loc"]) if part not in _KINDS and "[" not in part)[:depth]
         if place in seen:
             continue
         seen.add(place)
@@ -66,4 +67,5 @@ def problems(error: pydantic.ValidationError, *, depth: int = 1) -> Iterator[tup
             yield place, "is missing"
             continue
         wanted = one["msg"].replace("Input should be", "expected").replace("Value error, ", "")
+        wanted = wanted.partition(" or instance of ")[0]
         yield place, f"{wanted}, found {reprlib.repr(one['input'])}"

@@ -16,7 +16,7 @@ from robopolicy.types import ActionSpec
 
 META_VERSION = 1
 META_FILE = Path("meta") / "robopolicy.json"
-_RESTORE = "Restore it, or delete it and give action_spec=…"
+RESTORE = "Restore it, or delete it and give action_spec=…."
 SEED = "episode_seed"  # column that robopolicy adds; edits of the dataset by LeRobot's tools keep it right
 
 
@@ -68,10 +68,10 @@ class RecordingMeta:
             return None
         data = read_json(path)
         if not isinstance(data, dict):
-            raise DataError(f"{path}: expected an object, found {type(data).__name__}. {_RESTORE}")
+            raise DataError(f"{path}: expected an object, found {type(data).__name__}. {RESTORE}")
         version = data.get("version")
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-            raise DataError(f"{path}: version: expected a whole number, found {version!r}. {_RESTORE}")
+            raise DataError(f"{path}: version: expected a whole number, found {version!r}. {RESTORE}")
         if version > META_VERSION:
             raise DataError(f"{path}: version {version}; this robopolicy reads up to {META_VERSION}. Upgrade it.")
         missing = {"action", "dt", "tasks", "observation"} - set(data)
@@ -82,9 +82,9 @@ class RecordingMeta:
             return _MODEL.validate_python(data)
         except pydantic.ValidationError as error:
             wrong = "; ".join(f"{'.'.join(place)}: {problem}" for place, problem in problems(error, depth=2))
-            raise DataError(f"{path}: {wrong}. {_RESTORE}") from error
+            raise DataError(f"{path}: {wrong}. {RESTORE}") from error
         except SpecError as error:
-            raise DataError(f"{path}: action: {error}. {_RESTORE}") from error
+            raise DataError(f"{path}: action: {error}. {RESTORE}") from error
 
 
 _MODEL = pydantic.TypeAdapter(RecordingMeta)

@@ -12,7 +12,7 @@ import pydantic
 
 from robopolicy.data.check import Defect, raise_defects
 from robopolicy.data.files import problems, read_json
-from robopolicy.data.meta import META_FILE, RecordingMeta
+from robopolicy.data.meta import META_FILE, RESTORE, RecordingMeta
 from robopolicy.data.models import Column, Info
 from robopolicy.errors import DataError, closest
 from robopolicy.spec import check_action_spec
@@ -73,7 +73,8 @@ class Source:
         try:
             meta = RecordingMeta.load(path)
         except DataError as error:
-            defects.append(Defect(str(META_FILE), str(error), "Restore it, or delete it and give action_spec=…"))
+            problem = str(error).removeprefix(f"{path / META_FILE}: ").removesuffix(RESTORE).rstrip(" .")
+            defects.append(Defect(str(META_FILE), problem, RESTORE.rstrip(".")))
         columns = info.features
         rename = rename if rename is not None else meta.rename if meta else {}
         for old in rename:

@@ -153,16 +153,17 @@ def check_spans(
         fps: NaN: unknown, so that lengths are not compared.
     """
     found, frame = Found(), 1.0 / fps
+    at_fault = Found()  # of one episode; its film's other episodes are as doubtful
     if camera not in table.spans:
         return found
     where = list(zip(table.index.tolist(), table.spans[camera], strict=True))
     key = f"videos/{camera}"
     for index, span in where:
         if not (span.chunk >= 0 and span.file >= 0):
-            found.note(f"{key}/file_index", f"chunk {span.chunk}, file {span.file}: expected 0 or more", index)
+            at_fault.note(f"{key}/file_index", f"chunk {span.chunk}, file {span.file}: expected 0 or more", index)
         if not 0.0 <= span.begin < span.end < np.inf:
             problem = f"spans {span.begin} s to {span.end} s of its film"
-            found.note(f"{key}/from_timestamp", problem, index)
+            at_fault.note(f"{key}/from_timestamp", problem, index)
     spans = dict(where)
     for block in blocks if np.isfinite(fps) and stamps is not None else ():
         if block.index not in spans:
@@ -174,7 +175,7 @@ def check_spans(
         if not abs(span.end - span.begin - (part[-1] + frame)) <= _FRAME * frame:
             problem = (f"its film lasts {span.end - span.begin:.4f} s (from_timestamp to to_timestamp), its "
                        f"{len(part)} frames {part[-1] + frame:.4f} s")  # fmt: skip
-            found.note(f"{key}/to_timestamp", problem, block.index)
+            at_fault.note(f"{key}/to_timestamp", problem, block.index)
     room = _FRAME * frame if np.isfinite(frame) else 1e-3
     for (a, one), (b, other) in zip(where, where[1:], strict=False):
         if (one.chunk, one.file) > (other.chunk, other.file) or (
@@ -182,7 +183,12 @@ def check_spans(
         ):
             problem = (f"begins at {other.begin:.4f} s of film {other.chunk}/{other.file}, which is before the end of "
                        f"episode {a}: {one.end:.4f} s of film {one.chunk}/{one.file}")  # fmt: skip
-            found.note(f"{key}/from_timestamp", problem, b, a)
+            at_fault.note(f"{key}/from_timestamp", problem, b, a)
+    films: dict[tuple[int, int], set[int]] = {}
+    for index, span in where:
+        films.setdefault((span.chunk, span.file), set()).add(index)
+    for concerns, defect in at_fault:
+        found.append((concerns.union(*(f for f in films.values() if concerns & f)), defect))
     return found
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from robopolicy.data.check import Defect
 from robopolicy.data.files import check_regular
+from robopolicy.data.models import Column
 from robopolicy.data.parquet import number, whole
 from robopolicy.data.source import Source
 from robopolicy.data.spans import Block, Span
@@ -44,8 +45,21 @@ def load_videos(
         parts.sort()
         times = np.concatenate([begin + stamp[first:end] for begin, first, end in parts])
         rows = np.concatenate([np.arange(first, end) for _, first, end in parts])
-        read_video(source.film(key, chunk, file), times, rows, out, fps=source.fps)
+        path = source.film(key, chunk, file)
+        read_video(path, times, rows, out, fps=source.fps)
+        ends = max(span.end for span in where.values() if (span.chunk, span.file) == (chunk, file))
+        if not times[-1] >= ends - 1.5 / source.fps:  # the last one's pictures were not read
+            _check_end(path, ends, source.fps)
     return out
+
+
+def _check_end(path: Path, ends: float, fps: float) -> None:
+    """Raise DataError where a film is over before the last episode in it ends: its spans are shifted, or it is cut."""
+    times = _times(path)
+    if isinstance(times, str) or not (len(times) and times[-1] + 1.5 / fps >= ends):
+        shown = times if isinstance(times, str) else f"ends after {len(times) / fps:.4f} s"
+        raise DataError(f"{path}: {shown}, the last episode in it at {ends:.4f} s (to_timestamp). Restore the film, or "
+                        "load without this camera (cameras=…).")  # fmt: skip
 
 
 def read_video(path: Path, times: NDArray[np.float64], rows: NDArray[np.int64], out: Tensor, *, fps: float) -> None:
@@ -106,6 +120,8 @@ def check_video(
         if isinstance(times, str):
             found.append(Defect(key, times, fix, block.index))
             continue
+        if path not in claimed and (problem := _size_problem(path, source.columns[key])):
+            found.append(Defect(key, problem, "Correct the shape in meta/info.json, or restore the film", block.index))
         claimed[path] = claimed.get(path, 0) + len(wanted)
         at = np.clip(np.searchsorted(times, wanted - near), 0, max(0, len(times) - 1))
         has = np.abs(times[at] - wanted) <= near if len(times) else np.zeros(len(wanted), dtype=bool)
@@ -131,6 +147,20 @@ def _times(path: Path) -> NDArray[np.float64] | str:
             return np.sort(np.array(stamps, dtype=np.float64)) * float(stream.time_base or 0)
     except (av.FFmpegError, OSError, IndexError, ValueError, DataError) as error:
         return f"{path.name} cannot be read ({error})"
+
+
+def _size_problem(path: Path, column: Column) -> str:
+    """Whether a film's pictures are not of the size that info.json says; "" where they are."""
+    import av
+
+    try:
+        size = column.picture_size()
+        with av.open(str(path)) as container:
+            stream = container.streams.video[0]
+            there = (stream.height, stream.width)
+    except (av.FFmpegError, OSError, IndexError, ValueError):
+        return ""  # a defect of its own
+    return "" if there == size else f"pictures of {path.name} are {there} (h, w), info.json says {size}"
 
 
 def load_images(source: Source, table: pa.Table, key: str, feature: Feature) -> Tensor:

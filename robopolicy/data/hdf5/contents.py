@@ -228,5 +228,5 @@ def modelled[M: pydantic.BaseModel](model: type[M], data: Any, where: str) -> M:
     try:
         return model.model_validate(data)
     except pydantic.ValidationError as error:
-        wrong = [f"{'.'.join(place) or 'it'}: {problem}" for place, problem in problems(error, depth=2)]
+        wrong = [f"{'.'.join(place) or 'it'}: {problem}" for place, problem in problems(error, depth=4)]
         raise BrokenError(where, "; ".join(wrong)) from error

@@ -69,7 +69,8 @@ def convert_hdf5(
     """
     with opened(path) as file:
         contents = _read(file, path, options.filter)
-        raise_defects(contents.defects, path)
+        if contents.defects:
+            raise_defects([*contents.defects, *check_file(contents)], path)
         plan = plan_of(contents, path, options)
         raise_defects(check(contents, plan, options), path)
         left_out: dict[str, str] = {}
