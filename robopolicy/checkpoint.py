@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from robopolicy.storage import new_directory, read_json, read_state, remove_left
 
 __all__ = ["Checkpointer", "find_policy", "load_policy", "save_policy"]
 
+_NAME = re.compile(r"step_\d+(_\d+)?", re.ASCII)
 FORMAT = 4  # of the training state; policies have one of their own
 _log = logging.getLogger(__name__)
 
@@ -219,8 +221,7 @@ class Checkpointer:
 
     def _all(self) -> list[Path]:
         """Checkpoints, newest first."""
-        found = [p for p in self.folder.glob("step_*") if p.is_dir()]
-        return sorted(found, key=_number, reverse=True)
+        return checkpoints_in(self.folder)
 
     def _prune(self) -> None:
         best = self.folder / "best"
@@ -228,6 +229,12 @@ class Checkpointer:
         for path in self._all()[self.keep :]:
             if path.name not in kept:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Checkpoints of a run, newest first; a folder of another name, such as a user's copy, is none of them."""
+    found = [p for p in folder.glob("step_*") if _NAME.fullmatch(p.name) and p.is_dir()]
+    return sorted(found, key=_number, reverse=True)
 
 
 def _number(checkpoint: Path) -> tuple[int, int]:

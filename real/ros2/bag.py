@@ -13,9 +13,11 @@ import yaml
 from mcap.reader import make_reader
 from rclpy.serialization import deserialize_message
 
+from robopolicy.data.files import visible
 from robopolicy.errors import DataError
 
 SUFFIXES = {"mcap": ".mcap", "sqlite3": ".db3"}
+_ZSTD = b"\x28\xb5\x2f\xfd"  # a message of CDR begins with 0
 _HEADER = 4  # bytes before a CDR message: its byte order and options
 
 
@@ -54,11 +56,13 @@ class Bag:
         self.path = path
         about = _about(path)
         storage = about.get("storage_identifier") or _storage_of(path)
+        if str(about.get("compression_mode") or "").upper() == "MESSAGE":
+            raise _compressed(f"{path}: metadata.yaml, compression_mode")
         if storage not in SUFFIXES:
             raise DataError(f"{path}: storage {storage!r}; mcap and sqlite3 are read. `ros2 bag convert` changes it.")
         custom = about.get("custom_data")
         self.about = {str(k): str(v) for k, v in custom.items()} if isinstance(custom, dict) else {}
-        names = [Path(name).name for name in about.get("relative_file_paths") or ()]  # in the bag, wherever they say
+        names = [Path(str(name)).name for name in about.get("relative_file_paths") or ()]  # in the bag, always
         self.files = [path / name for name in names] or ([path] if path.is_file() else _files(path))
         for file in self.files:
             if file.suffix != SUFFIXES[storage]:
@@ -98,6 +102,8 @@ class Bag:
         for file in self.files if topics else ():
             with _damage(file):
                 for found in self._read(file, set(topics)):
+                    if found[2][:4] == _ZSTD:
+                        raise _compressed(f"{file}, {found[0]}")
                     yield Item(*found)
 
 
@@ -142,10 +148,17 @@ def _damage(file: Path) -> Iterator[None]:
 
 
 # -- inside ---------------------------------------------------------------------------------------------------------
+def _compressed(where: str) -> DataError:
+    return DataError(
+        f"{where}: compressed message by message, which is not read; MCAP's own compression is. Undo it with "
+        "`ros2 bag convert`, and record with `-s mcap --storage-preset-profile zstd_fast`."
+    )
+
+
 def _files(path: Path) -> list[Path]:
     """Of a folder, in the order of their names, which is that of writing."""
     for suffix in SUFFIXES.values():
-        found = [f for f in path.glob(f"*{suffix}") if f.stem.rpartition("_")[2].isdigit()]
+        found = [f for f in visible(path.glob(f"*{suffix}")) if f.stem.rpartition("_")[2].isdecimal()]
         if found:
             return sorted(found, key=lambda f: int(f.stem.rpartition("_")[2]))
     return []
@@ -164,7 +177,7 @@ def _about(path: Path) -> dict[str, Any]:
         return {}
     try:
         return dict(yaml.safe_load(file.read_text())["rosbag2_bagfile_information"])
-    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+    except (yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{file}: not the metadata of a bag ({error!r}); `ros2 bag reindex` makes it anew") from error
 
 

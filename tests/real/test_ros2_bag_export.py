@@ -266,7 +266,7 @@ SHORT = {"names": NAMES[1:]}
         ({"names": tuple(n for n in NAMES if n != "gripper.pos")}, {}, r"lacks 'gripper\.pos'"),
         ({}, {"wiring": {"topics__features": None}}, r"holds \['ball_x'\], and the wiring has no topics\.features"),
         ({"camera": True}, {"wiring": {"cameras": {}}}, f"'{FRONT}' is no camera of the wiring"),
-        ({"action": replace(ACTION, rotation="yaw", reference="delta")}, {}, "absolute joint targets are understood"),
+        ({"action": replace(ACTION, rotation="yaw", reference="measured")}, {}, "absolute joint targets are understood"),
         ({}, {"wiring": {"topics__joint_commands": None, "lead_ticks": 1, "topics__trajectory": "positions"}},
          "action=measured"),
         ({}, {"wiring": {"topics__gripper": None}}, r"has gripper commands, and the wiring's topics\.gripper is null"),
