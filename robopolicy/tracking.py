@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import re
 import secrets
 import sys
 import time
@@ -18,10 +19,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from robopolicy.errors import CheckpointError
 from robopolicy.storage import write_text
+from robopolicy.untrusted import parse_json, read_text
 
 Wandb = Literal["auto", "online", "offline", "disabled"]
 _LINE_EVERY_S = 5.0  # without a terminal: at most one line in this time
+_IDENT = re.compile(r"[A-Za-z0-9_-]{1,64}")  # it becomes part of a path
 _log = logging.getLogger(__name__)
 
 
@@ -86,8 +90,8 @@ class Tracker:
             return
         kept, wall = [], 0.0
         for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                row = json.loads(line)
+            with contextlib.suppress(CheckpointError, KeyError, TypeError, ValueError, OverflowError):
+                row = parse_json(line, self.path.name, finite=False)
                 if step is not None and row["step"] <= step:
                     kept.append(line + "\n")
                     wall = max(wall, float(row["wall_s"]))
@@ -137,7 +141,7 @@ class Tracker:
         if mode == "auto":
             mode = "online" if wandb.login(prompt=False, verify=False) else "offline"
         file = folder / "wandb_id"
-        if not file.exists():
+        if not file.is_file() or not _IDENT.fullmatch(read_text(file, limit=4096).strip()):
             write_text(file, secrets.token_hex(4) + "\n")
         settings = wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True)
         self._run = wandb.init(

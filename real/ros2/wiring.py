@@ -6,8 +6,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
-
 import configs
 from real.ros2 import channels
 from real.ros2.channels import (
@@ -25,6 +23,7 @@ from real.safety import load_profile
 from real.safety.ladder import Patience
 from robopolicy.errors import closest
 from robopolicy.types import IMAGES
+from robopolicy.untrusted import read_yaml, refusing
 
 FOLDER = Path(configs.__file__).parent / "robots"
 INPUTS = ("joint_states", "joint_commands", "robot_description", "features", "enable")
@@ -97,11 +96,9 @@ def load_wiring(name: str) -> Wiring:
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if not path.is_file():
         raise WiringError(f"wiring={name!r}: no such file or preset. {closest(name, wiring_names())}")
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise WiringError(f"{path.name}: not readable as YAML ({error})") from error
-    return parse(data, path.name)
+    data = read_yaml(path, error=WiringError)
+    with refusing(path.name, WiringError):
+        return parse(data, path.name)
 
 
 def parse(data: Any, where: str = "wiring") -> Wiring:

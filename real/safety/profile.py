@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from real.safety.errors import SafetyError
 from real.safety.kinematics import Chain
+from real.safety.profile_data import check_data
 from robopolicy.errors import closest
+from robopolicy.untrusted import read_json
 
 Array = NDArray[np.float64]
 FOLDER = Path(__file__).parent / "profiles"
@@ -259,9 +261,10 @@ def load_profile(robot: str, **settings: Any) -> Profile:
     """
     if robot not in profile_names():
         raise SafetyError(f"robot={robot!r}: there are no limits for it. {closest(robot, profile_names())}")
-    data = json.loads((FOLDER / f"{robot}.json").read_text(encoding="utf-8"))
+    data = read_json(FOLDER / f"{robot}.json", error=SafetyError)
     if data.get("format") != FORMAT:
         raise SafetyError(f"{robot}.json has format {data.get('format')!r}, this robopolicy reads {FORMAT}")
+    check_data(data, f"{robot}.json")
     return Profile(data, settings_of(settings))
 
 

@@ -350,6 +350,8 @@ def test_a_second_publisher_faults_a_running_arm_and_nothing_that_it_says_is_use
         assert rig.driver.speed == 0.0 and f"publishers: {role}" in rig.reset()
         others.unmake(other)
         alone_again(rig, role)
+
+
 # -- dry runs ---------------------------------------------------------------------------------------------------------
 class Shadow(Sweep):
     """What a loop in the shadow does: it writes nothing. It fails now and then."""
