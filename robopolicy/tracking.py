@@ -154,8 +154,8 @@ class Tracker:
                 _check_online(wandb)
             return wandb.init(
                 dir=str(folder), id=file.read_text(encoding="utf-8").strip(), mode=mode,
-                resume="allow" if mode == "online" else None, project=project, group=group, name=name or folder.resolve().name, tags=list(tags), config=config,
-                settings=settings,
+                resume="allow" if mode == "online" else None, project=project, group=group,
+                name=name or folder.resolve().name, tags=list(tags), config=config, settings=settings,
             )  # fmt: skip
 
         chosen = auto_mode(wandb) if mode == "auto" else mode
@@ -187,7 +187,7 @@ class TrackerError(RobopolicyError):
 
 
 def auto_mode(wandb: Any) -> str:
-    """Return the mode that "auto" stands for: what wandb's own settings say, else online where the user is logged in."""
+    """Return the mode that "auto" stands for: that of wandb's own settings, else online where the user is logged in."""
     mode = str(wandb.setup().settings.mode)  # `wandb offline` and `wandb disabled` write it
     if mode != "online":
         return mode
