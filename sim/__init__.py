@@ -46,6 +46,8 @@ def make(task: str | Task, num_envs: int, seed: int = 0, **kw: Any) -> SimEnv:
 def _forwards_to(given: Mapping[str, Any]) -> tuple[Callable[..., Any], ...]:
     """Whose keywords `make` passes on; configs are checked against them before anything is built."""
     task = given.get("task")
+    if task is not None and not isinstance(task, str | Task):
+        return (SimEnv,)  # the check of `task` itself says what is wrong
     return (SimEnv, type(make_task(task) if isinstance(task, str) else task or Task()))
 
 
@@ -69,6 +71,6 @@ def make_expert(env: Shown, *, imperfection: float = 0.0) -> Any:
         name = env.spec.id  # type: ignore[unreachable]
         raise ConfigError(
             f"{name}: has no scripted expert, so no demonstrations can be recorded of it. Train on some of your own: "
-            "dataset=<folder>, or expert._target_=<your package>.<its expert> --allow <your package>."
+            "dataset=<folder>, or register an expert of your own: expert._target_=<its name> --allow <your module>."
         )
     return env.make_expert(imperfection=imperfection)

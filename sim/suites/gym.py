@@ -13,7 +13,7 @@ from typing import Any
 
 import gymnasium
 
-from robopolicy import build
+from robopolicy import registry
 from robopolicy.errors import ConfigError, closest
 from robopolicy.types import ActionSpec
 from sim.gym_adapter import GymVecEnv
@@ -73,7 +73,7 @@ def register(package: str) -> None:
             module = importlib.import_module(package)
             if hasattr(module, "register_robotics_envs"):
                 gymnasium.register_envs(module)
-    elif package in build.PACKAGES:
+    elif package in registry.admitted():
         importlib.import_module(package)
     elif package:
         raise ConfigError(

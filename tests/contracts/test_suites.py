@@ -19,12 +19,12 @@ from robopolicy.types import STATE, Stateful, VecEnv
 
 # suite: (its config, steps after which the first contact has been made or lost)
 TASKS: dict[str, tuple[dict[str, Any], int]] = {
-    "metaworld": ({"_target_": "sim.suites.metaworld.make", "name": "push-v3"}, 40),
-    "maniskill": ({"_target_": "sim.suites.maniskill.make", "name": "StackCube-v1"}, 13),
-    "robosuite": ({"_target_": "sim.suites.robosuite.make", "name": "Lift"}, 19),
-    "libero": ({"_target_": "sim.suites.libero.make", "name": "0", "cameras": []}, 5),
-    "pusht": ({"_target_": "sim.suites.gym.make", "package": "gym_pusht", "name": "gym_pusht/PushT-v0"}, 20),
-    "fetch": ({"_target_": "sim.suites.gym.make", "package": "gymnasium_robotics", "name": "FetchPush-v4"}, 20),
+    "metaworld": ({"_target_": "metaworld", "name": "push-v3"}, 40),
+    "maniskill": ({"_target_": "maniskill", "name": "StackCube-v1"}, 13),
+    "robosuite": ({"_target_": "robosuite", "name": "Lift"}, 19),
+    "libero": ({"_target_": "libero", "name": "0", "cameras": []}, 5),
+    "pusht": ({"_target_": "gymnasium", "package": "gym_pusht", "name": "gym_pusht/PushT-v0"}, 20),
+    "fetch": ({"_target_": "gymnasium", "package": "gymnasium_robotics", "name": "FetchPush-v4"}, 20),
 }
 SEEDS = torch.tensor([5, 2**40 + 6, 2**41 + 7])  # one of each split
 
@@ -245,7 +245,7 @@ def test_names_that_are_not_one_for_each_element_are_refused(names):
 
 def test_maniskills_friction_and_mass_can_be_changed_and_episodes_begin_alike():
     pytest.importorskip("mani_skill")
-    node = {"_target_": "sim.suites.maniskill.make", "name": "PickCube-v1"}
+    node = {"_target_": "maniskill", "name": "PickCube-v1"}
     plain = build(node, "task", num_envs=1, seed=0)
     found, first = {}, plain.reset(SEEDS[:1])[STATE]
     for what, value in (("mass", 4.0), ("friction", 0.5), ("friction", 1.0)):
