@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from real.bag_options import BagOptions
 from real.replay import Recording, read
 from real.safety import Mode
+from robopolicy.data.files import visible
 from robopolicy.data.hdf5.convert import convert_hdf5, find_hdf5
 from robopolicy.data.hdf5.options import Hdf5Options
 from robopolicy.data.writer import DatasetWriter
@@ -102,7 +103,7 @@ def convert(
         raise DataError(
             f"recording={recording}: a rosbag2 bag. Give bag.wiring=<robot>, which says what its topics are."
         )
-    paths = sorted(recording.glob("*.mcap")) if recording.is_dir() else [recording]
+    paths = visible(recording.glob("*.mcap")) if recording.is_dir() else [recording]
     if not paths:
         raise DataError(f"recording={recording}: holds no .mcap files. `robopolicy deploy … record=…` writes them.")
     return _convert_ours(recording, paths, out, only_success=only_success, overwrite=overwrite)

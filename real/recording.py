@@ -153,7 +153,9 @@ class RecordedChain(SafetyChain):
         state = self._governor()
         tank = self.tank and {k: v if k == "energy" else _list(v) for k, v in self.tank.state_dict().items()}
         about = {"settings": asdict(self.profile.settings), "digest": self.profile.digest}
-        self.put("activate", now, {**_measured(measured), **about, "governor": state, "tank": tank})
+        enabled = next((dog.last for dog in self.watchdogs if dog.name == "enable"), None)  # s, when it came
+        told = {**_measured(measured), **about, "enable": enabled}
+        self.put("activate", now, {**told, "governor": state, "tank": tank})
 
     def heard(self, played: Array) -> bool:
         reached = super().heard(played)

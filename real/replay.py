@@ -218,6 +218,8 @@ def _activate(chain: SafetyChain, content: dict[str, Any]) -> None:
         chain.tighten(**vars(settings))
     measured = _measured(content)
     assert measured is not None
+    if (enabled := content.get("enable", content["now"])) is not None:  # older chains fed themselves at activation
+        chain.enable(enabled)
     chain.activate(measured, content["now"])
     _stand(chain, content["governor"])
     if chain.tank is not None:

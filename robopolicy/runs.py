@@ -20,6 +20,7 @@ from robopolicy.config import flatten
 from robopolicy.data.meta import recorded
 from robopolicy.errors import ConfigError
 from robopolicy.evaluate.provenance import write_provenance
+from robopolicy.run_inputs import INPUTS, same_input, write_inputs
 from robopolicy.schema import TARGET, is_node, parameters
 from robopolicy.storage import checkpoints_in, write_text
 from robopolicy.untrusted import check_links, check_types, read_yaml
@@ -67,6 +68,7 @@ def open_run(
             check_same(run_dir, config)
         else:
             _forget(run_dir)
+        write_inputs(run_dir, config)
         if not (run_dir / PROVENANCE).exists():
             write_provenance(run_dir)
         write_text(run_dir / CONFIG, dump(config))
@@ -103,13 +105,16 @@ def _forget(run_dir: Path) -> None:
     if not (run_dir / PROVENANCE).exists():
         raise ConfigError(f"run_dir={run_dir}: holds a {CONFIG} that no run of robopolicy wrote. Give a new folder.")
     (run_dir / PROVENANCE).unlink()
-    (run_dir / "wandb_id").unlink(missing_ok=True)
+    for name in ("wandb_id", INPUTS):
+        (run_dir / name).unlink(missing_ok=True)
     shutil.rmtree(run_dir / "evaluations", ignore_errors=True)
 
 
 def check_same(run_dir: Path, config: Mapping[str, Any]) -> None:
-    """Refuse to go on with another config than the run began with; more steps and other trackers are fine, and so is
-    an option that only one of them names, with the value that it has by itself.
+    """Refuse to go on with another config than the run began with.
+
+    Fine are more steps, other trackers, an option that only one of them names, with the value that it has by itself,
+    and another path of a dataset or policy with the same contents.
 
     Warns where more steps change what is learned in all of them.
 
@@ -124,7 +129,10 @@ def check_same(run_dir: Path, config: Mapping[str, Any]) -> None:
     old, new = flatten(_used(before)), flatten(_used(config))
     for a, b, config_of_b in ((old, new, config), (new, old, before)):  # options that the other version does not write
         a |= {k: b[k] for k in b.keys() - a.keys() if b[k] is not None and b[k] == _default(config_of_b, k)}
-    differ = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and not _harmless(k, old.get(k), new.get(k))]
+    pairs = {k: (old.get(k), new.get(k)) for k in sorted({*old, *new})}
+    differ = [
+        k for k, (a, b) in pairs.items() if a != b and not _harmless(k, a, b) and not same_input(run_dir, k, a, b)
+    ]
     if differ:
         lines = [f"  - {k}: was {_shown(old, k, config)}, now {_shown(new, k, before)}" for k in differ]
         raise ConfigError(

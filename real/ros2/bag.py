@@ -13,10 +13,12 @@ from mcap.reader import make_reader
 from rclpy.serialization import deserialize_message
 
 from real.mcap_files import check_chunks
+from robopolicy.data.files import visible
 from robopolicy.errors import DataError
 from robopolicy.untrusted import check_links, check_types, inside, read_yaml
 
 SUFFIXES = {"mcap": ".mcap", "sqlite3": ".db3"}
+_ZSTD = b"\x28\xb5\x2f\xfd"  # a message of CDR begins with 0
 _HEADER = 4  # bytes before a CDR message: its byte order and options
 
 
@@ -55,6 +57,8 @@ class Bag:
         self.path = path
         about = _about(path)
         storage = about.get("storage_identifier") or _storage_of(path)
+        if str(about.get("compression_mode") or "").upper() == "MESSAGE":
+            raise _compressed(f"{path}: metadata.yaml, compression_mode")
         if storage not in SUFFIXES:
             raise DataError(f"{path}: storage {storage!r}; mcap and sqlite3 are read. `ros2 bag convert` changes it.")
         custom = about.get("custom_data")
@@ -99,6 +103,8 @@ class Bag:
         for file in self.files if topics else ():
             with _damage(file):
                 for found in self._read(file, set(topics)):
+                    if found[2][:4] == _ZSTD:
+                        raise _compressed(f"{file}, {found[0]}")
                     yield Item(*found)
 
 
@@ -143,10 +149,17 @@ def _damage(file: Path) -> Iterator[None]:
 
 
 # -- inside ---------------------------------------------------------------------------------------------------------
+def _compressed(where: str) -> DataError:
+    return DataError(
+        f"{where}: compressed message by message, which is not read; MCAP's own compression is. Undo it with "
+        "`ros2 bag convert`, and record with `-s mcap --storage-preset-profile zstd_fast`."
+    )
+
+
 def _files(path: Path) -> list[Path]:
     """Of a folder, in the order of their names, which is that of writing."""
     for suffix in SUFFIXES.values():
-        found = [f for f in path.glob(f"*{suffix}") if f.stem.rpartition("_")[2].isdigit()]
+        found = [f for f in visible(path.glob(f"*{suffix}")) if f.stem.rpartition("_")[2].isdecimal()]
         if found:
             return sorted(found, key=lambda f: int(f.stem.rpartition("_")[2]))
     return []

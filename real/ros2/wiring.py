@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import configs
-from real.ros2.channels import CameraTopic, OutputTopic, Topic, WiringError, camera, number, output, topic
+from real.ros2 import channels
+from real.ros2.channels import (
+    CameraTopic,
+    GripperTopic,
+    OutputTopic,
+    Topic,
+    WiringError,
+    camera,
+    number,
+    output,
+    topic,
+)
 from real.safety import load_profile
 from real.safety.ladder import Patience
 from robopolicy.errors import closest
@@ -61,6 +72,11 @@ class Wiring:
     def output(self) -> OutputTopic:
         """How the arm's driver is told where to go."""
         return cast(OutputTopic, self.topics["trajectory"])
+
+    @property
+    def grip(self) -> GripperTopic | None:
+        """How the gripper's driver is told its opening; None where the robot has none."""
+        return cast("GripperTopic | None", self.topics["gripper"])
 
     @property
     def dt_ns(self) -> int:
@@ -170,6 +186,8 @@ def _topic(value: Any, role: str, where: str, driver: dict[str, Any]) -> Topic |
     where = f"{where}: topics.{role}"
     if value is None and role in OPTIONAL:
         return None
+    if role == "gripper":
+        return channels.gripper(value, where)
     return output(value, where, **driver) if role == "trajectory" else topic(value, where)
 
 
