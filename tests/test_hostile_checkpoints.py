@@ -17,8 +17,10 @@ from robopolicy.storage import write_manifest
 from scripts.hostile_inputs import KINDS, policy
 
 ROOT = Path(__file__).parent.parent
-QUICK = ("policy_gaussian", "policy_residual", "policy_flow", "run_config", "run_files", "run_state", "world", "recording",
-         "robot", "wire")  # fmt: skip
+QUICK = (
+    "policy_gaussian", "policy_residual", "policy_flow", "run_config", "run_files", "run_state", "world", "recording",
+    "robot", "wire",
+)  # fmt: skip
 
 
 def test_nothing_runs_nothing_changes_outside_and_every_error_is_ours() -> None:

@@ -61,7 +61,8 @@ class RobopolicyPolicy(PreTrainedPolicy):
         folder = Path(pretrained_name_or_path)
         if not folder.is_dir():
             folder = download(f"{pretrained_name_or_path}" + (f"@{revision}" if revision else ""))
-        return cls(config or _config(folder), load_policy(folder / "policy", device=str(config.device))).eval()
+        config = config or _config(folder)
+        return cls(config, load_policy(folder / "policy", device=str(config.device))).eval()
 
     def reset(self) -> None:
         """New episodes everywhere."""
