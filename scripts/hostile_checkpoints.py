@@ -123,6 +123,7 @@ class Worker:
             folder.mkdir(parents=True)
         (self.outside / "kept").write_text('{"kept": 1}')
         with silent():
+            warm()
             self.kind.make(self.valid)
             for use in self.kind.uses:  # compiled, imported and warm; and valid, or nothing would be shown
                 self._copy()
@@ -182,6 +183,16 @@ class Worker:
     def _digest(self) -> str:
         found = {str(p): p.read_bytes() if p.is_file() else b"" for p in sorted(self.outside.rglob("*"))}
         return hashlib.sha256(repr(found).encode()).hexdigest()
+
+
+def warm() -> None:
+    """Import all that a node may name: libraries make folders of their own when they are imported."""
+    from robopolicy import registry
+
+    for slot in registry._SLOTS:
+        for name in registry.names(slot):
+            with contextlib.suppress(ImportError):
+                registry.lookup(slot, name, slot)
 
 
 @contextlib.contextmanager

@@ -83,7 +83,9 @@ def sign(folder: Path, changed: str) -> None:
     """Make the manifests fit the files again, but for one that is the change itself."""
     for manifest in sorted(folder.rglob(MANIFEST), key=lambda p: -len(p.parts)):
         parts = [manifest, *manifest.parent.rglob("*")]
-        odd = [p for p in parts if p.is_symlink() or not (p.is_file() or p.is_dir())]
+        odd = [
+            p for p in parts if p.is_symlink() or not (p.is_file() or p.is_dir()) or (p.name == MANIFEST) > p.is_file()
+        ]
         if not odd and manifest.is_file() and str(manifest.relative_to(folder)) != changed:
             write_manifest(manifest.parent)
 
