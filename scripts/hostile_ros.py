@@ -45,9 +45,10 @@ def zygote(presets: Iterable[str], verbose: bool = False) -> Iterator[subprocess
     """The process that forks nodes of these presets; it and all of them are ended."""
     os.environ["ROS_AUTOMATIC_DISCOVERY_RANGE"] = "LOCALHOST"  # the client's own participants too
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "ROBOPOLICY_END_WITH_PARENT": "1"}
+    command = [sys.executable, "-W", "ignore", "-m", "scripts.hostile.target", *presets]
     with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "scripts.hostile.target", *presets], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=None if verbose else subprocess.DEVNULL, text=True, env=environment, cwd=ROOT, start_new_session=True,
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None if verbose else subprocess.DEVNULL,
+        text=True, env=environment, cwd=ROOT, start_new_session=True,
     ) as process:  # fmt: skip
         try:
             assert process.stdout is not None and process.stdout.readline().strip() == "ready"
