@@ -33,7 +33,8 @@ from scripts.hostile.client import Client
 from scripts.hostile.scenarios import CAMERA, COMMANDS, STATE, Scenario, honest, scenarios
 
 ROOT = Path(__file__).resolve().parents[1]
-KNOWN = (*STATE, *COMMANDS, *CAMERA, "enable", "trajectory", "gripper", "qos", "brak", "robot_description", "planner")
+KNOWN = (*STATE, *COMMANDS, *CAMERA, "enable", "trajectory", "gripper", "qos", "still braking", "robot_description",
+         "planner", "tracking_error")  # fmt: skip
 AGAIN, LATE = 3, 0.008  # s: a machine that is later than this makes the arm play a stop, and says nothing of the node
 ON_TIME = 0.1  # s: a plan that begins later after now, or earlier before it, is not for now
 METRICS = {"unasked_motions": "unasked", "dry_run_commands": "dry", "limit_violations": "limits",
