@@ -70,7 +70,7 @@ def test_motion_that_nothing_permits_is_seen(log):
 
 def test_an_activation_while_stopped_is_no_permission():
     log = log_of(while_in(1.1, 2.0))
-    log.enables = [(t, s and not 0.9 < t < 1.05) for t, s in log.enables]
+    log.enables = [(t, s and not 0.9 < t < 1.01) for t, s in log.enables]
     assert len(checker.unasked(log)) == 1
 
 
