@@ -469,7 +469,7 @@ def test_a_state_that_no_motion_leads_to_stops_the_arm(active):
         wire.step()
         other = wire.session.newest.q + np.array([0.0, 0.0, 0.15, 0.0, 0.0, 0.0, 0.0])
         wire.hear(wire.session.on_state, State(other, np.zeros(7), 0.08), wire.tick * DT - 0.5 * DT, wire.now)
-    assert wire.unheard["state"] >= 99
+    assert bool(wire.unheard["state"]) is active
     if active:
         assert wire.session.mode is Mode.FAULT and "'panda_joint3'" in wire.session.decision.reasons[-1]
         assert "fault:state_jump" in wire.session.decision.reasons[-1] and wire.speed == 0.0
