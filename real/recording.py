@@ -48,7 +48,7 @@ Array = NDArray[np.float64]
 FORMAT = 1
 TOPICS = ("header", "activate", "tick", "step", "chunk", "footer")
 CHUNK = 64 * 1024  # bytes that a kill −9 may cost
-_LIBRARIES = ("numpy", "numba", "daqp", "mujoco")
+LIBRARIES = ("numpy", "numba", "daqp", "mujoco")
 
 Put = Callable[[str, float, dict[str, Any]], None]  # topic, s, content
 
@@ -230,7 +230,7 @@ def describe(
     }
     return {
         "robopolicy": version(),
-        "versions": {n: importlib.metadata.version(n) for n in _LIBRARIES},
+        "versions": {n: importlib.metadata.version(n) for n in LIBRARIES},
         "machine": platform.machine(),
         "profile": {"data": chain.profile.data, "settings": asdict(chain.profile.settings)},
         "digest": chain.profile.digest,

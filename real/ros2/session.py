@@ -30,6 +30,8 @@ Array = NDArray[np.float64]
 FRESH = 0.5  # s: an older state is none to start from
 STALE = 50  # ticks: what the driver said it plays is too old to start from
 PLAYED = "joint_commands"  # the watchdog of what the driver says it plays: without it nobody knows what was lost
+SETTLE = 0.25  # s that a controller which plays splines has to go from where it holds the arm to where we begin
+GREETINGS = 5  # ticks in which it is told so
 STILL = 0.05  # rad/s: a joint that is faster is not at rest
 
 
@@ -62,7 +64,7 @@ class Session:
         make_loop: from this robot, the chain and a clock [s].
         wiring: ticks, lead and patience.
         send: of a real.ros2.outputs.Output.
-        grip: called with an opening [m] when it changes.
+        grip: called with the opening [m] that is wanted, once a tick.
         follow: the arm waits for every command (simulated time).
     """
 
@@ -83,6 +85,7 @@ class Session:
         self.fresh = self.unreadable = False
         self.opening = math.nan
         self.zero, self.time, self.active, self.greeted = 0, 0.0, False, False
+        self.settled = 0  # tick from which on commands may follow the first, standing trajectory; 0: at once
         self.muted = False  # the driver has given up, and must not be told to go on
         self.counts, self.reasons, self.ticks, self.changed = Counter[str](), Counter[str](), 0, 0
         self.decision: Decision | None = None
@@ -106,9 +109,8 @@ class Session:
         before = [self.ledger.command(t) for t in range(first, self.ledger.last + 1)]
         if not self.muted:
             self.send(first, np.concatenate([np.array(before), stop]), len(before) - 1)
-        if opening != self.opening:
-            self.opening = opening
-            self.grip(opening)
+        self.opening = opening
+        self.grip(opening)
 
     # -- what comes in ----------------------------------------------------------------------------------------------
     def on_state(self, state: State, stamp: float, at: float) -> None:
@@ -215,7 +217,7 @@ class Session:
             found.append(f"joint_commands: the newest is {behind * self.wiring.tick_s:.2f} s old")
         elif self.commanded is not None and state is not None:
             away = float(np.abs(self.commanded - state.q).max())
-            if not away <= self.chain.profile.settings.tracking_error:
+            if not away <= self.chain.profile.astray:
                 found.append(f"state: the arm is {away:.3f} rad from where its driver holds it")
         patience = shortest(self.wiring.watchdogs["enable"])
         if any(d.name == "enable" for d in self.chain.watchdogs) and not self.ages.silent("enable", now) <= patience:
@@ -242,7 +244,7 @@ class Session:
         for counts in (self.counts, self.reasons, self.loop.counts):
             counts.clear()
         self.ticks = self.changed = 0
-        self.decision, self.greeted = None, False
+        self.decision, self.greeted, self.settled = None, False, 0
         tick = self.clock.tick(now) + self.wiring.lead_ticks
         self.zero, self.time, self.now = tick, 0.0, self.ages.heard["state"]  # nothing of an episode before counts
         self.ages.begin(now, self.time)
@@ -269,11 +271,21 @@ class Session:
         self.now = now
         if not self.greeted:  # stand: so that an arm that waits for us does so from before the first plan on
             self.greeted = True
-            if self.wiring.output.type != "positions":  # no such driver waits, and a dry run must send it nothing
-                self.send(self.ledger.last, np.tile(self.ledger.command(self.ledger.last), (MATCH, 1)), 0)
+            if self.wiring.output.type != "positions":  # no such driver waits
+                if self.wiring.output.points == "spline":
+                    self.settled = self.ledger.last + round(SETTLE / self.wiring.tick_s)
+                self._stand()
                 return 0
         arm, done = self.clock.tick(now), 0
         goal = arm + self.wiring.lead_ticks
+        if self.settled:
+            self.time = max(self.time, (goal - 1 - self.zero) * self.wiring.tick_s)  # signs of life are not old then
+            if arm < self.settled + MATCH:
+                if arm - self.ledger.last <= GREETINGS:
+                    self._stand()  # the way there is the same again: a lost message is made good
+                return 0
+            self.loop.begin += (goal - 1 - self.ledger.last) * self.wiring.tick_s
+            self.ledger, self.settled = Ledger(self.chain, goal), 0
         if self.wiring.output.type == "positions" and goal - 1 > self.ledger.last and self.ticks:
             self._fell_behind(goal)
         if goal - self.ledger.last > 2 * self.wiring.lead_ticks and bool(self.chain.governor.at_rest[0]):
@@ -304,6 +316,11 @@ class Session:
         self.counts["missed"] += gone
         if not self.ticks:  # nothing has begun yet
             self.loop.begin += gone * self.wiring.tick_s
+
+    def _stand(self) -> None:
+        """Tell the driver to be where we begin, at once or by the time when it must have settled there."""
+        rest = self.ledger.command(self.ledger.last)
+        self.send(self.settled or self.ledger.last, np.tile(rest, (MATCH, 1)), 0)
 
     def _fell_behind(self, goal: int) -> None:
         """Go on at tick `goal` from the last position that was sent, where the driver has stayed: it plays no stop of

@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 from rclpy.lifecycle import LifecycleNode
 from sensor_msgs.msg import CompressedImage, Image, JointState
-from std_msgs.msg import Bool, Float64, String
+from std_msgs.msg import Bool, String
 
 from real.joint_order import JointOrder
 from real.ros2 import messages
 from real.ros2.clock import StampError
 from real.ros2.images import ImageReader, message_type
 from real.ros2.keys import FRESH, STOPS
-from real.ros2.outputs import output_of
+from real.ros2.outputs import Commands, Notice
 from real.ros2.publishers import Endpoint, PublisherError, Publishers, gid_of, with_info
-from real.ros2.qos import mismatches, on_publisher, on_subscription, profile_of
+from real.ros2.qos import bystanders, mismatches, on_publisher, on_subscription, profile_of
 from real.ros2.session import Session
 from real.ros2.wiring import Topic, Wiring
 from real.safety import SafetyError
@@ -52,8 +52,10 @@ class Topics:
         wiring: what they are called.
         profile: of the arm.
         inputs: is given features and pictures.
-        refuse: called with a sentence when a quality of service does not fit.
+        notice: called when a node is found whose quality of service does not fit. It may be a bystander; whether what
+            is needed passes, `problems` says.
         fault: called with a sentence when the driver gives up.
+        dry_run: nothing that could move anything is made.
 
     Set `session` before any message is handled.
     """
@@ -61,8 +63,8 @@ class Topics:
     session: Session
 
     def __init__(
-        self, node: LifecycleNode, wiring: Wiring, profile: Profile, inputs: Inputs, refuse: Callable[[str], None],
-        fault: Callable[[str], None],
+        self, node: LifecycleNode, wiring: Wiring, profile: Profile, inputs: Inputs, notice: Notice,
+        fault: Callable[[str], None], *, dry_run: bool = False,
     ) -> None:  # fmt: skip
         self.node, self.wiring, self.inputs = node, wiring, inputs
         self.refused: dict[str, str] = {}  # what is wrong with what comes in, by source
@@ -70,45 +72,44 @@ class Topics:
         self._heard: dict[str, float] = {}  # s of our steady clock of the newest accepted message, by role
         self._publishers: dict[str, Publishers] = {}  # by role
         self.drained = -math.inf  # s of our steady clock: no message that was received earlier waits
-        self._connected: list[tuple[str, Topic, bool]] = []  # role, topic, published by us
+        self._connected: list[tuple[str, Topic]] = []  # roles and topics that we hear
         self._entities: list[tuple[Callable[..., Any], Any]] = []
         self._states, self._commands = messages.StateReader(wiring, profile), JointOrder(wiring.joints)
         self._out: dict[str, Any] = {}
         self._description: str | None = None  # the arm's URDF
         self._told: tuple[bool, float] | None = None  # of a human who drives, at which s
         try:
-            self._connect(refuse)
-            self.output = output_of(node, wiring, refuse=refuse, fault=fault)
+            self._connect(notice)
+            self.commands = Commands(node, wiring, dry_run=dry_run, notice=notice, fault=fault)
         except BaseException:  # nothing half configured hears anything
             self._destroy()
             raise
-        if wiring.output.type != "action":  # which has a quality of service of its own
-            self._connected.append(("trajectory", wiring.output, True))
+        self.output = self.commands.output
 
-    def _connect(self, refuse: Callable[[str], None]) -> None:
+    def _connect(self, notice: Notice) -> None:
         node, wiring, inputs = self.node, self.wiring, self.inputs
         for role, kind, handle in (
             ("joint_states", JointState, self._on_state), ("joint_commands", JointState, self._on_commanded),
             ("enable", Bool, self._on_enable), ("robot_description", String, self._on_description),
         ):  # fmt: skip
-            self._hear(role, kind, wiring.topics[role], handle)
+            self._hear(role, kind, wiring.topics[role], handle, notice)
         if inputs.names:
-            self._hear("features", JointState, wiring.topic("features"), self._on_features)
+            self._hear("features", JointState, wiring.topic("features"), self._on_features, notice)
         if inputs.press is not None:
-            self._hear("keys", String, wiring.topic("keys"), self._on_key)
+            self._hear("keys", String, wiring.topic("keys"), self._on_key, notice)
         for key, shape in inputs.cameras.items():
             camera = wiring.cameras[key]
             handle = partial(self._on_image, key, ImageReader(key, shape, camera))
-            self._hear(key, message_type(camera), camera, handle)
-        for role, kind in (("gripper", Float64), ("intervention", Bool)):
-            if (topic := wiring.topics[role]) is not None:
-                events = on_publisher(role, refuse)
-                made = node.create_lifecycle_publisher(kind, topic.name, profile_of(topic), event_callbacks=events)
-                self._entities.append((node.destroy_publisher, made))
-                self._connected.append((role, topic, True))
-                self._out[role] = made
+            self._hear(key, message_type(camera), camera, handle, notice)
+        if (topic := wiring.topics["intervention"]) is not None:
+            events = on_publisher(notice)
+            made = node.create_lifecycle_publisher(Bool, topic.name, profile_of(topic), event_callbacks=events)
+            self._entities.append((node.destroy_publisher, made))
+            self._out["intervention"] = made
 
-    def _hear(self, role: str, kind: type, topic: Topic | None, handle: Callable[[Any, float], None]) -> None:
+    def _hear(
+        self, role: str, kind: type, topic: Topic | None, handle: Callable[[Any, float], None], notice: Notice
+    ) -> None:
         """Subscribe; what `handle` refuses is remembered until a message of that role is accepted."""
         if topic is None:
             return
@@ -132,17 +133,12 @@ class Topics:
             self.refused.pop(role, None)
             self._heard[role] = at
 
-        # A publisher that does not fit is named at activation. Later it is one more that cannot reach us, which must
-        # not stop the arm; where it is the only one, the watchdogs do.
-        events = on_subscription(role, self._misfit)
+        events = on_subscription(notice)
         heard = self.node.create_subscription(
             kind, topic.name, with_info(take), profile_of(topic), event_callbacks=events
         )
         self._entities.append((self.node.destroy_subscription, heard))
-        self._connected.append((role, topic, False))
-
-    def _misfit(self, why: str) -> None:
-        self.node.get_logger().warning(why)
+        self._connected.append((role, topic))
 
     def _received(self, info: Any) -> float:
         """s of our steady clock at which a message reached this process. Where the node was held up, it has waited: the
@@ -170,13 +166,13 @@ class Topics:
     def problems(self) -> list[str]:
         """Why the arm may not be started, one sentence each: quality of service, publishers, refused messages,
         silence."""
-        found = [m for role, topic, ours in self._connected for m in mismatches(self.node, role, topic, publishes=ours)]
-        found += [*self.output.problems(), *self.refused.values(), *self._undescribed()]
+        found = [m for role, topic in self._connected for m in mismatches(self.node, role, topic, publishes=False)]
+        found += [*self.commands.problems(), *self.refused.values(), *self._undescribed()]
         now, dogs = time.monotonic(), self.wiring.watchdogs
         for publishers in self._publishers.values():
             found += publishers.problems(self._graph(publishers.name), now)
         patience = {"features": dogs["features"], **dict.fromkeys(self.inputs.cameras, dogs["images"])}
-        for role, topic, _ in self._connected:
+        for role, topic in self._connected:
             if role not in patience or role in self.refused:
                 continue
             if role not in self._heard:
@@ -186,6 +182,11 @@ class Topics:
                 if age > min(patience[role].hold, patience[role].fault):
                     found.append(f"{role}: the newest on {topic.name!r} is {age:.2f} s old")
         return found
+
+    def bystanders(self) -> list[str]:
+        """Nodes that share a topic with us and no message, one sentence each."""
+        ways = [*((*way, True) for way in self.commands.topics()), *((*way, False) for way in self._connected)]
+        return [s for role, topic, ours in ways for s in bystanders(self.node, role, topic, publishes=ours)]
 
     def _undescribed(self) -> list[str]:
         """Why the arm's own description does not bear out the limits in force, where the wiring has one."""
@@ -201,9 +202,16 @@ class Topics:
         return []
 
     def grip(self, opening: float) -> None:
-        """Opening [m], where the robot has a gripper."""
-        if "gripper" in self._out:
-            self._out["gripper"].publish(Float64(data=float(opening)))
+        """Opening [m] that is wanted in this tick, where the robot has a gripper."""
+        if (gripper := self.commands.gripper) is not None:
+            state = self.session.newest
+            gripper.want(opening)
+            gripper.tick(self.session.mode, math.nan if state is None else state.opening, time.monotonic())
+
+    def begin(self) -> None:
+        """An episode is about to begin."""
+        if self.commands.gripper is not None:
+            self.commands.gripper.begin()
 
     def tell_driver(self, driver: str, now: float) -> None:
         """Say whether a human drives, at once where that changes, and again at the topic's rate."""
@@ -215,7 +223,7 @@ class Topics:
             self._out["intervention"].publish(Bool(data=human))
 
     def close(self) -> None:
-        self.output.close()
+        self.commands.close()
         self._destroy()
 
     def _destroy(self) -> None:

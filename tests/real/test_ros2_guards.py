@@ -216,7 +216,7 @@ GUARDS = [
           (*FAILS, TypeError)),
     Guard("fresh commands", Session, "refusals", "<= STALE", "<= 10**9", refusals),
     Guard("arm where it is held", Session, "refusals",
-          "if not away <= self.chain.profile.settings.tracking_error:", "if False:", refusals),
+          "if not away <= self.chain.profile.astray:", "if False:", refusals),
     Guard("an operator", Session, "refusals", "not self.ages.silent", "False and self.ages.silent",
           refusals),
     Guard("no longer braking", Session, "refusals", "if self.chain.active and not", "if False and not",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from real.ros2 import topics as topics_module
 from real.ros2.clock import ArmClock, stamps_of
 from real.ros2.images import ImageReader, image
 from real.ros2.observation import Observer
+from real.ros2.qos import profile_of
 from real.ros2.topics import Topics
 from real.ros2.wiring import CameraTopic
 from real.safety import SafetyError, load_profile
@@ -141,7 +143,9 @@ class FakeNode:
     def get_publishers_info_by_topic(self, name):
         return []
 
-    get_subscriptions_info_by_topic = get_publishers_info_by_topic
+    def get_subscriptions_info_by_topic(self, name):
+        driver = SimpleNamespace(node_name="driver", qos_profile=profile_of(WIRING.output))
+        return [driver] if name == WIRING.output.name else []
 
 
 class FakeSession:
@@ -194,6 +198,26 @@ def test_no_episode_begins_on_an_old_picture(monkeypatch):
     assert it.topics.problems() == []
     it.session.clock.follow = False
     assert it.take(0.01) == "" and it.topics.problems() == []
+    """Missing, stale, repeated or unreadable pictures speak against a start, and end no node."""
+    now = [100.0]
+    monkeypatch.setattr(topics_module.time, "monotonic", lambda: now[0])
+    node, camera, session = FakeNode(), Camera(), FakeSession()
+    topics = Topics(node, WIRING, load_profile("panda"), camera, lambda: None, lambda why: None)
+    topics.session = session
+    wired = WIRING.cameras[KEY]
+    take = node.heard[wired.name]
+    assert topics.problems() == [f"{KEY}: nothing has come on {wired.name!r}"]
+    take(image(PICTURE, 1, wired))
+    assert topics.problems() == [] and session.inputs == [KEY] and np.array_equal(camera.seen, PICTURE)
+    now[0] += 0.3
+    assert topics.problems() == [f"{KEY}: the newest on {wired.name!r} is 0.30 s old"]
+    session.clock.follow = True  # simulated time: the wall clock says nothing
+    assert topics.problems() == []
+    session.clock.follow = False
+    take(image(PICTURE, 1, wired))
+    assert "the same picture came twice" in topics.problems()[0] and session.inputs == [KEY]
+    take(image(PICTURE, 2, wired))
+    assert topics.problems() == []
     monkeypatch.setattr(ImageReader, "read", lambda *_: 1 / 0)
     it.take(0.005)
     assert it.topics.problems() == [f"{KEY}: ZeroDivisionError: division by zero"]
