@@ -162,8 +162,8 @@ def _horizon(env: VectorEnv, given: int | None, name: str) -> int:
     steps = given if given is not None else env.spec.max_episode_steps if env.spec is not None else None
     if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or not steps >= 1:
         raise ConfigError(
-            f"{name}: horizon: expected a whole number of steps, at least 1, found {steps!r}. Pass horizon=, or register "
-            "the env with max_episode_steps."
+            f"{name}: horizon: expected a whole number of steps, at least 1, found {steps!r}. Pass horizon=, or "
+            "register the env with max_episode_steps."
         )
     return int(steps)
 
