@@ -305,6 +305,7 @@ def _spaces() -> Iterator[Case]:
     }  # fmt: skip
     for name, space in actions.items():
         yield refused(f"acting by {name}", "action_space", make(_Blank, None, space))
+    yield refused("a number for a key of a dict", "observation_space", make(_Blank, Dict({1: _box(9, 7, 3)})))
     yield refused("a meaning of other dimensions", "action", make(_Blank), {"action": _meaning(3, 1.0)})
     yield refused("a meaning beyond the limits", "action", make(_Blank), {"action": _meaning(2, 2.0)})
     yield refused("a meaning without limits", "action", make(_Blank, None, Box(-np.inf, np.inf, (2,))),
