@@ -16,6 +16,7 @@ pytest.importorskip("h5py")
 from robopolicy.data.check import check_timestamps, limit_slack, outside_limits
 from robopolicy.data.files import read_json, visible
 from robopolicy.data.models import Column
+from robopolicy.data.spans import EpisodeTable, blocks_of, check_blocks
 from robopolicy.errors import DataError
 from scripts import foreign_datasets, foreign_hdf5
 from scripts.foreign_data import Case, Templates, problems
@@ -125,3 +126,19 @@ def test_size_of_pictures(shape, names, size) -> None:
             column.picture_size()
     else:
         assert column.picture_size() == size
+
+
+def _table(*index: int) -> EpisodeTable:
+    return EpisodeTable(np.array(index), None, None, {})
+
+
+def test_numbers_of_episodes_by_hand() -> None:
+    blocks = blocks_of(np.array([0, 0, 1, 1, 1, 2]))
+    assert check_blocks(blocks, _table(0, 1, 2)).of(None) == []
+    again = blocks_of(np.array([0, 0, 1, 1, 0]))
+    assert [(d.key, d.episode) for d in check_blocks(again, _table(0, 1)).of(None)] == [("episode_index", 0)]
+    assert check_blocks(again, _table(0, 1)).of([1]) == [], "the other one is sound"
+    twice = check_blocks(blocks, _table(0, 1, 1, 2)).of(None)
+    assert [(d.key, d.episode) for d in twice] == [("episode_index", 1)]
+    assert [d.episode for d in check_blocks(blocks, _table(0, 2, 1)).of(None)] == [1], "out of order"
+    assert [d.episode for d in check_blocks(blocks, _table(0, 1, 2, 3)).of(None)] == [3], "no frames"
