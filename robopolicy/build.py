@@ -1,25 +1,22 @@
 """Configs become objects here and nowhere else.
 
-A node is a mapping with `_target_` (the import path of a class or function), its keyword arguments and, for a
-factory, `_partial_: true`. Everything is checked against constructors (schema.py) before anything is built.
-Targets lie inside our packages, inside a package that the user named with `allow`, or on a short list.
+A node is a mapping with `_target_` (a name that is registered for the node's slot, see registry.py), keyword
+arguments and, for a factory, `_partial_: true`. Everything is checked against constructors (schema.py) before anything
+is built. The slot of a nested node is the key that it stands at.
 
-Hydra composes the configs; its `instantiate` is not used: it would turn the dataclasses and dicts that are passed at
-run time (specs, features) into OmegaConf containers, and lists could never become tuples. What this module resolves
-for the check is what it calls: the two cannot disagree.
+Hydra composes the configs; its `instantiate` is not used: it calls any import path, it would turn the dataclasses and
+dicts that are passed at run time (specs, features) into OmegaConf containers, and lists could never become tuples.
+What this module resolves for the check is what it calls: the two cannot disagree.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
-import importlib.util
 import inspect
-import pkgutil
-import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from robopolicy import registry
 from robopolicy.errors import ConfigError, closest
 from robopolicy.schema import (
     MISSING,
@@ -41,68 +38,38 @@ from robopolicy.schema import (
 if TYPE_CHECKING:
     from robopolicy.policies.base import Policy
 
-PACKAGES = {"robopolicy", "sim", "real", "world_models"}
-WHITELIST = {f"torch.nn.{name}" for name in ("ELU", "GELU", "LeakyReLU", "Mish", "ReLU", "SiLU", "Tanh")} | {
-    f"torch.optim.{name}" for name in ("SGD", "Adam", "AdamW")
-}
 _ANY = Parameter(Any, None)
+_NODE_EXPECTED = "{}: expected a node with {}, found {!r}"
 
 
-def allow(package: str) -> None:
-    """Admit targets of a top-level package of the user's own, for this process.
+def resolve(node: Any, slot: str, where: str = "") -> Callable[..., Any]:
+    """The class or function that `node` names.
 
-    Raises:
-        ConfigError: the package cannot be found.
-    """
-    if not package.isidentifier() or importlib.util.find_spec(package) is None:
-        raise ConfigError(
-            f"--allow {package}: no such top-level package can be imported. Run from the folder that holds it, "
-            "or install it into this environment."
-        )
-    PACKAGES.add(package)
-
-
-def resolve(target: str, where: str = "") -> Callable[..., Any]:
-    """The class or function that `target` names.
+    Args:
+        slot: the registry's slot that decides which names may stand there.
+        where: dotted key of the node, for the messages; `slot` when empty.
 
     Raises:
-        ConfigError: it lies outside the admitted packages, does not exist, or is neither class nor function.
+        ConfigError: `node` is no node, or names nothing that is registered for `slot`.
     """
-    key = join(where, TARGET)
-    if not isinstance(target, str) or "." not in target:
-        raise ConfigError(f"{key}: expected an import path such as 'sim.make', found {target!r}")
-    package = target.split(".")[0]
-    if package not in PACKAGES and target not in WHITELIST:
-        raise ConfigError(
-            f"{key}: {target!r} is outside the packages whose code a config may call "
-            f"({', '.join(sorted(PACKAGES))}). For a package of your own add: --allow {package}"
-        )
-    found: Any = importlib.import_module(package)
-    path = package
-    for name in target.split(".")[1:]:
-        child = f"{path}.{name}"
-        if not hasattr(found, name) and isinstance(found, types.ModuleType) and _module_exists(child):
-            importlib.import_module(child)
-        if name.startswith("_") or not hasattr(found, name):
-            raise ConfigError(f"{key}: {path} has no public {name!r}. {closest(name, _public_names(found))}")
-        found, path = getattr(found, name), child
-    if not (inspect.isclass(found) or inspect.isroutine(found)):
-        raise ConfigError(f"{key}: {target!r} is a {type(found).__name__}; expected a class or a function")
-    home = getattr(found, "__module__", None) or ""
-    if home.split(".")[0] not in PACKAGES and target not in WHITELIST:
-        raise ConfigError(f"{key}: {target!r} leads out of our packages, into {home!r}, which a config may not call")
-    return found
+    where = where or slot
+    if not is_node(node):
+        raise ConfigError(_NODE_EXPECTED.format(where, TARGET, node))
+    return registry.lookup(slot, node[TARGET], join(where, TARGET))
 
 
-def problems(node: Mapping[str, Any], where: str = "", *, supplied: Iterable[str] | None = None) -> list[str]:
+def problems(
+    node: Mapping[str, Any], slot: str, where: str = "", *, supplied: Iterable[str] | None = None
+) -> list[str]:
     """Everything that is wrong with a node and the nodes in it, one sentence each; nothing is built.
 
     Args:
-        where: dotted key of the node, for the messages.
+        slot, where: as `resolve`.
         supplied: names that the caller passes at run time; None: unknown yet, so required ones may be missing.
     """
+    where = where or slot
     try:
-        target = resolve(node[TARGET], where)
+        target = resolve(node, slot, where)
         return call_problems(target, node, where, supplied=None if node.get(PARTIAL) else supplied)
     except ConfigError as error:
         return [str(error)]
@@ -130,10 +97,12 @@ def call_problems(
             found.append(f"{at}: unknown directive. Known: {TARGET}, {PARTIAL}.")
         elif key not in known and not anything:
             found.append(f"{at}: unknown key; {name} does not take it. {closest(str(key), known)}")
+        elif key not in known:
+            found += _data_problems(value, at)
         elif value == MISSING:
             found.append(f"{at}: needs a value. Add {at}=<{describe(annotation)}>")
         else:
-            found += _value_problems(value, annotation, at)
+            found += _value_problems(value, annotation, str(key), at)
     given = set(known) if supplied is None else {*arguments, *supplied}
     return found + [
         f"{join(where, key)}: needs a value ({describe(parameter.annotation)}), required by {name}"
@@ -142,9 +111,9 @@ def call_problems(
     ]
 
 
-def check(node: Mapping[str, Any], where: str = "", *, supplied: Iterable[str] | None = None) -> None:
+def check(node: Mapping[str, Any], slot: str, where: str = "", *, supplied: Iterable[str] | None = None) -> None:
     """Raise ConfigError that lists all `problems`."""
-    raise_all(problems(node, where, supplied=supplied))
+    raise_all(problems(node, slot, where, supplied=supplied))
 
 
 def raise_all(found: list[str], error: type[ConfigError] = ConfigError) -> None:
@@ -155,20 +124,23 @@ def raise_all(found: list[str], error: type[ConfigError] = ConfigError) -> None:
         raise error(f"{len(found)} problems in the configuration:\n  - " + "\n  - ".join(found))
 
 
-def build(node: Mapping[str, Any], where: str = "", /, **runtime: Any) -> Any:
+def build(node: Mapping[str, Any], slot: str, where: str = "", /, **runtime: Any) -> Any:
     """Build what `node` describes, passing `runtime` keywords beside those of the config.
+
+    Args:
+        slot, where: as `resolve`.
 
     Raises:
         ConfigError: any of `problems`, or a key that both the config and the program set.
     """
-    if not is_node(node):
-        raise ConfigError(f"{where or 'config'}: expected a node with {TARGET}, found {node!r}")
+    where = where or slot
+    target = resolve(node, slot, where)
     both = sorted(set(node) & set(runtime))
     if both:
         raise ConfigError(f"{join(where, both[0])}: is set by the program itself, remove it from the config")
-    check(node, where, supplied=runtime)
-    raise_all(_runtime_problems(resolve(node[TARGET], where), runtime, where))
-    return _construct(node, where, runtime)
+    check(node, slot, where, supplied=runtime)
+    raise_all(_runtime_problems(target, runtime, where))
+    return _construct(node, slot, where, runtime)
 
 
 def build_policy(node: Mapping[str, Any], where: str = "policy", /, **runtime: Any) -> Policy:
@@ -178,14 +150,11 @@ def build_policy(node: Mapping[str, Any], where: str = "policy", /, **runtime: A
     already left another one there.
 
     Raises:
-        ConfigError: as `build`, or the target is not a Policy.
+        ConfigError: as `build`, or what was built is not a Policy.
     """
     from robopolicy.policies.base import Policy
 
-    target = resolve(node.get(TARGET, ""), where)
-    if inspect.isclass(target) and not issubclass(target, Policy):
-        raise ConfigError(f"{join(where, TARGET)}: {node[TARGET]!r} is not a robopolicy.policies.base.Policy")
-    policy = build(node, where, **runtime)
+    policy = build(node, "policy", where, **runtime)
     if not isinstance(policy, Policy):
         raise ConfigError(f"{join(where, TARGET)}: {node[TARGET]!r} built a {type(policy).__name__}, not a Policy")
     policy.config = getattr(policy, "config", None) or plain(node)
@@ -196,7 +165,7 @@ def arguments_for(target: Callable[..., Any], arguments: Mapping[str, Any], wher
     """Keyword arguments as `target`'s annotations want them; inner nodes are built, unless `Node` asks for them."""
     known, _ = parameters(target, arguments)
     return {
-        key: _construct_value(value, known.get(key, _ANY).annotation, join(where, key))
+        key: _construct_value(value, known.get(key, _ANY).annotation, str(key), join(where, key))
         for key, value in arguments.items()
         if key not in (TARGET, PARTIAL)
     }
@@ -205,24 +174,33 @@ def arguments_for(target: Callable[..., Any], arguments: Mapping[str, Any], wher
 # --- values ---------------------------------------------------------------------------------------------------------
 
 
-def _value_problems(value: Any, annotation: Any, where: str) -> list[str]:
+def _value_problems(value: Any, annotation: Any, key: str, where: str) -> list[str]:
+    """Of an argument; `key` is its name, which is the slot of a node that stands there."""
     group = group_of(annotation)
     if is_node(value):
         if is_node_type(annotation):
-            return problems(value, where)
-        return problems(value, where, supplied=()) or _misfits(value, annotation, where)
+            return problems(value, key, where)
+        if key in registry.ROOTS:
+            return [f"{where}: got a node, and nothing can be built there. Give a plain value."]
+        return problems(value, key, where, supplied=()) or _misfits(value, annotation, key, where)
     if group is not None and isinstance(value, Mapping):
         return call_problems(group, value, where, supplied=())
-    if holds_node(value):
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        return [p for key, item in items for p in _value_problems(item, Any, join(where, key))]
     if isinstance(value, Mapping) and is_node_type(annotation):
         return [f"{where}: has no {TARGET}; choose an option of the config group, or write the node in full"]
+    if found := _data_problems(value, where):
+        return found
     try:
         coerce(value, annotation)
     except WrongTypeError:
-        found = "null" if value is None else f"{value!r} ({type(value).__name__})"
-        return [f"{where}: expected {describe(annotation)}, found {found}"]
+        given = "null" if value is None else f"{value!r} ({type(value).__name__})"
+        return [f"{where}: expected {describe(annotation)}, found {given}"]
+    return []
+
+
+def _data_problems(value: Any, where: str) -> list[str]:
+    """A node is an argument itself; inside of plain data it would be built unchecked."""
+    if is_node(value) or holds_node(value):
+        return [f"{where}: got data with a node ({TARGET}) in it, and nothing can be built there. Give plain values."]
     return []
 
 
@@ -232,9 +210,9 @@ def _runtime_problems(target: Callable[..., Any], runtime: Mapping[str, Any], wh
     found = [f"{where or target.__qualname__}: does not take {k!r}" for k in runtime if k not in known and not anything]
     for key, value in runtime.items():
         kind = known.get(key, _ANY).annotation
-        if not inspect.isclass(kind) or getattr(kind, "_is_protocol", False):
+        if kind is Any or not inspect.isclass(kind) or getattr(kind, "_is_protocol", False):
             continue
-        if kind.__module__.split(".")[0] in PACKAGES and not isinstance(value, kind):
+        if kind.__module__ != "builtins" and not isinstance(value, kind):
             found.append(
                 f"{where}: {target.__qualname__} needs a {kind.__name__} as {key!r}, found a {type(value).__name__}. "
                 "Choose options that belong together."
@@ -242,10 +220,10 @@ def _runtime_problems(target: Callable[..., Any], runtime: Mapping[str, Any], wh
     return found
 
 
-def _misfits(node: Mapping[str, Any], annotation: Any, where: str) -> list[str]:
+def _misfits(node: Mapping[str, Any], annotation: Any, slot: str, where: str) -> list[str]:
     """A nested node must build what the parameter is annotated with, where that is a plain class."""
-    target = resolve(node[TARGET], where)
-    if not inspect.isclass(annotation) or annotation is object or getattr(annotation, "_is_protocol", False):
+    target = resolve(node, slot, where)
+    if annotation in (Any, object) or not inspect.isclass(annotation) or getattr(annotation, "_is_protocol", False):
         return []
     if node.get(PARTIAL):
         return [f"{where}: expected {describe(annotation)}, found a factory of it; remove {PARTIAL}"]
@@ -254,34 +232,16 @@ def _misfits(node: Mapping[str, Any], annotation: Any, where: str) -> list[str]:
     return []
 
 
-def _construct(node: Mapping[str, Any], where: str, runtime: Mapping[str, Any]) -> Any:
-    target = resolve(node[TARGET], where)
+def _construct(node: Mapping[str, Any], slot: str, where: str, runtime: Mapping[str, Any]) -> Any:
+    target = resolve(node, slot, where)
     arguments = {**arguments_for(target, node, where), **runtime}
     return functools.partial(target, **arguments) if node.get(PARTIAL) else target(**arguments)
 
 
-def _construct_value(value: Any, annotation: Any, where: str) -> Any:
+def _construct_value(value: Any, annotation: Any, key: str, where: str) -> Any:
     group = group_of(annotation)
     if is_node(value):
-        return plain(value) if is_node_type(annotation) else _construct(value, where, {})
+        return plain(value) if is_node_type(annotation) else _construct(value, key, where, {})
     if group is not None and isinstance(value, Mapping):
         return group(**arguments_for(group, value, where))
-    if holds_node(value):
-        if isinstance(value, Mapping):
-            return {k: _construct_value(v, Any, join(where, k)) for k, v in value.items()}
-        return [_construct_value(v, Any, join(where, i)) for i, v in enumerate(value)]
     return coerce(value, annotation)
-
-
-def _module_exists(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
-
-
-def _public_names(found: Any) -> list[str]:
-    names = [n for n in dir(found) if not n.startswith("_")]
-    if hasattr(found, "__path__"):
-        names += [m.name for m in pkgutil.iter_modules(found.__path__)]
-    return names

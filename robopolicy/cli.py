@@ -72,7 +72,7 @@ options, after the verb:
   --help              groups, their options, and all keys with their defaults
   --cfg               print the resolved configuration and stop
   --config-dir DIR    further config groups of your own (DIR/task/mine.yaml → task=mine); repeatable
-  --allow PACKAGE     let configs name code of your own package; repeatable
+  --allow MODULE      let configs name what your own module registers; repeatable
   --debug             show a traceback where there would be a message
 
 The same command on the same run_dir resumes. A first run: robopolicy quickstart"""
@@ -138,11 +138,11 @@ def _run(name: str, arguments: list[str]) -> int:
             )
     verb = find_verb(name)
     if options.allow:
-        from robopolicy.build import allow
+        from robopolicy.registry import allow
 
         sys.path.insert(0, str(Path.cwd()))  # a package beside the user, not installed
-        for package in options.allow:
-            allow(package)
+        for module in options.allow:
+            allow(module)
     if options.help:
         from robopolicy.help import verb_help
 

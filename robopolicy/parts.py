@@ -76,11 +76,11 @@ class Parts:
 
     def complete(self, node: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Arguments that the node's target takes and its config leaves to the program."""
-        known, _ = parameters(resolve(node[TARGET], where), node)
+        known, _ = parameters(resolve(node, where), node)
         return {name: getattr(self, name) for name in known if name in self.NAMES and name not in node}
 
-    def offered(self, node: Mapping[str, Any], name: str) -> dict[str, Any]:
-        known, _ = parameters(resolve(node[TARGET]), node)
+    def offered(self, loop: Mapping[str, Any], name: str) -> dict[str, Any]:
+        known, _ = parameters(resolve(loop, "loop"), loop)
         return {name: getattr(self, name)} if name in known else {}
 
     # -- the world ---------------------------------------------------------------------------------------------------
@@ -266,7 +266,9 @@ class Parts:
             return loop, call
         asked = loop.get("eval_every", 0) > 0
         truth = call["evaluate"] if asked else None
-        gate = build(node, "world.gate", algo=self.algo, env=self.raw_env, truth=truth, run_dir=self.settings.run_dir)
+        gate = build(
+            node, "gate", "world.gate", algo=self.algo, env=self.raw_env, truth=truth, run_dir=self.settings.run_dir
+        )
         every = loop["eval_every"] if asked else max(1, self.steps // _LOOKS)
         self._keeping = gate.keeping(self.checkpointer)
         call = {**call, "evaluate": gate, "checkpointer": self._keeping}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.build import TARGET, build, resolve
+from robopolicy.build import build, resolve
 from robopolicy.errors import ConfigError
 from robopolicy.noise import keyed_normal
 from robopolicy.schema import Natural, NonNegative, Positive, parameters
@@ -117,7 +117,7 @@ def check_anywhere(spec: EnvSpec, *, latency: float = 0, sensor_noise: float = 0
 def taken(task: dict[str, Any]) -> set[str]:
     """Keywords of an env of this config: `randomization`, if it changes its own physics, latency and noise; or single
     conditions that it can be made with, `friction` and `mass` as multiples that are 1 by default."""
-    return {"randomization", *NOMINAL} & {*parameters(resolve(task[TARGET], "task"), task)[0]}
+    return {"randomization", *NOMINAL} & {*parameters(resolve(task, "task"), task)[0]}
 
 
 def check_grid(task: dict[str, Any], spec: EnvSpec, grid: Grid) -> None:

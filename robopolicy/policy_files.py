@@ -185,7 +185,7 @@ def _load_policy(folder: Path, device: torch.device | str, env: EnvSpec | None) 
     node: dict[str, Any] = files.meta.get("node", {})
     runtime: dict[str, Any] = {}
     try:
-        known, _ = parameters(resolve(node.get("_target_", ""), "policy"), node)
+        known, _ = parameters(resolve(node, "policy"), node)
         if files.meta.get(_BASE):
             runtime["base"] = _load_policy(folder / _BASE, device, env)
         if "normalizer" in known:

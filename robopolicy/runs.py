@@ -177,7 +177,7 @@ def _default(config: Mapping[str, Any], key: str) -> Any:
         node = node.get(part) if isinstance(node, Mapping) else None
     if not is_node(node):
         return None
-    known, _ = parameters(resolve(node[TARGET]), node)
+    known, _ = parameters(resolve(node, path[-1], ".".join(path)), node)
     return known[option].default if option in known else None
 
 
@@ -195,7 +195,7 @@ def _scheduled(config: Mapping[str, Any]) -> list[str]:
         return []
     if "steps" in algo:
         return ["algo.steps"]
-    target = resolve(algo[TARGET], "algo")
+    target = resolve(algo, "algo")
     known, _ = parameters(target, algo)
     asks = "steps" in known  # supplied by the loop's number of steps
     if "progress" in inspect.signature(getattr(target, "update", lambda: None)).parameters:

@@ -19,7 +19,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from robopolicy import build
+from robopolicy import registry
+from robopolicy.build import build
 from robopolicy.checkpoint import load_policy
 from robopolicy.errors import ConfigError, DataError, RobopolicyError
 from robopolicy.evaluate import rollout
@@ -265,7 +266,7 @@ def _carry_out(pieces: list[Job], count: int, over: Callable[[Job, Exception | N
         return
     # Spawned: a forked child would inherit torch's threads.
     context = multiprocessing.get_context("spawn")
-    known = (sorted(build.PACKAGES), list(sys.path))
+    known = (registry.admitted(), list(sys.path))
     pool = ProcessPoolExecutor(min(count, len(pieces)), mp_context=context, initializer=_begin, initargs=known)
     try:
         running: dict[Future[None], Job] = {pool.submit(_evaluate, piece): piece for piece in pieces}
@@ -289,16 +290,17 @@ def _why(error: Exception) -> str:
     return str(error) if isinstance(error, RobopolicyError) else f"{type(error).__name__}: {error}"
 
 
-def _begin(packages: list[str], path: list[str]) -> None:
+def _begin(modules: tuple[str, ...], path: list[str]) -> None:
     """What a process has to know of the one that started it."""
-    build.PACKAGES.update(packages)
     sys.path[:] = path
+    for module in modules:
+        registry.allow(module)
 
 
 def _evaluate(job: Job) -> None:
     """One task or piece, in whatever process."""
     torch.set_num_threads(job.threads)
-    env: Any = build.build(job.node, "suite.task", num_envs=job.num_envs, seed=0)
+    env: Any = build(job.node, "task", "suite.task", num_envs=job.num_envs, seed=0)
     try:
         if (known := _numbered_tasks(job)) and env.spec.tasks[0] in known:
             env = Numbered(env, known)

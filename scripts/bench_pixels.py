@@ -43,10 +43,10 @@ from robopolicy.types import VecEnv
 from robopolicy.wrappers import HistoryEnv
 
 PREFIX = {
-    "_target_": "robopolicy.networks.prefix.Prefix", "_partial_": True, "width": 96,
-    "vision": {"_target_": "robopolicy.networks.vision.KeypointTokens", "_partial_": True},
+    "_target_": "prefix", "_partial_": True, "width": 96,
+    "vision": {"_target_": "keypoint_tokens", "_partial_": True},
 }  # fmt: skip
-EXPERT = {"_target_": "robopolicy.networks.expert.ActionExpert", "_partial_": True, "width": 96, "depth": 3}
+EXPERT = {"_target_": "action_expert", "_partial_": True, "width": 96, "depth": 3}
 CHUNK = 4
 SEEN, TASKS, REST = 430, 7, 5  # numbers that a residual on that VLA reads; tabletop's goals; its actions
 
@@ -65,7 +65,7 @@ class Whole:
 
 def collecting(env: VecEnv) -> Collector:
     spec = PolicySpec(dict(env.spec.observation), env.spec.action, env.spec.dt, 1, 2 * CHUNK, CHUNK, env.spec.tasks)
-    node = {"_target_": "robopolicy.policies.vla.VLAPolicy", "prefix": PREFIX, "network": EXPERT,
+    node = {"_target_": "vla", "prefix": PREFIX, "network": EXPERT,
             "precision": "bfloat16"}  # fmt: skip
     torch.manual_seed(0)
     base = build_policy(node, spec=spec, normalizer=Normalizer.from_limits(spec.observation, spec.action))

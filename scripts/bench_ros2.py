@@ -60,7 +60,7 @@ class TimedArm(ArmNode):
         self.went_out: list[tuple[int, int, float]] = []  # tick, ns when it went out, rad/s of the fastest joint
         self.came_in: list[tuple[int, int, bool]] = []  # tick, ns when it was there, does it brake?
         self.next_of_stop: np.ndarray | None = None  # [n] rad, what the last trajectory plays if nothing follows
-        super().__init__(one_env({"_target_": "sim.make", "task": "reach"}), load_wiring(wiring))
+        super().__init__(one_env({"_target_": "native", "task": "reach"}), load_wiring(wiring))
         self.reader = TrajectoryBytes(self.wiring.joints, self.dt_ns)
 
     def _tell(self, tick: int) -> None:

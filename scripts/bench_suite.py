@@ -41,10 +41,10 @@ ID = "suite_eval_speed"
 def policy_for(suite: Suite, run: Path) -> None:
     """An untrained Gaussian policy as the checkpoint of a run."""
     node = next(iter(suite.nodes().values()))
-    env = build(node, "suite.task", num_envs=1, seed=0)
+    env = build(node, "task", "suite.task", num_envs=1, seed=0)
     seen = {k: f for k, f in env.spec.observation.items() if k != TASK}
     spec = PolicySpec(seen, env.spec.action, env.spec.dt, 1, 4, 4, env.spec.tasks)
-    kind = {"_target_": "robopolicy.policies.gaussian.GaussianPolicy"}
+    kind = {"_target_": "gaussian"}
     normalizer = Normalizer(spec.observation, spec.action)
     for affine in normalizer.affine.values():
         affine.set(torch.zeros_like(affine.shift), torch.ones_like(affine.scale))

@@ -104,7 +104,7 @@ PICK_PIXELS = Base(
     (
         "loop.steps=3000",
         "loop.batch_size=64",
-        "policy.image_encoder={_target_: robopolicy.networks.vision.ConvEncoder, _partial_: true, dims: [16,32,32,32]}",
+        "policy.image_encoder={_target_: conv, _partial_: true, dims: [16,32,32,32]}",
     ),
     "pixels",
     options=("task.objects=false", "task.cameras=[front,wrist]", "task.image_size=[64,64]"),
@@ -148,7 +148,7 @@ VLA_PIXELS = Base(  # the same seven goals through two small cameras, nothing in
         "policy=vla",
         "horizon=8",
         "n_action_steps=4",
-        "policy.prefix.vision._target_=robopolicy.networks.vision.KeypointTokens",
+        "policy.prefix.vision._target_=keypoint_tokens",
         "policy.prefix.image_shift=2",
         "policy.prefix.width=96",
         "policy.network.width=96",
@@ -170,8 +170,8 @@ VLA_PIXELS_ROUGH = replace(
 )
 LIMITS_DT, LIMITS_SPEED = 0.05, 1.0  # s, m/s; scripts/limits_compared.py plays under the same ones
 LIMITED = (
-    f"task.joint_filter={{_target_: real.joint_filter.SafetyFilter, dt: {LIMITS_DT}, "
-    f"profile: {{_target_: real.safety.load_profile, robot: panda, tcp_speed: {LIMITS_SPEED}}}}}"
+    f"task.joint_filter={{_target_: safety, dt: {LIMITS_DT}, "
+    f"profile: {{_target_: robot, robot: panda, tcp_speed: {LIMITS_SPEED}}}}}"
 )
 CURVE = ("loop.eval_every=50000", *WATCH)
 SOLVED = "loop.stop_success=1"

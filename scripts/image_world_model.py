@@ -34,7 +34,7 @@ ID, STEPS = "image_world_model", "20"
 SEEN = Base(
     "reach", 20, 1.0,
     ("loop.steps=1500", "loop.batch_size=64",
-     "policy.image_encoder={_target_: robopolicy.networks.vision.ConvEncoder, _partial_: true, dims: [8,16,16]}"),
+     "policy.image_encoder={_target_: conv, _partial_: true, dims: [8,16,16]}"),
     "seen", options=("task.cameras=[front]", "task.image_size=[32,32]"), num_envs=32,
 )  # fmt: skip
 SMALL = (

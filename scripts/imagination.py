@@ -138,7 +138,7 @@ class Trial:
         if recorded(out) != "whole":
             self.call("demos", f"out={out}", "only_success=false", f"episodes={count}", f"imperfection={spread}",
                       f"seed={self.seed + 1_000}", "overwrite=true", *envs_of(self.base),
-                      "expert._target_=robopolicy.data.behave.PolicyExpert", f"expert.checkpoint={bc}")  # fmt: skip
+                      "expert._target_=policy", f"expert.checkpoint={bc}")  # fmt: skip
         return out
 
     def run(self) -> dict[str, Arm]:

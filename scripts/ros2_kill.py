@@ -199,7 +199,7 @@ def main() -> None:
     args = parser.parse_args()
     os.environ.update({k: v for k, v in private_environment().items() if k.startswith("ROS_")})
     rows: list[Evidence] = []
-    with processes(arm_command({"_target_": "sim.make", "task": "reach"}, WIRING)), nodes() as zygote:
+    with processes(arm_command({"_target_": "native", "task": "reach"}, WIRING)), nodes() as zygote:
         for kind in SIGNALS:
             done, unheard = [], 0
             for number in range(args.trials):

@@ -56,7 +56,7 @@ def on_reach(root: Path, kind: str) -> Path:
     save(kind, root / "lerobot", action=spec.action, dim=spec.observation[STATE].shape[0], scale=0.002)
     base = load_policy(root / "lerobot", env=spec)
     policy = build_policy(
-        {"_target_": "robopolicy.policies.residual.ResidualPolicy", "hidden": [16]}, spec=base.spec, base=base,
+        {"_target_": "residual", "hidden": [16]}, spec=base.spec, base=base,
         normalizer=Normalizer.from_limits(base.spec.observation, base.spec.action),
     )  # fmt: skip
     torch.manual_seed(0)

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import sim
-from robopolicy import build
 from robopolicy.checkpoint import Checkpointer
 from robopolicy.cli import invoke
 from robopolicy.errors import ConfigError
@@ -28,14 +27,13 @@ from tests.evaluate.points import make_rows, outcomes
 from tests.fakes import PointEnv, PointPolicy
 from tests.test_checkpoint import gaussian
 
-NEAR: dict[str, Any] = {"_target_": "tests.evaluate.points.named_point", "name": "near"}
-PICK: dict[str, Any] = {"_target_": "sim.make", "task": "pick"}
+NEAR: dict[str, Any] = {"_target_": "named_point", "name": "near"}
+PICK: dict[str, Any] = {"_target_": "native", "task": "pick"}
 
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """Two policies for the point env."""
-    monkeypatch.setattr(build, "PACKAGES", {*build.PACKAGES, "tests"})
     for i, name in enumerate(("bc", "refined")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text(f"task: {{_target_: {NEAR['_target_']}, name: near}}\n")

@@ -34,7 +34,7 @@ from world_models.starts import run_of
 from world_models.world import load_world
 
 _FIRST_SEED = 1 << 20  # of the run's training stream: envs that train have not come that far
-_TUNED, _REPLAYED = "robopolicy.policies.tuned.tuned", "robopolicy.loops.off_policy.off_policy"
+_TUNED, _REPLAYED = "tuned", "off_policy"
 
 
 def coevolve(

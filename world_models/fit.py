@@ -18,7 +18,7 @@ from robopolicy.data.meta import RecordingMeta
 from robopolicy.errors import CheckpointError, ConfigError, DataError, SpecError
 from robopolicy.loops.offline import Tracker, step_seed
 from robopolicy.policies.base import Policy
-from robopolicy.schema import TARGET, Count, Fraction, Natural, Node, NonNegative, Positive
+from robopolicy.schema import Count, Fraction, Natural, Node, NonNegative, Positive
 from robopolicy.spec import with_cameras
 from robopolicy.storage import load_weights
 from robopolicy.types import STATE, EnvSpec, Feature, Metrics
@@ -80,7 +80,7 @@ def fit(
     """
     began = time.perf_counter()
     paths = {**({"dataset": dataset} if dataset is not None else {}), **(data or {})}
-    reads = getattr(resolve(world_model[TARGET], "world_model"), "reads", Dynamics.reads)
+    reads = getattr(resolve(world_model, "world_model"), "reads", Dynamics.reads)
     sources = {name: _load(Path(path), name, incomplete, cameras, reads) for name, path in paths.items()}
     mixture = mix(sources, mix_weights or {})
     spec = _spec({n: Path(p) for n, p in paths.items()}, mixture.episodes)

@@ -42,6 +42,7 @@ from world_models.world import World, find_world, load_world
 
 LOOK = "look.json"
 _DIGITS = 5
+_FITS = ("fit_trajectories", "fit_world_model")  # loops that train what is looked at
 _MOMENTS = 12  # of an episode in a strip of pictures
 
 
@@ -52,7 +53,7 @@ def look(*, run_dir: Path, episodes: Count = 3) -> Path | None:
         RobopolicyError: model, policy or data are not there any more, or do not fit one another.
     """
     config = read_config(run_dir) or {}
-    trains_world = str((config.get("loop") or {}).get(TARGET, "")).startswith("world_models.")
+    trains_world = (config.get("loop") or {}).get(TARGET) in _FITS
     if not trains_world and not config.get("world"):
         return None
     model = run_dir if trains_world else _newest_model(run_dir, config)

@@ -98,7 +98,7 @@ class DPPO:
         if entropy and not list(self.noise.parameters()):
             raise ConfigError(
                 f"algo.entropy={entropy}: nothing of {type(self.noise).__name__} is learned, so its entropy is a "
-                "constant. Set it to 0, or algo.noise._target_=robopolicy.policies.chain.LearnedNoise"
+                "constant. Set it to 0, or algo.noise._target_=learned"
             )
         self.learner = self._learner([*policy.tuned_parameters(), *self.noise.parameters()], **options)
         self.clip = clip_schedule(self.steps, first=clip_first, last=clip, rate=clip_rate).to(device)

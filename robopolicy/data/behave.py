@@ -1,5 +1,5 @@
 """A trained policy as the one who shows the task, with noise: what world models and offline learners need beside
-demonstrations. `robopolicy demos expert._target_=robopolicy.data.behave.PolicyExpert expert.checkpoint=…`."""
+demonstrations. `robopolicy demos expert._target_=policy expert.checkpoint=…`."""
 
 from __future__ import annotations
 

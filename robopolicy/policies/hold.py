@@ -13,7 +13,7 @@ from robopolicy.spec import PolicySpec
 from robopolicy.types import Obs
 
 HOLD = "hold"  # what `base=` calls it
-HOLD_NODE = {"_target_": "robopolicy.policies.hold.HoldPolicy"}
+HOLD_NODE = {"_target_": "hold"}
 
 
 class HoldPolicy(Policy):

@@ -103,7 +103,7 @@ class LeRobotPolicy(Reader):
         self.pre, self.post = pipeline(preprocessor, action=False), pipeline(postprocessor, action=True)
         self.network = get_policy_class(settings.type)(settings) if network is None else network
         self.config = {
-            "_target_": "robopolicy.policies.lerobot.LeRobotPolicy", "config": config, "preprocessor": preprocessor,
+            "_target_": "lerobot", "config": config, "preprocessor": preprocessor,
             "postprocessor": postprocessor, "inputs": self.inputs,
         }  # fmt: skip
 

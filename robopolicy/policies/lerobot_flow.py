@@ -103,7 +103,7 @@ class LeRobotFlow(Reader, FlowPolicy):
         self.noise_shape = (*self.noise_shape[:-2], layout.rows, spec.action.dim)
         self.chain_noise_shape = (steps + 1, layout.rows, spec.action.dim)
         self.config: Document = {
-            "_target_": "robopolicy.policies.lerobot_flow.LeRobotFlow", "config": config, "preprocessor": preprocessor,
+            "_target_": "lerobot_flow", "config": config, "preprocessor": preprocessor,
             "postprocessor": postprocessor, "inputs": self.inputs, "sampling_steps": steps, "noise_level": noise_level,
             "tuned_steps": tuned_steps, "lora_rank": lora_rank, "precision": precision, "checkpointing": checkpointing,
         }  # fmt: skip
@@ -221,7 +221,7 @@ def opened(base: LeRobotPolicy) -> LeRobotFlow:
 
     Raises: see LeRobotFlow.
     """
-    node: Document = {**base.config, "_target_": "robopolicy.policies.lerobot_flow.LeRobotFlow"}
+    node: Document = {**base.config, "_target_": "lerobot_flow"}
     policy = build_policy(node, spec=base.spec, network=base.network).to(next(base.parameters()).device)
     assert isinstance(policy, LeRobotFlow)
     return policy

@@ -297,8 +297,7 @@ def in_context(base: Policy, episodes: Episodes, *, retrieval: dict[str, Any] | 
         base.recall(episodes)
         return base
     config: dict[str, Any] = base.config  # type: ignore[assignment]
-    target = f"{RICLPolicy.__module__}.{RICLPolicy.__qualname__}"
-    node = {**config, **(retrieval or {}), "_target_": target, "prefix": {**prefix_node(base), "freeze_vision": True}}
+    node = {**config, **(retrieval or {}), "_target_": "ricl", "prefix": {**prefix_node(base), "freeze_vision": True}}
     policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
     assert isinstance(policy, RICLPolicy)
     missing, strange = policy.load_state_dict(base.state_dict(), strict=False)

@@ -155,7 +155,7 @@ def sighted(
     if demos is not None:
         base.instruct(demos.tasks)
     prefix = {**prefix_node(base), "precision": base.encoder.precision}
-    node = {"_target_": f"{SightedPolicy.__module__}.{SightedPolicy.__qualname__}", "prefix": prefix, **options}
+    node = {"_target_": "sighted", "prefix": prefix, **options}
     policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
     assert isinstance(policy, SightedPolicy)
     policy.encoder.prefix.load_state_dict(base.encoder.state_dict())

@@ -158,7 +158,7 @@ def adapted(base: Policy, episodes: Episodes, *, freeze_vision: bool = True) -> 
 def prefix_node(base: VLAPolicy) -> dict[str, Any]:
     """The node that makes `base`'s prefix, written out where its config leaves it to the defaults."""
     config: dict[str, Any] = base.config  # type: ignore[assignment]
-    return {"_target_": "robopolicy.networks.prefix.Prefix", "_partial_": True, **config.get("prefix", {})}
+    return {"_target_": "prefix", "_partial_": True, **config.get("prefix", {})}
 
 
 def check_observation(obs: Obs, spec: PolicySpec) -> None:

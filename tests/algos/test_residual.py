@@ -390,7 +390,7 @@ def test_other_words_over_a_base_that_cannot_read_are_refused():
 
 def test_what_an_instructed_residual_is_saved_with_tells_both_apart():
     policy = two_tasks(Reader)
-    policy.config = {"_target_": "robopolicy.policies.residual.ResidualPolicy", "hidden": [], "scale": 0.5}
+    policy.config = {"_target_": "residual", "hidden": [], "scale": 0.5}
     policy.instruct(("to the left", "right", "left"))
     options = {k: v for k, v in policy.config.items() if k != "_target_"}
     again = ResidualPolicy(policy.spec, policy.normalizer, policy.base, **options)

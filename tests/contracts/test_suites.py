@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from robopolicy.build import build
-from robopolicy.errors import ConfigError, SpecError
+from robopolicy.errors import ConfigError, RobopolicyError, SpecError
 from robopolicy.noise import keyed_uniform
 from robopolicy.perturb import perturbed
 from robopolicy.suite_packages import PACKAGES
@@ -19,12 +19,12 @@ from robopolicy.types import STATE, Stateful, VecEnv
 
 # suite: (its config, steps after which the first contact has been made or lost)
 TASKS: dict[str, tuple[dict[str, Any], int]] = {
-    "metaworld": ({"_target_": "sim.suites.metaworld.make", "name": "push-v3"}, 40),
-    "maniskill": ({"_target_": "sim.suites.maniskill.make", "name": "StackCube-v1"}, 13),
-    "robosuite": ({"_target_": "sim.suites.robosuite.make", "name": "Lift"}, 19),
-    "libero": ({"_target_": "sim.suites.libero.make", "name": "0", "cameras": []}, 5),
-    "pusht": ({"_target_": "sim.suites.gym.make", "package": "gym_pusht", "name": "gym_pusht/PushT-v0"}, 20),
-    "fetch": ({"_target_": "sim.suites.gym.make", "package": "gymnasium_robotics", "name": "FetchPush-v4"}, 20),
+    "metaworld": ({"_target_": "metaworld", "name": "push-v3"}, 40),
+    "maniskill": ({"_target_": "maniskill", "name": "StackCube-v1"}, 13),
+    "robosuite": ({"_target_": "robosuite", "name": "Lift"}, 19),
+    "libero": ({"_target_": "libero", "name": "0", "cameras": []}, 5),
+    "pusht": ({"_target_": "gymnasium", "package": "gym_pusht", "name": "gym_pusht/PushT-v0"}, 20),
+    "fetch": ({"_target_": "gymnasium", "package": "gymnasium_robotics", "name": "FetchPush-v4"}, 20),
 }
 SEEDS = torch.tensor([5, 2**40 + 6, 2**41 + 7])  # one of each split
 
@@ -130,6 +130,27 @@ def test_time_limits_are_no_terminations_and_next_obs_is_the_true_successor(suit
         assert a.truncated.all() == (t == 2) and not a.terminated.any() and not b.ended.any()
     assert a.obs is not a.next_obs and short.episode_seed.tolist() == seeds[2:].tolist()
     assert torch.equal(a.obs[STATE], first[STATE]), "obs starts the next episode"
+
+
+def test_a_fraction_is_no_success(suite):
+    name, make, _ = suite
+    env = make(1)
+    env.reset(SEEDS)
+    one = env.env.envs[0].unwrapped
+    if name in ("robosuite", "libero"):
+        one.inner.check_success = one.inner._check_success = lambda: 0.25
+    else:
+        told = one if name in ("pusht", "fetch") else one.inner
+        step = told.step
+
+        def partly(action):
+            *rest, info = step(action)
+            key = "success" if "success" in info else "is_success"
+            return *rest, {**info, key: torch.tensor([0.25]) if name == "maniskill" else 0.25}
+
+        told.step = partly
+    with pytest.raises(RobopolicyError, match="success"):
+        env.step(torch.zeros(1, env.spec.action.dim))
 
 
 # (config, options, which elements are differences of which)
@@ -245,7 +266,7 @@ def test_names_that_are_not_one_for_each_element_are_refused(names):
 
 def test_maniskills_friction_and_mass_can_be_changed_and_episodes_begin_alike():
     pytest.importorskip("mani_skill")
-    node = {"_target_": "sim.suites.maniskill.make", "name": "PickCube-v1"}
+    node = {"_target_": "maniskill", "name": "PickCube-v1"}
     plain = build(node, "task", num_envs=1, seed=0)
     found, first = {}, plain.reset(SEEDS[:1])[STATE]
     for what, value in (("mass", 4.0), ("friction", 0.5), ("friction", 1.0)):

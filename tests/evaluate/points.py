@@ -9,6 +9,7 @@ from robopolicy.errors import ConfigError
 from robopolicy.evaluate.rows import COLUMNS, Rows
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import Policy
+from robopolicy.registry import register
 from robopolicy.spec import PolicySpec
 from robopolicy.types import BASE_ACTION, STATE, Feature, Obs, Step
 from tests.fakes import PointEnv, PointPolicy
@@ -92,6 +93,7 @@ class NothingAdded(Policy):
         return obs[BASE_ACTION][:, None]
 
 
+@register("policy", "elementwise_point")
 class ElementwisePoint(PointPolicy):
     """A noisy PointPolicy for checkpoints. It has no matrix products, whose last bits depend on how many rows they
     are given at once, so that its actions are the same bits in every batch."""
@@ -132,6 +134,7 @@ def make_rows(successes: list[bool], *, start: int = 0, digest: str = "d", polic
     )
 
 
+@register("task", "named_point")
 def named_point(name: str, num_envs: int, seed: int = 0, *, horizon: int = 12) -> PointEnv:
     """A task of a suite by name; "broken" is one that cannot be built, "graded" has returns of many bits."""
     if name == "broken":

@@ -19,10 +19,10 @@ from robopolicy.spec import PolicySpec
 from robopolicy.wrappers import wrap_for
 from tests.policies.test_vla import SMALL
 
-TASK_NODE = {"_target_": "sim.make", "task": "tabletop", "horizon": 2}
-FLOW = {"_target_": "robopolicy.policies.flow.FlowPolicy", "network": {
-    "_target_": "robopolicy.networks.mlp.ResidualMLP", "_partial_": True, "width": 8}}  # fmt: skip
-VLA = {"_target_": "robopolicy.policies.vla.VLAPolicy", **SMALL, "prefix": {**SMALL["prefix"], "max_words": 8}}
+TASK_NODE = {"_target_": "native", "task": "tabletop", "horizon": 2}
+FLOW = {"_target_": "flow", "network": {
+    "_target_": "residual_mlp", "_partial_": True, "width": 8}}  # fmt: skip
+VLA = {"_target_": "vla", **SMALL, "prefix": {**SMALL["prefix"], "max_words": 8}}
 
 
 def saved(node: dict, path: Path) -> Path:

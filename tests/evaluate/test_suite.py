@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from robopolicy import build, suite_eval, verbs
+from robopolicy import registry, suite_eval, verbs
 from robopolicy.build import build_policy
 from robopolicy.checkpoint import Checkpointer
 from robopolicy.cli import find_verb
@@ -34,7 +35,7 @@ from tests.test_checkpoint import gaussian
 POINTS = Suite(
     name="points",
     protocol="Twelve steps, then it is over.",
-    task={"_target_": "tests.evaluate.points.named_point"},
+    task={"_target_": "named_point"},
     tasks={"near": {}, "far": {"name": "distant", "horizon": 5}},
     episodes=4,
 )
@@ -44,7 +45,7 @@ GRADED = replace(POINTS, tasks={"long": {"name": "graded"}, "short": {"name": "g
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A trained policy for the point env."""
-    monkeypatch.setattr(build, "PACKAGES", {*build.PACKAGES, "tests"})
+    monkeypatch.setattr(registry, "_admitted", ["tests.evaluate.points"])
     folder = tmp_path / "near"
     folder.mkdir()
     (folder / "config.yaml").write_text("task: {_target_: point}\n")
@@ -56,7 +57,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def exact(run: Path) -> Path:
     """A trained policy whose actions are the same bits in every batch."""
     spec = PointPolicy(noise=0.075).spec
-    node = {"_target_": "tests.evaluate.points.ElementwisePoint"}
+    node = {"_target_": "elementwise_point"}
     policy = build_policy(node, spec=spec, normalizer=Normalizer.from_limits(spec.observation, spec.action))
     Checkpointer(run).save(2, policy=policy, state={})
     return run
@@ -391,3 +392,10 @@ def test_suites_are_whole(name):
     assert all("name" in node and "_target_" in node for node in suite.nodes().values())
     sizes = {"metaworld_mt10": 10, "metaworld_mt50": 50, "libero_90": 90, "libero_10": 10}
     assert len(suite.tasks) == sizes.get(name, len(suite.tasks))
+
+
+def test_a_worker_process_admits_what_its_parent_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_admitted", [])
+    monkeypatch.setattr("sys.path", [*sys.path])
+    suite_eval._begin(("tests.evaluate.points",), list(sys.path))
+    assert registry.admitted() == ("tests.evaluate.points",)

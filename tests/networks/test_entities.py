@@ -19,15 +19,15 @@ NAMES = ("red_x", "hand", "red_y", "lamp", "blue_x", "blue_y", "lamp_on")
 KINDS = {"cube": ("red_", "blue_"), "lamp": ("lamp",)}
 EXTRA = "observation.force"
 TASKS = ("lift the red cube", "lift the blue cube")
-PREFIX = {"_target_": "robopolicy.networks.prefix.Prefix", "_partial_": True, "width": 16, "depth": 1, "max_words": 5,
+PREFIX = {"_target_": "prefix", "_partial_": True, "width": 16, "depth": 1, "max_words": 5,
           "buckets": 64}  # fmt: skip
 
 
 def policy(history: int = 2, state: Feature | None = None, **prefix) -> VLAPolicy:
     torch.manual_seed(0)
     features = {EXTRA: Feature((2,)), STATE: state or Feature((7,), names=NAMES), TASK: Feature((), "int64")}
-    node = {"_target_": "robopolicy.policies.vla.VLAPolicy", "prefix": PREFIX | prefix, "sampling_steps": 2,
-            "network": {"_target_": "robopolicy.networks.expert.ActionExpert", "_partial_": True, "width": 16,
+    node = {"_target_": "vla", "prefix": PREFIX | prefix, "sampling_steps": 2,
+            "network": {"_target_": "action_expert", "_partial_": True, "width": 16,
                         "depth": 1}}  # fmt: skip
     made = build_policy(node, spec=spec(observation=features, tasks=TASKS, n_obs_steps=history),
                         normalizer=Normalizer.from_limits(features, ACTION))  # fmt: skip

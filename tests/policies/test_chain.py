@@ -202,8 +202,8 @@ def base_of(name: str, **options: Any) -> ChunkDenoiser:
     kind, fixed = SAMPLERS[name]
     made = policy(kind, DATA, **{**fixed, **options})
     made.config = {
-        "_target_": f"{kind.__module__}.{kind.__name__}", **fixed, **options,
-        "network": {"_target_": "robopolicy.networks.mlp.ResidualMLP", "_partial_": True, "width": 64, "time_dim": 16},
+        "_target_": kind.__name__.removesuffix("Policy").lower(), **fixed, **options,
+        "network": {"_target_": "residual_mlp", "_partial_": True, "width": 64, "time_dim": 16},
     }  # fmt: skip
     return made
 

@@ -161,7 +161,7 @@ def test_saved_as_ours_it_needs_lerobots_directory_no_more(saved: dict[str, Any]
 def test_residual_on_top(saved: dict[str, Any], tmp_path: Path) -> None:
     base = load_policy(saved["act"][0], env=ENV)
     policy = build_policy(
-        {"_target_": "robopolicy.policies.residual.ResidualPolicy", "hidden": [8]}, spec=base.spec, base=base,
+        {"_target_": "residual", "hidden": [8]}, spec=base.spec, base=base,
         normalizer=Normalizer.from_limits(base.spec.observation, base.spec.action),
     )  # fmt: skip
     save_policy(policy, tmp_path / "refined")
@@ -358,8 +358,8 @@ def test_the_training_data_says_what_actions_mean(folder: Path, tmp_path: Path) 
 def test_policies_without_such_a_chain(saved: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"LeRobot's 'act' has no chain .* expected smolvla, pi0, pi05"):
         tuned(load_policy(saved["act"][0], env=ENV))
-    node = {"_target_": "robopolicy.policies.flow.FlowPolicy", "network": {
-        "_target_": "robopolicy.networks.mlp.ResidualMLP", "_partial_": True, "width": 8}}  # fmt: skip
+    node = {"_target_": "flow", "network": {
+        "_target_": "residual_mlp", "_partial_": True, "width": 8}}  # fmt: skip
     flow = build_policy(node, spec=toy.spec(), normalizer=Normalizer.from_limits(toy.OBSERVATION, toy.ACTION))
     with pytest.raises(ConfigError, match=r"policy.expert: says how a VLA of LeRobot .* is a FlowPolicy"):
         tuned(flow, tuned_steps=1, expert=Memory())

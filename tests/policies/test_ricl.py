@@ -54,7 +54,7 @@ def make(
 ) -> RICLPolicy:
     """With random weights everywhere: a gate that starts at zero would hide what is behind it."""
     torch.manual_seed(0)
-    node = {"_target_": "robopolicy.policies.ricl.RICLPolicy", **SMALL, "sampling_steps": 4, "pairs": 3, **options}
+    node = {"_target_": "ricl", **SMALL, "sampling_steps": 4, "pairs": 3, **options}
     normalizer = Normalizer.from_limits(features, ACTIONS)
     runtime = {} if data is None else {"episodes": data}
     policy = build_policy(node, spec=spec(observation=features, tasks=tasks), normalizer=normalizer, **runtime)

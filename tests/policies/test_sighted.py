@@ -20,7 +20,7 @@ from tests.policies.test_vla import CAMERA, TASKS, look, make
 from tests.toy import ACTION, spec
 from tests.toy import episodes as toy
 
-NODE = {"_target_": "robopolicy.networks.mlp.MLP", "_partial_": True, "width": 16, "depth": 1}
+NODE = {"_target_": "mlp", "_partial_": True, "width": 16, "depth": 1}
 
 
 def student(base=None, **options) -> SightedPolicy:

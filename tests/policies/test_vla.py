@@ -37,10 +37,10 @@ FEATURES = {
     TASK: Feature((), "int64"),
 }
 SMALL = {
-    "prefix": {"_target_": "robopolicy.networks.prefix.Prefix", "_partial_": True, "width": 32, "depth": 1,
+    "prefix": {"_target_": "prefix", "_partial_": True, "width": 32, "depth": 1,
                "max_words": 5, "buckets": 64,
-               "vision": {"_target_": "robopolicy.networks.vision.ConvTokens", "_partial_": True, "dims": [8, 16]}},
-    "network": {"_target_": "robopolicy.networks.expert.ActionExpert", "_partial_": True, "width": 32, "depth": 2,
+               "vision": {"_target_": "conv_tokens", "_partial_": True, "dims": [8, 16]}},
+    "network": {"_target_": "action_expert", "_partial_": True, "width": 32, "depth": 2,
                 "time_dim": 16},
 }  # fmt: skip
 
@@ -51,7 +51,7 @@ def make(
     """With random weights everywhere: a gate that starts at zero would hide what is behind it."""
     torch.manual_seed(seed)
     normalizer = Normalizer.from_limits(features, ACTION)
-    node = {"_target_": "robopolicy.policies.vla.VLAPolicy", **SMALL, "sampling_steps": 4, **options}
+    node = {"_target_": "vla", **SMALL, "sampling_steps": 4, **options}
     policy = build_policy(node, spec=spec(observation=features, tasks=tasks), normalizer=normalizer)
     with torch.no_grad():
         for p in policy.parameters():

@@ -10,7 +10,7 @@ from pathlib import Path
 from real.ros2.operator import Operator, arm_command, processes
 from real.ros2.wiring import load_wiring
 
-TASK = {"_target_": "sim.make", "task": "reach", "horizon": 12, "joint_noise": 0.0, "cameras": ("front",),
+TASK = {"_target_": "native", "task": "reach", "horizon": 12, "joint_noise": 0.0, "cameras": ("front",),
         "image_size": (24, 32)}  # fmt: skip
 WIRING = "mujoco_panda"
 

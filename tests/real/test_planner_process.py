@@ -61,8 +61,8 @@ def test_a_policy_that_cannot_be_loaded_is_named(tmp_path):
 
 
 def test_a_policy_plans_there_as_it_does_here(tmp_path):
-    network = {"_target_": "robopolicy.networks.mlp.ResidualMLP", "_partial_": True, "width": 64, "time_dim": 16}
-    config = {"_target_": "robopolicy.policies.flow.FlowPolicy", "network": network}
+    network = {"_target_": "residual_mlp", "_partial_": True, "width": 64, "time_dim": 16}
+    config = {"_target_": "flow", "network": network}
     save_policy(toy.policy(FlowPolicy, toy.random_episodes()), tmp_path / "policy", config_node=config)
     here = Planner(load_policy(tmp_path / "policy"))
     there = ProcessPlanner(tmp_path / "policy", {"which": "latest", "chunking": "async", "latency": 0.0})

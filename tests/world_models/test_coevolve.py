@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from robopolicy import registry
 from robopolicy.errors import ConfigError
 from robopolicy.evaluate.rollout import evaluate
 from robopolicy.evaluate.statistics import Interval
@@ -45,7 +46,7 @@ class Rig:
         self.saved, self.base = MemoryCheckpoints(), root / "base"
         (root / "model").mkdir(parents=True)
         (root / "model" / "config.yaml").write_text("dataset: play\nloop: {steps: 9000, holdout: 0.2}\nseed: 7\n")
-        patch.setattr("robopolicy.build.PACKAGES", {"robopolicy", "tests"})
+        patch.setitem(registry._SLOTS["task"], "point_env", PointEnv)
         for name in ("call", "load_policy", "record_rollouts", "recorded"):
             patch.setattr(module, name, getattr(self, f"_{name}"))
         patch.setattr(module, "Checkpointer", lambda run_dir, keep: self.saved)
@@ -55,8 +56,8 @@ class Rig:
 
     def run(self, *, rounds: int = 2, more: dict[str, Any] | None = None, **options: Any) -> dict[str, float]:
         config = {
-            "task": {TARGET: "tests.fakes.PointEnv", "horizon": HORIZON}, "world": {"model": str(self.root / "model")},
-            "policy": {TARGET: "robopolicy.policies.tuned.tuned"}, "base": str(self.base), "seed": 3, "threads": 1,
+            "task": {TARGET: "point_env", "horizon": HORIZON}, "world": {"model": str(self.root / "model")},
+            "policy": {TARGET: "tuned"}, "base": str(self.base), "seed": 3, "threads": 1,
             **(more or {}),
         }  # fmt: skip
         return coevolve(rounds=rounds, run_dir=self.root / "run", config=config, episodes=EPISODES, **options)
@@ -130,8 +131,8 @@ def test_every_command_gets_what_the_rounds_before_left(tmp_path: Path, monkeypa
 
 def test_what_learns_off_policy_begins_anew_with_all_rollouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tmp_path, monkeypatch, [GOES, GOES, GOES], lambda gain, model: gain)
-    loop = {TARGET: "robopolicy.loops.off_policy.off_policy", "rollouts": {"mine": "there"}}
-    rig.run(rounds=3, more={"policy": {TARGET: "robopolicy.policies.residual.ResidualPolicy"}, "loop": loop})
+    loop = {TARGET: "off_policy", "rollouts": {"mine": "there"}}
+    rig.run(rounds=3, more={"policy": {TARGET: "residual"}, "loop": loop})
     imagined, run = rig.calls[::2], tmp_path / "run"
     assert [c["base"] for c in imagined] == [str(rig.base)] * 3
     for n, call in enumerate(imagined):
@@ -233,19 +234,19 @@ def test_interrupted_anywhere_it_ends_in_the_same_record(
 def test_what_cannot_go_on_from_round_to_round(tmp_path: Path) -> None:
     config: dict[str, Any] = {
         "world": {"model": "m"},
-        "policy": {TARGET: "robopolicy.policies.residual.ResidualPolicy"},
+        "policy": {TARGET: "residual"},
     }
     with pytest.raises(ConfigError, match=r"a few rollouts of each round are real, in task="):
         coevolve(rounds=1, run_dir=tmp_path, config=config)
     config |= {"task": {}, "base": "b"}
-    with pytest.raises(ConfigError, match=r"policy=tuned does on base=.*found policy 'robopolicy\.policies\.residual"):
+    with pytest.raises(ConfigError, match=r"policy=tuned does on base=.*found policy 'residual"):
         coevolve(rounds=1, run_dir=tmp_path, config=config)
-    config["loop"] = {TARGET: "robopolicy.loops.off_policy.off_policy", "demo_fraction": 0.8}
+    config["loop"] = {TARGET: "off_policy", "demo_fraction": 0.8}
     with pytest.raises(ConfigError, match=r"base=hold"):
         coevolve(rounds=1, run_dir=tmp_path, config={**config, "base": "hold"})
     with pytest.raises(ConfigError, match=r"demo_fraction=0\.8 and loop\.rollout_fraction=0\.25 are .* second round"):
         coevolve(rounds=1, run_dir=tmp_path, config={**config, "dataset": "d"})
-    config["policy"] = {TARGET: "robopolicy.policies.tuned.tuned"}
+    config["policy"] = {TARGET: "tuned"}
     with pytest.raises(ConfigError, match=r"world\.model=m: is not in a run"):
         coevolve(rounds=1, run_dir=tmp_path, config=config)
 

@@ -32,9 +32,9 @@ from world_models.starts import starts_of
 from world_models.world import find_world, load_world, read_spec
 
 pytestmark = pytest.mark.xdist_group("lerobot")
-MODEL = {TARGET: "world_models.ensemble.PhaseEnsemble", "heads": 2, "width": 16, "depth": 1, "phases": 2, "unroll": 3,
+MODEL = {TARGET: "ensemble", "heads": 2, "width": 16, "depth": 1, "phases": 2, "unroll": 3,
          "block": 16}  # fmt: skip
-SUCCESS = {TARGET: "world_models.success.SuccessClassifier", "window": 2, "width": 16, "depth": 1, "min_positives": 8}
+SUCCESS = {TARGET: "classifier", "window": 2, "width": 16, "depth": 1, "min_positives": 8}
 
 
 class Shaky:

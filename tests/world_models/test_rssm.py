@@ -244,9 +244,9 @@ def test_open_loop_pictures_by_hand() -> None:
 
 LENGTHS = [12] * 90
 WON = [i % 2 == 0 for i in range(90)]
-MODEL = {TARGET: "world_models.rssm.RSSM", "units": 16, "variables": 4, "classes": 4, "width": 16, "unroll": 4,
+MODEL = {TARGET: "rssm", "units": 16, "variables": 4, "classes": 4, "width": 16, "unroll": 4,
          "memory": 2, "doubters": 2, "block": 16}  # fmt: skip
-SUCCESS = {TARGET: "world_models.success.SuccessClassifier", "window": 2, "width": 16, "depth": 1, "min_positives": 8}
+SUCCESS = {TARGET: "classifier", "window": 2, "width": 16, "depth": 1, "min_positives": 8}
 
 
 @pytest.fixture
@@ -339,7 +339,7 @@ def test_latents_of_another_model_are_refused(data: Path, tmp_path: Path) -> Non
 
 def test_a_run_is_looked_at_real_pictures_above_imagined_ones(data: Path, tmp_path: Path) -> None:
     run(tmp_path / "run", data)
-    loop = "{_target_: world_models.fit.fit, data: {}, holdout: 0.4}"
+    loop = "{_target_: fit_world_model, data: {}, holdout: 0.4}"
     (tmp_path / "run" / "config.yaml").write_text(f"dataset: {data}\nloop: {loop}\n")
     file = looking.look(run_dir=tmp_path / "run", episodes=1)
     assert file is not None
@@ -368,7 +368,7 @@ def test_a_camera_is_left_away_or_must_exist(data: Path, tmp_path: Path) -> None
 
 
 def test_a_model_of_states_does_not_load_pictures(data: Path, tmp_path: Path) -> None:
-    ensemble = {TARGET: "world_models.ensemble.PhaseEnsemble", "heads": 2, "width": 16, "depth": 1, "unroll": 3}
+    ensemble = {TARGET: "ensemble", "heads": 2, "width": 16, "depth": 1, "unroll": 3}
     run(tmp_path / "run", data, world_model=ensemble, steps=1)
     assert set(load_world(tmp_path / "run").spec.observation) == {STATE}
 

@@ -25,8 +25,8 @@ from world_models.windows import cut, whole
 
 pytestmark = pytest.mark.xdist_group("lerobot")
 MODEL = {
-    TARGET: "world_models.trajectories.Trajectories", "length": 4, "denoising_steps": 6,
-    "network": {TARGET: "robopolicy.networks.mlp.ResidualMLP", "_partial_": True, "width": 32, "time_dim": 8},
+    TARGET: "trajectories", "length": 4, "denoising_steps": 6,
+    "network": {TARGET: "residual_mlp", "_partial_": True, "width": 32, "time_dim": 8},
 }  # fmt: skip
 
 

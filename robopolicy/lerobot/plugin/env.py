@@ -55,7 +55,7 @@ class RobopolicyEnv(EnvConfig):
     def make(self, num_envs: int) -> VecEnv:
         """Raises ConfigError: no such task, or an option that it does not take."""
         pictures = {"cameras": self.cameras, "image_size": [self.image_size] * 2} if self.cameras else {}
-        return build({**task_node(self.task), **pictures, **self.options}, "env", num_envs=num_envs, seed=0)
+        return build({**task_node(self.task), **pictures, **self.options}, "task", "env", num_envs=num_envs, seed=0)
 
     @property
     def gym_kwargs(self) -> dict[str, Any]:
