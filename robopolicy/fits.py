@@ -12,6 +12,7 @@ from robopolicy.data.episodes import Episodes
 from robopolicy.errors import CheckpointError, SpecError
 from robopolicy.spec import PolicySpec, changes, check_action_spec, check_features
 from robopolicy.types import BASE_ACTION, EnvSpec
+from robopolicy.untrusted import read_json
 
 
 def check_same_data(spec: PolicySpec, episodes: Episodes, *, base: Path, dataset: Path) -> None:
@@ -39,7 +40,7 @@ def check_same_spec(checkpoint: Path, spec: PolicySpec) -> None:
 
     Weights mean what they meant only under the spec that they were trained under.
     """
-    saved = PolicySpec.from_json((checkpoint / "policy" / "spec.json").read_text(encoding="utf-8"))
+    saved = PolicySpec.from_data(read_json(checkpoint / "policy" / "spec.json", finite=False))
     found = changes(saved, spec)
     if found:
         raise CheckpointError(

@@ -23,6 +23,7 @@ def quickstart(
     *,
     out: Path,
     task: Node,
+    tracker: Node,
     demos: Count = 60,
     imperfection: Fraction = 1.0,
     bc_steps: Count = 3_000,
@@ -49,16 +50,15 @@ def quickstart(
             overwrite=recorded(data) == "part",
         ),
     )  # fmt: skip
-    common: dict[str, Any] = {"dataset": data, "task": task, "seed": seed, "threads": threads}
+    common: dict[str, Any] = {"dataset": data, "task": task, "seed": seed, "threads": threads, "tracker": tracker}
     stages.run(
         "imitation", "a diffusion policy learns from them",
-        lambda: invoke("train", "algo=bc", "tracker=local", f"loop.steps={bc_steps}", run_dir=base, **common),
+        lambda: invoke("train", "algo=bc", f"loop.steps={bc_steps}", run_dir=base, **common),
     )  # fmt: skip
     stages.run(
         "refinement", "a residual learns from sparse success alone, on top of the frozen policy",
         lambda: invoke(
-            "train", "algo=residual_fast", "tracker=local", f"loop.total_steps={rl_steps}", run_dir=refined, base=base,
-            **common,
+            "train", "algo=residual_fast", f"loop.total_steps={rl_steps}", run_dir=refined, base=base, **common,
         ),
     )  # fmt: skip
     result = stages.run(

@@ -9,20 +9,21 @@ import contextlib
 import fcntl
 import inspect
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from robopolicy.build import resolve
-from robopolicy.checkpoint import checkpoints_in
 from robopolicy.config import flatten
 from robopolicy.data.meta import recorded
 from robopolicy.errors import ConfigError
 from robopolicy.evaluate.provenance import write_provenance
 from robopolicy.run_inputs import INPUTS, same_input, write_inputs
 from robopolicy.schema import TARGET, is_node, parameters
-from robopolicy.storage import write_text
+from robopolicy.storage import checkpoints_in, write_text
+from robopolicy.untrusted import check_links, check_types, read_yaml
 
 CONFIG = "config.yaml"
 PROVENANCE = "provenance.json"
@@ -30,6 +31,7 @@ _MAY_GROW = ("steps", "total_steps", "rounds")  # a run may be extended; `_check
 # What may change in a run. `threads` changes the last bits of float sums, no more; Checkpointer.latest warns of it.
 # `incomplete` says what data may be; those that the run began with are checked by themselves.
 _FREE = ("tracker.", "run_dir", "threads", "keep_checkpoints", "incomplete")
+_TYPES = {**dict.fromkeys(("task", "world", "loop", "algo"), dict), "base": str, "dataset": str}
 _log = logging.getLogger(__name__)
 
 
@@ -60,6 +62,7 @@ def open_run(
         run_dir.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise ConfigError(f"run_dir={run_dir}: is a file, or lies below one. Give a folder, new or of a run.") from None
+    check_links(run_dir, levels=2, where=f"run_dir={run_dir}", error=ConfigError)
     with claimed(run_dir, "run_dir"):
         if begun(run_dir):
             check_same(run_dir, config)
@@ -79,7 +82,11 @@ def claimed(folder: Path, key: str) -> Iterator[None]:
     Raises:
         ConfigError: one does; `key` is what the user named it by.
     """
-    with (folder / ".lock").open("w") as lock:
+    try:  # a link would be followed, and what it leads to be emptied
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ConfigError(f"{key}={folder}: its .lock cannot be opened ({error}). Remove it.") from error
+    with os.fdopen(handle, "r") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -142,18 +149,18 @@ def check_same(run_dir: Path, config: Mapping[str, Any]) -> None:
 
 
 def read_config(run_dir: Path) -> dict[str, Any] | None:
-    """The config of a run, or None where there is none yet."""
-    import yaml
+    """The config of a run, or None where there is none yet. Data: nothing in it is built here.
 
+    Raises:
+        ConfigError: it is damaged, or a key that others read holds another type.
+    """
     path = run_dir / CONFIG
     if not path.is_file():
         return None
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        found = None
+    found = read_yaml(path, error=ConfigError)
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: is damaged, expected a mapping; restore it or give a new run_dir")
+    check_types(found, _TYPES, str(path), ConfigError)
     return found
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import logging
 import math
 import os
+import re
 import secrets
+import ssl
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -18,10 +23,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from robopolicy.errors import CheckpointError, RobopolicyError
 from robopolicy.storage import write_text
+from robopolicy.untrusted import parse_json, read_text
 
 Wandb = Literal["auto", "online", "offline", "disabled"]
+_ANSWER_S = 5.0  # for wandb's server to answer at all
 _LINE_EVERY_S = 5.0  # without a terminal: at most one line in this time
+_IDENT = re.compile(r"[A-Za-z0-9_-]{1,64}")  # it becomes part of a path
 _log = logging.getLogger(__name__)
 
 
@@ -34,7 +43,8 @@ class Tracker:
 
     Args:
         run_dir: `metrics.jsonl` and `wandb/` go here; None: nothing is written, only progress is shown.
-        wandb: "auto" is online where the user is logged in, offline otherwise; WANDB_MODE overrules it.
+        wandb: "auto" is online where the user is logged in, offline otherwise; WANDB_MODE overrules it. A wandb that
+            does not start is a warning at once and again at `close`; the run goes on without it.
         project, group, name, tags: as wandb shows them; `name` defaults to the run directory's.
         quiet: no progress at all.
     """
@@ -57,9 +67,10 @@ class Tracker:
         self.quiet = quiet
         self._began = time.monotonic()  # moved back on resume, so that wall_s goes on
         self._run: Any = None
+        self.failure = ""  # why wandb does not log, or logs no longer
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            mode = os.environ.get("WANDB_MODE", wandb)
+            mode = os.environ.get("WANDB_MODE") or wandb
             if mode != "disabled":
                 self._guard(lambda: self._start_wandb(mode, project, group, name, tags, config))
 
@@ -86,8 +97,8 @@ class Tracker:
             return
         kept, wall = [], 0.0
         for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                row = json.loads(line)
+            with contextlib.suppress(CheckpointError, KeyError, TypeError, ValueError, OverflowError):
+                row = parse_json(line, self.path.name, finite=False)
                 if step is not None and row["step"] <= step:
                     kept.append(line + "\n")
                     wall = max(wall, float(row["wall_s"]))
@@ -128,32 +139,84 @@ class Tracker:
         run, self._run = self._run, None
         if run is not None:
             self._guard(lambda: run.finish())
+        elif self.failure:
+            _log.warning("wandb did not log this run to its end: %s. %s has all numbers.", self.failure, self.path)
 
     def _start_wandb(
         self, mode: str, project: str, group: str | None, name: str | None, tags: tuple[str, ...], config: Any
     ) -> None:
         assert self.path is not None
         folder, wandb = self.path.parent, _wandb()
-        if mode == "auto":
-            mode = "online" if wandb.login(prompt=False, verify=False) else "offline"
         file = folder / "wandb_id"
-        if not file.exists():
+        if not file.is_file() or not _IDENT.fullmatch(read_text(file, limit=4096).strip()):
             write_text(file, secrets.token_hex(4) + "\n")
         settings = wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True)
-        self._run = wandb.init(
-            dir=str(folder), id=file.read_text(encoding="utf-8").strip(), resume="allow", mode=mode, project=project,
-            group=group, name=name or folder.resolve().name, tags=list(tags), config=config, settings=settings,
-        )  # fmt: skip
+
+        def start(mode: str) -> Any:
+            if mode == "online":
+                _check_online(wandb)
+            return wandb.init(
+                dir=str(folder), id=file.read_text(encoding="utf-8").strip(), mode=mode,
+                resume="allow" if mode == "online" else None, project=project, group=group,
+                name=name or folder.resolve().name, tags=list(tags), config=config, settings=settings,
+            )  # fmt: skip
+
+        chosen = auto_mode(wandb) if mode == "auto" else mode
+        if chosen == "disabled":
+            return
+        try:
+            self._run = start(chosen)
+        except Exception as error:
+            if mode != "auto" or chosen != "online":
+                raise
+            _log.warning("wandb could not start online (%s); this run is logged offline.", _reason(error))
+            wandb.teardown()  # its service still holds the run that failed
+            chosen, self._run = "offline", start("offline")
+        if not self.quiet:
+            where = self._run.url if chosen == "online" else Path(self._run.dir).parent
+            print(f"wandb: {chosen}, {where}", file=self.console.file or sys.stderr, flush=True)
 
     def _guard(self, action: Any) -> None:
         """Whatever wandb does, the run goes on."""
         try:
             action()
         except Exception as error:
-            self._run = None
-            _log.warning(
-                "wandb failed (%s: %s); the run goes on with metrics.jsonl alone.", type(error).__name__, error
-            )
+            self._run, self.failure = None, _reason(error)
+            _log.warning("wandb failed (%s); the run goes on with metrics.jsonl alone.", self.failure)
+
+
+class TrackerError(RobopolicyError):
+    """wandb cannot start as it was told to."""
+
+
+def auto_mode(wandb: Any) -> str:
+    """Return the mode that "auto" stands for: that of wandb's own settings, else online where the user is logged in."""
+    mode = str(wandb.setup().settings.mode)  # `wandb offline` and `wandb disabled` write it
+    if mode != "online":
+        return mode
+    return "online" if wandb.api.is_authenticated else "offline"  # wandb.login() would ask in a terminal
+
+
+def _check_online(wandb: Any) -> None:
+    """Check what wandb would ask for in a terminal, or wait for without end.
+
+    Raises:
+        TrackerError: the user is not logged in, or the server does not answer.
+    """
+    if not wandb.api.is_authenticated:
+        raise TrackerError("wandb=online: not logged in. Run `wandb login`, or give tracker.wandb=offline.")
+    url = str(wandb.setup().settings.base_url)
+    try:
+        urllib.request.urlopen(url, timeout=_ANSWER_S).close()
+    except urllib.error.HTTPError:
+        pass  # an answer
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        if not isinstance(getattr(error, "reason", None), ssl.SSLError):  # wandb has certificates of its own
+            raise TrackerError(f"wandb=online: no answer from {url}: {error}. Give tracker.wandb=offline.") from None
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 class _Silent:

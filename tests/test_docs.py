@@ -8,43 +8,21 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from scripts.promise_list import programs
+
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs" / "bring_your_own").glob("*.md")), ROOT / "docs" / "lerobot.md"]
-BLOCK = re.compile(r"^```(python|yaml|bash)(?: title=\"([\w/.]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMANDS = {"robopolicy": "robopolicy.cli", "lerobot-train": "lerobot.scripts.lerobot_train",
             "lerobot-eval": "lerobot.scripts.lerobot_eval"}  # fmt: skip
 PRELUDE = "set -e\n" + "".join(  # not installed in a checkout
     f'{name}() {{ "{sys.executable}" -m {module} "$@"; }}\n' for name, module in COMMANDS.items()
 )
-
-
-def programs(text: str) -> Iterator[tuple[str, str]]:
-    """("python" | "bash" | file name, code) in the order of execution.
-
-    Python code stands on the lines that it has in the page, so that the numbers in a traceback are the page's.
-    """
-    lines: list[str] = []
-    for match in BLOCK.finditer(text):
-        language, file, code = match.groups()
-        if language == "bash":
-            if any(lines):
-                yield "python", "\n".join(lines) + "\n"
-                lines = []
-            yield "bash", code
-        elif file:
-            yield file, code
-        elif language == "python":
-            lines += [""] * (text.count("\n", 0, match.start(3)) - len(lines)) + code.splitlines()
-    if any(lines):
-        yield "python", "\n".join(lines) + "\n"
 
 
 def test_there_are_pages() -> None:

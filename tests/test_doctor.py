@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -214,25 +215,55 @@ def test_memory_minds_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "of 1.0 GiB" in check.detail
 
 
-def test_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("WANDB_MODE", "WANDB_API_KEY"):
+@pytest.fixture
+def fresh_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No login, no setting, no home of somebody else."""
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "NETRC"):
         monkeypatch.delenv(name, raising=False)
-    file = tmp_path / "netrc"
-    file.touch(mode=0o600)
-    monkeypatch.setenv("NETRC", str(file))
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def test_wandb_starts_a_run(fresh_wandb: None) -> None:
     check = machine.check_wandb()
     assert check.state == "optional"
+    assert "offline" in check.detail
     assert check.fix.endswith("wandb login")
-    file.write_text("machine wandb.example login user password secret")
-    assert machine.check_wandb().ok
-    assert "secret" not in machine.check_wandb().detail
-    file.write_text("nonsense {")
-    assert not machine.check_wandb().ok
-    monkeypatch.setenv("WANDB_API_KEY", "secret")
-    assert machine.check_wandb().ok
-    assert "secret" not in machine.check_wandb().detail
+
+
+def test_wandb_with_a_login(fresh_wandb: None, tmp_path: Path) -> None:
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password " + 40 * "5")
+    check = machine.check_wandb()
+    assert check.ok
+    assert "online" in check.detail
+    assert "5555" not in check.detail
+
+
+def test_wandb_that_does_not_start(fresh_wandb: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "wandb.py").write_text("__version__ = '0'\ndef setup(): raise RuntimeError('another interface')")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    monkeypatch.setenv("PYTHONPATH", path)
+    check = machine.check_wandb()
+    assert not check.ok
+    assert "RuntimeError" in check.detail
+    assert check.fix
+
+
+def test_wandb_that_logs_nothing(fresh_wandb: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from robopolicy import tracking
+
+    def broken() -> None:
+        raise RuntimeError("another interface")
+
     monkeypatch.setenv("WANDB_MODE", "offline")
-    assert "offline" in machine.check_wandb().detail
+    monkeypatch.setattr(tracking, "_wandb", broken)
+    with pytest.raises(AssertionError, match="RuntimeError"):
+        probes.tracking()
+
+
+def test_wandb_that_is_not_wanted(no_probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_probe("not to be asked")
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert machine.check_wandb().ok
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from robopolicy import quickstart
+from robopolicy import quickstart, tracking
 from robopolicy.cli import _VERBS, _WHAT_NOW, invoke, main
 from robopolicy.data.meta import num_episodes, recorded
 from robopolicy.data.writer import DatasetWriter
@@ -77,6 +77,25 @@ def test_the_quickstart_records_again_what_was_interrupted(
     capsys.readouterr()
     assert main([*command, "bc_steps=5"]) == 1, "from its first stage on it keeps its config"
     assert "bc_steps: was 3000, now 5" in capsys.readouterr().err
+
+
+def test_the_quickstart_says_that_wandb_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken() -> Any:
+        raise RuntimeError("another interface")
+
+    def until_refinement(name: str, *overrides: str, **settings: Any) -> Any:
+        return exit() if settings.get("base") else invoke(name, *overrides, **settings)
+
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setattr(tracking, "_wandb", broken)
+    monkeypatch.setattr(quickstart, "invoke", until_refinement)
+    with pytest.raises(SystemExit):
+        main(["quickstart", "task=reach", f"out={tmp_path}", "demos=2", "imperfection=0", "bc_steps=1"])
+    assert "RuntimeError: another interface" in caplog.text
+    assert recorded(tmp_path / "data") == "whole"
+    assert list((tmp_path / "bc" / "checkpoints").glob("step_*")), "the training goes on"
 
 
 def test_experiments_record_again_what_was_interrupted(

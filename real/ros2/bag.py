@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from mcap.reader import make_reader
 from rclpy.serialization import deserialize_message
 
+from real.mcap_files import check_chunks
 from robopolicy.data.files import visible
 from robopolicy.errors import DataError
+from robopolicy.untrusted import check_links, check_types, inside, read_yaml
 
 SUFFIXES = {"mcap": ".mcap", "sqlite3": ".db3"}
 _ZSTD = b"\x28\xb5\x2f\xfd"  # a message of CDR begins with 0
@@ -62,8 +63,8 @@ class Bag:
             raise DataError(f"{path}: storage {storage!r}; mcap and sqlite3 are read. `ros2 bag convert` changes it.")
         custom = about.get("custom_data")
         self.about = {str(k): str(v) for k, v in custom.items()} if isinstance(custom, dict) else {}
-        names = [Path(str(name)).name for name in about.get("relative_file_paths") or ()]  # in the bag, always
-        self.files = [path / name for name in names] or ([path] if path.is_file() else _files(path))
+        check_links(path, where=str(path), error=DataError)
+        self.files = _named(path, about) or ([path] if path.is_file() else _files(path))
         for file in self.files:
             if file.suffix != SUFFIXES[storage]:
                 raise DataError(
@@ -175,15 +176,30 @@ def _about(path: Path) -> dict[str, Any]:
     file = path / "metadata.yaml"
     if not file.is_file():
         return {}
-    try:
-        return dict(yaml.safe_load(file.read_text())["rosbag2_bagfile_information"])
-    except (yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"{file}: not the metadata of a bag ({error!r}); `ros2 bag reindex` makes it anew") from error
+    data = read_yaml(file, error=DataError)
+    found = data.get("rosbag2_bagfile_information") if isinstance(data, dict) else None
+    if not isinstance(found, dict):
+        raise DataError(f"{file}: not the metadata of a bag: rosbag2_bagfile_information is missing or no mapping; "
+                        "`ros2 bag reindex` makes it anew")  # fmt: skip
+    check_types(found, {"storage_identifier": str, "relative_file_paths": list}, str(file), DataError)
+    return found
+
+
+def _named(path: Path, about: dict[str, Any]) -> list[Path]:
+    """The files that metadata.yaml names: in the bag, wherever it says they are."""
+    names = about.get("relative_file_paths") or []
+    where = f"{path}/metadata.yaml: relative_file_paths"
+    if bad := [name for name in names if not isinstance(name, str)]:
+        raise DataError(f"{where}: expected names, found {bad[0]!r}")
+    return [inside(path, name.rpartition("/")[2], where=where, error=DataError) for name in names]
 
 
 def _mcap(file: Path, topics: set[str] | None) -> Iterator[tuple[Any, ...]]:
     """(topic, type) of all where `topics` is None, else (topic, s, data) of those."""
     with file.open("rb") as stream:
+        if topics is None:
+            check_chunks(stream)
+            stream.seek(0)
         reader = make_reader(stream, validate_crcs=True)
         if topics is None:
             summary = reader.get_summary()
@@ -202,6 +218,10 @@ def _sqlite(file: Path, topics: set[str] | None) -> Iterator[tuple[Any, ...]]:
     """The same of a .db3 file."""
     base = sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)
     try:
+        base.execute("PRAGMA trusted_schema = OFF")
+        tables = {name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if not {"topics", "messages"} <= tables:  # a view may compute for ever
+            raise DataError(f"{file}: not the storage of a bag: topics and messages must be tables")
         names = {number: (name, kind) for number, name, kind in base.execute("SELECT id, name, type FROM topics")}
         if topics is None:
             yield from names.values()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata as metadata
-import netrc
 import os
 import shlex
 import shutil
@@ -246,20 +245,19 @@ def check_memory() -> Check:
 
 
 def check_wandb() -> Check:
-    """Runs log to files and, offline, to wandb; they upload as they go where the user is logged in."""
-    mode = os.environ.get("WANDB_MODE", "")
-    if mode in ("offline", "disabled", "dryrun"):
-        return Check("wandb", True, f"WANDB_MODE={mode}")
-    if os.environ.get("WANDB_API_KEY"):
-        return Check("wandb", True, "logged in (WANDB_API_KEY)")
+    """Start an offline run of wandb, as runs do, and tell whether they upload as they go."""
+    if os.environ.get("WANDB_MODE") == "disabled":
+        return Check("wandb", True, "WANDB_MODE=disabled: runs log to files alone")
     try:
-        hosts = netrc.netrc(os.environ.get("NETRC") or None).hosts
-    except (OSError, netrc.NetrcParseError):
-        hosts = {}
-    if any("wandb" in host for host in hosts):
-        return Check("wandb", True, "logged in")
+        found = probe(RUN.format("tracking"))
+    except ProbeError as error:
+        fix = setup_fix() if in_checkout() else pip_install("--upgrade", "wandb")
+        return Check("wandb", False, f"does not start, runs log to files alone: {error}", fix, required=False)
+    detail = f"{found['version']} starts; runs are {found['mode']}"
+    if found["mode"] != "offline" or os.environ.get("WANDB_MODE"):
+        return Check("wandb", True, detail)
     login = f"{shlex.quote(str(Path(sys.executable).parent / 'wandb'))} login"
-    return Check("wandb", False, "not logged in: runs are logged offline", login, required=False)
+    return Check("wandb", False, f"{detail}, as you are not logged in", login, required=False)
 
 
 CHECKS: tuple[Callable[[], Check], ...] = (

@@ -1,6 +1,6 @@
 """What may crash the process that tries it (a GL driver, CUDA, a broken wheel) is tried in a process of its own.
 
-`probe` runs a program and returns its answer; `rendering`, `video` and `cuda` are such programs.
+`probe` runs a program and returns its answer; `rendering`, `video`, `cuda` and `tracking` are such programs.
 """
 
 from __future__ import annotations
@@ -101,3 +101,23 @@ def cuda() -> None:
     names = [torch.cuda.get_device_name(i) for i in range(count)]
     memory = [torch.cuda.get_device_properties(i).total_memory for i in range(count)]
     print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda, "names": names, "memory": memory}))
+
+
+def tracking() -> None:
+    """Log one number to an offline run of wandb, as a training does by default."""
+    import tempfile
+    from pathlib import Path
+
+    import wandb
+
+    from robopolicy.tracking import Tracker, auto_mode
+
+    mode = os.environ.get("WANDB_MODE") or auto_mode(wandb)
+    os.environ["WANDB_MODE"] = "offline"
+    with tempfile.TemporaryDirectory() as folder:
+        tracker = Tracker(folder, quiet=True)
+        tracker.log({"doctor": 1.0}, 1)
+        tracker.close()
+        assert not tracker.failure, tracker.failure
+        assert list(Path(folder).glob("wandb/offline-run-*/run-*.wandb")), "an offline run left no file"
+    print(json.dumps({"version": wandb.__version__, "mode": mode}))

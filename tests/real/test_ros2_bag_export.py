@@ -280,7 +280,12 @@ def test_what_has_no_place_is_named(tmp_path, made, options, what):
     if wiring is not None:
         data = changed(**{k: v for k, v in wiring.items() if v != "positions"})
         if "topics__trajectory" in wiring:
-            data["topics"]["trajectory"] |= {"type": "positions", "upsampling": "linear", "timeout_s": 0.1}
+            data["topics"]["trajectory"] |= {
+                "type": "positions",
+                "upsampling": "bspline",
+                "driver_hz": 1000,
+                "timeout_s": 0.1,
+            }
         (tmp_path / "w.yaml").write_text(yaml.safe_dump(data))
         wiring = str(tmp_path / "w.yaml")
     with pytest.raises((DataError, ConfigError, SpecError), match=what):

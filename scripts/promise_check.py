@@ -1,0 +1,242 @@
+"""Run by scripts/promises.py with the Python of an environment that has the wheel alone: composes and looks up.
+
+Reads promises as JSON on stdin. Its last line is JSON: {promise: "" where it holds, else why not}, and
+{promise: the composed keys of its command}.
+
+An option holds where it composes in a context: a command of its own page first, then each verb with each of its groups'
+options. A key written without its path (`penalty=3`) is read as every key that ends so.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from robopolicy.cli import _VERBS, find_verb
+from robopolicy.config import compose, config_folder, flatten, group_options
+from robopolicy.errors import RobopolicyError
+
+PACKAGES = ("robopolicy", "sim", "real", "world_models", "configs")
+TRIES = 12  # contexts that an option may be tried in
+Context = tuple[str, ...]  # verb, then overrides
+ALONE = ("--config-dir", "--allow")  # options of the command line with a value
+
+
+def main() -> None:
+    asked = json.load(sys.stdin)
+    own: dict[str, list[Context]] = {}  # contexts of a page: its own commands
+    for promise in asked:
+        if promise["kind"] == "command" and (context := split(promise["words"])):
+            own.setdefault(promise["page"], []).append(context)
+    answers, keys = {}, {}
+    for promise in asked:
+        answers[promise["id"]] = verdict(promise, own.get(promise["page"], []))
+        if promise["kind"] == "command" and (context := split(promise["words"])):
+            keys[promise["id"]] = flat(context)
+    print("\n" + json.dumps([answers, keys], default=str))
+
+
+def verdict(promise: dict[str, Any], own: list[Context]) -> str:
+    kind, words = promise["kind"], promise["words"]
+    try:
+        if kind == "command":
+            context = split(words)
+            return "" if context is None else problem(context)
+        if kind == "option":
+            return option(words, own)
+        if kind == "key":
+            return key(words[0].strip("~=").rstrip("."), own)
+        if kind == "import":
+            return imported(promise["text"].split("(")[0])
+        if kind == "name":
+            name = promise["text"].split("(")[0].split(".")[-1]
+            return "" if name in vocabulary() else f"{name}: nothing in the wheel is called so"
+    except RobopolicyError as error:
+        return str(error)
+    return f"unknown kind {kind}"
+
+
+# ---- options and keys --------------------------------------------------------------------------------------------
+
+
+def split(words: Sequence[str]) -> Context | None:
+    """(verb, overrides) of a `robopolicy` command; None where it has none to compose."""
+    words = list(words[1:] if words and words[0] == "robopolicy" else words)
+    for option in ALONE:
+        while option in words:
+            at = words.index(option)
+            del words[at : at + 2]
+    words = [w for w in words if not w.startswith(("--", "$"))]
+    if not words:
+        return None
+    verb = " ".join(words[:2]) if " ".join(words[:2]) in _VERBS else words[0]
+    overrides = words[len(verb.split()) :]
+    if verb not in _VERBS:
+        raise RobopolicyError(f"unknown verb {verb!r}")
+    return None if not _VERBS[verb][2] else (verb, *overrides)
+
+
+@functools.cache
+def problem(context: Context, also: str = "") -> str:
+    """Why a context does not compose; empty where it does."""
+    verb = find_verb(context[0])
+    given = list(context[1:])
+    for name in needed(context[0]):
+        if not any(o.split("=")[0].lstrip("+~") == name for o in given):
+            given.append(f"{name}=somewhere")
+    try:
+        compose(verb, given)
+    except RobopolicyError as error:
+        return str(error)
+    return ""
+
+
+@functools.cache
+def needed(verb: str) -> list[str]:
+    return [k for k, v in flat((verb,)).items() if v == "???"]
+
+
+@functools.cache
+def flat(context: Context) -> dict[str, Any]:
+    try:
+        return flatten(compose(find_verb(context[0]), context[1:], checked=False))
+    except RobopolicyError:
+        return {}
+
+
+@functools.cache
+def contexts() -> list[Context]:
+    """Each verb, with each option of its groups, and the pairs that belong together."""
+    groups = group_options()
+    found: list[Context] = [(verb,) for verb, about in _VERBS.items() if about[2]]
+    for algo in groups["algo"]:
+        found += [("train", f"algo={algo}", "task=pick"), ("train", f"algo={algo}", "world=imagined")]
+    found += [("train", "algo=bc", f"policy={policy}") for policy in groups["policy"]]
+    found += [("train", "algo=rpd", f"policy={policy}") for policy in groups["policy"]]
+    found += [
+        ("train", f"algo={a}", f"world_model={m}")
+        for a in ("world_model", "trajectories")
+        for m in groups["world_model"]
+    ]
+    found += [("train", f"policy={p}", f"network={n}") for p in ("diffusion", "flow") for n in groups["network"]]
+    found += [(verb, f"task={task}") for verb in ("eval", "demos", "train", "robustness") for task in groups["task"]]
+    found += [("eval", f"suite={suite}") for suite in groups["suite"]]
+    found += [("train", "world=recorded"), ("eval", "task=tabletop", "variants=language")]
+    found += [("train", f"tracker={tracker}") for tracker in groups["tracker"]]
+    return found
+
+
+def likely(keys: Sequence[str], own: list[Context]) -> list[Context]:
+    """Contexts that know most of the keys, or at least what holds them; those of the page first."""
+    both = list(dict.fromkeys([*own, *contexts()]))
+
+    def known(context: Context) -> int:
+        return sum(2 * holds(context, key) + holds(context, key.rpartition(".")[0]) for key in keys)
+
+    most = max(map(known, both))
+    return [c for c in both if known(c) == most][:TRIES]
+
+
+def holds(context: Context, key: str) -> bool:
+    return any(k == key or k.startswith(f"{key}.") for k in flat(context))
+
+
+def joined(context: Context, words: Sequence[str]) -> Context:
+    """The context with further words in place of those that set the same keys."""
+    mine = {w.lstrip("+~").split("=")[0] for w in words}
+    return (*(w for w in context if "=" not in w or w.lstrip("+~").split("=")[0] not in mine), *words)
+
+
+def option(words: Sequence[str], own: list[Context]) -> str:
+    keys = [w.lstrip("+~").split("=")[0] for w in words]
+    first = ""
+    for context in likely(keys, own):
+        why = problem(joined(context, words))
+        if not why:
+            return ""
+        first = first or f"{' '.join(context)}: {why}"
+    if all("." not in k for k in keys):  # `penalty=3`: the end of a path
+        for context in contexts():
+            paths = {k: [p for p in flat(context) if p.endswith(f".{k}")] for k in keys}
+            if all(paths.values()):
+                full = [w.replace(k, paths[k][0], 1) for w, k in zip(words, keys, strict=True)]
+                if not problem(joined(context, full)):
+                    return ""
+        if all(k in keywords() for k in keys):  # of a Python call
+            return ""
+    return first
+
+
+def key(name: str, own: list[Context]) -> str:
+    """Why no context takes a key."""
+    group = group_options().get(name)
+    if group is not None or any(name in flat((verb,)) for verb, about in _VERBS.items() if about[2]):
+        return ""
+    first = ""
+    for context in likely([name], own):
+        if holds(context, name):
+            return ""
+        why = problem(joined(context, [f"{name}=null"]))
+        if f"{name}: expected" in why or not why:
+            return ""
+        first = first or f"{' '.join(context)}: {why}"
+    return "" if "." not in name and name in keywords() else first
+
+
+# ---- names -------------------------------------------------------------------------------------------------------
+
+
+def imported(path: str) -> str:
+    """Why a dotted path cannot be imported."""
+    parts = path.split(".")
+    for n in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:n]))
+        except ImportError:
+            continue
+        for part in parts[n:]:
+            if not hasattr(found, part):
+                return f"{path}: no {part}"
+            found = getattr(found, part)
+        return ""
+    return f"{path}: no such module"
+
+
+@functools.cache
+def sources() -> list[Path]:
+    root = config_folder().parent
+    return [p for package in PACKAGES for p in (root / package).rglob("*") if p.suffix in (".py", ".yaml", ".json")]
+
+
+@functools.cache
+def vocabulary() -> frozenset[str]:
+    """Every word of the installed packages: names, and text that they print or read."""
+    found: set[str] = set()
+    for path in sources():
+        found |= {path.stem, *re.findall(r"\w+", path.read_text(encoding="utf-8"))}
+    return frozenset(found)
+
+
+@functools.cache
+def keywords() -> frozenset[str]:
+    """Every parameter and field of the installed packages."""
+    found: set[str] = set()
+    for path in sources():
+        if path.suffix == ".py":
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.arg):
+                    found.add(node.arg)
+                elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                    found.add(node.target.id)
+    return frozenset(found)
+
+
+if __name__ == "__main__":
+    main()
