@@ -12,25 +12,28 @@ driver         int64, who asked: 0 the policy, 1 a human, 2 the rewind that a hu
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pydantic
 from numpy.typing import NDArray
 
 from real.bag_options import BagOptions
 from real.replay import Recording, read
 from real.safety import Mode
+from robopolicy.data.files import visible
 from robopolicy.data.hdf5.convert import convert_hdf5, find_hdf5
 from robopolicy.data.hdf5.options import Hdf5Options
 from robopolicy.data.writer import DatasetWriter
-from robopolicy.errors import ConfigError, DataError
-from robopolicy.spec import PolicySpec
+from robopolicy.errors import CheckpointError, ConfigError, DataError
+from robopolicy.spec import FeatureFile, Key, PolicySpec
 from robopolicy.types import TASK, ActionSpec, Feature
+from robopolicy.untrusted import checked, refusing
 from sim.arm import FINGER_STROKE
 
 Array = NDArray[np.float64]
+_FEATURES = pydantic.TypeAdapter(dict[Key, FeatureFile])
 DRIVERS = ("policy", "human", "rewind")
 
 
@@ -45,7 +48,7 @@ class Frames(NamedTuple):
     success: bool | None  # None: nobody knows
 
 
-class UnusableError(Exception):
+class UnusableError(DataError):
     """An episode that cannot be made frames of; says why."""
 
 
@@ -100,15 +103,21 @@ def convert(
         raise DataError(
             f"recording={recording}: a rosbag2 bag. Give bag.wiring=<robot>, which says what its topics are."
         )
-    paths = sorted(recording.glob("*.mcap")) if recording.is_dir() else [recording]
+    paths = visible(recording.glob("*.mcap")) if recording.is_dir() else [recording]
     if not paths:
         raise DataError(f"recording={recording}: holds no .mcap files. `robopolicy deploy … record=…` writes them.")
+    return _convert_ours(recording, paths, out, only_success=only_success, overwrite=overwrite)
+
+
+def _convert_ours(recording: Path, paths: list[Path], out: Path, *, only_success: bool, overwrite: bool) -> Converted:
+    """See `convert`; `paths`: files of ours in, or at, `recording`."""
     first = read(paths[0]).header
-    action, observation = _action(first), _observation(first)
+    spec, observation = _policy(first), _observation(first)
+    action = spec.action
     left_out: dict[str, str] = {}
     frames = interventions = 0
     with DatasetWriter(
-        out, observation=observation, action=action, dt=first["policy"]["dt"], tasks=tuple(first["policy"]["tasks"]),
+        out, observation=observation, action=action, dt=spec.dt, tasks=spec.tasks,
         provenance={k: first.get(k) for k in ("robopolicy", "digest", "task", "task_digest", "policy_id")},
         marks={
             "intervention": Feature((), "bool"), "policy_action": Feature((action.dim,), names=action.names),
@@ -120,7 +129,8 @@ def convert(
             found = read(path)
             _check_same(first, found.header, path)
             try:
-                episode = frames_of(found)
+                with refusing(str(path), DataError):
+                    episode, seed = frames_of(found), int(found.header.get("seed", 0))
             except UnusableError as error:
                 left_out[path.name] = str(error)
                 continue
@@ -130,9 +140,11 @@ def convert(
             success = np.zeros(len(episode.action), dtype=bool)
             success[-1] = bool(episode.success)
             task = int(episode.obs[TASK][0]) if TASK in episode.obs else 0
+            if not 0 <= task < len(spec.tasks):
+                raise DataError(f"{path}: {TASK} is {task}, its policy knows {len(spec.tasks)} tasks")
             writer.add_episode(
                 obs=episode.obs, action=episode.action, reward=success.astype(np.float32), success=success,
-                terminated=bool(episode.success), task=writer.meta.tasks[task], seed=found.header.get("seed", 0),
+                terminated=bool(episode.success), task=writer.meta.tasks[task], seed=seed,
                 marks={
                     "intervention": episode.intervention, "policy_action": episode.policy_action,
                     "driver": episode.driver,
@@ -155,7 +167,7 @@ def frames_of(recording: Recording) -> Frames:
         UnusableError: they cannot be trained on.
     """
     header = recording.header
-    action, observation = _action(header), _observation(header)
+    action, observation = _policy(header).action, _observation(header)
     if header.get("shadow"):
         raise UnusableError("recorded with dry_run: nothing moved")
     steps: list[dict[str, Any]] = []
@@ -202,7 +214,10 @@ def value_of(value: Any, feature: Feature) -> NDArray[Any]:
     """An observation [...] as it was before it was recorded; pictures are hexadecimal text."""
     if isinstance(value, str):
         return np.frombuffer(bytes.fromhex(value), dtype=np.uint8).reshape(feature.shape)
-    return np.array(value, dtype=np.float64).astype(feature.dtype)
+    found = np.array(value, dtype=np.float64)
+    if found.shape != feature.shape:
+        raise DataError(f"recording: an observation has shape {found.shape}, its header says {feature.shape}")
+    return found.astype(feature.dtype)
 
 
 # -- inside ---------------------------------------------------------------------------------------------------------
@@ -230,21 +245,23 @@ def _target(k: int, after: dict[str, Any], action: ActionSpec, joints: list[str]
     return float(after["q"][known[name]])
 
 
-def _action(header: dict[str, Any]) -> ActionSpec:
-    return PolicySpec.from_json(json.dumps(header["policy"])).action
+def _policy(header: dict[str, Any]) -> PolicySpec:
+    try:
+        return PolicySpec.from_data(header.get("policy"))
+    except CheckpointError as error:
+        raise DataError(f"recording: its header's policy: {error}") from error
 
 
 def _observation(header: dict[str, Any]) -> dict[str, Feature]:
-    return {
-        key: Feature(tuple(f["shape"]), f["dtype"], tuple(f["names"]) if f["names"] else None)
-        for key, f in header["observation"].items()
-    }
+    found = checked(_FEATURES, header.get("observation"), "recording: its header's observation", error=DataError)
+    return {key: feature.feature for key, feature in found.items()}
 
 
 def _check_same(first: dict[str, Any], other: dict[str, Any], path: Path) -> None:
     for key in ("observation", "task", "task_digest"):
         if first.get(key) != other.get(key):
             raise DataError(f"{path}: its {key} is not that of the first recording; convert them apart")
+    before, now = _policy(first), _policy(other)
     for key in ("action", "dt", "tasks"):
-        if first["policy"][key] != other["policy"][key]:
+        if getattr(before, key) != getattr(now, key):
             raise DataError(f"{path}: its policy's {key} is not that of the first recording; convert them apart")

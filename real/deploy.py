@@ -23,6 +23,7 @@ from real.robots import MujocoArm, State, Trouble
 from real.safety import Mode, SafetyChain, load_profile
 from real.safety.profile import slowed
 from real.safety.risk import RiskCritic
+from real.safety.tracking import checked, guarded, not_claimed
 from robopolicy.build import build
 from robopolicy.checkpoint import load_policy
 from robopolicy.errors import ConfigError, closest
@@ -266,6 +267,7 @@ def deploy(
     print(f"limits of {profile.data['title']}, {profile.digest}: {d.settings}")
     done = list(ROBOTS[robot](d))
     print(report(done))
+    print(*not_claimed(profile), sep="\n")
     return done
 
 
@@ -291,7 +293,10 @@ def prepare(
         policy = connect(server, checkpoint, env.spec, which=which, token=server_token, ca=server_ca)
         ident = policy.ident
     check_chunking(more.get("chunking", "async"), policy, more.get("latency", 0.0))
-    settings = slowed(safety or {}, speed)
+    dry_run = bool(more.get("dry_run"))
+    settings = guarded(slowed(safety or {}, speed), dry_run=dry_run)
+    if not dry_run:
+        checked(load_profile("panda", **settings))
     return Deployment(
         checkpoint, which, node, env, policy, settings, policy_id=ident, server=server, server_token=server_token,
         server_ca=server_ca, **more,

@@ -52,6 +52,11 @@ class Operator(Protocol):
         ...
 
 
+def _nothing(command: Array, opening: float, stop: Array) -> None:
+    """In place of a robot's `write`."""
+    del command, opening, stop
+
+
 class ControlLoop:
     """One arm under one policy.
 
@@ -79,6 +84,7 @@ class ControlLoop:
         if tuple(robot.joints) != chain.profile.joints:
             raise SafetyError(f"robot: joints {list(robot.joints)}, the limits are of {list(chain.profile.joints)}")
         self.robot, self.chain, self.decoder, self.runner = robot, chain, decoder, runner
+        self.write = _nothing if shadow else robot.write  # in a dry run there is no way to the arm
         self.buffer, self.clock, self.lead, self.shadow = buffer, clock, lead, shadow
         self.early, self.asked, self.delays = early, False, delays
         self.sight, self.behind = Sight(observe, history=history, age=age), round(age / buffer.spec.dt) * buffer.spec.dt
@@ -164,8 +170,7 @@ class ControlLoop:
             self._resync(decision.command)
         elif target is not None and self.goal is not None and not self.shadow:
             self._keep_together(decision.command, target, at, dt)
-        if not self.shadow:
-            self.robot.write(decision.command, self.grip, decision.stop)
+        self.write(decision.command, self.grip, decision.stop)
         return decision
 
     # -- inside -----------------------------------------------------------------------------------------------------

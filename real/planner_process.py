@@ -22,7 +22,8 @@ import torch
 
 from real.joints import Ahead
 from real.planning import Array, PlanningError, Plans
-from real.wire import Message, WireError, receive, send
+from real.wire import receive, send
+from real.wire_messages import Message, WireError, printable
 from robopolicy.types import Obs
 
 AHEAD, LIMIT = "/ahead", 1 << 28  # name of the actions ahead, which no feature has; bytes of a message
@@ -50,7 +51,7 @@ class ProcessPlanner:
             hurried = sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_FIFO
             if hurried:  # loading may wait
                 os.sched_setscheduler(self.process.pid, os.SCHED_OTHER, os.sched_param(0))
-            self.history = int(self._answer("ready", LOADING).head["history"])
+            self.history: int = self._answer("loaded", LOADING).head["history"]
             if hurried:  # ticks come before plans, plans before all else
                 mine = os.sched_getparam(0).sched_priority
                 os.sched_setscheduler(self.process.pid, os.SCHED_FIFO, os.sched_param(max(1, mine - 10)))
@@ -61,7 +62,7 @@ class ProcessPlanner:
     def reset(self, seed: int) -> None:
         """Begin an episode; its noise is keyed by `seed`."""
         self._say({"type": "reset", "seed": seed}, {})
-        self._answer("begun", PATIENCE)
+        self._answer("ready", PATIENCE)
 
     def plan(self, obs: Obs, step: int, ahead: Ahead | None = None) -> Array:
         """[Ta Da], as `real.planning.Plans.plan`.
@@ -71,7 +72,10 @@ class ProcessPlanner:
         """
         arrays = {k: v.numpy() for k, v in obs.items()} | ({} if ahead is None else {AHEAD: ahead.actions})
         self._say({"type": "plan", "step": step, "delay": None if ahead is None else ahead.delay}, arrays)
-        return self._answer("chunk", PATIENCE).arrays["chunk"]
+        answer = self._answer("chunk", PATIENCE)
+        if answer.head["step"] != step or "chunk" not in answer.arrays:
+            raise self._gone(WireError(f"expected a chunk for step {step}, found one for {answer.head['step']}"))
+        return answer.arrays["chunk"]
 
     def close(self) -> None:
         """End the process."""
@@ -91,7 +95,7 @@ class ProcessPlanner:
         except WireError as error:
             raise self._gone(error) from error
         if answer.head["type"] == "failed":
-            raise PlanningError(str(answer.head["reason"]))
+            raise PlanningError(answer.head["reason"])
         if answer.head["type"] != expected:
             raise self._gone(WireError(f"expected {expected!r}, found {answer.head['type']!r}"))
         return answer
@@ -108,7 +112,7 @@ class ProcessPlanner:
 
 def serve(line: socket.socket, planner: Plans) -> None:
     """Plan for the other side of `line` until it hangs up."""
-    send(line, {"type": "ready", "history": planner.history}, timeout=PATIENCE)
+    send(line, {"type": "loaded", "history": planner.history}, timeout=PATIENCE)
     while True:
         select.select([line], [], [])
         try:
@@ -118,19 +122,24 @@ def serve(line: socket.socket, planner: Plans) -> None:
         try:
             head, arrays = _done(planner, asked)
         except Exception as error:  # of the policy: the loop is told, and holds
-            head, arrays = {"type": "failed", "reason": f"{type(error).__name__}: {error}"}, {}
+            head, arrays = _failed(error), {}
         send(line, head, arrays, timeout=PATIENCE)
 
 
 def _done(planner: Plans, asked: Message) -> tuple[dict[str, Any], dict[str, Array]]:
     if asked.head["type"] == "reset":
         planner.reset(asked.head["seed"])
-        return {"type": "begun"}, {}
+        return {"type": "ready"}, {}
     arrays = dict(asked.arrays)
     actions = arrays.pop(AHEAD, None)
-    ahead = None if actions is None else Ahead(actions, asked.head["delay"])
+    ahead = None if actions is None else Ahead(actions, asked.head["delay"] or 0)
     obs = {k: torch.from_numpy(v) for k, v in arrays.items()}
-    return {"type": "chunk"}, {"chunk": planner.plan(obs, asked.head["step"], ahead)}
+    step = asked.head["step"]
+    return {"type": "chunk", "step": step}, {"chunk": planner.plan(obs, step, ahead)}
+
+
+def _failed(error: Exception) -> dict[str, str]:
+    return {"type": "failed", "reason": printable(f"{type(error).__name__}: {error}")}
 
 
 def planner_of(checkpoint: Path, *, which: str, chunking: str, latency: float) -> Plans:
@@ -154,7 +163,7 @@ def main() -> None:
         try:
             planner = planner_of(args.checkpoint, **args.options)
         except Exception as error:
-            send(line, {"type": "failed", "reason": f"{type(error).__name__}: {error}"}, timeout=PATIENCE)
+            send(line, _failed(error), timeout=PATIENCE)
             return
         serve(line, planner)
 

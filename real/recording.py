@@ -48,7 +48,7 @@ Array = NDArray[np.float64]
 FORMAT = 1
 TOPICS = ("header", "activate", "tick", "step", "chunk", "footer")
 CHUNK = 64 * 1024  # bytes that a kill −9 may cost
-_LIBRARIES = ("numpy", "numba", "daqp", "mujoco")
+LIBRARIES = ("numpy", "numba", "daqp", "mujoco")
 
 Put = Callable[[str, float, dict[str, Any]], None]  # topic, s, content
 
@@ -153,7 +153,9 @@ class RecordedChain(SafetyChain):
         state = self._governor()
         tank = self.tank and {k: v if k == "energy" else _list(v) for k, v in self.tank.state_dict().items()}
         about = {"settings": asdict(self.profile.settings), "digest": self.profile.digest}
-        self.put("activate", now, {**_measured(measured), **about, "governor": state, "tank": tank})
+        enabled = next((dog.last for dog in self.watchdogs if dog.name == "enable"), None)  # s, when it came
+        told = {**_measured(measured), **about, "enable": enabled}
+        self.put("activate", now, {**told, "governor": state, "tank": tank})
 
     def heard(self, played: Array) -> bool:
         reached = super().heard(played)
@@ -228,7 +230,7 @@ def describe(
     }
     return {
         "robopolicy": version(),
-        "versions": {n: importlib.metadata.version(n) for n in _LIBRARIES},
+        "versions": {n: importlib.metadata.version(n) for n in LIBRARIES},
         "machine": platform.machine(),
         "profile": {"data": chain.profile.data, "settings": asdict(chain.profile.settings)},
         "digest": chain.profile.digest,

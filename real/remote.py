@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from real.joints import Ahead
 from real.planning import PlanningError
 from real.server import Token, is_loopback
-from real.wire import PROTOCOL, Message, WireError, receive, send
+from real.wire import receive, send
+from real.wire_messages import PROTOCOL, Message, WireError, printable
 from robopolicy.errors import ConfigError
 from robopolicy.evaluate.provenance import version
 from robopolicy.policy_files import read_spec
@@ -22,6 +23,7 @@ from robopolicy.spec import PolicySpec, check_fits
 from robopolicy.types import BASE_ACTION, EnvSpec, Obs
 
 Array = NDArray[np.float64]
+HISTORY = 256  # observations that a server may ask to be kept
 
 
 def connect(
@@ -82,6 +84,7 @@ class RemotePlanner:
             self._begin()
         except PlanningError:
             self._hang_up()
+            self.failed = -np.inf  # it may have let go of an arm that was idle: connect again at once
 
     def plan(self, obs: Obs, step: int, ahead: Ahead | None = None) -> Array:
         """[Ta Da] for a history of observations [1 To …], at control step `step` of the episode; what is `ahead` is
@@ -95,14 +98,19 @@ class RemotePlanner:
                 raise PlanningError(f"{self._name}: is not connected")
             self._open()
             self._begin()
+        if missing := sorted(set(self.keys) - set(obs)):
+            raise PlanningError(f"{self._name}: asks for {missing}, which this arm does not observe: {sorted(obs)}")
         arrays = {k: obs[k].cpu().numpy() for k in self.keys}
         answer = self._ask({"type": "plan", "step": step}, "chunk", arrays)
-        chunk = answer.arrays.get("chunk")
+        chunk, found = answer.arrays.get("chunk"), answer.head["step"]
         expected = (self.spec.n_action_steps, self.spec.action.dim)
-        if chunk is None or chunk.shape != expected or answer.head.get("step") != step:
+        if chunk is None or chunk.shape != expected or chunk.dtype != np.float64 or found != step:
             self._hang_up()
-            raise PlanningError(f"{self._name}: expected a chunk {expected} for step {step}, found another answer")
-        return chunk.astype(np.float64)
+            what = "none" if chunk is None else f"{chunk.dtype} {chunk.shape}"
+            raise PlanningError(
+                f"{self._name}: expected a chunk float64 {expected} for step {step}, found {what} for step {found}"
+            )
+        return chunk
 
     def close(self) -> None:
         """Hang up for good: a plan that is under way in another thread does not connect again."""
@@ -121,7 +129,7 @@ class RemotePlanner:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self.tls is not None:
                 self.line = self.tls.wrap_socket(line, server_hostname=self.host)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that is none
             self._hang_up()
             raise PlanningError(f"{self._name}: cannot be reached: {error}") from error
         if self.closed:
@@ -129,8 +137,11 @@ class RemotePlanner:
             raise PlanningError(f"{self._name}: was closed")
         hello = {"type": "hello", "protocol": PROTOCOL, "robopolicy": version(), "spec": self.spec.to_json()}
         welcome = self._ask({**hello, "token": self.token}, "welcome", wait=self.connect)
-        self.history, self.keys = int(welcome.head["history"]), [str(k) for k in welcome.head["keys"]]
-        self.ident = str(welcome.head.get("policy", ""))
+        if not 1 <= welcome.head["history"] <= HISTORY:
+            self._hang_up()
+            raise PlanningError(f"{self._name}: history: expected 1 to {HISTORY}, found {welcome.head['history']}")
+        self.history, self.keys = welcome.head["history"], welcome.head["keys"]
+        self.ident = printable(welcome.head["policy"])
         self.connects += 1
 
     def _begin(self) -> None:
@@ -142,34 +153,36 @@ class RemotePlanner:
         self, head: dict[str, Any], expected: str, arrays: dict[str, NDArray[Any]] | None = None,
         *, wait: float | None = None,
     ) -> Message:  # fmt: skip
-        assert self.line is not None
+        if (line := self.line) is None:  # another thread closed it
+            raise PlanningError(f"{self._name}: was closed")
         wait = self.timeout if wait is None else wait
         try:
             try:
-                send(self.line, head, arrays, timeout=wait)
+                send(line, head, arrays, timeout=wait)
             except WireError:
-                if (refusal := self._last_words()) is None:  # it may have hung up after saying why
+                if (refusal := self._last_words(line)) is None:  # it may have hung up after saying why
                     raise
                 answer = refusal
             else:
                 limit = 8 * self.spec.n_action_steps * self.spec.action.dim
-                answer = receive(self.line, limit=limit, timeout=wait)
+                answer = receive(line, limit=limit, timeout=wait)
         except WireError as error:
             self._hang_up()
             raise PlanningError(f"{self._name}: {error}") from error
         if answer.head["type"] != expected:
             self._hang_up()
-            raise PlanningError(f"{self._name} refuses: {answer.head.get('reason', answer.head['type'])}")
+            raise PlanningError(
+                f"{self._name} refuses: {printable(answer.head.get('reason', 'found ' + repr(answer.head['type'])))}"
+            )
         return answer
 
-    def _last_words(self) -> Message | None:
-        assert self.line is not None
+    def _last_words(self, line: socket.socket) -> Message | None:
         try:
-            return receive(self.line, limit=0, timeout=self.timeout)
+            return receive(line, limit=0, timeout=self.timeout)
         except WireError:
             return None
 
     def _hang_up(self) -> None:
-        if self.line is not None:
-            self.line.close()
-        self.line, self.failed = None, time.monotonic()
+        line, self.line, self.failed = self.line, None, time.monotonic()
+        if line is not None:
+            line.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import platform
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,19 +11,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from mcap.records import Channel, Message
-from mcap.stream_reader import StreamReader
 from numpy.typing import NDArray
 
-from real.recording import FORMAT, decided, dumps
+from real.mcap_files import WHOLE, records
+from real.recording import FORMAT, LIBRARIES, decided, dumps
 from real.safety import SafetyChain
 from real.safety.chain import Measured
 from real.safety.ladder import Patience
 from real.safety.profile import Profile, settings_of
+from real.safety.profile_data import check_data
 from real.safety.risk import RiskCritic
 from robopolicy.errors import DataError
+from robopolicy.untrusted import parse_json, refusing
 
 Array = NDArray[np.float64]
-_LARGEST = 256 * 2**20  # bytes of a record; more is damage
 
 
 @dataclass
@@ -99,11 +99,13 @@ def read(path: Path, *, whole: bool = True) -> Recording:
     found, channels = Recording(path), dict[int, str]()
     try:
         with path.open("rb") as file:
-            for record in StreamReader(file, validate_crcs=True, record_size_limit=_LARGEST).records:
+            unpacked = 0
+            for record in records(file):
                 if isinstance(record, Channel):
                     channels[record.id] = record.topic.removeprefix("/")
                 elif isinstance(record, Message):
-                    found.messages.append((channels[record.channel_id], json.loads(record.data)))
+                    unpacked += len(record.data)
+                    found.messages.append((channels[record.channel_id], _content(record.data, unpacked)))
     except Exception as error:  # whatever a damaged file makes of the reader
         found.damage = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
     if not found.messages or found.messages[0][0] != "header":
@@ -111,9 +113,15 @@ def read(path: Path, *, whole: bool = True) -> Recording:
         raise DataError(f"{path}: not a recording of robopolicy, or cut off before anything was written{why}")
     if found.header.get("format") != FORMAT:
         raise DataError(f"{path}: format {found.header.get('format')!r}, this robopolicy reads {FORMAT}. Upgrade it.")
-    if whole and (found.damage or found.messages[-1][0] != "footer"):
+    if whole_footer := found.messages[-1][0] == "footer":
+        counts = ("messages", "dropped")
+        bad = [k for k in counts if not _are_counts(found.footer.get(k))]
+        if bad:
+            raise DataError(f"{path}: footer: {bad[0]}: expected numbers of messages by topic")
+    if whole and (found.damage or not whole_footer):
         ticks = found.of("tick")
-        until = f", up to {ticks[-1]['now']:.3f} s" if ticks else ""
+        now = ticks[-1].get("now") if ticks else None
+        until = f", up to {now:.3f} s" if isinstance(now, float) else ""
         raise DataError(
             f"{path}: is cut off or damaged ({found.damage or 'there is no footer'}). {len(ticks)} ticks and "
             f"{len(found.of('step'))} control steps could be read{until}. Restore it from a copy."
@@ -122,7 +130,16 @@ def read(path: Path, *, whole: bool = True) -> Recording:
 
 
 def reproduce(recording: Recording) -> Replayed:
-    """Run the chain again. The recording's own limits and critic are used, this robopolicy's code."""
+    """Run the chain again. The recording's own limits and critic are used, this robopolicy's code.
+
+    Raises:
+        DataError: the recording holds what a chain cannot have been told. SafetyError: limits that are none.
+    """
+    with refusing(str(recording.path), DataError):
+        return _reproduce(recording)
+
+
+def _reproduce(recording: Recording) -> Replayed:
     clock = _Clock()
     chain, ticks, expected = rebuild(recording.header, clock), len(recording.of("tick")), Counter[str]()
     done = 0
@@ -164,14 +181,18 @@ def rebuild(header: dict[str, Any], clock: _Clock | None = None) -> SafetyChain:
     """
     try:
         data = header["profile"]["data"]
+        check_data(data, "recording: profile.data")
         profile = Profile(data, settings_of(header["profile"]["settings"]))
         patience = {k: Patience(*(float(s) for s in v)) for k, v in header["watchdogs"].items()}
+        dt, budget = float(header["dt"]), float(header["budget_s"])
+        if not 0.0005 <= dt <= 0.1 or not 0.0 < budget <= 1.0:
+            raise ValueError(f"dt: expected 0.0005 to 0.1 s, budget_s up to 1 s, found {dt} and {budget}")
         chain = SafetyChain(
-            profile, dt=header["dt"], state=patience["state"], enable=patience.get("enable"), clock=clock,
-            budget=header["budget_s"], risk=_critic(header["risk"], data),
+            profile, dt=dt, state=patience["state"], enable=patience.get("enable"), clock=clock,
+            budget=budget, risk=_critic(header["risk"], data),
             inputs={k: v for k, v in patience.items() if k not in ("state", "enable")},
         )  # fmt: skip
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DataError(f"recording: its header does not describe a safety chain ({error!r})") from error
     if profile.digest != header["digest"]:
         raise DataError(f"recording: its limits have digest {profile.digest}, its header says {header['digest']}")
@@ -197,10 +218,14 @@ def _activate(chain: SafetyChain, content: dict[str, Any]) -> None:
         chain.tighten(**vars(settings))
     measured = _measured(content)
     assert measured is not None
+    if (enabled := content.get("enable", content["now"])) is not None:  # older chains fed themselves at activation
+        chain.enable(enabled)
     chain.activate(measured, content["now"])
     _stand(chain, content["governor"])
     if chain.tank is not None:
-        chain.tank.load_state_dict(content["tank"])
+        n, tank = len(chain.profile.joints), content["tank"]
+        held = {k: _array(tank[k], n) for k in ("q", "torque")}
+        chain.tank.load_state_dict({"energy": float(tank["energy"]), **held})
 
 
 def _stand(chain: SafetyChain, governor: dict[str, Any]) -> None:
@@ -209,17 +234,18 @@ def _stand(chain: SafetyChain, governor: dict[str, Any]) -> None:
 
 def _happen(chain: SafetyChain, name: str, value: Any) -> None:
     if name == "heard":
-        played = _array(value)
+        played = _array(value, len(chain.profile.joints))
         assert played is not None
         chain.heard(played)
     elif name == "resume":
         _stand(chain, value)
     elif name == "feed":
-        chain.feed(*value)
+        dog, now = value
+        chain.feed(str(dog), float(now))
     elif name == "enable":  # of recordings before 2026-11-22
-        chain.enable(value)
+        chain.enable(float(value))
     elif name == "fault":
-        chain.fault(value)
+        chain.fault(str(value))
     elif name == "tighten":
         chain.tighten(**vars(settings_of(value)))
     else:
@@ -231,11 +257,40 @@ def _critic(data: dict[str, Any] | None, profile: dict[str, Any]) -> RiskCritic 
         return None
     layers = tuple((np.array(w, dtype=np.float64), np.array(b, dtype=np.float64)) for w, b in data["layers"])
     own = Profile(profile, settings_of(data["settings"]))
-    return RiskCritic(own, data["dt"], layers, data["low"], data["high"], data["floor"])
+    dt, low, high, floor = (float(data[k]) for k in ("dt", "low", "high", "floor"))
+    if not dt > 0.0:
+        raise ValueError(f"risk.dt: expected s > 0, found {dt}")
+    critic = RiskCritic(own, dt, layers, low, high, floor)
+    critic.check("recording: risk")
+    return critic
 
 
-def _array(value: Any) -> Array | None:
-    return None if value is None else np.array(value, dtype=np.float64)
+def _array(value: Any, size: int | None = None) -> Array | None:
+    """Numbers, "nan" and the like among them; of so many joints.
+
+    Raises:
+        DataError: another shape.
+    """
+    if value is None:
+        return None
+    found = np.array(value, dtype=np.float64)
+    if size is not None and found.shape != (size,):
+        raise DataError(f"recording: expected {size} numbers, one a joint, found shape {found.shape}")
+    return found
+
+
+def _content(data: bytes, whole: int) -> dict[str, Any]:
+    """One message; `whole` bytes have been read up to it."""
+    if whole > WHOLE:
+        raise DataError(f"unpacks to more than {WHOLE} bytes")
+    found = parse_json(data, "a message", error=DataError)
+    if not isinstance(found, dict):
+        raise DataError(f"a message is a {type(found).__name__}, expected an object")
+    return found
+
+
+def _are_counts(value: object) -> bool:
+    return isinstance(value, dict) and all(type(v) is int and 0 <= v < 2**53 for v in value.values())
 
 
 def _measured(content: dict[str, Any]) -> Measured | None:
@@ -252,7 +307,7 @@ def _difference(key: str, was: Any, now: Any, joints: tuple[str, ...]) -> str:
 
 def _versions(header: dict[str, Any]) -> str:
     """What is not as it was, for the end of a message."""
-    found = {n: importlib.metadata.version(n) for n in header["versions"]} | {"machine": platform.machine()}
+    found = {n: importlib.metadata.version(n) for n in LIBRARIES} | {"machine": platform.machine()}
     was = {**header["versions"], "machine": header["machine"]}
-    other = [f"{n} {was[n]} → {found[n]}" for n in was if was[n] != found[n]]
+    other = [f"{n} {was[n]} → {found[n]}" for n in found if n in was and was[n] != found[n]]
     return f" ({', '.join(other)})" if other else ""

@@ -7,7 +7,7 @@ import ipaddress
 import socket
 import ssl
 import threading
-from contextlib import suppress
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -16,10 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from real.connections import Connection, Connections, hang_up
 from real.planning import Planner
-from real.wire import PROTOCOL, Message, WireError, receive, send
+from real.wire import ready, receive, send
+from real.wire_messages import PROTOCOL, Message, WireError, printable
 from robopolicy.checkpoint import load_policy
-from robopolicy.errors import CheckpointError, ConfigError
+from robopolicy.errors import ConfigError
 from robopolicy.evaluate.provenance import version
 from robopolicy.policies.base import Policy
 from robopolicy.spec import PolicySpec, changes
@@ -27,8 +29,9 @@ from robopolicy.types import BASE_ACTION, Feature
 from robopolicy.verbs import Place
 
 SHORTEST = 16  # characters of a token
-GREETING, SILENCE = 5.0, 600.0  # s to say hello in; s after which a silent client is let go
-CLIENTS = 8
+GREETING = 5.0  # s in which TLS must be agreed on, and again for a greeting, or an answer to be taken
+MESSAGE, SILENCE = 10.0, 600.0  # s for a message once it has begun; s after which a silent client is let go
+LOOK = 0.25  # s between looks whether a waiting client must make room
 
 
 class Token(NamedTuple):
@@ -109,95 +112,124 @@ class PolicyServer:
                 self.tls.minimum_version = ssl.TLSVersion.TLSv1_2
                 self.tls.load_cert_chain(certificate, key)
             self.socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        except OSError as error:  # ssl.SSLError too
-            raise ConfigError(f"host={host}, port={port}, certificate={certificate}: {error}") from error
+        except (OSError, ValueError, TypeError, OverflowError) as error:  # ssl.SSLError, or no such address
+            raise ConfigError(f"host={host!r}, port={port}, certificate={certificate}: {error}") from error
         self.port = int(self.socket.getsockname()[1])
-        self.clients: set[socket.socket] = set()
+        self.connections = Connections()
         self.closed = False
 
     def serve(self) -> None:
         """Answer until `close`."""
         while not self.closed:
             try:
-                client, _ = self.socket.accept()
+                line, peer = self.socket.accept()
             except OSError:
-                return  # closed
-            if len(self.clients) >= CLIENTS:
-                client.close()
+                if self.closed or self.socket.fileno() < 0:
+                    return
+                time.sleep(0.05)  # that client is gone again, or this process has too many files open
                 continue
-            self.clients.add(client)
-            threading.Thread(target=self._attend, args=(client,), daemon=True).start()
+            try:
+                line.settimeout(GREETING)
+                line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self.tls is not None:  # spoken in the thread: here nobody is waited for
+                    line = self.tls.wrap_socket(line, server_side=True, do_handshake_on_connect=False)
+                one = self.connections.admit(line, str(peer[0]))
+            except OSError:  # gone again
+                line.close()
+                continue
+            try:
+                threading.Thread(target=self._attend, args=(one,), name="client", daemon=True).start()
+            except RuntimeError:  # too many threads
+                self.connections.remove(one)
+                line.close()
 
     def close(self) -> None:
         """Hang up on everyone."""
         self.closed = True
-        for one in (self.socket, *self.clients):
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+        hang_up(self.socket)
+        self.socket.close()
+        for one in self.connections.open:
+            hang_up(one.line)
 
     # -- inside -----------------------------------------------------------------------------------------------------
-    def _attend(self, client: socket.socket) -> None:
-        line = client
+    def _attend(self, one: Connection) -> None:
         try:
-            client.settimeout(GREETING)
-            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self.tls is not None:
-                line = self.tls.wrap_socket(client, server_side=True)
-                self.clients.add(line)
+            if isinstance(one.line, ssl.SSLSocket):
+                one.line.do_handshake()  # within GREETING, the line's time-out, in all
             try:
-                self._talk(line)
+                self._talk(one)
             except WireError as error:
-                with suppress(WireError):  # it may be gone
-                    send(line, {"type": "refused", "reason": str(error)}, timeout=GREETING)
-                    _drain(line)
-        except OSError:  # gone, or no TLS spoken
+                self._refuse(one, str(error))
+            except Exception as error:  # a bug here: this client is told, the others notice nothing
+                self._refuse(one, f"server: {type(error).__name__}: {error}")
+        except (OSError, WireError):  # gone, or no TLS spoken
             pass
         finally:
-            self.clients -= {client, line}
-            line.close()
+            self.connections.remove(one)
+            one.line.close()
 
-    def _talk(self, line: socket.socket) -> None:
-        self._greet(receive(line, limit=0, timeout=GREETING))
+    def _talk(self, one: Connection) -> None:
+        self._greet(receive(one.line, limit=0, timeout=GREETING))
         planner = Planner(self.policy)
         needed = {k: f for e in planner.executors for k, f in e.policy.spec.observation.items() if k != BASE_ACTION}
         limit = planner.history * sum(_size(f) for f in needed.values())
+        self.connections.welcome(one)
         about = {"protocol": PROTOCOL, "robopolicy": version(), "policy": self.ident, "history": planner.history}
-        send(line, {"type": "welcome", "keys": sorted(needed), **about}, timeout=GREETING)
+        send(one.line, {"type": "welcome", "keys": sorted(needed), **about}, timeout=GREETING)
         while True:
-            message = receive(line, limit=limit, timeout=SILENCE)
+            self._await(one)
+            message = receive(one.line, limit=limit, timeout=MESSAGE)
             if message.head["type"] == "reset":
-                planner.reset(_integer(message, "seed"))
-                send(line, {"type": "ready"}, timeout=GREETING)
+                planner.reset(message.head["seed"])
+                send(one.line, {"type": "ready"}, timeout=GREETING)
             elif message.head["type"] == "plan":
                 self._check_expiry()
-                step, obs = _integer(message, "step"), _observation(message.arrays, needed, planner.history)
+                self.connections.working(one)
+                step, obs = message.head["step"], _observation(message.arrays, needed, planner.history)
                 try:
                     with self.planning:
                         chunk = planner.plan(obs, step)
                 except Exception as error:  # a bug of the policy: the arm is told, and holds
                     raise WireError(f"planning failed: {type(error).__name__}: {error}") from error
-                send(line, {"type": "chunk", "step": step}, {"chunk": chunk}, timeout=GREETING)
+                self.connections.answered(one)
+                send(one.line, {"type": "chunk", "step": step}, {"chunk": chunk}, timeout=GREETING)
             else:
-                raise WireError(f"expected a message 'reset' or 'plan', found {message.head['type']!r}")
+                raise WireError(f"type: expected 'reset' or 'plan', found {message.head['type']!r}")
+
+    def _await(self, one: Connection) -> None:
+        """Wait until it says something, which it need not do soon."""
+        until = time.monotonic() + SILENCE
+        said = False
+        while not said:
+            said = ready(one.line, LOOK)
+            if one.ended:
+                raise WireError(one.ended)
+            if not said and time.monotonic() >= until:
+                raise WireError(f"idle: nothing was said for {SILENCE:g} s")
+
+    def _refuse(self, one: Connection, reason: str) -> None:
+        """Say why, and close."""
+        self.connections.leave(one)
+        send(one.line, {"type": "refused", "reason": printable(reason)}, timeout=GREETING)
+        _drain(one.line)
 
     def _greet(self, hello: Message) -> None:
         head = hello.head
-        if head["type"] != "hello" or head.get("protocol") != PROTOCOL:
+        if head["type"] != "hello" or head["protocol"] != PROTOCOL:
             raise WireError(
                 f"protocol: this server speaks version {PROTOCOL}, the client says {head['type']!r} of version "
                 f"{head.get('protocol')!r}. Install the same robopolicy on both."
             )
         if self.token is not None:
-            given = head.get("token")
-            if not isinstance(given, str) or not hmac.compare_digest(given.encode(), self.token.secret.encode()):
+            given = head["token"] or ""
+            if not hmac.compare_digest(given.encode(), self.token.secret.encode()):
                 raise WireError("token: it is missing or wrong")
             self._check_expiry()
         try:
-            wanted = PolicySpec.from_json(head["spec"])
-        except (KeyError, TypeError, ValueError, AttributeError, CheckpointError) as error:
-            raise WireError(f"spec: the client's cannot be read ({error})") from error
-        if differ := changes(wanted, self.spec):
+            differ = changes(PolicySpec.from_json(head["spec"] or ""), self.spec)
+        except Exception as error:  # whatever a stranger's text does to the reader
+            raise WireError(f"spec: the client's cannot be read ({type(error).__name__}: {error})") from error
+        if differ:
             what = "\n  - ".join(differ)
             raise WireError(f"spec: the client expects another policy than is served here:\n  - {what}")
 
@@ -219,22 +251,15 @@ def _observation(found: dict[str, NDArray[Any]], needed: dict[str, Feature], his
     return {k: torch.from_numpy(v) for k, v in found.items()}
 
 
-def _integer(message: Message, key: str) -> int:
-    value = message.head.get(key)
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise WireError(f"{key}: expected an integer from 0 to 2⁶³, found {value!r}")
-    return value
-
-
 def _size(feature: Feature) -> int:
     return int(np.prod(feature.shape, dtype=np.int64)) * np.dtype(feature.dtype).itemsize
 
 
 def _drain(line: socket.socket) -> None:
     """Read what is still coming, briefly: closing with unread data would discard the refusal on its way."""
-    with suppress(OSError):
-        line.settimeout(0.5)
-        line.shutdown(socket.SHUT_WR)
-        for _ in range(64):
-            if not line.recv(1 << 16):
-                return
+    until = time.monotonic() + 0.5
+    line.shutdown(socket.SHUT_WR)
+    while (left := until - time.monotonic()) > 0:
+        line.settimeout(left)
+        if not line.recv(1 << 16):
+            return

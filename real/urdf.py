@@ -13,6 +13,7 @@ from real.safety.errors import SafetyError
 from real.safety.profile import Profile
 from robopolicy.errors import closest
 
+LARGEST = 2**24  # characters: meshes are not in it
 TOLERANCE = 1e-4  # rad, rad/s: descriptions are rounded
 
 
@@ -27,10 +28,12 @@ def check_urdf(profile: Profile, text: str, names: Sequence[str] | None = None) 
     Raises:
         SafetyError: names every joint that does not fit, and how.
     """
+    if len(text) > LARGEST or "<!DOCTYPE" in text or "<!ENTITY" in text:
+        raise SafetyError(f"urdf: expected at most {LARGEST} characters of XML without DOCTYPE and ENTITY")
     try:
         root = ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
-        raise SafetyError(f"urdf: not readable as XML ({error})") from error
+    except (ElementTree.ParseError, ValueError, RecursionError, MemoryError) as error:  # ValueError: lone surrogates
+        raise SafetyError(f"urdf: not readable as XML ({str(error)!a})") from error
     joints = {str(j.get("name")): j for j in root.iter("joint") if j.find("parent") is not None}
     parent_of = {_link(j, "child"): name for name, j in joints.items()}
     problems, before = [], ""

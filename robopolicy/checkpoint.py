@@ -16,13 +16,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import pydantic
 import torch
 
 from robopolicy.errors import CheckpointError, ConfigError
 from robopolicy.evaluate.provenance import version
 from robopolicy.policies.base import Policy
 from robopolicy.policy_files import find_policy, load_policy, save_policy, write_policy
-from robopolicy.storage import new_directory, read_json, read_state, remove_leftovers, verify, write_state, write_text
+from robopolicy.storage import (
+    checkpoints_in,
+    new_directory,
+    read_state,
+    remove_leftovers,
+    verify,
+    write_state,
+    write_text,
+)
+from robopolicy.untrusted import checked, read_json, read_text, refusing
 
 __all__ = ["Checkpointer", "find_policy", "load_policy", "save_policy"]
 
@@ -62,6 +72,16 @@ MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {  # format 
     2: _from_2,
     3: _from_3,
 }
+
+
+class _Meta(pydantic.BaseModel):
+    """checkpoint.json; further keys are a newer version's."""
+
+    model_config = pydantic.ConfigDict(strict=True)
+    format: int
+    step: pydantic.NonNegativeInt
+    robopolicy: str = "unknown"
+    threads: int | None = None
 
 
 class Product(Protocol):
@@ -148,7 +168,8 @@ class Checkpointer:
         path = self.latest_path()
         if path is None:
             return None
-        before, now = read_json(path / "checkpoint.json").get("threads"), torch.get_num_threads()
+        meta = _meta(path)
+        before, now = meta.threads, torch.get_num_threads()
         if before not in (None, now):
             _log.warning(
                 "%s: was computed with %d threads, training goes on with %d. Float sums depend on it, so the result "
@@ -156,10 +177,11 @@ class Checkpointer:
                 path, before, now, before,
             )  # fmt: skip
         state = read_state(path)
-        _set_rng_state(state["rng"])
-        training = state["training"]
-        for found in range(read_json(path / "checkpoint.json")["format"], FORMAT):
-            training = MIGRATIONS[found](training)
+        with refusing(f"{path}: state.json"):
+            _set_rng_state(state["rng"])
+            training = dict(state["training"])
+            for found in range(meta.format, FORMAT):
+                training = MIGRATIONS[found](training)
         return training
 
     def latest_path(self) -> Path | None:
@@ -170,14 +192,14 @@ class Checkpointer:
         for path in self._all():
             try:
                 verify(path)
-                meta = read_json(path / "checkpoint.json")
+                meta = _meta(path)
             except CheckpointError as error:
                 _log.warning("%s. Falling back to the checkpoint before it.", error)
                 damaged.append(path)
                 continue
-            if meta["format"] not in range(1, FORMAT + 1):
+            if meta.format not in range(1, FORMAT + 1):
                 raise CheckpointError(
-                    f"{path}: its training state has format {meta['format']} (robopolicy {meta['robopolicy']}), this "
+                    f"{path}: its training state has format {meta.format} (robopolicy {meta.robopolicy}), this "
                     f"one reads 1 to {FORMAT}. Finish the run with the version that began it; its policy loads anyhow."
                 )
             for other in damaged:
@@ -198,7 +220,7 @@ class Checkpointer:
     def step(self) -> int | None:
         """Step of the newest whole checkpoint."""
         path = self.latest_path()
-        return None if path is None else int(read_json(path / "checkpoint.json")["step"])
+        return None if path is None else _meta(path).step
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -218,16 +240,19 @@ class Checkpointer:
                 signal.signal(number, handler)
 
     def _all(self) -> list[Path]:
-        """Checkpoints, newest first."""
-        found = [p for p in self.folder.glob("step_*") if p.is_dir()]
-        return sorted(found, key=_number, reverse=True)
+        """Checkpoints, newest first; other folders, copies for instance, are none of ours to read or remove."""
+        return sorted(checkpoints_in(self.folder), key=_number, reverse=True)
 
     def _prune(self) -> None:
         best = self.folder / "best"
-        kept = {best.read_text(encoding="utf-8").strip()} if best.exists() else set()
+        kept = {read_text(best, limit=4096).strip()} if best.exists() else set()
         for path in self._all()[self.keep :]:
             if path.name not in kept:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _meta(checkpoint: Path) -> _Meta:
+    return checked(_Meta, read_json(checkpoint / "checkpoint.json"), f"{checkpoint}/checkpoint.json")
 
 
 def _number(checkpoint: Path) -> tuple[int, int]:

@@ -151,7 +151,47 @@ def _parse(text: str) -> Override:
         raise UsageError(f"{text!r} is not an override; expected key=value, e.g. task=pick or policy.horizon=8")
     if match["key"].startswith("hydra"):
         raise UsageError(f"{text!r}: Hydra's own settings have no effect here; run_dir=… says where a run goes")
-    return Override(text, match["prefix"] or "", match["key"], match["value"] or "")
+    found = Override(text, match["prefix"] or "", match["key"], match["value"] or "")
+    _check_grammar(found)
+    return found
+
+
+def _check_grammar(override: Override) -> None:
+    """Raise UsageError where Hydra's grammar has no reading for an override; its own exceptions speak of the parser."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        OverridesParser.create().parse_override(_forced(override))
+        return
+    except HydraException:
+        key, value = override.key, override.value
+    if re.fullmatch(r"[\w.@/-]+", key) is None:
+        raise UsageError(
+            f"{override.text!r}: {key!r} is no key; expected names with dots between, e.g. policy.horizon=8"
+        )
+    why = _unclosed(value) or "it holds a character that means something else there"
+    raise UsageError(
+        f"{key}: the value {value!r} cannot be read: {why}. Lists are [a,b], mappings {{a: b}}; put text with "
+        f"brackets, quotes, = or $ into quotes of its own, and all of it into the shell's: '{key}=\"…\"'."
+    )
+
+
+def _unclosed(value: str) -> str:
+    """Which quote or bracket of a value has no partner; "" where all have one."""
+    closing = {"(": ")", "[": "]", "{": "}"}
+    opened: list[str] = []
+    quote = ""
+    for before, sign in zip(" " + value, value, strict=False):
+        if quote:
+            quote = "" if sign == quote and before != "\\" else quote
+        elif sign in "'\"":
+            quote = sign
+        elif sign in closing:
+            opened.append(sign)
+        elif sign in closing.values() and (not opened or closing[opened.pop()] != sign):
+            return f"{sign} closes nothing"
+    return f"the quote {quote} is not closed" if quote else f"{opened[-1]} is not closed" if opened else ""
 
 
 def _sort(hydra: _Hydra, verb: Verb, overrides: list[Override]) -> tuple[list[Override], list[Override]]:

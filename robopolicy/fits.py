@@ -12,6 +12,7 @@ from robopolicy.data.episodes import Episodes
 from robopolicy.errors import CheckpointError, SpecError
 from robopolicy.spec import PolicySpec, changes, check_action_spec, check_features
 from robopolicy.types import BASE_ACTION, EnvSpec
+from robopolicy.untrusted import read_json
 
 
 def check_same_data(spec: PolicySpec, episodes: Episodes, *, base: Path, dataset: Path) -> None:
@@ -29,7 +30,7 @@ def data_problems(spec: PolicySpec, episodes: Episodes, *, needs: str, skip: Ite
     needed = {k: v for k, v in spec.observation.items() if k not in {BASE_ACTION, *skip}}
     problems = check_features(needed, episodes.observation, needs=needs, offers="the dataset")
     problems += check_action_spec(spec.action, episodes.action_spec, needs=needs, offers="the dataset")
-    if abs(spec.dt - episodes.dt) > 1e-6:
+    if not abs(spec.dt - episodes.dt) <= 1e-6:
         problems.append(f"dt: {needs} acts every {spec.dt} s, the dataset has a frame every {episodes.dt} s")
     return problems
 
@@ -39,7 +40,7 @@ def check_same_spec(checkpoint: Path, spec: PolicySpec) -> None:
 
     Weights mean what they meant only under the spec that they were trained under.
     """
-    saved = PolicySpec.from_json((checkpoint / "policy" / "spec.json").read_text(encoding="utf-8"))
+    saved = PolicySpec.from_data(read_json(checkpoint / "policy" / "spec.json", finite=False))
     found = changes(saved, spec)
     if found:
         raise CheckpointError(
@@ -68,7 +69,7 @@ def check_same_world(imagined: EnvSpec, true: EnvSpec) -> None:
     """Raise SpecError with all differences between an imagined env and the true one that it stands for."""
     problems = check_features(imagined.observation, true.observation, needs="the world model", offers="the task")
     problems += check_action_spec(imagined.action, true.action, needs="the world model", offers="the task")
-    if abs(imagined.dt - true.dt) > 1e-6:
+    if not abs(imagined.dt - true.dt) <= 1e-6:
         problems.append(f"dt: the world model steps {imagined.dt} s, the task {true.dt} s")
     if imagined.tasks != true.tasks:
         problems.append(f"tasks: the world model knows {imagined.tasks}, the task is {true.tasks}")

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from robopolicy.allocation import allocating_at_most, budget
 from robopolicy.build import build_policy, resolve
 from robopolicy.errors import CheckpointError, ConfigError
 from robopolicy.evaluate.provenance import version
@@ -27,11 +28,11 @@ from robopolicy.policies.base import Policy
 from robopolicy.schema import parameters, plain
 from robopolicy.spec import PolicySpec, check_fits
 from robopolicy.storage import (
+    LEVELS,
     MANIFEST,
     PICKLES,
     load_weights,
     new_directory,
-    read_json,
     read_tensors,
     refuse_pickle,
     verify,
@@ -39,6 +40,7 @@ from robopolicy.storage import (
     write_tensors,
 )
 from robopolicy.types import BASE_ACTION, EnvSpec
+from robopolicy.untrusted import Strict, check_links, checked, pointed, read_bytes, read_json, refusing
 
 FORMAT = 1
 _BASE = "base"
@@ -95,6 +97,7 @@ def load_policy(
     folder = find_policy(path, which=which)
     if not is_ours(folder):
         return load_lerobot(folder, device=device, env=env)
+    check_links(folder)
     return _load_policy(folder, device, env).eval()
 
 
@@ -111,12 +114,12 @@ def find_policy(path: Path | str, *, which: Literal["latest", "best"] = "latest"
         refuse_pickle(path)
         if path.name not in ("latest", "best"):
             raise CheckpointError(f"{path}: is a file. Give the directory that holds it (policy.json lies beside it).")
-        path = path.parent / path.read_text(encoding="utf-8").strip()
+        path = pointed(path)
     if (path / "checkpoints").is_dir():
         pointer = path / "checkpoints" / which
         if not pointer.is_file():
             raise CheckpointError(f"{path}: its training has not written a {which!r} checkpoint yet")
-        path = path / "checkpoints" / pointer.read_text(encoding="utf-8").strip()
+        path = pointed(pointer)
     if (path / "policy").is_dir():
         path = path / "policy"
     if not (path / "policy.json").is_file():
@@ -140,7 +143,7 @@ def read_spec(path: Path | str, *, which: Literal["latest", "best"] = "latest") 
             f"{path}: is a policy of LeRobot, which holds no spec.json. Save it as ours first: "
             "save_policy(load_policy(path, env=env.spec), new_path); docs/lerobot.md shows how."
         )
-    return PolicySpec.from_json((folder / "spec.json").read_text(encoding="utf-8"))
+    return PolicySpec.from_data(read_json(folder / "spec.json", finite=False))
 
 
 def is_ours(folder: Path) -> bool:
@@ -151,7 +154,7 @@ def is_ours(folder: Path) -> bool:
 def policy_digest(folder: Path) -> str:
     """sha256 over all files of a policy directory."""
     if is_ours(folder):
-        return hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
+        return hashlib.sha256(read_bytes(folder / MANIFEST)).hexdigest()
     return fingerprint(folder)
 
 
@@ -177,26 +180,25 @@ def write_policy(policy: Policy, folder: Path, config_node: dict[str, Any] | Non
     write_manifest(folder)
 
 
-def _load_policy(folder: Path, device: torch.device | str, env: EnvSpec | None) -> Policy:
+class _Meta(Strict):
+    """policy.json."""
+
+    format: int
+    robopolicy: str = ""
+    node: dict[str, Any]
+    base: bool = False
+
+
+def _load_policy(folder: Path, device: torch.device | str, env: EnvSpec | None, *, levels: int = LEVELS) -> Policy:
+    if levels < 0:
+        raise CheckpointError(f"{folder}: lies on more than {LEVELS} bases")
     files = _read_files(folder)
-    spec = PolicySpec.from_json(json.dumps(files.spec))
+    spec = PolicySpec.from_data(files.spec)
+    meta = checked(_Meta, files.meta, f"{folder}/policy.json")
     if env is not None:
-        check_fits(spec, env, ignore=[BASE_ACTION] if files.meta.get(_BASE) else [])
-    node: dict[str, Any] = files.meta.get("node", {})
-    runtime: dict[str, Any] = {}
-    try:
-        known, _ = parameters(resolve(node, "policy"), node)
-        if files.meta.get(_BASE):
-            runtime["base"] = _load_policy(folder / _BASE, device, env)
-        if "normalizer" in known:
-            runtime["normalizer"] = Normalizer(spec.observation, spec.action)
-        policy = build_policy(node, "policy", spec=spec, **runtime)
-    except ConfigError as error:
-        raise CheckpointError(
-            f"{folder}: policy.json does not describe a policy of this robopolicy: {error}"
-        ) from error
-    if policy.spec != spec:
-        raise CheckpointError(f"{folder}: spec.json and the policy that policy.json builds have different specs")
+        check_fits(spec, env, ignore=[BASE_ACTION] if meta.base else [])
+    base = _load_policy(folder / _BASE, device, env, levels=levels - 1) if meta.base else None
+    policy = _built(folder, meta.node, spec, base)
     if files.tensors is None:
         files.tensors = read_tensors(folder / "model.safetensors")
     load_weights(policy, files.tensors, skip=f"{_BASE}." if policy.base is not None else "", where=str(folder))
@@ -207,10 +209,33 @@ def _load_policy(folder: Path, device: torch.device | str, env: EnvSpec | None) 
     return policy.to(device)
 
 
+def _built(folder: Path, node: dict[str, Any], spec: PolicySpec, base: Policy | None) -> Policy:
+    """The policy that a checkpoint's node describes, its weights not loaded yet.
+
+    Whatever a constructor makes of a stranger's numbers is a CheckpointError, and it may not allocate much more than
+    the weights that are there.
+    """
+    where = f"{folder}/policy.json"
+    runtime: dict[str, Any] = {} if base is None else {"base": base}
+    try:
+        known, _ = parameters(resolve(node, "policy"), node)
+        with allocating_at_most(budget(folder / "model.safetensors"), where), refusing(f"{where}: node"):
+            if "normalizer" in known:
+                runtime["normalizer"] = Normalizer(spec.observation, spec.action)
+            policy = build_policy(node, "policy", spec=spec, **runtime)
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{folder}: policy.json does not describe a policy of this robopolicy: {error}"
+        ) from error
+    if policy.spec != spec:
+        raise CheckpointError(f"{folder}: spec.json and the policy that policy.json builds have different specs")
+    return policy
+
+
 def _read_files(folder: Path) -> PolicyFiles:
     meta = read_json(folder / "policy.json")
     found = meta.get("format", 0)
-    if not isinstance(found, int) or found > FORMAT:
+    if type(found) is not int or found > FORMAT:
         raise CheckpointError(
             f"{folder}: format {found!r} is newer than this robopolicy reads ({FORMAT}). Upgrade robopolicy."
         )
@@ -221,10 +246,10 @@ def _read_files(folder: Path) -> PolicyFiles:
             raise CheckpointError(
                 f"{error}. Restore it from a copy, or take another checkpoint (<run directory>/checkpoints/step_…)."
             ) from error
-    if not (folder / "model.safetensors").exists():
-        for file in folder.glob("*"):
-            refuse_pickle(file)
-    files = PolicyFiles(meta, read_json(folder / "spec.json"))
+    whole = (folder / "model.safetensors").exists()
+    for file in [folder / "model.safetensors"] if whole else folder.glob("*"):
+        refuse_pickle(file)
+    files = PolicyFiles(meta, read_json(folder / "spec.json", finite=False))
     while found < FORMAT:
         files.tensors = files.tensors or read_tensors(folder / "model.safetensors")
         if found not in MIGRATIONS:

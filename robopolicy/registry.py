@@ -95,7 +95,7 @@ _SLOTS: dict[str, dict[str, Any]] = {  # slot → name → "module:attribute", o
         "maniskill": "sim.suites.maniskill:make",
         "maniskill_gpu": "sim.suites.maniskill_gpu:make",
         "metaworld": "sim.suites.metaworld:make",
-        "native": "sim:make",
+        "native": "sim:make_native",
         "robosuite": "sim.suites.robosuite:make",
     },
     "tracker": {"tracker": "robopolicy.tracking:Tracker"},

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import inspect
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,8 +20,10 @@ from robopolicy.config import flatten
 from robopolicy.data.meta import recorded
 from robopolicy.errors import ConfigError
 from robopolicy.evaluate.provenance import write_provenance
+from robopolicy.run_inputs import INPUTS, same_input, write_inputs
 from robopolicy.schema import TARGET, is_node, parameters
-from robopolicy.storage import write_text
+from robopolicy.storage import checkpoints_in, write_text
+from robopolicy.untrusted import check_links, check_types, read_yaml
 
 CONFIG = "config.yaml"
 PROVENANCE = "provenance.json"
@@ -28,12 +31,13 @@ _MAY_GROW = ("steps", "total_steps", "rounds")  # a run may be extended; `_check
 # What may change in a run. `threads` changes the last bits of float sums, no more; Checkpointer.latest warns of it.
 # `incomplete` says what data may be; those that the run began with are checked by themselves.
 _FREE = ("tracker.", "run_dir", "threads", "keep_checkpoints", "incomplete")
+_TYPES = {**dict.fromkeys(("task", "world", "loop", "algo"), dict), "base": str, "dataset": str}
 _log = logging.getLogger(__name__)
 
 
 def has_checkpoint(run_dir: Path) -> bool:
     """A training has left something to resume from."""
-    return any(run_dir.glob("checkpoints/step_*"))
+    return bool(checkpoints_in(run_dir / "checkpoints"))
 
 
 def has_stage(out: Path) -> bool:
@@ -58,11 +62,13 @@ def open_run(
         run_dir.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise ConfigError(f"run_dir={run_dir}: is a file, or lies below one. Give a folder, new or of a run.") from None
+    check_links(run_dir, levels=2, where=f"run_dir={run_dir}", error=ConfigError)
     with claimed(run_dir, "run_dir"):
         if begun(run_dir):
             check_same(run_dir, config)
         else:
             _forget(run_dir)
+        write_inputs(run_dir, config)
         if not (run_dir / PROVENANCE).exists():
             write_provenance(run_dir)
         write_text(run_dir / CONFIG, dump(config))
@@ -76,7 +82,11 @@ def claimed(folder: Path, key: str) -> Iterator[None]:
     Raises:
         ConfigError: one does; `key` is what the user named it by.
     """
-    with (folder / ".lock").open("w") as lock:
+    try:  # a link would be followed, and what it leads to be emptied
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ConfigError(f"{key}={folder}: its .lock cannot be opened ({error}). Remove it.") from error
+    with os.fdopen(handle, "r") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -95,13 +105,16 @@ def _forget(run_dir: Path) -> None:
     if not (run_dir / PROVENANCE).exists():
         raise ConfigError(f"run_dir={run_dir}: holds a {CONFIG} that no run of robopolicy wrote. Give a new folder.")
     (run_dir / PROVENANCE).unlink()
-    (run_dir / "wandb_id").unlink(missing_ok=True)
+    for name in ("wandb_id", INPUTS):
+        (run_dir / name).unlink(missing_ok=True)
     shutil.rmtree(run_dir / "evaluations", ignore_errors=True)
 
 
 def check_same(run_dir: Path, config: Mapping[str, Any]) -> None:
-    """Refuse to go on with another config than the run began with; more steps and other trackers are fine, and so is
-    an option that only one of them names, with the value that it has by itself.
+    """Refuse to go on with another config than the run began with.
+
+    Fine are more steps, other trackers, an option that only one of them names, with the value that it has by itself,
+    and another path of a dataset or policy with the same contents.
 
     Warns where more steps change what is learned in all of them.
 
@@ -116,7 +129,10 @@ def check_same(run_dir: Path, config: Mapping[str, Any]) -> None:
     old, new = flatten(_used(before)), flatten(_used(config))
     for a, b, config_of_b in ((old, new, config), (new, old, before)):  # options that the other version does not write
         a |= {k: b[k] for k in b.keys() - a.keys() if b[k] is not None and b[k] == _default(config_of_b, k)}
-    differ = [k for k in sorted({*old, *new}) if old.get(k) != new.get(k) and not _harmless(k, old.get(k), new.get(k))]
+    pairs = {k: (old.get(k), new.get(k)) for k in sorted({*old, *new})}
+    differ = [
+        k for k, (a, b) in pairs.items() if a != b and not _harmless(k, a, b) and not same_input(run_dir, k, a, b)
+    ]
     if differ:
         lines = [f"  - {k}: was {_shown(old, k, config)}, now {_shown(new, k, before)}" for k in differ]
         raise ConfigError(
@@ -133,18 +149,18 @@ def check_same(run_dir: Path, config: Mapping[str, Any]) -> None:
 
 
 def read_config(run_dir: Path) -> dict[str, Any] | None:
-    """The config of a run, or None where there is none yet."""
-    import yaml
+    """The config of a run, or None where there is none yet. Data: nothing in it is built here.
 
+    Raises:
+        ConfigError: it is damaged, or a key that others read holds another type.
+    """
     path = run_dir / CONFIG
     if not path.is_file():
         return None
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):
-        found = None
+    found = read_yaml(path, error=ConfigError)
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: is damaged, expected a mapping; restore it or give a new run_dir")
+    check_types(found, _TYPES, str(path), ConfigError)
     return found
 
 

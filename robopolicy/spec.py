@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import pydantic
 
 from robopolicy.config import flatten
 from robopolicy.errors import CheckpointError, ConfigError, SpecError, closest
 from robopolicy.types import IMAGES, STATE, ActionSpec, EnvSpec, Feature
+from robopolicy.untrusted import AXES, Strict, checked, parse_json
 
 SPEC_VERSION = 1
 
@@ -50,10 +54,20 @@ class PolicySpec:
 
     @classmethod
     def from_json(cls, text: str) -> PolicySpec:
-        """Raises CheckpointError for a newer version, missing or unknown fields, values that are none."""
-        data = json.loads(text)
+        """Read what `to_json` wrote; `text` may be a stranger's.
+
+        Raises:
+            CheckpointError: a newer version, missing or unknown fields, values that are none.
+        """
+        return cls.from_data(parse_json(text, "spec.json", finite=False))
+
+    @classmethod
+    def from_data(cls, data: Any) -> PolicySpec:
+        """As `from_json`, from the object that spec.json holds."""
+        if not isinstance(data, dict):
+            raise CheckpointError(f"spec.json: expected an object, found {type(data).__name__}")
         version = data.get("version", 0)
-        if not isinstance(version, int) or version > SPEC_VERSION:
+        if type(version) is not int or version > SPEC_VERSION:
             raise CheckpointError(
                 f"spec.json has version {version!r}, this robopolicy reads up to {SPEC_VERSION}. Upgrade robopolicy."
             )
@@ -67,19 +81,105 @@ class PolicySpec:
             raise CheckpointError(
                 f"spec.json: missing fields {sorted(known - set(data))}, unknown fields {sorted(set(data) - known)}"
             )
+        found = checked(SpecFile, data, "spec.json")
         try:
-            observation = {key: _feature(value) for key, value in data["observation"].items()}
-            action = ActionSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in data["action"].items()})
-            return cls(**{**data, "observation": observation, "action": action, "tasks": tuple(data["tasks"])})
-        except (TypeError, AttributeError, KeyError) as error:
-            raise CheckpointError(
-                f"spec.json does not describe a policy ({error}). Restore it from a copy, or take another checkpoint."
-            ) from error
+            return cls(**{**found.shared(), "n_obs_steps": found.n_obs_steps, "n_action_steps": found.n_action_steps,
+                          "version": found.version})  # fmt: skip
+        except SpecError as error:
+            raise CheckpointError(f"spec.json does not describe a policy: {error}") from error
 
 
-def _feature(data: dict[str, Any]) -> Feature:
-    names = data.get("names")
-    return Feature(tuple(data["shape"]), data["dtype"], tuple(names) if names is not None else None)
+Text = Annotated[str, pydantic.Field(max_length=4096)]
+
+
+# Of a feature: columns, modules and folders of films are called after it.
+Key = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z][^/\\\x00-\x1f]{0,255}$")]
+
+
+class FeatureFile(Strict):
+    """A `Feature` as JSON has it."""
+
+    shape: tuple[Annotated[int, pydantic.Field(ge=0, le=2**24)], ...] = pydantic.Field(max_length=AXES)
+    dtype: Literal["float16", "bfloat16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool"]
+    names: tuple[Text, ...] | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _size(self) -> FeatureFile:
+        if math.prod(self.shape) > 2**28:
+            raise ValueError("expected at most 2²⁸ numbers of a frame")
+        return self
+
+    @property
+    def feature(self) -> Feature:
+        return Feature(self.shape, self.dtype, self.names)
+
+
+class ActionFile(Strict):
+    """An `ActionSpec` as JSON has it; limits may be infinite."""
+
+    names: tuple[Text, ...] = pydantic.Field(min_length=1, max_length=4096)
+    units: tuple[Text, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    frame: Literal["base", "tcp", "joint", "world"]
+    tcp: Text
+    rotation: Literal["none", "yaw", "rotvec", "joint"]
+    reference: Literal["measured", "commanded", "absolute"]
+    gripper: pydantic.NonNegativeInt | None
+    gripper_meaning: Text
+
+    @pydantic.model_validator(mode="after")
+    def _gripper(self) -> ActionFile:
+        if self.gripper is not None and not self.gripper < len(self.names):
+            raise ValueError("gripper: expected the index of one of the names")
+        return self
+
+    @property
+    def action(self) -> ActionSpec:
+        """Raises SpecError where its parts do not fit one another."""
+        return ActionSpec(**dict(self))
+
+
+class SharedFile(Strict):
+    """What the specs of policies and envs have in common."""
+
+    observation: dict[Key, FeatureFile]
+    action: ActionFile
+    tasks: tuple[Text, ...]
+    dt: Annotated[float, pydantic.Field(gt=0.0, le=3600.0, allow_inf_nan=False)]
+    horizon: Annotated[int, pydantic.Field(ge=1, le=10**7)]
+
+    def shared(self) -> dict[str, Any]:
+        """As keywords of a spec; raises SpecError as `ActionFile.action`."""
+        observation = {key: found.feature for key, found in self.observation.items()}
+        return {"observation": observation, "action": self.action.action, "tasks": self.tasks, "dt": self.dt,
+                "horizon": self.horizon}  # fmt: skip
+
+
+class SpecFile(SharedFile):
+    """spec.json of a policy."""
+
+    n_obs_steps: Annotated[int, pydantic.Field(ge=1, le=10**4)]
+    n_action_steps: Annotated[int, pydantic.Field(ge=1, le=10**5)]
+    horizon: Annotated[int, pydantic.Field(ge=1, le=10**5)]
+    version: int
+
+
+class EnvFile(SharedFile):
+    """spec.json of a world model: the env that it stands for."""
+
+    id: Text
+    digest: Text
+    history: pydantic.NonNegativeInt
+    chunk: pydantic.NonNegativeInt
+    joint_access: bool
+    resumable: bool
+    branches: bool = False  # which worlds written before 2026-11-25 do not say
+
+    def spec(self) -> EnvSpec:
+        """Raises SpecError as `shared`."""
+        own = {k: getattr(self, k) for k in EnvFile.model_fields if k not in SharedFile.model_fields}
+        return EnvSpec(**self.shared(), **own)
 
 
 def with_cameras(features: dict[str, Feature], cameras: Iterable[str] | None, *, where: str) -> dict[str, Feature]:

@@ -10,22 +10,28 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from robopolicy.errors import CheckpointError, closest
+from robopolicy.untrusted import Strict, below, checked, parse_json, read_bytes, read_json, refusing, tensor_header
 
 MANIFEST = "manifest.json"
 _PICKLED = (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  # first bytes of pickles and of their archives
 PICKLES = {".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".bin", ".joblib", ".npy", ".npz"}
+LEVELS = 8  # of manifests in one another: a checkpoint, its policy, that one's base, …
+STATE = 2**30  # bytes of state.json
+_CHECKPOINT = re.compile(r"step_[0-9]{1,18}(_[0-9]{1,9})?")
 _TENSOR, _TUPLE, _ITEMS = "$tensor", "$tuple", "$items"  # marks in state.json
 
 
@@ -94,21 +100,9 @@ def remove_leftovers(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        CheckpointError: missing, damaged, or something else than an object.
-    """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged ({error})") from error
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path} is damaged: expected an object, found {type(data).__name__}")
-    return data
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The folders there that a Checkpointer named: step_0000001000, step_0000001000_1."""
+    return [p for p in folder.glob("step_*") if _CHECKPOINT.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
 
 
 # --- manifests ------------------------------------------------------------------------------------------------------
@@ -119,31 +113,44 @@ def write_manifest(folder: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1) + "\n", encoding="utf-8")
 
 
-def verify(folder: Path) -> None:
+class _File(Strict):
+    bytes: pydantic.NonNegativeInt
+    sha256: str = pydantic.Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class _Manifest(Strict):
+    files: dict[str, _File]
+
+
+def verify(folder: Path, *, levels: int = LEVELS) -> None:
     """Compare every file with the manifest.
 
+    Args:
+        levels: of folders with a manifest of their own that may lie in one another.
+
     Raises:
-        CheckpointError: a file is missing, truncated or altered, or there is no manifest.
+        CheckpointError: a file is missing, truncated or altered, or there is no manifest, or it names what lies
+            outside.
     """
     shown = _shown(folder)
-    try:
-        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
-    except FileNotFoundError:
-        raise CheckpointError(f"{shown}: {MANIFEST} is missing, so its files cannot be trusted to be whole") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{shown}/{MANIFEST} is damaged ({error})") from error
+    if not (folder / MANIFEST).exists():
+        raise CheckpointError(f"{shown}: {MANIFEST} is missing, so its files cannot be trusted to be whole")
+    if levels < 0:
+        raise CheckpointError(f"{shown}: lies more than {LEVELS} checkpoints deep in one another")
+    where = f"{shown}/{MANIFEST}"
+    files = checked(_Manifest, read_json(folder / MANIFEST), where).files
     for name, expected in files.items():
-        path = folder / name
-        if not path.is_file():
+        path = below(folder, name, where=f"{where}: files")
+        if not path.is_file() or path == folder / MANIFEST:
             raise CheckpointError(f"{shown}/{name} is missing")
-        if path.stat().st_size != expected["bytes"]:
+        if path.stat().st_size != expected.bytes:
             raise CheckpointError(
-                f"{shown}/{name} is damaged: expected {expected['bytes']} bytes, found {path.stat().st_size}"
+                f"{shown}/{name} is damaged: expected {expected.bytes} bytes, found {path.stat().st_size}"
             )
-        if _fingerprint(path) != expected:
+        if _fingerprint(path) != dict(expected):
             raise CheckpointError(f"{shown}/{name} is damaged: its sha256 is not the one in {MANIFEST}")
         if path.name == MANIFEST:
-            verify(path.parent)
+            verify(path.parent, levels=levels - 1)
 
 
 def _files(folder: Path, prefix: str = "") -> Iterator[str]:
@@ -186,11 +193,12 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Te
     refuse_pickle(path)
     if not path.is_file():
         raise CheckpointError(f"{_shown(path)} is missing")
+    tensor_header(path)
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             names = file.keys()  # the handle is not a mapping: it cannot be iterated over itself
             return {name: file.get_tensor(name) for name in names}
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, ValueError, RuntimeError, MemoryError, KeyError, OSError) as error:
         raise CheckpointError(f"{_shown(path)} is damaged: not a whole safetensors file ({error})") from error
 
 
@@ -226,11 +234,10 @@ def write_state(state: Any, folder: Path) -> None:
 def read_state(folder: Path) -> Any:
     """Inverse of `write_state`; tensors on the CPU."""
     tensors = read_tensors(folder / "state.safetensors")
-    try:
-        tree = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    where = f"{_shown(folder)}/state.json"
+    tree = parse_json(read_bytes(folder / "state.json", limit=STATE), where, finite=False)  # metrics may be NaN
+    with refusing(where):
         return _decode(tree, tensors)
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{_shown(folder)}/state.json is missing or damaged ({error})") from error
 
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
@@ -283,6 +290,11 @@ def load_weights(module: torch.nn.Module, tensors: dict[str, Tensor], *, skip: s
         for k, v in own.items()
         if k in tensors and tensors[k].shape != v.shape
     ][:4]
+    found += [
+        f"{k!r}: expected {_sort(v)}, found {_sort(tensors[k])}"
+        for k, v in own.items()
+        if k in tensors and _sort(tensors[k]) != _sort(v)
+    ][:4]
     if found:
         raise CheckpointError(f"{where}: weights do not fit the policy that its config builds:\n  - "
                               + "\n  - ".join(found))  # fmt: skip
@@ -292,6 +304,11 @@ def load_weights(module: torch.nn.Module, tensors: dict[str, Tensor], *, skip: s
             f"{where}: weight {bad[0]!r} holds NaN or infinity: its training diverged, or its normaliser was not fitted"
         )
     module.load_state_dict(tensors, strict=False)  # strict above, but for `skip`
+
+
+def _sort(tensor: Tensor) -> str:
+    """What kind of numbers; how precise they are may differ."""
+    return "floats" if tensor.is_floating_point() else "booleans" if tensor.dtype == torch.bool else "integers"
 
 
 def _space(folder: Path) -> str:

@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+import re
 import secrets
 import ssl
 import sys
@@ -22,12 +23,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from robopolicy.errors import RobopolicyError
+from robopolicy.errors import CheckpointError, RobopolicyError
 from robopolicy.storage import write_text
+from robopolicy.untrusted import parse_json, read_text
 
 Wandb = Literal["auto", "online", "offline", "disabled"]
 _ANSWER_S = 5.0  # for wandb's server to answer at all
 _LINE_EVERY_S = 5.0  # without a terminal: at most one line in this time
+_IDENT = re.compile(r"[A-Za-z0-9_-]{1,64}")  # it becomes part of a path
 _log = logging.getLogger(__name__)
 
 
@@ -94,8 +97,8 @@ class Tracker:
             return
         kept, wall = [], 0.0
         for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                row = json.loads(line)
+            with contextlib.suppress(CheckpointError, KeyError, TypeError, ValueError, OverflowError):
+                row = parse_json(line, self.path.name, finite=False)
                 if step is not None and row["step"] <= step:
                     kept.append(line + "\n")
                     wall = max(wall, float(row["wall_s"]))
@@ -145,7 +148,7 @@ class Tracker:
         assert self.path is not None
         folder, wandb = self.path.parent, _wandb()
         file = folder / "wandb_id"
-        if not file.exists():
+        if not file.is_file() or not _IDENT.fullmatch(read_text(file, limit=4096).strip()):
             write_text(file, secrets.token_hex(4) + "\n")
         settings = wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True)
 

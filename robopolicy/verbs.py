@@ -30,6 +30,7 @@ from robopolicy.schema import Count, Device, Fraction, Natural, Node, Positive
 from robopolicy.storage import write_text
 from robopolicy.tracking import Tracker
 from robopolicy.types import TASK, Feature, VecEnv
+from robopolicy.untrusted import check_links, leads_inside, pointed
 
 Split = Literal["test", "validation"]
 _NOTHING = "none"  # memory=none
@@ -245,6 +246,8 @@ class Place:
         run = next((p for p in policy.resolve().parents if (p / CONFIG).is_file()), None)
         if out is None and run is None:
             raise ConfigError(f"{path}: is not inside a run directory; say with out=<folder> where results shall go")
+        if run is not None:
+            check_links(run, levels=2)
         name = (run or policy.resolve()).name
         checkpoint = which if which == "best" else _checkpoint(policy.resolve(), run)
         return cls(policy, run, out or run or policy, name, checkpoint=checkpoint)
@@ -259,6 +262,8 @@ class Place:
             called = str(path).partition("@")[0].rsplit("/", 1)[-1] if str(path).startswith(HUB) else policy.name
             return cls(policy, None, out or policy, called)
         run, step = found
+        if not leads_inside(run / "robopolicy", run):
+            raise ConfigError(f"{run}: its robopolicy/ is a link that leads out of it; say with out=<folder>")
         newest = (run / "checkpoints" / "last").resolve().name
         place = cls(policy, None, out or run / "robopolicy", run.name, checkpoint="" if step == newest else step)
         place.lerobot_run = run
@@ -339,7 +344,7 @@ def _checkpoint(policy: Path, run: Path | None) -> str:
     step, *inner = policy.relative_to(folder).parts  # step_…, policy, perhaps base
     if len(inner) > 1:
         return "-".join(inner[1:])
-    marks = {(folder / mark).read_text(encoding="utf-8").strip(): name for mark, name in
+    marks = {pointed(folder / mark).name: name for mark, name in
              (("best", "best"), ("latest", "")) if (folder / mark).is_file()}  # fmt: skip
     return marks.get(step, step)
 

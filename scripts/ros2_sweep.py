@@ -66,6 +66,7 @@ class SweepBrain:
 
     names: tuple[str, ...] = ()
     press: Callable[[str], None] | None = None  # nobody may take over
+    dry_run = False
 
     def __init__(self, wiring: Wiring) -> None:
         self.wiring, self.cameras = wiring, dict[str, tuple[int, ...]]()

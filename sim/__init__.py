@@ -14,7 +14,7 @@ from sim.randomize import Randomization
 from sim.tasks import make_task, register, task_names
 from sim.tasks.base import Task
 
-__all__ = ["Expert", "Randomization", "SimEnv", "Task", "make", "make_expert", "register", "task_names"]
+__all__ = ["Expert", "Randomization", "SimEnv", "Task", "make", "make_expert", "make_native", "register", "task_names"]
 
 
 def make(task: str | Task, num_envs: int, seed: int = 0, **kw: Any) -> SimEnv:
@@ -43,15 +43,18 @@ def make(task: str | Task, num_envs: int, seed: int = 0, **kw: Any) -> SimEnv:
     return SimEnv(task, num_envs, seed=seed, **env_kw)
 
 
+def make_native(task: str, num_envs: int, seed: int = 0, **kw: Any) -> SimEnv:
+    """Make an env as `make` does, for configs: they name the task."""
+    return make(task, num_envs, seed, **kw)
+
+
 def _forwards_to(given: Mapping[str, Any]) -> tuple[Callable[..., Any], ...]:
-    """Whose keywords `make` passes on; configs are checked against them before anything is built."""
+    """Whose keywords `make_native` passes on; configs are checked against them before anything is built."""
     task = given.get("task")
-    if task is not None and not isinstance(task, str | Task):
-        return (SimEnv,)  # the check of `task` itself says what is wrong
-    return (SimEnv, type(make_task(task) if isinstance(task, str) else task or Task()))
+    return (SimEnv, type(make_task(task)) if isinstance(task, str) else Task)
 
 
-make.forwards_to = _forwards_to  # type: ignore[attr-defined]
+make_native.forwards_to = _forwards_to  # type: ignore[attr-defined]
 
 
 @runtime_checkable

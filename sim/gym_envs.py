@@ -1,12 +1,16 @@
-"""The native tasks as Gymnasium environments: `gymnasium.make_vec("robopolicy/Pick-v0", num_envs=16)`.
+"""The native tasks as Gymnasium environments: `gymnasium.make_vec("sim.gym_envs:robopolicy/Pick-v0", num_envs=16)`.
 
-Gymnasium finds them through the `gymnasium.envs` plugin entry point (`robopolicy = "sim.gym_envs:register"`), so no
-import of ours is needed. Observations: a Box (`observation.state`), or a Dict of it and the pictures where cameras are
-asked for. Actions: physical units. Vector envs reset ended episodes in the same step, with `info["final_obs"]`.
+Importing this module registers them, and Gymnasium imports what stands before the colon of an id. `robopolicy/Pick-v0`
+alone is known only after the import: Gymnasium 1.0 and later look for no plugins.
+
+Observations: a Box (`observation.state`), or a Dict of it and the pictures where cameras are asked for. Actions:
+physical units. Vector envs reset ended episodes in the same step, with `info["final_obs"]`.
 """
 
 from __future__ import annotations
 
+import numbers
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import gymnasium
@@ -16,6 +20,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 import sim
+from robopolicy.errors import ConfigError
 from robopolicy.types import STATE, TASK, Obs
 from sim.env import SimEnv
 
@@ -71,12 +76,26 @@ class GymVectorEnv(VectorEnv):
         self.action_space = batch_space(self.single_action_space, num_envs)
 
     def reset(
-        self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """`seed`: an int names the stream of all episodes from here on; a list gives the first episodes' own seeds."""
-        if isinstance(seed, int):
-            self.env.reseed(seed)
-        seeds = torch.tensor([int(s) for s in seed]) if isinstance(seed, list) else None
+        """Start new episodes everywhere.
+
+        Args:
+            seed: an int names the stream of all episodes from here on; a list [N] gives the first episodes' own seeds.
+
+        Raises:
+            ConfigError: a list that is not one whole number for each env, or a mask: ended envs reset by themselves.
+        """
+        if options and "reset_mask" in options:
+            raise ConfigError("reset_mask: expected none in autoreset mode SAME_STEP: ended envs reset by themselves")
+        seeds = None
+        if isinstance(seed, numbers.Integral):
+            self.env.reseed(int(seed))
+        elif seed is not None:
+            given = list(seed)
+            if len(given) != self.num_envs or not all(isinstance(s, numbers.Integral) for s in given):
+                raise ConfigError(f"seed: expected one whole number for each of {self.num_envs} envs, found {given}")
+            seeds = torch.tensor([int(s) for s in given])
         return _emit(self.env.reset(seeds)), {"episode_seed": self.env.episode_seed.numpy()}
 
     def step(self, actions: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -143,5 +162,7 @@ class GymEnv(gymnasium.Env):
     def close(self) -> None:
         self.env.close()
 
+
+register()
 
 __all__ = ["GymEnv", "GymVectorEnv", "gym_id", "register"]

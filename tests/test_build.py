@@ -210,6 +210,11 @@ def test_nodes_inside_of_data_are_refused() -> None:
             b.check({"_target_": "robot", "robot": "panda", **changes}, "profile")
 
 
+@pytest.mark.parametrize("task", [["pick"], 3, {"a": 1}, True])
+def test_a_native_task_is_named_by_a_string(task: Any) -> None:
+    assert any(p.startswith("task.task: ") for p in b.problems({"_target_": "native", "task": task}, "task"))
+
+
 def test_every_registered_name_exists() -> None:
     from robopolicy.suite_packages import PACKAGES
 

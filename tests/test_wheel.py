@@ -108,3 +108,18 @@ def test_doctor(bin: Path, tmp_path: Path) -> None:
     out = run(bin / "robopolicy", "doctor", cwd=tmp_path, timeout=240)
     assert "FAILED" not in out
     assert "64×64 frame" in out.replace("\n", " ")
+
+
+def test_gymnasium_makes_the_native_tasks(bin: Path, tmp_path: Path) -> None:
+    """By an id that names our module, without an import of ours."""
+    code = (
+        "import gymnasium\n"
+        "first = gymnasium.make('sim.gym_envs:robopolicy/Pick-v0')\n"
+        "ids = [i for i in gymnasium.registry if i.startswith('robopolicy/')]\n"
+        "for i in ids:\n"
+        "    env = gymnasium.make(i)\n"
+        "    env.reset(seed=0), env.step(env.action_space.sample()), env.close()\n"
+        "envs = gymnasium.make_vec('sim.gym_envs:robopolicy/Pick-v0', num_envs=2)\n"
+        "print(len(ids), envs.reset(seed=0)[0].shape[0])"
+    )
+    assert run(bin / "python", "-W", "ignore", "-c", code, cwd=tmp_path, timeout=120).split() == ["9", "2"]

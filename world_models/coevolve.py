@@ -16,7 +16,7 @@ from robopolicy.build import build
 from robopolicy.checkpoint import Checkpointer, load_policy
 from robopolicy.cli import call, find_verb
 from robopolicy.data.meta import recorded
-from robopolicy.errors import ConfigError
+from robopolicy.errors import CheckpointError, ConfigError
 from robopolicy.evaluate.rows import Rows
 from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import Policy
@@ -25,6 +25,7 @@ from robopolicy.runs import read_config
 from robopolicy.schema import TARGET, Count, Fraction
 from robopolicy.storage import write_text
 from robopolicy.types import Metrics
+from robopolicy.untrusted import below, parse_json, read_bytes, read_json, refusing
 from world_models.assess import faults
 from world_models.exam import Exam, examine
 from world_models.gate import LEVEL
@@ -93,6 +94,9 @@ def coevolve(
         raise ConfigError("world.starts: in rounds, episodes begin where the model's own data does; leave it away")
     checkpointer = Checkpointer(run_dir, keep=int(config.get("keep_checkpoints", 2)))
     state = checkpointer.latest() or {"records": [], "policy": "", "model": ""}
+    with refusing("checkpoint: state.json"):
+        records = [dict(record) for record in state["records"]]
+        state = {**state, "records": records, "policy": str(state["policy"]), "model": str(state["model"])}
     driver = Rounds(run_dir, config, episodes, real_steps, refit_steps, share, starts, patience)
     while (reason := driver.over(state, rounds)) == "":
         state = driver.round(state)
@@ -124,10 +128,18 @@ class Rounds:
         self.env = build(config["task"], "task", num_envs=min(episodes, 64), seed=0)
 
     def policy(self, state: dict[str, Any]) -> Path:
-        return self.run_dir / state["policy"] if state["policy"] else Path(self.config["base"])
+        return (
+            below(self.run_dir, state["policy"], where="state.json: policy")
+            if state["policy"]
+            else Path(self.config["base"])
+        )
 
     def model(self, state: dict[str, Any]) -> Path:
-        return self.run_dir / state["model"] if state["model"] else Path(self.config["world"]["model"])
+        return (
+            below(self.run_dir, state["model"], where="state.json: model")
+            if state["model"]
+            else Path(self.config["world"]["model"])
+        )
 
     def over(self, state: dict[str, Any], rounds: int) -> str:
         """Why there is not another round; "" where there is."""
@@ -244,12 +256,16 @@ def _check_fractions(config: dict[str, Any]) -> None:
 def _decisions(run_dir: Path) -> list[dict[str, Any]]:
     """Of the gate of a run; none where it had none."""
     file = run_dir / "gate.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+    if not file.is_file():
+        return []
+    found = parse_json(read_bytes(file), str(file), finite=False)
+    if not isinstance(found, list) or not all(isinstance(record, dict) for record in found):
+        raise CheckpointError(f"{file} is damaged: expected a list of objects")
+    return found
 
 
 def _once(file: Path, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What `work` gave, now or before."""
     if not file.is_file():
         write_text(file, json.dumps(work(), indent=1) + "\n")
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    return read_json(file, finite=False)

@@ -22,7 +22,7 @@ from torch import Tensor
 from robopolicy.build import build
 from robopolicy.checkpoint import find_policy, load_policy
 from robopolicy.data.episodes import concatenate
-from robopolicy.errors import SpecError
+from robopolicy.errors import CheckpointError, SpecError
 from robopolicy.evaluate import video
 from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import Policy
@@ -31,6 +31,7 @@ from robopolicy.runs import read_config
 from robopolicy.schema import TARGET, Count
 from robopolicy.storage import MANIFEST, write_text
 from robopolicy.types import IMAGES, STATE, TASK, Obs
+from robopolicy.untrusted import parse_json, read_bytes, read_json
 from world_models.assess import no_better
 from world_models.data import split, take
 from world_models.dynamics import History
@@ -62,7 +63,7 @@ def look(*, run_dir: Path, episodes: Count = 3) -> Path | None:
     ident = hashlib.sha256((find_world(model) / MANIFEST).read_bytes()).hexdigest()[:16]
     ident += f" {policy_digest(policy)[:16] if policy else 'data'} {episodes}"
     out = run_dir / LOOK
-    if out.is_file() and json.loads(out.read_text(encoding="utf-8")).get("of") == ident:
+    if out.is_file() and _ident_of(out) == ident:
         return out
     if policy is None:
         shown = _of_data(world, model, episodes)
@@ -79,10 +80,18 @@ def look(*, run_dir: Path, episodes: Count = 3) -> Path | None:
     return out
 
 
+def _ident_of(out: Path) -> object:
+    try:
+        return read_json(out, finite=False).get("of")
+    except CheckpointError:  # damaged: it is made again
+        return None
+
+
 def _newest_model(run_dir: Path, config: dict[str, Any]) -> Path:
     """The one that the run began with, or that its last round ended with."""
     file = run_dir / "rounds.json"
-    done = len(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else 0
+    found = parse_json(read_bytes(file), str(file), finite=False) if file.is_file() else []
+    done = len(found) if isinstance(found, list) else 0
     return run_dir / f"round_{done}" / "model" if done else Path(config["world"]["model"])
 
 

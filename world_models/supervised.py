@@ -11,6 +11,7 @@ from torch import Tensor
 from robopolicy.algos.bc import BC
 from robopolicy.loops.offline import Tracker, seed_generators, step_seed
 from robopolicy.types import Metrics
+from robopolicy.untrusted import refusing
 
 
 def learn(
@@ -42,10 +43,11 @@ def learn(
     state = checkpointer.latest()
     step, sums, means = 0, cast(Metrics, {}), cast(Metrics, {})
     if state is not None:
-        check_same_data(state["algo"]["average"])
-        step, sums, means = state["step"], dict(state["sums"]), dict(state["means"])
-        algo.load_state_dict(state["algo"])
-        average.report = state["report"] if step >= steps else {}
+        with refusing("checkpoint: state.json"):
+            check_same_data(state["algo"]["average"])
+            step, sums, means = int(state["step"]), dict(state["sums"]), dict(state["means"])
+            algo.load_state_dict(state["algo"])
+            average.report = dict(state["report"]) if step >= steps else {}
 
     def snapshot() -> dict[str, Any]:
         return {"step": step, "sums": sums, "means": means, "algo": algo.state_dict(), "report": average.report}

@@ -15,6 +15,7 @@ import torch
 from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
 from torch import Tensor
 
+from robopolicy.allocation import allocating_at_most, budget
 from robopolicy.build import build
 from robopolicy.errors import CheckpointError, ConfigError
 from robopolicy.evaluate.provenance import version
@@ -23,8 +24,9 @@ from robopolicy.policies.denoising import stratified
 from robopolicy.policies.diffusion import Prediction, step_table
 from robopolicy.schema import Count, Positive, plain
 from robopolicy.spec import PolicySpec
-from robopolicy.storage import load_weights, read_json, read_tensors, verify, write_manifest, write_tensors
+from robopolicy.storage import load_weights, read_tensors, verify, write_manifest, write_tensors
 from robopolicy.types import Metrics
+from robopolicy.untrusted import check_links, pointed, read_json, refusing
 from world_models.windows import Tokens, Window
 
 FORMAT = 1
@@ -165,11 +167,12 @@ def load_trajectories(path: Path | str) -> Trajectories:
         CheckpointError: missing, damaged, of a newer format, not trained to its end, no better than saying nothing.
     """
     run, pointer = Path(path), Path(path) / "checkpoints" / "latest"
-    folder = run / "checkpoints" / pointer.read_text(encoding="utf-8").strip() / FOLDER if pointer.is_file() else run
+    folder = pointed(pointer) / FOLDER if pointer.is_file() else run
     if not (folder / "trajectories.json").is_file():
         raise CheckpointError(f"{path}: expected a run directory of `train algo=trajectories`; it is not one")
+    check_links(folder)
     verify(folder)
-    meta, report = read_json(folder / "trajectories.json"), read_json(folder / "report.json")
+    meta, report = read_json(folder / "trajectories.json"), read_json(folder / "report.json", finite=False)
     if meta.get("format") != FORMAT:
         raise CheckpointError(
             f"{folder}: format {meta.get('format')!r}, this robopolicy reads {FORMAT}. Train it again, or use the "
@@ -177,13 +180,21 @@ def load_trajectories(path: Path | str) -> Trajectories:
         )
     if not report:
         raise CheckpointError(f"{folder}: its training has not ended. Repeat the command that began it: it goes on.")
-    if not report["denoising"]["held_out"] < report["denoising"]["nothing"]:
+    with refusing(f"{folder}/report.json: denoising"):
+        held_out, nothing = (float(report["denoising"][k]) for k in ("held_out", "nothing"))
+    if not held_out < nothing:
         raise CheckpointError(
-            f"{folder}: held-out denoising error {report['denoising']['held_out']:.3g}, predicting nothing gives "
-            f"{report['denoising']['nothing']:.3g}: it has learned nothing. Train it longer, or on more data."
+            f"{folder}: held-out denoising error {held_out:.3g}, predicting nothing gives {nothing:.3g}: it has "
+            "learned nothing. Train it longer, or on more data."
         )
-    spec = PolicySpec.from_json((folder / "spec.json").read_text(encoding="utf-8"))
-    model = make_trajectories(spec, meta["node"])
-    load_weights(model, read_tensors(folder / "model.safetensors"), where=str(folder))
+    spec = PolicySpec.from_data(read_json(folder / "spec.json", finite=False))
+    weights, where = folder / "model.safetensors", f"{folder}/trajectories.json"
+    try:
+        with allocating_at_most(budget(weights), where), refusing(f"{where}: node"):
+            model = make_trajectories(spec, meta["node"])
+    except ConfigError as error:
+        raise CheckpointError(f"{folder}: trajectories.json does not describe a model of this robopolicy: {error}") \
+            from error  # fmt: skip
+    load_weights(model, read_tensors(weights), where=str(folder))
     model.report = report
     return model.eval()

@@ -6,19 +6,22 @@ model/    world.json (the config nodes that rebuild it) · spec.json · report.j
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from robopolicy.allocation import allocating_at_most, budget
 from robopolicy.build import build
-from robopolicy.errors import CheckpointError, ConfigError
+from robopolicy.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.evaluate.provenance import version
 from robopolicy.schema import plain
-from robopolicy.storage import load_weights, read_json, read_tensors, verify, write_manifest, write_tensors
-from robopolicy.types import ActionSpec, EnvSpec, Feature, Metrics
+from robopolicy.spec import EnvFile
+from robopolicy.storage import load_weights, read_tensors, verify, write_manifest, write_tensors
+from robopolicy.types import EnvSpec, Metrics
+from robopolicy.untrusted import check_links, checked, pointed, read_json, refusing
 from world_models.dynamics import Dynamics, History
 from world_models.success import SuccessClassifier
 
@@ -129,7 +132,7 @@ def find_world(path: Path | str, *, which: Literal["latest", "best"] = "latest")
         pointer = path / "checkpoints" / which
         if not pointer.is_file():
             raise CheckpointError(f"{path}: its training has not written a {which!r} checkpoint yet")
-        path = path / "checkpoints" / pointer.read_text(encoding="utf-8").strip()
+        path = pointed(pointer)
     path = path / FOLDER if (path / FOLDER).is_dir() else path
     if not (path / "world.json").is_file():
         kind = "a policy lies there" if (path / "policy").is_dir() or (path / "policy.json").is_file() else "it is not"
@@ -144,6 +147,7 @@ def load_world(path: Path | str, *, which: Literal["latest", "best"] = "latest")
         CheckpointError: missing, damaged, of a newer format, not trained to its end, weights that are not finite.
     """
     folder = find_world(path, which=which)
+    check_links(folder)
     verify(folder)
     meta = read_json(folder / "world.json")
     if meta.get("format") != FORMAT:
@@ -151,17 +155,20 @@ def load_world(path: Path | str, *, which: Literal["latest", "best"] = "latest")
             f"{folder}: format {meta.get('format')!r}, this robopolicy reads {FORMAT}. Train it again, or use the "
             f"version that wrote it ({meta.get('robopolicy')})."
         )
-    report = read_json(folder / "report.json")
+    report = read_json(folder / "report.json", finite=False)
     if not report:
         raise CheckpointError(
             f"{folder}: its training has not ended, so nothing says how far it can be believed. Repeat the command "
             "that began it: it goes on."
         )
+    spec = read_spec(read_json(folder / "spec.json", finite=False))
+    weights, where = folder / "model.safetensors", f"{folder}/world.json"
     try:
-        world = make_world(read_spec(read_json(folder / "spec.json")), meta["nodes"])
+        with allocating_at_most(budget(weights), where), refusing(f"{where}: nodes"):
+            world = make_world(spec, meta["nodes"])
     except ConfigError as error:
         raise CheckpointError(f"{folder}: world.json does not describe a world of this robopolicy: {error}") from error
-    tensors = read_tensors(folder / "model.safetensors")
+    tensors = read_tensors(weights)
     try:
         load_weights(world, tensors, where=str(folder))
     except CheckpointError as error:
@@ -177,18 +184,9 @@ def read_spec(data: dict[str, Any]) -> EnvSpec:
     """Inverse of `asdict`: lists are tuples again.
 
     Raises:
-        CheckpointError: a field is missing or unknown.
+        CheckpointError: a field is missing or unknown, or holds what it cannot.
     """
-    data = {"branches": False, **data}  # which worlds written before 2026-11-25 do not say
-    known = {f.name for f in fields(EnvSpec)}
-    if set(data) != known:
-        raise CheckpointError(
-            f"spec.json: missing fields {sorted(known - set(data))}, unknown fields {sorted(set(data) - known)}"
-        )
-    observation = {
-        k: Feature(tuple(f["shape"]), f["dtype"], None if f["names"] is None else tuple(f["names"]))
-        for k, f in data["observation"].items()
-    }
-    parts: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data["action"].items()}
-    action = ActionSpec(**parts)
-    return EnvSpec(**{**data, "observation": observation, "action": action, "tasks": tuple(data["tasks"])})
+    try:
+        return checked(EnvFile, data, "spec.json").spec()
+    except SpecError as error:
+        raise CheckpointError(f"spec.json does not describe an environment: {error}") from error

@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from mcap.reader import make_reader
 from rclpy.serialization import deserialize_message
 
+from real.mcap_files import check_chunks
+from robopolicy.data.files import visible
 from robopolicy.errors import DataError
+from robopolicy.untrusted import check_links, check_types, inside, read_yaml
 
 SUFFIXES = {"mcap": ".mcap", "sqlite3": ".db3"}
+_ZSTD = b"\x28\xb5\x2f\xfd"  # a message of CDR begins with 0
 _HEADER = 4  # bytes before a CDR message: its byte order and options
 
 
@@ -54,12 +57,14 @@ class Bag:
         self.path = path
         about = _about(path)
         storage = about.get("storage_identifier") or _storage_of(path)
+        if str(about.get("compression_mode") or "").upper() == "MESSAGE":
+            raise _compressed(f"{path}: metadata.yaml, compression_mode")
         if storage not in SUFFIXES:
             raise DataError(f"{path}: storage {storage!r}; mcap and sqlite3 are read. `ros2 bag convert` changes it.")
         custom = about.get("custom_data")
         self.about = {str(k): str(v) for k, v in custom.items()} if isinstance(custom, dict) else {}
-        names = [Path(name).name for name in about.get("relative_file_paths") or ()]  # in the bag, wherever they say
-        self.files = [path / name for name in names] or ([path] if path.is_file() else _files(path))
+        check_links(path, where=str(path), error=DataError)
+        self.files = _named(path, about) or ([path] if path.is_file() else _files(path))
         for file in self.files:
             if file.suffix != SUFFIXES[storage]:
                 raise DataError(
@@ -98,6 +103,8 @@ class Bag:
         for file in self.files if topics else ():
             with _damage(file):
                 for found in self._read(file, set(topics)):
+                    if found[2][:4] == _ZSTD:
+                        raise _compressed(f"{file}, {found[0]}")
                     yield Item(*found)
 
 
@@ -142,10 +149,17 @@ def _damage(file: Path) -> Iterator[None]:
 
 
 # -- inside ---------------------------------------------------------------------------------------------------------
+def _compressed(where: str) -> DataError:
+    return DataError(
+        f"{where}: compressed message by message, which is not read; MCAP's own compression is. Undo it with "
+        "`ros2 bag convert`, and record with `-s mcap --storage-preset-profile zstd_fast`."
+    )
+
+
 def _files(path: Path) -> list[Path]:
     """Of a folder, in the order of their names, which is that of writing."""
     for suffix in SUFFIXES.values():
-        found = [f for f in path.glob(f"*{suffix}") if f.stem.rpartition("_")[2].isdigit()]
+        found = [f for f in visible(path.glob(f"*{suffix}")) if f.stem.rpartition("_")[2].isdecimal()]
         if found:
             return sorted(found, key=lambda f: int(f.stem.rpartition("_")[2]))
     return []
@@ -162,15 +176,30 @@ def _about(path: Path) -> dict[str, Any]:
     file = path / "metadata.yaml"
     if not file.is_file():
         return {}
-    try:
-        return dict(yaml.safe_load(file.read_text())["rosbag2_bagfile_information"])
-    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{file}: not the metadata of a bag ({error!r}); `ros2 bag reindex` makes it anew") from error
+    data = read_yaml(file, error=DataError)
+    found = data.get("rosbag2_bagfile_information") if isinstance(data, dict) else None
+    if not isinstance(found, dict):
+        raise DataError(f"{file}: not the metadata of a bag: rosbag2_bagfile_information is missing or no mapping; "
+                        "`ros2 bag reindex` makes it anew")  # fmt: skip
+    check_types(found, {"storage_identifier": str, "relative_file_paths": list}, str(file), DataError)
+    return found
+
+
+def _named(path: Path, about: dict[str, Any]) -> list[Path]:
+    """The files that metadata.yaml names: in the bag, wherever it says they are."""
+    names = about.get("relative_file_paths") or []
+    where = f"{path}/metadata.yaml: relative_file_paths"
+    if bad := [name for name in names if not isinstance(name, str)]:
+        raise DataError(f"{where}: expected names, found {bad[0]!r}")
+    return [inside(path, name.rpartition("/")[2], where=where, error=DataError) for name in names]
 
 
 def _mcap(file: Path, topics: set[str] | None) -> Iterator[tuple[Any, ...]]:
     """(topic, type) of all where `topics` is None, else (topic, s, data) of those."""
     with file.open("rb") as stream:
+        if topics is None:
+            check_chunks(stream)
+            stream.seek(0)
         reader = make_reader(stream, validate_crcs=True)
         if topics is None:
             summary = reader.get_summary()
@@ -189,6 +218,10 @@ def _sqlite(file: Path, topics: set[str] | None) -> Iterator[tuple[Any, ...]]:
     """The same of a .db3 file."""
     base = sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)
     try:
+        base.execute("PRAGMA trusted_schema = OFF")
+        tables = {name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if not {"topics", "messages"} <= tables:  # a view may compute for ever
+            raise DataError(f"{file}: not the storage of a bag: topics and messages must be tables")
         names = {number: (name, kind) for number, name, kind in base.execute("SELECT id, name, type FROM topics")}
         if topics is None:
             yield from names.values()

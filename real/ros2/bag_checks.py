@@ -43,12 +43,12 @@ def check_stream(name: str, stream: Stream, rate_hz: float, patience: float) -> 
         if times is None:
             continue
         step = np.diff(times)
-        if (bad := np.flatnonzero(step < 0 if what == "arrived" else step <= 0)).size:
+        if (bad := np.flatnonzero(~(step >= 0 if what == "arrived" else step > 0))).size:
             raise UnusableError(
                 f"{name}: {len(bad)} of {len(t)} messages {what} out of order or twice, the first after "
                 f"{t[bad[0] + 1] - t[0]:.3f} s"
             )
-        if (longest := float(step.max())) > patience:
+        if not (longest := float(step.max())) <= patience:
             raise UnusableError(
                 f"{name}: a gap of {longest:.3f} s after {t[int(step.argmax())] - t[0]:.3f} s; the wiring's watchdog "
                 f"waits {patience} s"
@@ -60,7 +60,7 @@ def check_stream(name: str, stream: Stream, rate_hz: float, patience: float) -> 
     if stamps is not None:
         way = t - stamps
         late = np.abs(way - np.median(way))
-        if late.max() > LATE:
+        if not late.max() <= LATE:
             raise UnusableError(
                 f"{name}: a message {late.max():.3f} s later than the others, after "
                 f"{t[int(late.argmax())] - t[0]:.3f} s: held up on its way, or a clock that was set"

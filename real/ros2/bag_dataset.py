@@ -160,7 +160,8 @@ def frames_of(streams: Streams, wiring: Wiring, dt: float, *, whole: bool = Fals
         raise UnusableError(f"only {len(at) - 1} control steps after the first motion")
     seen = at[:-1]
     spec = action_of(wiring)
-    if (outside := (told < np.array(spec.low) - MOVED) | (told > np.array(spec.high) + MOVED)).any():
+    inside = (np.array(spec.low) - MOVED <= told) & (told <= np.array(spec.high) + MOVED)  # NaN fails
+    if (outside := ~inside).any():
         step, k = np.argwhere(outside)[0]
         raise UnusableError(
             f"{spec.names[k]} was told {told[step, k]:.3f} {spec.units[k]}, expected {spec.low[k]:.3f} to "

@@ -136,7 +136,7 @@ class _Columns:
         """[F] whether a human drove, and `starts` [E+1]."""
         if HUMAN not in self.source.columns or self.wiring.topics["intervention"] is None:
             return None
-        table, starts = read_table(self.source, None, [HUMAN])
+        table, starts, _ = read_table(self.source, None, [HUMAN])
         return Columns(table, starts, self.source)(HUMAN, ()).astype(bool), starts.numpy()
 
     def _remark(self) -> None:

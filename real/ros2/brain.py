@@ -30,6 +30,7 @@ from real.runner import ThreadRunner
 from real.safety import SafetyChain, SafetyError, load_profile
 from real.safety.profile import slowed
 from real.safety.risk import RiskCritic
+from real.safety.tracking import checked, guarded
 from robopolicy.checkpoint import load_policy
 from robopolicy.errors import SpecError
 from robopolicy.policies.base import Policy
@@ -87,7 +88,7 @@ class Brain:
 
     def __init__(self, options: Options, wiring: Wiring, recorder: Recorder | None = None) -> None:
         assert options.checkpoint is not None
-        self.options, self.wiring = options, wiring
+        self.options, self.wiring, self.dry_run = options, wiring, options.dry_run
         self.policy, self.recorder = _policy(options), recorder
         try:
             self._set_up()
@@ -148,7 +149,9 @@ class Brain:
     def chain(self) -> SafetyChain:
         """The limits that `options` asks for."""
         settings, dt = slowed(self.options.settings, self.options.speed), self.wiring.tick_s
-        profile = load_profile(self.wiring.limits, **settings)
+        profile = load_profile(self.wiring.limits, **guarded(settings, dry_run=self.dry_run))
+        if not self.dry_run:
+            checked(profile)
         if profile.settings.energy is not None:
             raise SafetyError(
                 "energy: the tank needs external torques, and no topic of a wiring brings them (effort of "

@@ -8,6 +8,7 @@ against rclpy's own.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,29 +26,43 @@ STAMP = len(LITTLE_ENDIAN) + 8  # where the stamp ends
 
 
 class TrajectoryBytes:
-    """Trajectories of these joints, whose points come one a tick and hold nothing but positions.
+    """Trajectories of these joints, whose points come one a tick.
 
     Args:
         joints: names, in the order of the columns.
         dt_ns: between two points.
+        derivatives: points hold velocities and accelerations beside positions; such are written alone, not read.
     """
 
-    def __init__(self, joints: Sequence[str], dt_ns: int) -> None:
+    def __init__(self, joints: Sequence[str], dt_ns: int, *, derivatives: bool = False) -> None:
         self.order, self.dt_ns, n = JointOrder(joints), dt_ns, len(joints)
         names = b"".join(_padded(_text(name)) for name in joints)
         self._head = _padded(_text("")) + _number(n) + names  # from the stamp to the number of points: frame_id, names
         self._gap = -(STAMP - len(LITTLE_ENDIAN) + len(self._head) + 8) % 8  # numbers of 8 bytes lie at multiples of 8
-        self._point = np.dtype([("n", "<u4"), ("q", "<f8", n), ("none", "<u4", 3), ("s", "<i4"), ("ns", "<u4")])
+        rates: list[Any] = [("none", "<u4", 3)]  # velocities, accelerations and effort
+        if derivatives:
+            sizes = [(("nv", "<u4"), ("gap_v", "<u4")), (("na", "<u4"), ("gap_a", "<u4"))]
+            rates = [*sizes[0], ("v", "<f8", n), *sizes[1], ("a", "<f8", n), ("none", "<u4")]
+        self._point = np.dtype([("n", "<u4"), ("q", "<f8", n), *rates, ("s", "<i4"), ("ns", "<u4")])
         self._blank = np.zeros(0, self._point)
 
     def write(self, first_ns: int, points: Array) -> bytes:
         """Control points [K n] rad, the first due at `first_ns` of the arm's clock."""
         rows = self._rows(len(points))
         rows["q"] = points
+        return self._bytes(first_ns, rows)
+
+    def write_spline(self, first_ns: int, q: Array, qd: Array, qdd: Array) -> bytes:
+        """Positions, velocities and accelerations [K n], the first due at `first_ns` of the arm's clock."""
+        rows = self._rows(len(q))
+        rows["q"], rows["v"], rows["a"] = q, qd, qdd
+        return self._bytes(first_ns, rows)
+
+    def _bytes(self, first_ns: int, rows: NDArray[np.void]) -> bytes:
         body = rows.tobytes()
         stamp = (first_ns // messages.S).to_bytes(4, "little", signed=True) + _number(first_ns % messages.S)
         return b"".join(
-            (LITTLE_ENDIAN, stamp, self._head, _number(len(points)), body[:4], bytes(self._gap * bool(body)), body[4:])
+            (LITTLE_ENDIAN, stamp, self._head, _number(len(rows)), body[:4], bytes(self._gap * bool(body)), body[4:])
         )
 
     def read(self, data: bytes) -> tuple[int, Array]:
@@ -79,7 +94,9 @@ class TrajectoryBytes:
         if count > len(self._blank):
             rows = np.zeros(count, self._point)
             due = np.arange(count, dtype=np.int64) * self.dt_ns
-            rows["n"], rows["s"], rows["ns"] = len(self.order.joints), due // messages.S, due % messages.S
+            rows["s"], rows["ns"] = due // messages.S, due % messages.S
+            for name in {"n", "nv", "na"} & set(self._point.fields or ()):
+                rows[name] = len(self.order.joints)
             self._blank = rows
         return self._blank[:count].copy()
 

@@ -9,7 +9,9 @@ from typing import Any, Literal
 from real.safety import SafetyError
 from robopolicy.errors import closest
 
-UPSAMPLING = ("linear", "cubic", "filter")
+UPSAMPLING = ("none", "linear", "bspline")
+POINTS = ("spline", "control")
+AFTER = ("keep", "open")  # what a gripper does once a FAULT has ended the episode
 LONGEST_TIMEOUT = 0.2  # s; an arm that goes on for longer without a command is not supervised
 
 
@@ -55,13 +57,43 @@ class OutputTopic(Topic):
         type: `trajectory` (trajectory_msgs/JointTrajectory every tick), `action` (the same as goals of
             control_msgs/FollowJointTrajectory, `rate_hz` times a second), or `positions` (std_msgs/Float64MultiArray
             every tick, played as it comes).
-        upsampling: of `positions`: how the driver goes from one to the next; see UPSAMPLING.
+        points: of trajectories: `spline` (positions, velocities and accelerations on the way, which the driver joins by
+            a quintic spline as joint_trajectory_controller does), or `control` (control points of a cubic B-spline,
+            for a driver that plays one).
+        node: of the driver that subscribes, or serves the action; "": any. Others may listen, and count for nothing.
+        upsampling: of `positions`: how the driver goes from one to the next; see real.ros2.upsampling.
+        driver_hz: of `positions`: 1/s, positions that the driver gives the arm.
         timeout_s: of `positions`: s without any after which the driver stops the arm by itself.
     """
 
     type: Literal["trajectory", "action", "positions"] = "trajectory"
+    points: Literal["spline", "control"] = "spline"
+    node: str = ""
     upsampling: str = ""
+    driver_hz: float = 0.0
     timeout_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class GripperTopic(Topic):
+    """Openings [m] for the gripper, again and again at the topic's rate.
+
+    Args:
+        low, high: m, the openings that it can reach.
+        speed: m/s at which the commanded opening changes at most; None: at once, the gripper limits itself.
+        squeeze: m by which the commanded opening may differ from the measured one at most. A gripper that is a
+            position servo then presses with its stiffness times this. None: the gripper limits its force itself.
+        after_fault: `keep` (the last commanded opening, so that what was gripped stays gripped) or `open`.
+        node: of the driver that subscribes; "": any.
+    """
+
+    durability: Literal["volatile", "transient_local"] = "transient_local"
+    low: float = 0.0
+    high: float = 0.0
+    speed: float | None = None
+    squeeze: float | None = None
+    after_fault: Literal["keep", "open"] = "keep"
+    node: str = ""
 
 
 def number(value: Any, where: str) -> float:
@@ -83,6 +115,23 @@ def camera(value: Any, where: str) -> CameraTopic:
     return found
 
 
+def gripper(value: Any, where: str) -> GripperTopic:
+    found = _quality(GripperTopic, value, where)
+    low, high = (number(getattr(found, k), f"{where}: {k}") for k in ("low", "high"))
+    if not 0.0 <= low < high <= 1.0:
+        raise WiringError(f"{where}: low and high: expected the openings that the gripper reaches, 0 ≤ low < high ≤ 1 "
+                          f"m, found {low} and {high}")  # fmt: skip
+    for key, most in (("speed", 2.0), ("squeeze", 1.0)):
+        if key not in value:
+            raise WiringError(f"{where}: {key}: must be given; null: the gripper's own driver limits it")
+        limit = getattr(found, key)
+        if limit is not None and not 0.0 < number(limit, f"{where}: {key}") <= most:
+            raise WiringError(f"{where}: {key}: expected a number above 0, up to {most:g}, or null, found {limit}")
+    if found.after_fault not in AFTER:
+        raise WiringError(f"{where}: after_fault: expected keep or open, found {found.after_fault!r}")
+    return found
+
+
 def output(value: Any, where: str, *, tick_s: float, lead_ticks: int, echoed: bool) -> OutputTopic:
     """The way to the driver, which must fit what else is known of it.
 
@@ -92,8 +141,15 @@ def output(value: Any, where: str, *, tick_s: float, lead_ticks: int, echoed: bo
     found = _quality(OutputTopic, value, where)
     if found.type not in ("trajectory", "action", "positions"):
         raise WiringError(f"{where}: type: expected trajectory, action or positions, found {found.type!r}")
+    if found.points not in POINTS:
+        raise WiringError(f"{where}: points: expected spline or control, found {found.points!r}")
     if found.type != "positions":
-        for key in ("upsampling", "timeout_s"):
+        if found.points == "spline" and echoed:
+            raise WiringError(
+                f"{where}: points: spline is for a driver that says nothing of what it plays, so topics.joint_commands "
+                "must be null. A driver that plays control points of a B-spline, and says so, has points: control"
+            )
+        for key in ("upsampling", "driver_hz", "timeout_s"):
             if getattr(found, key):
                 raise WiringError(f"{where}: {key} is for type positions; a trajectory has times and ends in a stop")
         every = _every(found, tick_s)
@@ -109,6 +165,12 @@ def output(value: Any, where: str, *, tick_s: float, lead_ticks: int, echoed: bo
             f"that declares how it fills the time between two ({list(UPSAMPLING)} as `upsampling`) and after how long "
             f"a silence it stops by itself (`timeout_s`); found upsampling={found.upsampling!r}, "
             f"timeout_s={found.timeout_s!r}. Else use type trajectory."
+        )
+    rate = number(found.driver_hz, f"{where}: driver_hz") * tick_s
+    if not (1 <= round(rate) <= 20 and abs(rate - round(rate)) < 1e-6):
+        raise WiringError(
+            f"{where}: driver_hz: expected the rate of the driver's own loop, 1 to 20 times that of the ticks "
+            f"({1 / tick_s:g} Hz), found {found.driver_hz}"
         )
     if not 2 * tick_s <= number(found.timeout_s, f"{where}: timeout_s") <= LONGEST_TIMEOUT:
         raise WiringError(f"{where}: timeout_s: expected {2 * tick_s} to {LONGEST_TIMEOUT} s, found {found.timeout_s}")

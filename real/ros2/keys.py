@@ -16,8 +16,9 @@ from real.safety import SafetyError
 Array = NDArray[np.float64]
 
 LOST, STICK = "lost", "stick"  # the source of keys is gone; what follows are deflections −1 … 1
+STOPS = ("x", LOST)  # go before whatever waits, and are never dropped
 KNOWN = frozenset({*MOVES, *NAMES.values(), OTHER, LOST, "t", "p", "b", "x"})
-FRESH = 0.15  # s that a deflection counts: who holds a stick says so again and again
+FRESH = 0.15  # s that a deflection counts: who holds a stick says so again and again; what waited for longer is dropped
 _MOST = 64  # texts at a time
 
 
@@ -50,7 +51,7 @@ class RemoteKeys:
             if at.shape != (4,) or not (np.abs(at) <= 1.0).all():
                 raise SafetyError(f"keys: expected {STICK} and four numbers from -1 to 1, found {text[:80]!r}")
             self._at, self._told = at, self.clock()
-        elif text in ("x", LOST):  # go before whatever waits, and are never dropped
+        elif text in STOPS:
             self._quit, self._lost = self._quit or text == "x", self._lost or text == LOST
         elif text in KNOWN:
             self._waiting.append(text)

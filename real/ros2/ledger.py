@@ -1,8 +1,7 @@
-"""What the node has commanded, tick by tick, and what the arm made of it; and which tick it is on the arm."""
+"""What the node has commanded, tick by tick, and what the arm made of it."""
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 
 import numpy as np
@@ -14,7 +13,6 @@ from real.safety.governor import Past
 Array = NDArray[np.float64]
 
 KEPT = 256  # ticks
-JUMPS = ("state_late", "stamp_jump")  # an old state, or a clock that was set
 
 
 class Ledger:
@@ -63,45 +61,3 @@ class Ledger:
                     self.miss()
                 return "lost"
         return "foreign"
-
-
-class ArmClock:
-    """Which tick it is on the arm, by the stamps of its states and a steady clock of ours.
-
-    Our system clock plays no part, and neither does the arm's: only how its stamps advance.
-
-    Args:
-        dt: s a tick.
-        jump: s by which a stamp may differ from what was expected; beyond it the state is not used.
-        follow: the arm waits for us (simulated time): no tick passes without a state.
-    """
-
-    def __init__(self, dt: float, *, jump: float = 0.25, follow: bool = False) -> None:
-        self.dt, self.jump, self.follow = dt, jump, follow
-        self.offset, self.newest = -math.inf, -math.inf
-
-    def reset(self) -> None:
-        """Forget it all: the next stamp is believed."""
-        self.offset = self.newest = -math.inf
-
-    def take(self, stamp: float, now: float) -> str:
-        """A state stamped `stamp` s came at `now` s of our steady clock; why it is not to be used, or ""."""
-        if not math.isfinite(stamp):
-            return "stamp_unreadable"
-        if self.offset > -math.inf:
-            late = now + self.offset - stamp
-            if not self.follow and abs(late) > self.jump:
-                return JUMPS[0] if late > 0 else JUMPS[1]
-            if stamp <= self.newest:
-                return "stamp_old"
-        self.newest = stamp
-        # The least delayed state says best what time it is there; slowly forgotten, as clocks drift apart.
-        self.offset = max(self.offset - 1e-4 * self.dt, stamp - now)
-        return ""
-
-    def tick(self, now: float) -> int:
-        """The arm's tick at `now`; 0 where no state has come."""
-        if self.newest == -math.inf:
-            return 0
-        time = self.newest if self.follow else max(self.newest, now + self.offset)
-        return math.floor(time / self.dt + 1e-3)

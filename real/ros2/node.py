@@ -29,8 +29,10 @@ from real.ros2.report import Reports
 from real.ros2.session import Loop, Session
 from real.ros2.spin import run, start, take_priority
 from real.ros2.topics import Inputs, Topics
+from real.ros2.upsampling import NOT_CLAIMED, broken_claims
 from real.ros2.wiring import Wiring, load_wiring
 from real.safety import SafetyChain
+from real.safety.tracking import not_claimed, unprotected
 from robopolicy.errors import RobopolicyError
 
 NAME = "policy_node"
@@ -38,6 +40,8 @@ NAME = "policy_node"
 
 class Driving(Inputs, Protocol):
     """What decides where to go: `real.ros2.brain.Brain`."""
+
+    dry_run: bool  # nothing may be published that could move anything
 
     def chain(self) -> SafetyChain: ...
     def loop(self, robot: Robot, chain: SafetyChain, clock: Callable[[], float]) -> Loop: ...
@@ -64,7 +68,8 @@ class PolicyNode(LifecycleNode):
         self.topics: Topics | None = None
         self.active = False  # as the life cycle has it, whatever became of the episode
         self.success: bool | None = None  # what somebody said of the episode under way
-        self.unfit = ""  # a quality of service that does not fit
+        self.bystanders: list[str] = []  # nodes that share a topic with us and no message
+        self.claims: list[str] = []  # what is not claimed of the motion, and why
         self.why = ""
         self.declare_parameter("seed", 0)
         self.declare_parameter("success", False)
@@ -123,7 +128,11 @@ class PolicyNode(LifecycleNode):
         self.brain = self.make_brain()
         chain = self.brain.chain()
         put_in_force(self, chain)
-        self.topics = Topics(self, self.wiring, chain.profile, self.brain, self._refuse, self._fault)
+        if broken := broken_claims(self.wiring, chain.profile):
+            raise RobopolicyError("; ".join(broken))
+        self.topics = Topics(
+            self, self.wiring, chain.profile, self.brain, self._notice, self._fault, dry_run=self.brain.dry_run
+        )
         self.topics.session = self.session = Session(
             chain, self.brain.loop, self.wiring, send=self.topics.output.send, grip=self.topics.grip,
             follow=self.lockstep,
@@ -136,13 +145,24 @@ class PolicyNode(LifecycleNode):
     def _activate(self) -> None:
         session = self._need()
         assert self.topics is not None and self.brain is not None
-        found = [*filter(None, [self.unfit]), *self.topics.problems(), *session.refusals(time.monotonic())]
+        profile = session.chain.profile
+        found = [
+            *broken_claims(self.wiring, profile),
+            *([] if self.brain.dry_run else unprotected(profile)),
+            *self.topics.problems(),
+            *session.refusals(time.monotonic()),
+        ]
         if found:
             raise RobopolicyError("; ".join(dict.fromkeys(found)))
+        self.bystanders = self.topics.bystanders()
+        self.claims = not_claimed(profile) + [NOT_CLAIMED] * (self.wiring.output.type == "positions")
+        for sentence in self.claims:
+            self.get_logger().warning(sentence)
         seed, said, self.success = int(self.get_parameter("seed").value), self.success, None
         self.brain.end(said, mode=session.mode.name)  # of what was recorded before a reset
         self.brain.begin(session.chain, seed)
         try:
+            self.topics.begin()
             session.start(seed=seed, now=time.monotonic())
         except Exception:  # nothing half begun
             session.stop()
@@ -172,13 +192,14 @@ class PolicyNode(LifecycleNode):
             self.topics.close()
         if self.brain is not None:
             self.brain.close()
-        self.topics, self.session, self.brain, self.unfit = None, None, None, ""
+        self.topics, self.session, self.brain, self.bystanders, self.claims = None, None, None, [], []
 
-    def _refuse(self, why: str) -> None:
-        """A quality of service does not fit."""
-        self.unfit = why
-        if self.session is not None and self.session.active:
-            self.session.chain.fault(why)
+    def _notice(self) -> None:
+        """A node was found whose quality of service does not fit. It may not stop an arm that is heard."""
+        if self.topics is not None:
+            self.bystanders = self.topics.bystanders()
+            for sentence in self.bystanders:
+                self.get_logger().warning(sentence)
 
     def _fault(self, why: str) -> None:
         """The driver has given up."""
@@ -187,7 +208,7 @@ class PolicyNode(LifecycleNode):
 
     def _wrong(self) -> list[str]:
         """What is wrong with what comes in, one sentence each."""
-        return [*filter(None, [self.unfit]), *(self.topics.refused.values() if self.topics is not None else ())]
+        return [*(self.topics.refused.values() if self.topics is not None else ())]
 
     @property
     def handled(self) -> int:
@@ -217,6 +238,8 @@ class PolicyNode(LifecycleNode):
     def pump(self) -> float:
         """Decide what is due; s until there may be something again."""
         session, now = self.session, time.monotonic()
+        if self.topics is not None:
+            self.topics.drained = now
         if session is not None and session.pump(now):
             self._reports.tick_ms.append(1e3 * (time.monotonic() - now))
             if self.topics is not None:
@@ -227,7 +250,8 @@ class PolicyNode(LifecycleNode):
 
     def report(self) -> None:
         """Publish how it stands."""
-        self._reports.publish(self.session, self.why or "; ".join(self._wrong()))
+        more = {"bystanders": "; ".join(self.bystanders), "claims": "; ".join(self.claims)}
+        self._reports.publish(self.session, self.why or "; ".join(self._wrong()), more)
 
 
 def main() -> None:

@@ -1,4 +1,7 @@
-"""Ways to tell an arm's driver where to go. What is sent is decided elsewhere (real.ros2.session)."""
+"""Ways to tell an arm's driver where to go. What is sent is decided elsewhere (real.ros2.session).
+
+`Commands` is the one place that makes what can move something. In a dry run it makes nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,19 @@ import numpy as np
 from action_msgs.msg import GoalStatus
 from numpy.typing import NDArray
 from rclpy.lifecycle import LifecycleNode
-from std_msgs.msg import Float64MultiArray, MultiArrayDimension, MultiArrayLayout
+from std_msgs.msg import Float64, Float64MultiArray, MultiArrayDimension, MultiArrayLayout
 from trajectory_msgs.msg import JointTrajectory
 
 from real.ros2 import messages
 from real.ros2.cdr import TrajectoryBytes
-from real.ros2.qos import on_publisher, profile_of
-from real.ros2.wiring import Wiring, WiringError
+from real.ros2.gripper import Gripper
+from real.ros2.qos import mismatches, missing, on_publisher, profile_of
+from real.ros2.wiring import Topic, Wiring, WiringError
+from real.safety.motion import knots
 
 Array = NDArray[np.float64]
 Tell = Callable[[str], None]  # takes a sentence about what is wrong with the driver
+Notice = Callable[[], None]  # a node was found that cannot hear us
 
 ANSWER_S = 0.2  # s that a driver may take to answer a goal
 ABORTED, CANCELED = GoalStatus.STATUS_ABORTED, GoalStatus.STATUS_CANCELED
@@ -42,19 +48,94 @@ class Output(Protocol):
     def close(self) -> None: ...
 
 
-class Trajectories:
-    """A JointTrajectory a tick, to a driver that plays it by its times."""
+class Commands:
+    """All that can move the arm or its gripper.
 
-    def __init__(self, node: LifecycleNode, wiring: Wiring, refuse: Tell) -> None:
-        self.node, self.dt_ns, self._bytes = node, wiring.dt_ns, TrajectoryBytes(wiring.joints, wiring.dt_ns)
-        self._out: Any = _publisher(node, JointTrajectory, wiring, refuse)
+    Args:
+        dry_run: nothing of it exists: there are no publishers and no client.
+        notice: called when a node subscribes that cannot hear us.
+        fault: called with a sentence when the driver gives up.
+    """
+
+    def __init__(self, node: LifecycleNode, wiring: Wiring, *, dry_run: bool, notice: Notice, fault: Tell) -> None:
+        self.node, self.wiring = node, wiring
+        self.output: Output = Nothing()
+        self.gripper: Gripper | None = None
+        self._grip: Any = None
+        if dry_run:
+            return
+        self.output = output_of(node, wiring, notice=notice, fault=fault)
+        if (topic := wiring.grip) is not None:
+            self._grip = _publisher(node, Float64, topic, notice)
+            self.gripper = Gripper(topic, lambda opening: self._grip.publish(Float64(data=opening)))
+
+    def problems(self) -> list[str]:
+        """Why what is commanded would not arrive, one sentence each."""
+        found, grip = self.output.problems(), self.wiring.grip
+        if self.gripper is not None and grip is not None:
+            if grip.node:
+                found += missing(self.node, "gripper", grip, other=grip.node)
+            else:  # it may come later, and is told the last opening then
+                found += mismatches(self.node, "gripper", grip, publishes=True)
+        return found
+
+    def topics(self) -> list[tuple[str, Topic]]:
+        """Roles and topics of what is published here."""
+        found: list[tuple[str, Topic]] = []
+        if not isinstance(self.output, Nothing | Goals):
+            found.append(("trajectory", self.wiring.output))
+        if self.gripper is not None and self.wiring.grip is not None:
+            found.append(("gripper", self.wiring.grip))
+        return found
+
+    def close(self) -> None:
+        self.output.close()
+        if self._grip is not None:
+            self.node.destroy_publisher(self._grip)
+            self._grip = self.gripper = None
+
+
+class Nothing:
+    """The way out of a dry run: there is none."""
 
     def send(self, first: int, points: Array, new: int) -> None:
-        del new  # the driver finds it by its time
-        self._out.publish(self._bytes.write(first * self.dt_ns, points))
+        del first, points, new
 
     def problems(self) -> list[str]:
         return []
+
+    def close(self) -> None: ...
+
+
+def spline_of(first: int, points: Array, dt: float) -> tuple[int, Array, Array, Array]:
+    """What an arm does that plays control points [K n] rad from tick `first` on: tick of the first position, and
+    positions [K n], velocities and accelerations at the beginning of each tick from there, at rest at the end.
+
+    Between two of them is one cubic, so a quintic through both is the very spline whose limits were certified.
+    """
+    ended = np.concatenate([points, np.repeat(points[-1:], 2, axis=0)])
+    return first + 3, *knots(ended, dt)
+
+
+class Trajectories:
+    """A JointTrajectory a tick, to a driver that plays it by its times."""
+
+    def __init__(self, node: LifecycleNode, wiring: Wiring, notice: Notice) -> None:
+        self.node, self.wiring, self.dt_ns = node, wiring, wiring.dt_ns
+        self.splines = wiring.output.points == "spline"
+        self._bytes = TrajectoryBytes(wiring.joints, wiring.dt_ns, derivatives=self.splines)
+        self._out: Any = _publisher(node, JointTrajectory, wiring.output, notice)
+
+    def send(self, first: int, points: Array, new: int) -> None:
+        del new  # the driver finds it by its time
+        if not self.splines:
+            self._out.publish(self._bytes.write(first * self.dt_ns, points))
+        elif len(points):  # one without points is no message for a controller: it plays what it has to its end
+            first, q, qd, qdd = spline_of(first, points, self.wiring.tick_s)
+            self._out.publish(self._bytes.write_spline(first * self.dt_ns, q, qd, qdd))
+
+    def problems(self) -> list[str]:
+        return missing(self.node, "trajectory", self.wiring.output, other=self.wiring.output.node)
 
     def close(self) -> None:
         self.node.destroy_publisher(self._out)
@@ -71,12 +152,12 @@ class Positions:
     """
 
     def __init__(
-        self, node: LifecycleNode, wiring: Wiring, refuse: Tell, *, sleep: Callable[[float], None] = time.sleep,
+        self, node: LifecycleNode, wiring: Wiring, notice: Notice, *, sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self.node, self.tick_s, self.sleep, self.clock = node, wiring.tick_s, sleep, clock
+        self.node, self.wiring, self.tick_s, self.sleep, self.clock = node, wiring, wiring.tick_s, sleep, clock
         self.timeout_s, self._sent = wiring.output.timeout_s, -math.inf  # s, when the last one went out
-        self._out: Any = _publisher(node, Float64MultiArray, wiring, refuse)
+        self._out: Any = _publisher(node, Float64MultiArray, wiring.output, notice)
         n = len(wiring.joints)
         names = MultiArrayDimension(label=",".join(wiring.joints), size=n, stride=n)  # for people: drivers ignore it
         self._layout = MultiArrayLayout(dim=[names])
@@ -96,7 +177,7 @@ class Positions:
             self._publish(q)
 
     def problems(self) -> list[str]:
-        return []
+        return missing(self.node, "trajectory", self.wiring.output, other=self.wiring.output.node)
 
     def close(self) -> None:
         self.node.destroy_publisher(self._out)
@@ -138,7 +219,11 @@ class Goals:
             return
         self._unanswered[self._number] = tick
         goal, dt = self.type.Goal(), self.wiring.dt_ns
-        goal.trajectory = messages.trajectory(self.wiring.joints, first * dt, points, dt)
+        if self.wiring.output.points == "spline":
+            first, q, qd, qdd = spline_of(first, points, self.wiring.tick_s)
+            goal.trajectory = messages.spline(self.wiring.joints, first * dt, q, qd, qdd, dt)
+        else:
+            goal.trajectory = messages.trajectory(self.wiring.joints, first * dt, points, dt)
         self._client.send_goal_async(goal).add_done_callback(partial(self._answered, self._number))
 
     def problems(self) -> list[str]:
@@ -182,19 +267,18 @@ def action_type() -> Any:
     return FollowJointTrajectory
 
 
-def output_of(node: LifecycleNode, wiring: Wiring, *, refuse: Tell, fault: Tell) -> Output:
-    """What the wiring asks for.
+def output_of(node: LifecycleNode, wiring: Wiring, *, notice: Notice, fault: Tell) -> Output:
+    """The way to the driver that the wiring names.
 
     Args:
-        refuse: called with a sentence when a quality of service does not fit.
+        notice: called when a node subscribes that cannot hear us.
         fault: called with a sentence when the driver gives up.
     """
     if wiring.output.type == "action":
         return Goals(node, wiring, fault)
-    return (Positions if wiring.output.type == "positions" else Trajectories)(node, wiring, refuse)
+    return (Positions if wiring.output.type == "positions" else Trajectories)(node, wiring, notice)
 
 
-def _publisher(node: LifecycleNode, kind: type, wiring: Wiring, refuse: Tell) -> Any:
-    topic = wiring.output
-    events = on_publisher("trajectory", refuse)
+def _publisher(node: LifecycleNode, kind: type, topic: Topic, notice: Notice) -> Any:
+    events = on_publisher(notice)
     return node.create_lifecycle_publisher(kind, topic.name, profile_of(topic), event_callbacks=events)

@@ -12,7 +12,8 @@ from real.safety import SafetyChain, Settings
 from robopolicy.errors import RobopolicyError
 
 PREFIX = "safety."
-LIVE = tuple(f.name for f in fields(Settings) if f.type == "float")  # no energy: nothing here reads torques
+# No energy: nothing here reads torques.
+LIVE = (*(f.name for f in fields(Settings) if f.type == "float"), "tracking_error")
 
 
 def put_in_force(node: Node, chain: SafetyChain) -> None:
@@ -22,10 +23,11 @@ def put_in_force(node: Node, chain: SafetyChain) -> None:
     Raises:
         SafetyError: a value that no setting can have.
     """
-    for name in LIVE:
+    live = [name for name in LIVE if getattr(chain.profile.settings, name) is not None]
+    for name in live:
         if not node.has_parameter(PREFIX + name):
             node.declare_parameter(PREFIX + name, float(getattr(chain.profile.settings, name)))
-    chain.tighten(**{name: node.get_parameter(PREFIX + name).value for name in LIVE})
+    chain.tighten(**{name: node.get_parameter(PREFIX + name).value for name in live})
 
 
 def tighten(chain: SafetyChain, parameters: Iterable[Parameter]) -> str:

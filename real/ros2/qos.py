@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from rclpy.event_handler import PublisherEventCallbacks, SubscriptionEventCallbacks
 from rclpy.node import Node
@@ -22,40 +21,69 @@ def profile_of(topic: Topic) -> QoSProfile:
     )
 
 
-def mismatches(node: Node, role: str, topic: Topic, *, publishes: bool) -> list[str]:
-    """Whoever is on the other side of `topic` and cannot be connected with, one sentence each."""
-    mine, found = profile_of(topic), []
-    if publishes:
-        others = node.get_subscriptions_info_by_topic(node.resolve_topic_name(topic.name))
-    else:
-        others = node.get_publishers_info_by_topic(node.resolve_topic_name(topic.name))
-    for other in others:
-        offered, asked = (mine, other.qos_profile) if publishes else (other.qos_profile, mine)
-        for what, strong, weak in (
-            ("reliability", ReliabilityPolicy.RELIABLE, ReliabilityPolicy.BEST_EFFORT),
-            ("durability", DurabilityPolicy.TRANSIENT_LOCAL, DurabilityPolicy.VOLATILE),
-        ):
-            if getattr(asked, what) == strong and getattr(offered, what) == weak:
-                here, there = (weak, strong) if publishes else (strong, weak)
-                found.append(
-                    f"qos: {role} ({topic.name!r}): {what}: this node has {here.name}, {other.node_name!r} has "
-                    f"{there.name}, so no message would pass. Change topics.{role} in the wiring, or the other side."
-                )
+def mismatches(node: Node, role: str, topic: Topic, *, publishes: bool, other: str = "") -> list[str]:
+    """Why no message would pass on `topic`, one sentence for each on the other side; none where it passes for one.
+
+    Args:
+        other: name of the node that counts; "": any. The rest are bystanders, who are free to hear nothing.
+    """
+    found = []
+    for there, why in _misfits(node, topic, publishes=publishes):
+        if other and there != other:
+            continue
+        if not why:
+            return []
+        found.append(f"qos: {role} ({topic.name!r}): {why}. Change topics.{role} in the wiring, or the other side.")
     return found
 
 
-def on_subscription(role: str, refuse: Callable[[str], None]) -> SubscriptionEventCallbacks:
-    """Events that call `refuse` with a sentence when a publisher's quality of service does not fit."""
-    return SubscriptionEventCallbacks(incompatible_qos=_teller(role, refuse), use_default_callbacks=False)
+def missing(node: Node, role: str, topic: Topic, *, other: str = "") -> list[str]:
+    """Why nothing that is published on `topic` would arrive where it must, one sentence; none where it would.
+
+    Args:
+        other: name of the node that must subscribe; "": any.
+    """
+    if found := mismatches(node, role, topic, publishes=True, other=other):
+        return found
+    heard = [there for there, _ in _misfits(node, topic, publishes=True)]
+    if other and other not in heard:
+        return [f"{role}: node {other!r} (topics.{role}.node) does not listen on {topic.name!r}, found {heard}; "
+                "is the driver running?"]  # fmt: skip
+    return [] if heard else [f"{role}: no node listens on {topic.name!r}; is the driver running?"]
 
 
-def on_publisher(role: str, refuse: Callable[[str], None]) -> PublisherEventCallbacks:
+def bystanders(node: Node, role: str, topic: Topic, *, publishes: bool) -> list[str]:
+    """Nodes on the other side of `topic` with which no message passes, one sentence each."""
+    return [f"qos: {role} ({topic.name!r}): {why}" for _, why in _misfits(node, topic, publishes=publishes) if why]
+
+
+def _misfits(node: Node, topic: Topic, *, publishes: bool) -> list[tuple[str, str]]:
+    """Nodes on the other side of `topic`, and why no message would pass; "" where it would."""
+    mine, found, name = profile_of(topic), [], node.resolve_topic_name(topic.name)
+    look = node.get_subscriptions_info_by_topic if publishes else node.get_publishers_info_by_topic
+    for other in look(name):
+        offered, asked = (mine, other.qos_profile) if publishes else (other.qos_profile, mine)
+        why = [
+            f"{what}: this node has {getattr(mine, what).name}, {other.node_name!r} has "
+            f"{getattr(other.qos_profile, what).name}, so no message would pass"
+            for what, strong, weak in (
+                ("reliability", ReliabilityPolicy.RELIABLE, ReliabilityPolicy.BEST_EFFORT),
+                ("durability", DurabilityPolicy.TRANSIENT_LOCAL, DurabilityPolicy.VOLATILE),
+            )
+            if getattr(asked, what) == strong and getattr(offered, what) == weak
+        ]
+        found.append((other.node_name, "; ".join(why)))
+    return found
+
+
+def on_subscription(notice: Callable[[], None]) -> SubscriptionEventCallbacks:
+    """Events that call `notice` when a publisher's quality of service does not fit.
+
+    Which publisher is not said: it may be a bystander. So it is news for people, and no reason to stop.
+    """
+    return SubscriptionEventCallbacks(incompatible_qos=lambda _: notice(), use_default_callbacks=False)
+
+
+def on_publisher(notice: Callable[[], None]) -> PublisherEventCallbacks:
     """The same for a subscription on the other side of what is published."""
-    return PublisherEventCallbacks(incompatible_qos=_teller(role, refuse), use_default_callbacks=False)
-
-
-def _teller(role: str, refuse: Callable[[str], None]) -> Callable[[Any], None]:
-    def tell(event: Any) -> None:
-        refuse(f"qos: {role}: the other side does not fit in {event.last_policy_kind!s}")
-
-    return tell
+    return PublisherEventCallbacks(incompatible_qos=lambda _: notice(), use_default_callbacks=False)

@@ -33,10 +33,11 @@ class Reports:
         changed = session is not None and session.active and session.mode.name != self._mode
         return changed or now - self._last > self.every
 
-    def publish(self, session: Session | None, text: str) -> None:
-        """How it stands; `text`: what is wrong, in words."""
+    def publish(self, session: Session | None, text: str, more: dict[str, str] | None = None) -> None:
+        """How it stands; `text`: what is wrong, in words; `more`: what else is to be known."""
         self._last = time.monotonic()
-        values: dict[str, object] = {"state": "active" if session is not None and session.active else "inactive"}
+        active = session is not None and session.active
+        values: dict[str, object] = {"state": "active" if active else "inactive", **(more or {})}
         level = DiagnosticStatus.OK[0]
         if session is not None:
             self._mode = session.mode.name if session.active else ""
@@ -46,6 +47,7 @@ class Reports:
                 "limits": session.chain.profile.digest,
                 "reasons_now": "; ".join(session.decision.reasons) if session.decision else "",
                 "reasons": json.dumps(session.reasons), "error": session.chain.error,
+                "ages_ms": json.dumps({r: round(1e3 * s.age, 1) for r, s in session.stamps.items() if s.age == s.age}),
                 "counts": json.dumps({**session.counts, **{f"loop_{k}": v for k, v in session.loop.counts.items()}}),
             }  # fmt: skip
             if session.active and session.mode > Mode.RUN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,13 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 from rclpy.lifecycle import LifecycleNode
 from sensor_msgs.msg import CompressedImage, Image, JointState
-from std_msgs.msg import Bool, Float64, String
+from std_msgs.msg import Bool, String
 
 from real.joint_order import JointOrder
 from real.ros2 import messages
+from real.ros2.clock import StampError
 from real.ros2.images import ImageReader, message_type
-from real.ros2.outputs import output_of
-from real.ros2.qos import mismatches, on_publisher, on_subscription, profile_of
+from real.ros2.keys import FRESH, STOPS
+from real.ros2.outputs import Commands, Notice
+from real.ros2.publishers import Endpoint, PublisherError, Publishers, gid_of, with_info
+from real.ros2.qos import bystanders, mismatches, on_publisher, on_subscription, profile_of
 from real.ros2.session import Session
 from real.ros2.wiring import Topic, Wiring
 from real.safety import SafetyError
@@ -48,8 +52,10 @@ class Topics:
         wiring: what they are called.
         profile: of the arm.
         inputs: is given features and pictures.
-        refuse: called with a sentence when a quality of service does not fit.
+        notice: called when a node is found whose quality of service does not fit. It may be a bystander; whether what
+            is needed passes, `problems` says.
         fault: called with a sentence when the driver gives up.
+        dry_run: nothing that could move anything is made.
 
     Set `session` before any message is handled.
     """
@@ -57,85 +63,116 @@ class Topics:
     session: Session
 
     def __init__(
-        self, node: LifecycleNode, wiring: Wiring, profile: Profile, inputs: Inputs, refuse: Callable[[str], None],
-        fault: Callable[[str], None],
+        self, node: LifecycleNode, wiring: Wiring, profile: Profile, inputs: Inputs, notice: Notice,
+        fault: Callable[[str], None], *, dry_run: bool = False,
     ) -> None:  # fmt: skip
         self.node, self.wiring, self.inputs = node, wiring, inputs
         self.refused: dict[str, str] = {}  # what is wrong with what comes in, by source
         self.handled = 0
         self._heard: dict[str, float] = {}  # s of our steady clock of the newest accepted message, by role
-        self._stamps: dict[str, int] = {}  # ns, of the newest picture by camera
-        self._connected: list[tuple[str, Topic, bool]] = []  # role, topic, published by us
+        self._publishers: dict[str, Publishers] = {}  # by role
+        self.drained = -math.inf  # s of our steady clock: no message that was received earlier waits
+        self._connected: list[tuple[str, Topic]] = []  # roles and topics that we hear
         self._entities: list[tuple[Callable[..., Any], Any]] = []
         self._states, self._commands = messages.StateReader(wiring, profile), JointOrder(wiring.joints)
         self._out: dict[str, Any] = {}
         self._description: str | None = None  # the arm's URDF
         self._told: tuple[bool, float] | None = None  # of a human who drives, at which s
         try:
-            self._connect(refuse)
-            self.output = output_of(node, wiring, refuse=refuse, fault=fault)
+            self._connect(notice)
+            self.commands = Commands(node, wiring, dry_run=dry_run, notice=notice, fault=fault)
         except BaseException:  # nothing half configured hears anything
             self._destroy()
             raise
-        if wiring.output.type != "action":  # which has a quality of service of its own
-            self._connected.append(("trajectory", wiring.output, True))
+        self.output = self.commands.output
 
-    def _connect(self, refuse: Callable[[str], None]) -> None:
+    def _connect(self, notice: Notice) -> None:
         node, wiring, inputs = self.node, self.wiring, self.inputs
         for role, kind, handle in (
             ("joint_states", JointState, self._on_state), ("joint_commands", JointState, self._on_commanded),
             ("enable", Bool, self._on_enable), ("robot_description", String, self._on_description),
         ):  # fmt: skip
-            self._hear(role, kind, wiring.topics[role], handle, refuse)
+            self._hear(role, kind, wiring.topics[role], handle, notice)
         if inputs.names:
-            self._hear("features", JointState, wiring.topic("features"), self._on_features, refuse)
+            self._hear("features", JointState, wiring.topic("features"), self._on_features, notice)
         if inputs.press is not None:
-            self._hear("keys", String, wiring.topic("keys"), self._on_key, refuse)
+            self._hear("keys", String, wiring.topic("keys"), self._on_key, notice)
         for key, shape in inputs.cameras.items():
             camera = wiring.cameras[key]
             handle = partial(self._on_image, key, ImageReader(key, shape, camera))
-            self._hear(key, message_type(camera), camera, handle, refuse)
-        for role, kind in (("gripper", Float64), ("intervention", Bool)):
-            if (topic := wiring.topics[role]) is not None:
-                events = on_publisher(role, refuse)
-                made = node.create_lifecycle_publisher(kind, topic.name, profile_of(topic), event_callbacks=events)
-                self._entities.append((node.destroy_publisher, made))
-                self._connected.append((role, topic, True))
-                self._out[role] = made
+            self._hear(key, message_type(camera), camera, handle, notice)
+        if (topic := wiring.topics["intervention"]) is not None:
+            events = on_publisher(notice)
+            made = node.create_lifecycle_publisher(Bool, topic.name, profile_of(topic), event_callbacks=events)
+            self._entities.append((node.destroy_publisher, made))
+            self._out["intervention"] = made
 
     def _hear(
-        self, role: str, kind: type, topic: Topic | None, handle: Callable[[Any], None], refuse: Callable[[str], None]
+        self, role: str, kind: type, topic: Topic | None, handle: Callable[[Any, float], None], notice: Notice
     ) -> None:
         """Subscribe; what `handle` refuses is remembered until a message of that role is accepted."""
         if topic is None:
             return
+        name = self.node.resolve_topic_name(topic.name)
+        publishers = Publishers(role, name, latched=role == "robot_description")
+        self._publishers[role] = publishers
 
-        def take(message: Any) -> None:
+        def take(message: Any, info: Any) -> None:
             self.handled += 1
+            at = self._received(info)
             try:
-                handle(message)
+                self._of_one(publishers, gid_of(info), at)
+                handle(message, at)
             except Exception as error:  # whatever came: a message must not end the node
                 known = isinstance(error, RobopolicyError)
                 self.refused[role] = str(error) if known else f"{role}: {type(error).__name__}: {error}"
                 self.session.counts[f"{role}_refused"] += 1
+                if isinstance(error, StampError):
+                    self.session.counts[f"{role}_{error.reason}"] += 1
                 return
             self.refused.pop(role, None)
-            self._heard[role] = time.monotonic()
+            self._heard[role] = at
 
-        if role == "robot_description":  # asked for at activation alone: what comes later must not stop the arm
-            refuse = partial(self.refused.__setitem__, role)
-        events = on_subscription(role, refuse)
-        heard = self.node.create_subscription(kind, topic.name, take, profile_of(topic), event_callbacks=events)
+        events = on_subscription(notice)
+        heard = self.node.create_subscription(
+            kind, topic.name, with_info(take), profile_of(topic), event_callbacks=events
+        )
         self._entities.append((self.node.destroy_subscription, heard))
-        self._connected.append((role, topic, False))
+        self._connected.append((role, topic))
+
+    def _received(self, info: Any) -> float:
+        """s of our steady clock at which a message reached this process. Where the node was held up, it has waited: the
+        system's clock says for how long, but never beyond the moment when nothing waited."""
+        now = time.monotonic()
+        waited = 0 if info is None else time.time_ns() - int(info["received_timestamp"])
+        return max(min(self.drained, now), now - max(waited, 0) * 1e-9)
+
+    def _of_one(self, publishers: Publishers, gid: bytes | None, at: float) -> None:
+        """Raise PublisherError, and stop the arm, where a second publisher speaks while it runs."""
+        running = self.session.running
+        try:
+            if gid is not None:
+                publishers.take(gid, at, running)
+            elif running and not publishers.latched and self.node.count_publishers(publishers.name) > 1:
+                raise PublisherError(publishers.second())
+        except PublisherError as error:
+            self.session.on_stranger(str(error))
+            raise
+
+    def _graph(self, name: str) -> list[Endpoint]:
+        found = self.node.get_publishers_info_by_topic(name)
+        return [Endpoint(bytes(end.endpoint_gid), end.node_name) for end in found]
 
     def problems(self) -> list[str]:
-        """Why the arm may not be started, one sentence each: quality of service, refused messages, silence."""
-        found = [m for role, topic, ours in self._connected for m in mismatches(self.node, role, topic, publishes=ours)]
-        found += [*self.output.problems(), *self.refused.values(), *self._undescribed()]
+        """Why the arm may not be started, one sentence each: quality of service, publishers, refused messages,
+        silence."""
+        found = [m for role, topic in self._connected for m in mismatches(self.node, role, topic, publishes=False)]
+        found += [*self.commands.problems(), *self.refused.values(), *self._undescribed()]
         now, dogs = time.monotonic(), self.wiring.watchdogs
+        for publishers in self._publishers.values():
+            found += publishers.problems(self._graph(publishers.name), now)
         patience = {"features": dogs["features"], **dict.fromkeys(self.inputs.cameras, dogs["images"])}
-        for role, topic, _ in self._connected:
+        for role, topic in self._connected:
             if role not in patience or role in self.refused:
                 continue
             if role not in self._heard:
@@ -145,6 +182,11 @@ class Topics:
                 if age > min(patience[role].hold, patience[role].fault):
                     found.append(f"{role}: the newest on {topic.name!r} is {age:.2f} s old")
         return found
+
+    def bystanders(self) -> list[str]:
+        """Nodes that share a topic with us and no message, one sentence each."""
+        ways = [*((*way, True) for way in self.commands.topics()), *((*way, False) for way in self._connected)]
+        return [s for role, topic, ours in ways for s in bystanders(self.node, role, topic, publishes=ours)]
 
     def _undescribed(self) -> list[str]:
         """Why the arm's own description does not bear out the limits in force, where the wiring has one."""
@@ -160,9 +202,16 @@ class Topics:
         return []
 
     def grip(self, opening: float) -> None:
-        """Opening [m], where the robot has a gripper."""
-        if "gripper" in self._out:
-            self._out["gripper"].publish(Float64(data=float(opening)))
+        """Opening [m] that is wanted in this tick, where the robot has a gripper."""
+        if (gripper := self.commands.gripper) is not None:
+            state = self.session.newest
+            gripper.want(opening)
+            gripper.tick(self.session.mode, math.nan if state is None else state.opening, time.monotonic())
+
+    def begin(self) -> None:
+        """An episode is about to begin."""
+        if self.commands.gripper is not None:
+            self.commands.gripper.begin()
 
     def tell_driver(self, driver: str, now: float) -> None:
         """Say whether a human drives, at once where that changes, and again at the topic's rate."""
@@ -174,7 +223,7 @@ class Topics:
             self._out["intervention"].publish(Bool(data=human))
 
     def close(self) -> None:
-        self.output.close()
+        self.commands.close()
         self._destroy()
 
     def _destroy(self) -> None:
@@ -183,36 +232,44 @@ class Topics:
         self._entities, self._connected = [], []
 
     # -- messages ---------------------------------------------------------------------------------------------------
-    def _on_state(self, message: JointState) -> None:
+    def _on_state(self, message: JointState, at: float) -> None:
         try:
             state = self._states.read(message)
         except messages.NotFiniteError:
             self.session.on_unreadable()
             raise
-        self.session.on_state(state, messages.to_ns(message.header.stamp) * 1e-9, time.monotonic())
+        self.session.on_state(state, _seconds(message), at)
 
-    def _on_commanded(self, message: JointState) -> None:
+    def _on_commanded(self, message: JointState, at: float) -> None:
         q = self._commands.arrange(list(message.name), message.position)
-        self.session.on_commanded(round(messages.to_ns(message.header.stamp) / self.wiring.dt_ns), q)
+        self.session.on_commanded(q, _seconds(message), at)
 
-    def _on_features(self, message: JointState) -> None:
+    def _on_features(self, message: JointState, at: float) -> None:
+        self.session.stamps["features"].take(_seconds(message), at)
         self.inputs.take(list(message.name), message.position)
-        self.session.on_input("features")
+        self.session.on_input("features", at)
 
-    def _on_image(self, key: str, reader: ImageReader, message: Image | CompressedImage) -> None:
-        stamp = messages.to_ns(message.header.stamp)
-        if stamp == self._stamps.get(key):
-            raise SafetyError(f"{key}: the same picture came twice, of {stamp * 1e-9:.3f} s; does the camera hang?")
-        self._stamps[key] = stamp
+    def _on_image(self, key: str, reader: ImageReader, message: Image | CompressedImage, at: float) -> None:
+        self.session.stamps[key].take(_seconds(message), at)
         self.inputs.take_image(key, reader.read(message))
-        self.session.on_input(key)
+        self.session.on_input(key, at)
 
-    def _on_description(self, message: String) -> None:
+    def _on_description(self, message: String, at: float) -> None:
+        del at
         self._description = message.data
 
-    def _on_key(self, message: String) -> None:
+    def _on_key(self, message: String, at: float) -> None:
         assert self.inputs.press is not None
+        if (age := time.monotonic() - at) > FRESH and message.data not in STOPS:
+            raise SafetyError(
+                f"keys: {message.data[:20]!r} waited {age:.2f} s, expected at most {FRESH} s. Press it again"
+            )
         self.inputs.press(message.data)
 
-    def _on_enable(self, message: Bool) -> None:
-        self.session.on_enable(bool(message.data), time.monotonic())
+    def _on_enable(self, message: Bool, at: float) -> None:
+        self.session.on_enable(bool(message.data), at)
+
+
+def _seconds(message: JointState | Image | CompressedImage) -> float:
+    """s, of a message's stamp."""
+    return messages.to_ns(message.header.stamp) * 1e-9

@@ -6,14 +6,24 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
-
 import configs
-from real.ros2.channels import CameraTopic, OutputTopic, Topic, WiringError, camera, number, output, topic
+from real.ros2 import channels
+from real.ros2.channels import (
+    CameraTopic,
+    GripperTopic,
+    OutputTopic,
+    Topic,
+    WiringError,
+    camera,
+    number,
+    output,
+    topic,
+)
 from real.safety import load_profile
 from real.safety.ladder import Patience
 from robopolicy.errors import closest
 from robopolicy.types import IMAGES
+from robopolicy.untrusted import read_yaml, refusing
 
 FOLDER = Path(configs.__file__).parent / "robots"
 INPUTS = ("joint_states", "joint_commands", "robot_description", "features", "enable")
@@ -64,6 +74,11 @@ class Wiring:
         return cast(OutputTopic, self.topics["trajectory"])
 
     @property
+    def grip(self) -> GripperTopic | None:
+        """How the gripper's driver is told its opening; None where the robot has none."""
+        return cast("GripperTopic | None", self.topics["gripper"])
+
+    @property
     def dt_ns(self) -> int:
         return round(self.tick_s * 1e9)
 
@@ -81,11 +96,9 @@ def load_wiring(name: str) -> Wiring:
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if not path.is_file():
         raise WiringError(f"wiring={name!r}: no such file or preset. {closest(name, wiring_names())}")
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise WiringError(f"{path.name}: not readable as YAML ({error})") from error
-    return parse(data, path.name)
+    data = read_yaml(path, error=WiringError)
+    with refusing(path.name, WiringError):
+        return parse(data, path.name)
 
 
 def parse(data: Any, where: str = "wiring") -> Wiring:
@@ -173,6 +186,8 @@ def _topic(value: Any, role: str, where: str, driver: dict[str, Any]) -> Topic |
     where = f"{where}: topics.{role}"
     if value is None and role in OPTIONAL:
         return None
+    if role == "gripper":
+        return channels.gripper(value, where)
     return output(value, where, **driver) if role == "trajectory" else topic(value, where)
 
 

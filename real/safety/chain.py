@@ -22,6 +22,7 @@ from real.safety.projection import Projection, project
 from real.safety.risk import RiskCritic
 from real.safety.space import space_limits
 from real.safety.tank import EnergyTank
+from real.safety.tracking import TRAIL, allowance, levers, off_path
 
 Array = NDArray[np.float64]
 
@@ -70,6 +71,7 @@ class SafetyChain:
         self.risk = risk
         self.tank: EnergyTank | None = None
         self._given = limits
+        self._trail: Array = np.zeros((TRAIL, len(profile.joints)))  # control points that the arm may be at
         self._arm(profile)
         self.watchdogs = [Watchdog("state", state or Patience(hold=0.05, fault=0.2))]
         if enable is not None:
@@ -87,21 +89,32 @@ class SafetyChain:
         """Start at rest where the arm is; also what an operator's reset after a fault calls.
 
         Raises:
-            SafetyError: it moves, is not readable, or stands where a limit would not allow it.
+            SafetyError: it moves, is not readable, or stands where a limit would not allow it; or the operator's enable
+                is not alive now.
         """
         if self.active and not bool(self.governor.at_rest[0]):
             raise SafetyError("activate: the arm is still braking; wait until it stands")
+        if any(dog.name == "enable" and dog.level(now) >= Mode.HOLD for dog in self.watchdogs):
+            raise SafetyError("enable: no sign of life of the operator; it must come before the arm is activated")
         q = self._read(measured)
         low, high = self.profile.maker["low"], self.profile.maker["high"]
         if (np.abs(q) > 4 * np.pi).any() and ((low <= np.deg2rad(q)) & (np.deg2rad(q) <= high)).all():
             raise SafetyError(f"state: {np.round(q, 2).tolist()} look like degrees; joint angles are expected in rad")
         clip(q, q, self.profile.settings.reference_clip, np.empty_like(q))  # compiled now, not in the first tick
+        self._trail = np.tile(q, (TRAIL, 1))
+        off_path(self._trail, q, self._levers)
         if self.tank is not None:
             self.tank.rest()
         self.governor.reset(q[None])
         for dog in self.watchdogs:
-            dog.feed(now)
+            if dog.name != "enable":  # which nothing but the operator feeds
+                dog.feed(now)
         self.mode, self.active, self._fault, self._since, self._now = Mode.RUN, True, "", now, now
+
+    @property
+    def faulted(self) -> bool:
+        """Whether something has faulted since the last activation."""
+        return bool(self._fault)
 
     def enable(self, now: float) -> None:
         """A sign of life of the operator's enable; without it for long enough, FAULT."""
@@ -115,11 +128,15 @@ class SafetyChain:
 
     def heard(self, played: Array) -> bool:
         """Take note of the control point [n] that the arm plays; False where the last command was lost."""
-        return self.governor.heard(played)
+        reached = self.governor.heard(played)
+        if not reached:
+            self._tread()
+        return reached
 
     def resume(self, past: Past, ticks: int) -> None:
         """Go on from `past` as the arm does that has heard nothing for `ticks` ticks since: by its stored stop."""
         self.governor.resume(past, ticks)
+        self._tread()
 
     def fault(self, reason: str) -> None:
         """Stop and stay stopped until `activate`."""
@@ -190,11 +207,16 @@ class SafetyChain:
         reasons += why
         self.counts.update(reasons)
         self.error = verdict.error or self.error
+        self._tread()
         return Decision(
             verdict.command[0], self.governor.stop_ahead()[0], self.mode, tuple(reasons), bool(verdict.changed[0])
         )
 
     # -- inside -----------------------------------------------------------------------------------------------------
+    def _tread(self) -> None:
+        """The newest command is on the arm's way."""
+        self._trail = np.concatenate([self._trail[1:], self.governor.c[:, -1]])
+
     def _arm(self, profile: Profile) -> None:
         if self._given is None:
             energy = profile.settings.energy
@@ -210,6 +232,8 @@ class SafetyChain:
                 self.governor.use(profile, (*joint_limits(profile), *space_limits(self.governor.body), self.tank))
         else:
             self.governor.use(profile, self._given)
+        body = self.governor.body
+        self._levers, self._allowance = levers(body), allowance(profile, body, self.governor.dt)
 
     def _read(self, measured: Measured) -> Array:
         q = np.array(measured.q, dtype=np.float64)
@@ -227,7 +251,9 @@ class SafetyChain:
             return None
         self.watchdogs[0].feed(now)
         s = self.profile.settings
-        if apart(self.governor.c[0, -1], q) > s.tracking_error:
+        if apart(self.governor.c[0, -1], q) > self.profile.astray:
+            self.fault("tracking_error")
+        if self._allowance < np.inf and not off_path(self._trail, q, self._levers) <= self._allowance:
             self.fault("tracking_error")
         if self.tank is not None:
             torque = np.zeros(0) if measured.torque is None else np.array(measured.torque, dtype=np.float64)

@@ -29,6 +29,7 @@ from real.safety.space import space_limits
 Array = NDArray[np.float64]
 Bool = NDArray[np.bool_]
 
+LONGEST_STOP = 1_000_000  # control points
 # Reasons beside the limits' names.
 INPUT, RATE, PROJECTED, LATE, POST, ERROR = "input", "rate", "projected", "late", "post_check", "error"
 
@@ -209,12 +210,31 @@ class Governor:
         """
         if state["c"].shape != self.c.shape:
             raise SafetyError(f"governor: the saved state is of arms {state['c'].shape}, these are {self.c.shape}")
+        self._check_state(state)
         self.c, self.last, self._stop = (np.array(state[k], dtype=np.float64) for k in ("c", "last", "stop"))
         self._at, self.active = np.array(state["at"], dtype=np.int64), np.array(state["active"], dtype=bool)
         self.search.near, self.search.first = bool(state["search"][0]), int(state["search"][1])
         self._before = self.past()
 
     # -- inside -----------------------------------------------------------------------------------------------------
+    def _check_state(self, state: dict[str, Array]) -> None:
+        """Raise SafetyError where a saved state's parts do not fit: compiled loops do not look at the ends of arrays.
+
+        It may come from a stranger's recording or checkpoint.
+        """
+        arms, _, n = self.c.shape
+        stop = state["stop"]
+        shapes = {"last": (arms, n), "at": (arms,), "active": (arms,), "search": (2,)}
+        wrong = [k for k, shape in shapes.items() if np.shape(state[k]) != shape]
+        if wrong or stop.ndim != 3 or stop.shape[::2] != (arms, n) or not 1 <= stop.shape[1] <= LONGEST_STOP:
+            raise SafetyError(f"governor: the saved state of {', '.join(wrong) or 'stop'} is not of these {arms} arms")
+        if not all(within(np.ravel(np.asarray(state[k], dtype=np.float64)), 1e6) for k in ("c", "last", "stop")):
+            raise SafetyError("governor: the saved state holds joint angles that are none")
+        at, search = np.asarray(state["at"]), np.asarray(state["search"])
+        first = int(search[1])
+        if not ((at >= 0) & (at < stop.shape[1])).all() or not 0 <= first < len(self.limits):
+            raise SafetyError(f"governor: the saved state counts beyond its stop or limits: {at.tolist()}, {first}")
+
     def _readable(self, target: Array, reasons: Bool) -> Array:
         """A copy of `target` where it can be read, else of the last one."""
         target = np.array(target, dtype=np.float64, order="C")

@@ -19,11 +19,15 @@ from numpy.typing import NDArray
 
 from real.safety.errors import SafetyError
 from real.safety.kinematics import Chain
+from real.safety.profile_data import check_data
 from robopolicy.errors import closest
+from robopolicy.untrusted import read_json
 
 Array = NDArray[np.float64]
 FOLDER = Path(__file__).parent / "profiles"
 FORMAT = 1
+
+ASTRAY = 0.2  # rad: a joint that is so far from its newest command is not where it is told to be, whatever is near
 
 Vector = tuple[float, float, float]
 
@@ -57,7 +61,8 @@ class Settings:
         scene_distance, self_distance: m, between capsules and the scene, and one another.
         condition: of the Jacobian (m and rad as they are); beyond it the arm is near a singularity.
         reference_clip: rad, how far the command may run ahead of the measured joints.
-        tracking_error: rad, ε of the claim; beyond it the arm is not where it is told to be.
+        tracking_error: rad, ε of the claim; beyond it the arm is not where it is told to be. None: as far as
+            `scene_distance` reaches by the arm's levers (real/safety/tracking.py), and ASTRAY.
         energy: J that the arm may give away before it must get some back; None: no tank.
         contact_stiffness: N·m/rad, the stiffest contact that the tank reckons with.
     """
@@ -74,7 +79,7 @@ class Settings:
     self_distance: float = 0.005
     condition: float = 30.0
     reference_clip: float = 0.05
-    tracking_error: float = 0.2
+    tracking_error: float | None = 0.2
     energy: float | None = None
     contact_stiffness: float = 1000.0
 
@@ -96,6 +101,10 @@ class Settings:
     def loosened_by(self, other: Settings) -> list[str]:
         """Names of the limits that `other` would loosen."""
         found = [n for n in _SMALLER_IS_TIGHTER if _of(getattr(other, n)) > _of(getattr(self, n))]
+        if self.tracking_error is not None and (other.tracking_error or 0.0) > self.tracking_error:
+            found.append("tracking_error")
+        if self.tracking_error is None and other.tracking_error is not None:
+            found.append("tracking_error")
         found += [n for n in _LARGER_IS_TIGHTER if getattr(other, n) < getattr(self, n)]
         mine, theirs = self.workspace, other.workspace
         if mine is not None and (theirs is None or not _inside(theirs, mine)):
@@ -117,7 +126,7 @@ _RANGES = (
     ("contact_stiffness", 0.0, 1e7),
 )  # fmt: skip
 _SMALLER_IS_TIGHTER = (
-    "velocity", "acceleration", "jerk", "tcp_speed", "condition", "reference_clip", "tracking_error", "energy",
+    "velocity", "acceleration", "jerk", "tcp_speed", "condition", "reference_clip", "energy",
 )  # fmt: skip
 _LARGER_IS_TIGHTER = ("joint_margin", "scene_distance", "self_distance", "contact_stiffness")
 
@@ -189,6 +198,12 @@ class Profile:
     def jerk(self) -> Array:
         return self.maker["jerk"] * self.settings.jerk
 
+    @property
+    def astray(self) -> float:
+        """rad by which a measured joint may differ from its newest command."""
+        given = self.settings.tracking_error
+        return ASTRAY if given is None else given
+
     @cached_property
     def longest_stop(self) -> float:
         """s that the slowest joint needs to stop from its highest permitted speed, at most: v/a + 2.5·a/j."""
@@ -246,9 +261,10 @@ def load_profile(robot: str, **settings: Any) -> Profile:
     """
     if robot not in profile_names():
         raise SafetyError(f"robot={robot!r}: there are no limits for it. {closest(robot, profile_names())}")
-    data = json.loads((FOLDER / f"{robot}.json").read_text(encoding="utf-8"))
+    data = read_json(FOLDER / f"{robot}.json", error=SafetyError)
     if data.get("format") != FORMAT:
         raise SafetyError(f"{robot}.json has format {data.get('format')!r}, this robopolicy reads {FORMAT}")
+    check_data(data, f"{robot}.json")
     return Profile(data, settings_of(settings))
 
 

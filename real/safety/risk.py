@@ -8,6 +8,9 @@ numbers are none, costs time and nothing else. `scripts/train_risk.py` trains on
 
 from __future__ import annotations
 
+import io
+import math
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +19,12 @@ from numpy.typing import NDArray
 
 from real.safety.errors import SafetyError
 from real.safety.profile import Profile
+from robopolicy.untrusted import read_bytes, refusing
 
 Array = NDArray[np.float64]
 
 FORMAT = 1
+LARGEST, MOST = 2**26, 64  # bytes of an array of a file, and how many of them
 GAP = 0.2  # rad: targets farther away look alike
 
 
@@ -89,20 +94,45 @@ class RiskCritic:
         Raises:
             SafetyError: not a critic, of another format, robot or tick, or of numbers that are none.
         """
-        try:
-            with np.load(path, allow_pickle=False) as data:
-                found = {k: data[k] for k in data.files}
+        with refusing(f"{Path(path).name}: not a risk critic; scripts/train_risk.py writes one", SafetyError):
+            found = _arrays(read_bytes(Path(path), error=SafetyError))
             about = {k: found.pop(k).item() for k in ("format", "robot", "dt")}
             layers = tuple((found[f"w{i}"], found[f"b{i}"]) for i in range(len(found) // 2))
-        except (OSError, ValueError, KeyError) as error:
-            raise SafetyError(
-                f"{Path(path).name}: not a risk critic ({error}); scripts/train_risk.py writes one"
-            ) from error
         expected = {"format": FORMAT, "robot": profile.robot, "dt": dt}
         if about != expected:
             raise SafetyError(f"{Path(path).name}: expected a critic of {expected}, found {about}")
-        sizes = [w.shape for w, _ in layers]
-        fits = [s[0] for s in sizes] == [3 * len(profile.joints), *(s[1] for s in sizes[:-1])] and sizes[-1][1] == 1
-        if not fits or not all(np.isfinite(a).all() for layer in layers for a in layer):
-            raise SafetyError(f"{Path(path).name}: layers {sizes} of numbers that do not fit {profile.robot}")
-        return cls(profile, dt, layers)
+        critic = cls(profile, dt, layers)
+        critic.check(Path(path).name)
+        return critic
+
+    def check(self, where: str) -> None:
+        """Raise SafetyError where the layers are not those of a network for this arm, or hold what is no number."""
+        sizes = [(w.shape, b.shape) for w, b in self.layers]
+        wide = 3 * len(self.profile.joints)
+        for weight, bias in self.layers:
+            fits = weight.ndim == 2 and weight.shape[0] == wide and bias.shape == weight.shape[1:]
+            if not fits or not all(a.dtype.kind == "f" and np.isfinite(a).all() for a in (weight, bias)):
+                raise SafetyError(f"{where}: layers {sizes} of numbers that do not fit {self.profile.robot}")
+            wide = weight.shape[1]
+        if wide != 1 or not self.layers:
+            raise SafetyError(f"{where}: layers {sizes} of numbers that do not fit {self.profile.robot}")
+
+
+def _arrays(data: bytes) -> dict[str, Array]:
+    """The arrays of an .npz file. What one says of its size is held against what is there before it is allocated."""
+    found: dict[str, Array] = {}
+    with zipfile.ZipFile(io.BytesIO(data)) as packed:
+        for about in packed.infolist():
+            if about.file_size > LARGEST or len(found) >= MOST or not about.filename.endswith(".npy"):
+                raise SafetyError(f"{about.filename!r}: {about.file_size} bytes; expected few small arrays")
+            found[about.filename.removesuffix(".npy")] = _array(io.BytesIO(packed.read(about)), about.file_size)
+    return found
+
+
+def _array(content: io.BytesIO, size: int) -> Array:
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    shape, _, dtype = read[np.lib.format.read_magic(content)](content)
+    if dtype.hasobject or math.prod(shape) * dtype.itemsize != size - content.tell():
+        raise SafetyError(f"an array of {dtype} {shape} in {size} bytes")
+    content.seek(0)
+    return np.lib.format.read_array(content, allow_pickle=False)

@@ -5,11 +5,14 @@ Every check returns `Defect`s that name the key, the episode and the frame; noth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.data.episodes import Episodes
@@ -17,6 +20,7 @@ from robopolicy.errors import DataError
 from robopolicy.spec import check_features
 from robopolicy.types import Feature
 
+Array = NDArray[Any]
 LIMIT_TOLERANCE = 1e-3  # of the range high − low; recorded actions are rounded to float32
 
 
@@ -68,6 +72,22 @@ def check_episodes(
     ]
 
 
+def limit_slack(low: Sequence[float] | Array, high: Sequence[float] | Array) -> Array:
+    """[Da] how far a value may lie beyond its limits: a share of their range, or of the one limit that is finite."""
+    low, high = np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
+    end = np.where(np.isfinite(low), np.abs(low), np.where(np.isfinite(high), np.abs(high), 0.0))
+    with np.errstate(invalid="ignore"):
+        span = high - low
+    return LIMIT_TOLERANCE * np.where(np.isfinite(span), span, end)
+
+
+def outside_limits(values: Array, low: Sequence[float] | Array, high: Sequence[float] | Array) -> NDArray[np.bool_]:
+    """[F Da] whether a number lies beyond its limits; False for NaN, which is a defect of its own."""
+    slack = limit_slack(low, high)
+    inside = (np.asarray(low) - slack <= values) & (values <= np.asarray(high) + slack)
+    return ~inside & ~np.isnan(values)
+
+
 def check_needed(needed: Mapping[str, Feature], offered: Mapping[str, Feature]) -> list[Defect]:
     """Features that are missing (the closest names are offered) or have another shape, dtype or element names."""
     problems = check_features(dict(needed), dict(offered), needs="the policy", offers="the dataset")
@@ -89,7 +109,14 @@ def check_timestamps(timestamp: Tensor, starts: Tensor, *, fps: float, tolerance
     gap = timestamp[1:].double() - timestamp[:-1].double()
     inner = torch.ones_like(gap, dtype=torch.bool)
     inner[starts[1:-1] - 1] = False  # a new episode starts over at 0
-    wrong = ((gap - 1.0 / fps).abs() > tolerance) & inner
+    wrong = ~((gap - 1.0 / fps).abs() <= tolerance) & inner
+    if not bool(torch.isfinite(timestamp).all()):
+        bad = ~torch.isfinite(timestamp)
+        episode, inside = _locate(int(bad.nonzero()[0]), starts)
+        problem = f"is {float(timestamp[bad][0])} ({int(bad.sum())} such frames)"
+        return [
+            Defect("timestamp", problem, "Restore the column: seconds since the episode's first frame", episode, inside)
+        ]
     if not bool(wrong.any()):
         return []
     frame = int(wrong.nonzero()[0]) + 1
@@ -140,9 +167,7 @@ def _check_limits(episodes: Episodes) -> list[Defect]:
     spec = episodes.action_spec
     if episodes.action.shape[1:] != (spec.dim,):
         return []  # already a defect
-    low, high = torch.tensor(spec.low), torch.tensor(spec.high)
-    slack = LIMIT_TOLERANCE * (high - low)
-    outside = (episodes.action < low - slack) | (episodes.action > high + slack)
+    outside = torch.from_numpy(outside_limits(episodes.action.numpy(), spec.low, spec.high))
     defects = []
     for k in outside.any(0).nonzero()[:, 0].tolist():
         frame = int(outside[:, k].nonzero()[0])

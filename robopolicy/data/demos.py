@@ -185,7 +185,12 @@ def record_demos(
             raise DataError(
                 f"the expert succeeded in {successes} of {attempted} episodes of {env.spec.id} ({dropped} physics "
                 f"faults), {episodes} were asked for. Raise max_attempts, lower its imperfection, or keep failures too "
-                f"with only_success=false. The {kept} found are in {out}; training takes them with incomplete=true."
+                "with only_success=false. "
+                + (
+                    f"The {kept} found are in {out}; training takes them with incomplete=true."
+                    if kept
+                    else "None was kept, so nothing was written."
+                )
             )
     return Recording(Path(out), kept, frames, attempted, successes, dropped, time.monotonic() - began)
 

@@ -96,7 +96,7 @@ def load_episodes(
     Raises:
         DataError: not readable, cut off, interrupted (see `incomplete`), a feature missing or of another shape, NaN or
             infinity, frames that do not follow one another by 1/fps, actions outside their limits, no meaning of the
-            actions.
+            actions; an episode that is there twice, or films whose spans overlap or do not fit the frames.
     """
     source = Source.open(Path(path), rename)
     _check_complete(source, incomplete)
@@ -104,7 +104,9 @@ def load_episodes(
     action_spec = resolve_action_spec(source, action_spec)
     raise_defects(check_needed(needed or {}, source.offered), source.root)
     keys = _keys_to_load(source, needed, cameras)
-    table, starts = read_table(source, episodes, [source.names_there[k] for k in keys if k in source.names_there])
+    table, starts, spans = read_table(
+        source, episodes, [source.names_there[k] for k in keys if k in source.names_there]
+    )
 
     column = Columns(table, starts, source)
     frames = table.num_rows
@@ -114,9 +116,9 @@ def load_episodes(
         if key == TASK:
             continue
         there, feature = source.names_there[key], source.offered[key]
-        if source.columns[there]["dtype"] == "video":
-            obs[key] = load_videos(source, there, feature, table, starts)
-        elif source.columns[there]["dtype"] == "image":
+        if source.columns[there].dtype == "video":
+            obs[key] = load_videos(source, there, feature, table, starts, spans.where(there))
+        elif source.columns[there].dtype == "image":
             obs[key] = load_images(source, table, there, feature)
         else:
             obs[key] = torch.from_numpy(column(there, feature.shape)).to(feature.torch_dtype)

@@ -6,13 +6,17 @@ import importlib.metadata
 import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from robopolicy.errors import DataError, closest
+import pydantic
+
+from robopolicy.data.files import problems, read_json
+from robopolicy.errors import DataError, SpecError, closest
 from robopolicy.types import ActionSpec
 
 META_VERSION = 1
 META_FILE = Path("meta") / "robopolicy.json"
+RESTORE = "Restore it, or delete it and give action_spec=…."
 SEED = "episode_seed"  # column that robopolicy adds; edits of the dataset by LeRobot's tools keep it right
 
 
@@ -39,7 +43,7 @@ class RecordingMeta:
     """
 
     action: ActionSpec
-    dt: float
+    dt: Annotated[float, pydantic.Field(gt=0.0, allow_inf_nan=False)]
     tasks: tuple[str, ...]
     observation: tuple[str, ...]
     complete: bool = False
@@ -57,25 +61,33 @@ class RecordingMeta:
         """None where the dataset was recorded by something else.
 
         Raises:
-            DataError: not JSON, a newer version, fields missing or unknown.
+            DataError: not JSON, a newer version, fields missing, unknown or of another type.
         """
         path = root / META_FILE
         if not path.exists():
             return None
-        try:
-            data = json.loads(path.read_text())
-            version = int(data["version"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path}: damaged ({error!r}). Restore it, or delete it and give action_spec=…") from error
+        data = read_json(path)
+        if not isinstance(data, dict):
+            raise DataError(f"{path}: expected an object, found {type(data).__name__}. {RESTORE}")
+        version = data.get("version")
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise DataError(f"{path}: version: expected a whole number, found {version!r}. {RESTORE}")
         if version > META_VERSION:
             raise DataError(f"{path}: version {version}; this robopolicy reads up to {META_VERSION}. Upgrade it.")
         missing = {"action", "dt", "tasks", "observation"} - set(data)
         unknown = set(data) - {f.name for f in fields(cls)}
         if missing or unknown:
             raise DataError(f"{path}: missing fields {sorted(missing)}, unknown fields {sorted(unknown)}")
-        action = {k: tuple(v) if isinstance(v, list) else v for k, v in data.pop("action").items()}
-        lists = {k: tuple(data.pop(k)) for k in ("tasks", "observation")}
-        return cls(action=ActionSpec(**action), **lists, **data)
+        try:
+            return _MODEL.validate_python(data)
+        except pydantic.ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(place)}: {problem}" for place, problem in problems(error, depth=2))
+            raise DataError(f"{path}: {wrong}. {RESTORE}") from error
+        except SpecError as error:
+            raise DataError(f"{path}: action: {error}. {RESTORE}") from error
+
+
+_MODEL = pydantic.TypeAdapter(RecordingMeta)
 
 
 def recorded(root: Path) -> Literal["nothing", "part", "whole"]:
@@ -91,8 +103,17 @@ def recorded(root: Path) -> Literal["nothing", "part", "whole"]:
 
 
 def num_episodes(root: Path) -> int:
-    """Episodes of a LeRobot dataset, by its `meta/info.json`."""
-    return int(json.loads((root / "meta" / "info.json").read_text())["total_episodes"])
+    """Episodes of a LeRobot dataset, by its `meta/info.json`.
+
+    Raises:
+        DataError: it does not say.
+    """
+    file = root / "meta" / "info.json"
+    data = read_json(file)
+    count = data.get("total_episodes") if isinstance(data, dict) else None
+    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        raise DataError(f"{file}: total_episodes: expected a whole number, found {count!r}. Restore it from a copy.")
+    return count
 
 
 def task_order(recorded: tuple[str, ...], wanted: tuple[str, ...]) -> dict[int, int]:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.errors import CheckpointError
-from robopolicy.storage import read_json, read_tensors, write_tensors
+from robopolicy.storage import read_tensors, write_tensors
+from robopolicy.untrusted import Strict, checked, read_json
 
 MEMORY = "memory.safetensors"
 _TEXTS = "memory.json"  # the instructions, which tensors cannot hold
@@ -133,19 +134,44 @@ class Memory(nn.Module):
         Raises:
             CheckpointError: missing, damaged, or of another policy.
         """
-        tensors, texts = read_tensors(folder / MEMORY), read_json(folder / _TEXTS).get("tasks", ())
+        tensors = read_tensors(folder / MEMORY)
+        texts = checked(_Texts, read_json(folder / _TEXTS), str(folder / _TEXTS)).tasks
         for name, own in self.named_buffers():
             found = tensors.get(name)
-            if found is None or (name in ("key", "chunk") and found.shape[1:] != own.shape[1:]):
-                shape = "is missing" if found is None else f"has shape {list(found.shape)}"
+            shape = own.shape[1:] if name in ("key", "chunk") else None if name == "table" else torch.Size()
+            fits = found is not None and found.dtype == own.dtype and found.ndim == own.ndim
+            if found is None or not fits or shape not in (None, found.shape[1:]):
+                has = "is missing" if found is None else f"has shape {list(found.shape)} of {found.dtype}"
                 raise CheckpointError(
-                    f"{folder / MEMORY}: {name!r} {shape}, expected [F, {', '.join(map(str, own.shape[1:]))}]: it is "
-                    "not of this policy. Evaluate with memory=<dataset>, which fills it anew."
+                    f"{folder / MEMORY}: {name!r} {has}, expected [F, {', '.join(map(str, own.shape[1:]))}] of "
+                    f"{own.dtype}: it is not of this policy. Evaluate with memory=<dataset>, which fills it anew."
                 )
-            setattr(self, name, found.to(own.device))
-        self.tasks = tuple(texts)
+        _check_numbers(tensors, len(texts), str(folder / MEMORY))
+        for name, own in list(self.named_buffers()):
+            setattr(self, name, tensors[name].to(own.device))
+        self.tasks = texts
 
     def digest(self) -> str:
         """sha256 of what it holds: tells two memories of one policy apart."""
         parts = [x.cpu().contiguous().numpy().tobytes() for _, x in self.named_buffers()]
         return hashlib.sha256(b"".join([*parts, "\n".join(self.tasks).encode()])).hexdigest()
+
+
+class _Texts(Strict):
+    tasks: tuple[str, ...]
+
+
+def _check_numbers(tensors: dict[str, Tensor], tasks: int, where: str) -> None:
+    """Raise CheckpointError where a memory's parts do not fit: what they count in must be there."""
+    frames, episodes = len(tensors["key"]), len(tensors["seed"])
+    sizes = {"chunk": frames, "task": frames, "table": episodes}
+    bad = [f"{k!r} has {len(tensors[k])} rows, expected {n}" for k, n in sizes.items() if len(tensors[k]) != n]
+    for name, below in (("table", frames), ("task", tasks)):
+        if tensors[name].numel() and not 0 <= int(tensors[name].min()) <= int(tensors[name].max()) < below:
+            bad.append(f"{name!r} counts beyond {below}")
+    bad += [f"{k!r} holds NaN or infinity" for k in ("key", "chunk") if not bool(torch.isfinite(tensors[k]).all())]
+    if episodes and not tensors["table"].shape[1]:
+        bad.append("'table' has no columns")
+    if bad:
+        raise CheckpointError(f"{where} is damaged: {'; '.join(bad)}. Evaluate with memory=<dataset>, which fills it "
+                              "anew.")  # fmt: skip

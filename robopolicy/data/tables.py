@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -14,54 +15,62 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from robopolicy.data.check import Defect, raise_defects
+from robopolicy.data.files import check_regular
 from robopolicy.data.meta import SEED, task_order
+from robopolicy.data.parquet import Kind, number, parquet_files, read_parts, whole
 from robopolicy.data.source import Source
-from robopolicy.errors import DataError, closest
+from robopolicy.data.spans import EpisodeTable, blocks_of, check_blocks, check_spans, read_episodes
+from robopolicy.errors import DataError
 
 DRIVER = {"driver": "int64", "intervention": "bool"}  # columns that say who drove, and their types
+OUTCOMES = ("next.reward", "next.done", "next.truncated", "next.success")
+_PLACES = ("frame_index", "episode_index", "task_index")
+_KILLED = "The recording was killed before `finalize`, or the file was damaged: copy it again, or record again"
 DRIVERS = ("policy", "human", "rewind")  # what `driver` counts in
 
 
-def read_files(source: Source, keys: Sequence[str]) -> pa.Table:
-    """All rows that there are, with the columns `keys` and those that say where a frame belongs.
+class Rows(NamedTuple):
+    """Frames of whole episodes: their columns, `starts` [E+1], and which seconds of film are theirs."""
+
+    table: pa.Table
+    starts: Tensor
+    episodes: EpisodeTable
+
+
+def read_files(source: Source, keys: Sequence[str]) -> tuple[pa.Table | None, list[Defect]]:
+    """All rows that there are, with the columns `keys` and those that say where a frame belongs; and all defects.
+
+    A column that is unusable, or a file that cannot be read, is left out of the table.
 
     Raises:
-        DataError: no files, files that are cut off, a column that is missing.
+        DataError: no files.
     """
-    files = sorted((source.root / "data").glob("*/*.parquet"))
+    files = parquet_files(source.root / "data")
     if not files:
         raise DataError(f"{source.root}: empty, no parquet file under data/. Copy the whole folder, or record again.")
-    extra = [k for k in (SEED, "next.reward", "next.done", "next.truncated", "next.success") if k in source.columns]
-    extra += [k for k, dtype in DRIVER.items() if source.columns.get(k, {}).get("dtype") == dtype]
-    wanted = ["action", "timestamp", "frame_index", "episode_index", "task_index", *extra]
-    wanted += [k for k in keys if source.columns[k]["dtype"] != "video" and k not in wanted]
-    parts = []
-    for file in files:
-        try:
-            with pq.ParquetFile(file) as parquet:
-                missing = sorted(set(wanted) - set(parquet.schema_arrow.names))
-                if missing:
-                    known = parquet.schema_arrow.names
-                    raise DataError(f"{file}: column {missing[0]!r} is missing. {closest(missing[0], known)}")
-                parts.append(parquet.read(columns=wanted).select(wanted))
-        except (pa.ArrowInvalid, OSError) as error:
-            raise DataError(
-                f"{file}: cannot be read ({error}). The recording was killed before `finalize`; record again."
-            ) from error
-    return pa.concat_tables(parts)
+    wanted: dict[str, Kind] = {"action": "any", "timestamp": "number", **dict.fromkeys(_PLACES, "whole")}
+    wanted |= {k: "any" for k in (SEED, *OUTCOMES) if k in source.columns}
+    wanted |= {k: "any" for k, dtype in DRIVER.items() if k in source.columns and source.columns[k].dtype == dtype}
+    wanted |= {k: "any" for k in keys if source.columns[k].dtype != "video" and k not in wanted}
+    return read_parts(files, wanted, source.root, fix=_KILLED)
 
 
-def read_table(source: Source, episodes: Sequence[int] | None, keys: Sequence[str]) -> tuple[pa.Table, Tensor]:
-    """All wanted columns, and `starts` [E+1].
+def read_table(source: Source, episodes: Sequence[int] | None, keys: Sequence[str]) -> Rows:
+    """All wanted columns of `episodes` (None: all).
+
+    Args:
+        keys: columns; of videos the spans of their films.
 
     Raises:
-        DataError: as `read_files`, or frames are missing.
+        DataError: as `read_files`; frames are missing, or belong to no episode, or to several; films do not fit.
     """
-    table = read_files(source, keys)
-    if table.num_rows != source.total_frames:
+    table, found = read_files(source, keys)
+    raise_defects(found, source.root)
+    if table is None or table.num_rows != source.total_frames:
         raise DataError(
-            f"{source.root}: data/ holds {table.num_rows} frames, meta/info.json says {source.total_frames}. "
-            f"A file is missing or the recording was cut off."
+            f"{source.root}: data/ holds {table.num_rows if table else 0} frames, meta/info.json says "
+            f"{source.total_frames}. A file is missing or the recording was cut off."
         )
     if not table.num_rows:
         raise DataError(f"{source.root}: empty, 0 frames")
@@ -70,19 +79,38 @@ def read_table(source: Source, episodes: Sequence[int] | None, keys: Sequence[st
         unknown = sorted(set(episodes) - set(known))
         if unknown or not len(episodes):
             raise DataError(f"{source.root}: episodes {unknown or 'none'} asked for; it has 0 to {max(known)}")
+    cameras = [k for k in keys if source.columns[k].dtype == "video"]
+    spans = _check_places(source, table, cameras, episodes)
+    if episodes is not None:
         table = table.filter(pc.is_in(table["episode_index"], pa.array(sorted(set(episodes)), pa.int64())))
     table = table.combine_chunks()
-    index, inside = table["episode_index"].to_numpy(), table["frame_index"].to_numpy()
-    starts = np.flatnonzero(np.r_[True, index[1:] != index[:-1]])
-    lengths = np.diff(np.r_[starts, len(index)])
-    expected = np.arange(len(index)) - np.repeat(starts, lengths)
-    if (inside != expected).any():
+    index, inside = whole(table, "episode_index"), whole(table, "frame_index")
+    blocks = blocks_of(index)
+    starts = np.array([b.first for b in blocks])
+    expected = np.arange(len(index)) - np.repeat(starts, [b.end - b.first for b in blocks])
+    if not (inside == expected).all():
         row = int(np.flatnonzero(inside != expected)[0])
         raise DataError(
             f"{source.root}: frame_index, episode {index[row]}: expected {expected[row]}, found {inside[row]}. "
             f"Frames are missing or out of order."
         )
-    return table, torch.from_numpy(np.r_[starts, len(index)])
+    return Rows(table, torch.from_numpy(np.r_[starts, len(index)]), spans)
+
+
+def _check_places(
+    source: Source, table: pa.Table, cameras: Sequence[str], episodes: Sequence[int] | None
+) -> EpisodeTable:
+    """Which frames and films are whose; raises DataError where that cannot be true of one of `episodes`."""
+    spans, found = read_episodes(source, cameras)
+    raise_defects(found, source.root)
+    if spans is None:
+        raise DataError(f"{source.root}: meta/episodes cannot be read")
+    blocks, stamps = blocks_of(whole(table, "episode_index")), number(table, "timestamp")
+    found = check_blocks(blocks, spans).of(episodes)
+    for camera in cameras:
+        found += check_spans(camera, spans, blocks, stamps, source.fps).of(episodes)
+    raise_defects(found, source.root)
+    return spans
 
 
 @dataclass(frozen=True)
@@ -97,12 +125,14 @@ class Columns:
         flat = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
         while isinstance(flat, pa.ExtensionArray):
             flat = flat.storage
-        count = int(np.prod(shape))
+        count = math.prod(shape)
         outer = flat
         while pa.types.is_nested(flat.type):  # lists of lists
             flat = flat.flatten()
         if flat.null_count:
             raise DataError(f"{self.source.root}: {key!r} holds empty (null) values")
+        if not (pa.types.is_integer(flat.type) or pa.types.is_floating(flat.type) or pa.types.is_boolean(flat.type)):
+            raise DataError(f"{self.source.root}: {key!r} must hold numbers, found {flat.type}")
         values = flat.to_numpy(zero_copy_only=False)
         if len(values) != self.table.num_rows * count:
             where = ""
@@ -136,15 +166,30 @@ def task_texts(source: Source) -> tuple[str, ...]:
 
 
 def _task_table(source: Source) -> dict[int, str]:
+    """Instruction by index, in the order of the indices.
+
+    Raises:
+        DataError: the table cannot be read, lacks a text, or has an index twice.
+    """
     file = source.root / "meta" / "tasks.parquet"
     try:
-        table = pq.read_table(file).to_pydict()
-    except (pa.ArrowInvalid, OSError) as error:
+        check_regular(file)
+        known = pq.read_schema(file).names
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise DataError(f"{file}: cannot be read ({error})") from error
-    text = next((table[k] for k in ("task", "__index_level_0__") if k in table), None)
-    if text is None or "task_index" not in table:
-        raise DataError(f"{file}: expected columns 'task' and 'task_index', found {sorted(table)}")
-    return dict(sorted(zip(table["task_index"], text, strict=True)))
+    text = next((k for k in ("task", "__index_level_0__") if k in known), "task")
+    wanted: dict[str, Kind] = {"task_index": "whole", text: "text"}
+    table, found = read_parts([file], wanted, source.root, fix="Restore it from a copy, or record again")
+    raise_defects(found, source.root)
+    assert table is not None
+    index, texts = table["task_index"].to_pylist(), table[text].to_pylist()
+    if len(set(index)) < len(index):
+        twice = next(i for i in index if index.count(i) > 1)
+        raise DataError(f"{source.root}: task_index {twice} is twice in meta/tasks.parquet: restore it from a copy")
+    if not all(t.strip() for t in texts):
+        raise DataError(f"{source.root}: task {index[[bool(t.strip()) for t in texts].index(False)]} has no text in "
+                        "meta/tasks.parquet: restore it from a copy")  # fmt: skip
+    return dict(sorted(zip(index, texts, strict=True)))
 
 
 def read_driver(column: Columns) -> Tensor | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shutil
 import signal
@@ -68,9 +69,9 @@ class DatasetWriter:
         self.path, self.begun = Path(path), begun
         if self.path.exists() and not (overwrite or begun):
             raise DataError(f"{self.path}: exists already. Choose another path, or replace it with overwrite=true.")
-        fps = round(1.0 / dt)
-        if abs(fps * dt - 1.0) > 1e-6:
-            raise DataError(f"dt: LeRobot stores whole frames per second; 1/dt is {1.0 / dt:.4f} for dt={dt}")
+        fps = round(1.0 / dt) if dt > 0 and math.isfinite(1.0 / dt) else 0
+        if not abs(fps * dt - 1.0) <= 1e-6:
+            raise DataError(f"dt: LeRobot stores whole frames per second; expected 1/n seconds, found {dt}")
         self.observation = {k: f for k, f in observation.items() if k != TASK}
         self.marks = dict(marks or {})
         self.meta = RecordingMeta(

@@ -34,7 +34,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        if self.p_value > 1 - self.level:
+        if not self.p_value <= 1 - self.level:
             return f"no difference shown at the {100 * (1 - self.level):.0f}% level"
         return f"{self.b if self.difference.value > 0 else self.a} is better"
 

@@ -5,16 +5,17 @@ They are made of what a run in imagination leaves behind: gate.json, rounds.json
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from robopolicy.errors import DataError
 from robopolicy.evaluate.plots import Series, line_chart
 from robopolicy.evaluate.run_dir import Run
 from robopolicy.types import IMAGES
+from robopolicy.untrusted import parse_json, read_bytes, refusing
 
 _NUMBERS = 5  # of a state that are shown of an episode: those which truth and imagination differ most in
 _BASELINES = {"model": ("model", "c1"), "linear": ("linear model", "c2"), "copy_last": ("copying the last state", "c0")}
@@ -25,22 +26,20 @@ def imagination(runs: Sequence[Run]) -> str:
     parts = []
     for run in runs:
         name = f" ({escape(run.name)})" if len(runs) > 1 else ""
-        look = _read(run.path / "look.json", dict)
-        parts += [
-            _gate(_read(run.path / "gate.json", list) or [], name),
-            _rounds(_read(run.path / "rounds.json", list) or [], name),
-            _side_by_side(look, name) if look else "",
-            _model(look, name) if look else "",
-        ]
+        for file, sections in _SECTIONS.items():
+            if (run.path / file).is_file():
+                parts += [_shown(run.path / file, section, name) for section in sections]
     return "\n".join(p for p in parts if p)
 
 
-def _read(path: Path, kind: type) -> Any:
+def _shown(path: Path, section: Callable[[Any, str], str], name: str) -> str:
+    """One section, or that its file is damaged."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, kind) else None
+        found = parse_json(read_bytes(path, error=DataError), path.name, error=DataError, finite=False)
+        with refusing(path.name, DataError):
+            return section(found, name)
+    except DataError as error:
+        return _section(f"Not shown{name}", "", escape(str(error)))
 
 
 def _gate(records: list[dict[str, Any]], name: str) -> str:
@@ -50,7 +49,7 @@ def _gate(records: list[dict[str, Any]], name: str) -> str:
     chart = _gap_chart(steps, [r["kept"] for r in records], [r["true"] for r in records], "imagined steps")
     head = "<tr><th class=n>step<th class=n>imagined<th class=n>doubted<th class=n>true<th>the gate"
     body = "".join(
-        f"<tr><td class=n>{r['step']}<td class=n>{_rate(r['imagined'])}<td class=n>{100 * r['doubted']:.0f}%"
+        f"<tr><td class=n>{int(r['step'])}<td class=n>{_rate(r['imagined'])}<td class=n>{100 * r['doubted']:.0f}%"
         f"<td class=n>{_rate(r['true'])}<td>{escape(r['reason'])}"
         for r in records
     )
@@ -73,7 +72,7 @@ def _rounds(records: list[dict[str, Any]], name: str) -> str:
         "<th class=n>refitted<th>verdict"
     )
     body = "".join(
-        f"<tr><td class=n>{r['round']}<td class=n>{r['real_steps']}<td class=n>{_rate(r['imagined'])}"
+        f"<tr><td class=n>{int(r['round'])}<td class=n>{int(r['real_steps'])}<td class=n>{_rate(r['imagined'])}"
         f"<td class=n>{_rate(r['true'])}<td class=n>{100 * r['gap']:+.0f}<td class=n>{_rate(r['imagined_refitted'])}"
         f"<td>{escape(r['reason'])}"
         for r in records
@@ -107,7 +106,7 @@ def _side_by_side(look: dict[str, Any], name: str) -> str:
         )  # fmt: skip
         ends = [f"{who}: {'success' if side['success'] else 'failure'}" for who, side in
                 (("real", real), ("imagined", imagined)) if side["success"] is not None]  # fmt: skip
-        head = f"<h3>seed {episode['seed']} · {' · '.join(ends)}</h3>"
+        head = f"<h3>seed {int(episode['seed'])} · {' · '.join(ends)}</h3>"
         strips = "".join(
             f'<figure class=strip><img src="data:image/png;base64,{escape(png)}" alt="real above imagined pictures">'
             f"<figcaption>{escape(camera)}: real above, imagined below</figcaption></figure>"
@@ -210,3 +209,10 @@ def _rate(interval: Any) -> str:
 
 def _section(title: str, body: str, note: str) -> str:
     return f"<section><h2>{title}</h2><p class=note>{note}</p>{body}</section>"
+
+
+_SECTIONS: dict[str, tuple[Callable[[Any, str], str], ...]] = {
+    "gate.json": (_gate,),
+    "rounds.json": (_rounds,),
+    "look.json": (_side_by_side, _model),
+}

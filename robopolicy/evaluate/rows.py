@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.parquet as pq
+from pandas.api.types import is_bool_dtype, is_integer_dtype, is_numeric_dtype
 
 from robopolicy.errors import DataError
 from robopolicy.evaluate.provenance import write_atomically
 from robopolicy.evaluate.statistics import Interval, wilson
 from robopolicy.types import Metrics
+from robopolicy.untrusted import read_bytes, refusing
 
 # Column → pandas dtype; the order is that of the file.
 COLUMNS = {
@@ -32,6 +35,7 @@ COLUMNS = {
 }
 ENDED_BY = ("success", "terminated", "truncated", "diverged")
 CRITERIA = ("success_once", "success_at_end")
+_LARGEST, _MOST = 2**28, 10**7  # bytes and rows of a file
 _SPLITS = ("train", "validation", "test")
 
 
@@ -49,6 +53,7 @@ class Rows:
         missing = [name for name in COLUMNS if name not in self.frame.columns]
         if missing:
             raise DataError(f"episode rows: columns {missing} are missing, found {list(self.frame.columns)}")
+        _check_kinds(self.frame)
         frame = self.frame[list(COLUMNS)].astype({k: v for k, v in COLUMNS.items() if v != "str"})
         frame = frame.assign(**{k: frame[k].fillna("").astype(str) for k, v in COLUMNS.items() if v == "str"})
         object.__setattr__(self, "frame", frame.reset_index(drop=True))
@@ -160,17 +165,30 @@ class Rows:
         path = Path(path)
         if not path.is_file():
             raise DataError(f"{path.name}: no such file of episode rows in {path.parent.name or '.'}/")
-        try:
+        data = read_bytes(path, limit=_LARGEST, error=DataError)
+        with refusing(f"{path.name}: not readable as episode rows", DataError):
             if path.suffix == ".parquet":
-                return cls(pd.read_parquet(path))
+                with pq.ParquetFile(io.BytesIO(data)) as file:
+                    if file.metadata.num_rows > _MOST:
+                        raise DataError(f"{path.name}: has {file.metadata.num_rows} rows, expected {_MOST} at most")
+                    return cls(file.read(columns=list(COLUMNS)).to_pandas(ignore_metadata=True))
             text = [name for name, kind in COLUMNS.items() if kind == "str"]
             return cls(
-                pd.read_csv(path, float_precision="round_trip", dtype=dict.fromkeys(text, str), keep_default_na=False)
-            )
-        except (ValueError, OSError, KeyError) as error:
-            raise DataError(f"{path.name}: not readable as episode rows ({error})") from error
+                pd.read_csv(
+                    io.StringIO(data.decode("utf-8")), float_precision="round_trip", dtype=dict.fromkeys(text, str),
+                    keep_default_na=False,
+                )
+            )  # fmt: skip
 
     @classmethod
     def concat(cls, parts: Sequence[Rows]) -> Rows:
         """Rows of disjoint seeds as one."""
         return cls(pd.concat([part.frame for part in parts], ignore_index=True))
+
+
+def _check_kinds(frame: pd.DataFrame) -> None:
+    """Raise DataError where a column holds something else: the text "False" is true, and 0.25 is no success."""
+    wanted = {"bool": is_bool_dtype, "int64": is_integer_dtype, "float64": is_numeric_dtype}
+    for name, kind in COLUMNS.items():
+        if kind in wanted and len(frame) and not wanted[kind](frame[name].dtype):
+            raise DataError(f"episode rows: {name}: expected {kind}, found {frame[name].iloc[0]!r} and the like")

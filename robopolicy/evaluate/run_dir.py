@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import math
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from robopolicy.errors import ConfigError, DataError
 from robopolicy.evaluate.rows import Rows
 from robopolicy.evaluate.video import INDEX
+from robopolicy.untrusted import check_links, parse_json, read_bytes, read_json, refusing
 
 # What a complete run directory holds, and what each piece is there for.
 PIECES = {
@@ -21,6 +21,7 @@ PIECES = {
 }
 
 
+_LARGEST = 2**30  # bytes of metrics.jsonl
 _MARKS = ("best", "deterministic", "validation")
 
 
@@ -97,6 +98,7 @@ def read_run(path: Path | str) -> Run:
     path = Path(path)
     if not path.is_dir():
         raise DataError(f"{path.name}: no such run directory. A run directory holds {', '.join(PIECES)}.")
+    check_links(path, levels=3, where=path.name, error=DataError)
     missing = [f"{name} ({meaning})" for name, meaning in PIECES.items() if not (path / name).is_file()]
     metrics, torn = _metrics(path / "metrics.jsonl")
     if torn:
@@ -111,7 +113,7 @@ def read_run(path: Path | str) -> Run:
     config = path / "config.yaml"
     return Run(
         path=path,
-        config=config.read_text(errors="replace") if config.is_file() else "",
+        config=_text(config) if config.is_file() else "",
         spec=_json(path / "spec.json", missing),
         provenance=_json(path / "provenance.json", missing),
         metrics=metrics,
@@ -125,23 +127,28 @@ def _json(path: Path, missing: list[str]) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text())
-    except ValueError:
-        found = None
-    if isinstance(found, dict):
-        return found
-    missing.append(f"{path.name}: not readable as a JSON object")
-    return {}
+        return read_json(path, error=DataError, finite=False)
+    except DataError:
+        missing.append(f"{path.name}: not readable as a JSON object")
+        return {}
+
+
+def _text(path: Path) -> str:
+    """What of a text file can be read."""
+    try:
+        return read_bytes(path, limit=_LARGEST, error=DataError).decode("utf-8", errors="replace")
+    except DataError as error:
+        return f"not readable: {error}"
 
 
 def _metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Objects of a JSON-lines file and the number of lines that are none (a kill can tear the last one)."""
     rows: list[dict[str, Any]] = []
     torn = 0
-    for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
+    for line in _text(path).splitlines() if path.is_file() else []:
         try:
-            row = json.loads(line)
-        except ValueError:
+            row = parse_json(line, path.name, error=DataError, finite=False)
+        except DataError:
             row = None
         if isinstance(row, dict):
             rows.append(row)
@@ -187,10 +194,12 @@ def _videos(folder: Path) -> list[Video]:
 
 def _index(folder: Path) -> dict[str, dict[str, Any]]:
     try:
-        return {e["file"]: e for e in json.loads((folder / INDEX).read_text())}
-    except (OSError, ValueError, TypeError, KeyError):
+        with refusing(INDEX, DataError):
+            data = read_bytes(folder / INDEX, error=DataError)
+            return {str(e["file"]): dict(e) for e in parse_json(data, INDEX, error=DataError)}
+    except DataError:
         return {}
 
 
 def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

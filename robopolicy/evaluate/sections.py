@@ -157,7 +157,9 @@ def films(videos: Sequence[Video], *, max_bytes: int) -> str:
         return ""
 
     def rank(video: Video) -> int:
-        return ["pair", "failure", "", "success"].index("pair" if video.kind == "pair" else video.outcome or "")
+        kinds = ["pair", "failure", "", "success"]
+        kind = "pair" if video.kind == "pair" else video.outcome
+        return kinds.index(kind if kind in kinds else "")
 
     # In turns over the folders, so that a tight budget does not spend itself on one policy's films.
     ordered: list[Video] = []

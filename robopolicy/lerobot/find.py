@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from robopolicy.errors import CheckpointError
-from robopolicy.storage import read_json
+from robopolicy.untrusted import leads_inside, read_json
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 HUB = "hub:"
@@ -29,6 +29,8 @@ def find_lerobot(path: Path) -> Path | None:
     for inner in (".", "pretrained_model", "checkpoints/last/pretrained_model"):
         file = path / inner / CONFIG
         if file.is_file() and not (file.parent / "policy.json").is_file() and "type" in read_json(file):
+            if not leads_inside(file.parent, path):
+                raise CheckpointError(f"{path}: {inner} is a link that leads out of it, and is not followed")
             return file.parent
     return None
 
@@ -44,6 +46,8 @@ def fingerprint(folder: Path) -> str:
     """sha256 over what makes the policy: all JSON and safetensors files, by name."""
     digest = hashlib.sha256()
     for file in sorted(p for p in folder.iterdir() if p.suffix in (".json", ".safetensors")):
+        if not file.is_file():
+            raise CheckpointError(f"{file}: expected a regular file, found a folder, pipe or device")
         with file.open("rb") as opened:
             digest.update(f"{file.name} {hashlib.file_digest(opened, 'sha256').hexdigest()}\n".encode())
     return digest.hexdigest()

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from robopolicy.allocation import allocating_at_most, budget
 from robopolicy.errors import CheckpointError, SpecError
 from robopolicy.lerobot.find import CONFIG, WEIGHTS
 from robopolicy.lerobot.notes import Knowledge, knowledge
@@ -18,8 +19,9 @@ from robopolicy.policies.base import Policy
 from robopolicy.policies.lerobot import Document, LeRobotPolicy, decode, prepared
 from robopolicy.policies.lerobot_kinds import kind_of
 from robopolicy.spec import PolicySpec, check_features, check_fits
-from robopolicy.storage import read_json, read_tensors, refuse_pickle
+from robopolicy.storage import read_tensors, refuse_pickle
 from robopolicy.types import ENV_STATE, IMAGES, STATE, TASK, EnvSpec, Feature
+from robopolicy.untrusted import check_links, inside, read_json, refusing
 
 PROCESSORS = ("policy_preprocessor.json", "policy_postprocessor.json")
 _log = logging.getLogger(__name__)
@@ -33,6 +35,12 @@ def load_lerobot(folder: Path, *, device: torch.device | str = "cpu", env: EnvSp
             nobody says what its actions mean.
         SpecError: it does not fit `env`; all differences are listed.
     """
+    check_links(folder)
+    with refusing(str(folder)):
+        return _load(folder, device, env)
+
+
+def _load(folder: Path, device: torch.device | str, env: EnvSpec | None) -> Policy:
     documents = [_processor(folder, name) for name in PROCESSORS]
     config = prepared(read_json(folder / CONFIG))
     settings = decode(config)
@@ -43,7 +51,8 @@ def load_lerobot(folder: Path, *, device: torch.device | str = "cpu", env: EnvSp
         raise CheckpointError(f"{folder}: {WEIGHTS} is missing")
     tensors = read_tensors(folder / WEIGHTS)  # whole, and no pickle
     node = {"config": config, "preprocessor": documents[0], "postprocessor": documents[1], "inputs": inputs}
-    policy = LeRobotPolicy(spec, **node, network=_network(folder, settings, tensors))
+    with allocating_at_most(budget(folder / WEIGHTS), f"{folder}/{CONFIG}"):
+        policy = LeRobotPolicy(spec, **node, network=_network(folder, settings, tensors))
     bad = [k for k, v in policy.state_dict().items() if v.is_floating_point() and not bool(torch.isfinite(v).all())]
     if bad:
         raise CheckpointError(f"{folder}: weight {bad[0]!r} holds NaN or infinity: its training diverged")
@@ -175,9 +184,7 @@ def _processor(folder: Path, name: str) -> Document:
         raise CheckpointError(f"{folder}/{name}: expected a list of steps, found {type(steps).__name__}")
     for step in steps:
         if file := step.get("state_file"):
-            if Path(file).name != file:
-                raise CheckpointError(f"{folder}/{name}: {file!r} lies outside the directory")
-            tensors = read_tensors(folder / file)
+            tensors = read_tensors(inside(folder, file, where=f"{folder}/{name}: state_file"))
             used = (step.get("config") or {}).get("features")  # statistics of other columns come along
             state[file.removesuffix(".safetensors")] = {
                 k: v.tolist() for k, v in tensors.items() if used is None or k.rpartition(".")[0] in used

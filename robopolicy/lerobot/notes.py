@@ -11,14 +11,18 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import pydantic
 
 from robopolicy.data.source import Source
 from robopolicy.data.tables import task_texts
 from robopolicy.errors import CheckpointError, DataError, SpecError
 from robopolicy.lerobot.find import CONFIG, find_lerobot
-from robopolicy.storage import read_json, write_text
+from robopolicy.spec import ActionFile
+from robopolicy.storage import write_text
 from robopolicy.types import TASK, ActionSpec, Feature
+from robopolicy.untrusted import Strict, checked, read_json
 
 NOTE = "robopolicy.json"
 _log = logging.getLogger(__name__)
@@ -43,16 +47,15 @@ def knowledge(folder: Path) -> Knowledge:
         CheckpointError: the note is damaged.
     """
     if (folder / NOTE).is_file():
-        data = read_json(folder / NOTE)
+        note = checked(_Note, read_json(folder / NOTE, finite=False), f"{folder}/{NOTE}")
         try:
-            fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data["action"].items()}
-            action = ActionSpec(**fields)
-            return Knowledge(NOTE, action, float(data["dt"]), tuple(data["tasks"]), rename=dict(data["rename"]))
-        except (KeyError, TypeError, AttributeError, SpecError) as error:
+            return Knowledge(NOTE, note.action.action, note.dt, note.tasks, rename=note.rename)
+        except SpecError as error:
             raise CheckpointError(f"{folder}/{NOTE}: damaged ({error}); annotate_policy writes it anew") from error
     file = folder / "train_config.json"
-    root = (read_json(file).get("dataset") or {}).get("root") if file.is_file() else None
-    if not root or not Path(root).is_dir():
+    trained = read_json(file, finite=False).get("dataset") if file.is_file() else None
+    root = trained.get("root") if isinstance(trained, dict) else None
+    if not isinstance(root, str) or not _is_folder(root):
         return Knowledge()
     try:
         source = Source.open(Path(root))
@@ -66,6 +69,22 @@ def knowledge(folder: Path) -> Knowledge:
     if source.meta is None:
         return Knowledge(says, None, dt, tasks, observation, rename)
     return Knowledge(says, source.meta.action, source.meta.dt, tasks, observation, rename)
+
+
+class _Note(Strict):
+    """robopolicy.json."""
+
+    action: ActionFile
+    dt: Annotated[float, pydantic.Field(gt=0.0, le=3600.0, allow_inf_nan=False)]
+    tasks: tuple[str, ...]
+    rename: dict[str, str]
+
+
+def _is_folder(name: str) -> bool:
+    try:
+        return bool(name) and Path(name).is_dir()
+    except ValueError:  # a null byte
+        return False
 
 
 def annotate_policy(

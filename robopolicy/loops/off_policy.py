@@ -21,6 +21,7 @@ from robopolicy.loops.player import OffPolicy, Player
 from robopolicy.memory import release_memory
 from robopolicy.schema import Count, Fraction, Natural, Positive
 from robopolicy.types import Metrics, Obs, Step, VecEnv
+from robopolicy.untrusted import refusing
 
 DRAWN = 8  # batches that are drawn at a time: where observations are small, many windows cost little more than few
 
@@ -110,14 +111,16 @@ def off_policy(
                 f"{state['recorded']}. Restore them, or give a new run_dir."
             )
         parts: dict[str, Any] = {"algo": algo, "env": env, "replay": online, "player": player.executor}
-        for name, part in parts.items():
-            part.load_state_dict(state[name])
-        tally.load_state_dict(state["tally"])
-        generator.set_state(state["generator"])
-        obs, steps, owed, train_s = state["obs"], state["steps"], state["owed"], state["train_s"]
-        kept = state.get("frame")
-        result, metrics = state["result"], dict(state["metrics"])
-        evaluated, saved, logged, best = state["evaluated"], steps, state["logged"], state["best"]
+        with refusing("checkpoint: state.json"):
+            for name, part in parts.items():
+                part.load_state_dict(state[name])
+            tally.load_state_dict(state["tally"])
+            generator.set_state(state["generator"])
+            obs, steps, owed, train_s = state["obs"], int(state["steps"]), float(state["owed"]), float(state["train_s"])
+            kept = state.get("frame")
+            result, metrics = dict(state["result"]), dict(state["metrics"])
+            evaluated, saved, logged = int(state["evaluated"]), steps, int(state["logged"])
+            best = float(state["best"])
         if not env.spec.resumable:  # the episodes of `obs` are gone: go on with new ones
             obs, kept = env.reset(), None
             online.interrupt()

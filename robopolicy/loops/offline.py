@@ -17,6 +17,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.schema import Count, Natural
 from robopolicy.spec import PolicySpec, check_action_spec, check_features
 from robopolicy.types import Algorithm, Metrics, Obs
+from robopolicy.untrusted import refusing
 
 
 class Progress(Protocol):
@@ -121,9 +122,10 @@ def offline(
     state = checkpointer.latest()
     step, sums, means, best = 0, {}, {}, -1.0  # best: success rate of the best evaluation
     if state is not None:
-        step, sums, means = state["step"], dict(state["sums"]), dict(state["means"])
-        best = state["best"]
-        algo.load_state_dict(state["algo"])
+        with refusing("checkpoint: state.json"):
+            step, sums, means = int(state["step"]), dict(state["sums"]), dict(state["means"])
+            best = float(state["best"])
+            algo.load_state_dict(state["algo"])
     with tracker.progress(steps, "offline") as progress:
         progress.update(step)
         while step < steps:

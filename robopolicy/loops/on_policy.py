@@ -14,6 +14,7 @@ from robopolicy.loops.off_policy import Checkpoints, due, solved, standing
 from robopolicy.memory import release_memory
 from robopolicy.schema import Count, Fraction, Natural
 from robopolicy.types import Metrics, VecEnv
+from robopolicy.untrusted import refusing
 
 
 class OnPolicy(Explorer, Protocol):
@@ -88,12 +89,13 @@ def on_policy(
     if state is None:
         collector.reset()
     else:
-        algo.load_state_dict(state["algo"])
-        collector.load_state_dict(state["collector"])
-        done, steps, train_s, result = state["done"], state["steps"], state["train_s"], state["result"]
-        evaluated, saved, recent = state["evaluated"], steps, deque(state["recent"], maxlen=100)
-        best = state["best"]
-        decline.load_state_dict(state["decline"])
+        with refusing("checkpoint: state.json"):
+            algo.load_state_dict(state["algo"])
+            collector.load_state_dict(state["collector"])
+            done, steps, train_s = int(state["done"]), int(state["steps"]), float(state["train_s"])
+            evaluated, saved, recent = int(state["evaluated"]), steps, deque(map(float, state["recent"]), maxlen=100)
+            best, result = float(state["best"]), dict(state["result"])
+            decline.load_state_dict(state["decline"])
 
     def snapshot() -> dict[str, Any]:
         return {

@@ -14,6 +14,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.policies.lerobot_kinds import Kind, kind_of
 from robopolicy.spec import PolicySpec
 from robopolicy.types import TASK, Obs
+from robopolicy.untrusted import refusing
 
 Document = dict[str, Any]  # a JSON file of LeRobot's
 _NEEDED = {  # statistics that a normalisation mode reads
@@ -22,6 +23,15 @@ _NEEDED = {  # statistics that a normalisation mode reads
     "QUANTILES": ("q01", "q99"),
     "QUANTILE10": ("q10", "q90"),
 }
+# Of LeRobot's own steps those that were read through: they compute, or load a tokenizer without code of its own.
+STEPS = {
+    "absolute_actions_processor", "device_processor", "image_crop_resize_processor", "map_delta_action_to_robot_action",
+    "map_tensor_to_delta_action_dict", "normalizer_processor", "observation_processor",
+    "pi05_prepare_state_tokenizer_processor_step", "pi0_new_line_processor", "relative_actions_processor",
+    "rename_observations_processor", "smolvla_new_line_processor", "to_batch_processor", "to_batch_processor_action",
+    "to_batch_processor_complementary_data", "to_batch_processor_observation", "tokenizer_processor",
+    "unnormalizer_processor",
+}  # fmt: skip
 _NORMALIZERS = ("normalizer_processor", "unnormalizer_processor")
 
 
@@ -41,7 +51,8 @@ class Reader(Policy):
         batch: dict[str, Any] = {key: self._input(obs[ours]) for key, ours in self.inputs.items()}
         index = obs[TASK][:, -1].tolist() if TASK in self.spec.observation else [0] * count
         batch["task"] = [self.spec.tasks[i] for i in index]
-        return {k: v for k, v in self.pre(batch).items() if isinstance(v, Tensor | list)}
+        with refusing("policy_preprocessor.json"):  # its numbers are LeRobot's to check, which it does not
+            return {k: v for k, v in self.pre(batch).items() if isinstance(v, Tensor | list)}
 
     def instruct(self, tasks: tuple[str, ...]) -> None:
         """Any instructions will do: the network reads them, or has none to read.
@@ -118,7 +129,9 @@ class LeRobotPolicy(Reader):
             noise = torch.zeros(len(sample), *self.noise_shape, device=sample.device)
         elif self.noise_shape and noise is None:
             noise = torch.randn(len(sample), *self.noise_shape, device=sample.device)
-        return self.post(self.kind.predict(self.network, self.batch(obs), noise))
+        chunk = self.kind.predict(self.network, self.batch(obs), noise)
+        with refusing("policy_postprocessor.json"):
+            return self.post(chunk)
 
 
 def prepared(config: Document) -> Document:
@@ -209,6 +222,8 @@ def _check_step(step: Document, state: dict[str, Any], name: str) -> None:
     from lerobot.processor.pipeline import ProcessorStepRegistry
 
     known, called = step.get("registry_name"), str(step.get("class"))
+    if known is not None and not isinstance(known, str):
+        raise CheckpointError(f"{name}: registry_name: expected text, found {known!r}")
     if known is None and called.startswith("lerobot."):  # the checks below go by names
         raise CheckpointError(
             f"{name}: the step {called!r} is named by its class; LeRobot names its own by registry_name, and so must a "
@@ -222,8 +237,11 @@ def _check_step(step: Document, state: dict[str, Any], name: str) -> None:
     if known is not None and known not in ProcessorStepRegistry.list():
         raise CheckpointError(f"{name}: no step {known!r} is installed. {closest(known, ProcessorStepRegistry.list())}")
     settings = step.get("config") or {}
-    if known is not None and "trust_remote_code" in getattr(ProcessorStepRegistry.get(known), "__annotations__", {}):
-        raise CheckpointError(f"{name}: the step {known!r} may run code from the hub, and is refused")
+    if known is not None and known not in STEPS and ProcessorStepRegistry.get(known).__module__.startswith("lerobot."):
+        raise CheckpointError(
+            f"{name}: LeRobot's step {known!r} is refused: it belongs to no policy that is supported here, and may run "
+            f"code from the hub. Known: {', '.join(sorted(STEPS))}; and steps of packages that you install yourself."
+        )
     if known == "absolute_actions_processor" and settings.get("enabled"):
         raise CheckpointError(f"{name}: actions relative to the state ({known!r}) are not supported")
     own = state.get(str(step.get("state_file", "")).removesuffix(".safetensors"), {})

@@ -1,8 +1,8 @@
 """Any Gymnasium id as a task: gym-pusht, gymnasium-robotics' Fetch, or a package of your own.
 
-Protocol: the id's own observations (float boxes joined into `observation.state`), actions and time limit; success is
-info["success"] or info["is_success"] after any step. Unless `own_reward` is set, success ends the episode and is the
-reward, as in every suite here.
+Protocol: the id's own observations (boxes joined into `observation.state`), actions and time limit; success is
+info["success"] or info["is_success"], which has to be there after every step, or what `task.success` names. Unless
+`own_reward` is set, success ends the episode and is the reward, as in every suite here.
 """
 
 from __future__ import annotations
@@ -35,31 +35,22 @@ TEXTS = {
 }
 
 
-class Success(gymnasium.Wrapper):
-    """Tells success under one name; unless `own_reward`, it ends the episode and is the reward."""
-
-    def __init__(self, env: gymnasium.Env, own_reward: bool) -> None:
-        super().__init__(env)
-        self.own_reward = own_reward
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        success = bool(info.get("success", info.get("is_success", False)))
-        if not self.own_reward:
-            reward, terminated = float(success), terminated or success
-        return obs, float(reward), bool(terminated), bool(truncated), {"success": success}
-
-
 class OneEnv:
     """A factory of envs of an id, which pickles."""
 
-    def __init__(self, package: str, ident: str, options: dict[str, Any], own_reward: bool) -> None:
-        self.package, self.ident, self.options, self.own_reward = package, ident, options, own_reward
+    def __init__(self, package: str, ident: str, options: dict[str, Any]) -> None:
+        self.package, self.ident, self.options = package, ident, options
 
     def __call__(self) -> gymnasium.Env:
+        """Raises ConfigError: the env takes no such options, or lacks a package."""
         register(self.package)
-        env = gymnasium.make(self.ident, disable_env_checker=True, **self.options)
-        return Success(env, self.own_reward)
+        try:
+            return gymnasium.make(self.ident, disable_env_checker=True, **self.options)
+        except (TypeError, gymnasium.error.Error) as error:
+            raise ConfigError(
+                f"task.name={self.ident!r} with task.options={self.options}: cannot be made "
+                f"({type(error).__name__}: {error})"
+            ) from error
 
 
 def register(package: str) -> None:
@@ -90,6 +81,7 @@ def make(
     package: str = "",
     text: str | None = None,
     horizon: int | None = None,
+    success: str | None = None,
     own_reward: bool = False,
     options: dict[str, Any] | None = None,
     processes: int = 0,
@@ -102,6 +94,8 @@ def make(
         package: what to import so that the id is registered.
         text: instruction; None: ours where there is one, else the id.
         horizon: steps to truncation, at most the id's own; None: those.
+        success: the key of info that tells success, with dots into nested dicts; it has to be there when an episode
+            ends. "terminated": the env ends an episode only where it succeeded. None: as the module says.
         own_reward: the env's reward, and success ends nothing.
         options: keyword arguments of the env.
         processes: 0: all envs in this process; else so many workers.
@@ -115,13 +109,13 @@ def make(
             f"task.name={name!r}: no such Gymnasium id is registered. {closest(name, gymnasium.registry)}"
         )
     own = gymnasium.registry[name].max_episode_steps
-    steps = horizon or own
+    steps = own if horizon is None else horizon
     if not steps or steps < 1 or (own and steps > own):
         raise ConfigError(f"task.horizon: expected 1 to {own or 'any number of'} steps for {name}, found {horizon}")
     options = dict(options or {})
-    one = OneEnv(package, name, options, own_reward)
-    facts = {"options": options, "own_reward": own_reward}
-    envs = vector_env(one, name, num_envs, horizon=steps, processes=processes, **facts)
+    facts = {"options": options, "own_reward": own_reward} | ({} if success is None else {"told_by": success})
+    envs = vector_env(OneEnv(package, name, options), name, num_envs, horizon=steps, processes=processes,
+                      success=success, sparse=not own_reward, **facts)  # fmt: skip
     action = FETCH if name.startswith("Fetch") and package == "gymnasium_robotics" else None
     said = TEXTS.get(name, name) if text is None else text
     return GymVecEnv(envs, seed=seed, instructions=said, horizon=steps, action=action)

@@ -21,6 +21,7 @@ import numpy as np
 
 from robopolicy.errors import ConfigError, closest
 from sim.gym_adapter import GymVecEnv
+from sim.gym_info import flag
 from sim.suites.robosuite import ACTION
 from sim.suites.seeds import global_random
 from sim.suites.versions import needs
@@ -105,7 +106,7 @@ class LiberoEnv(gymnasium.Env):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, *_ = self.inner.step(np.asarray(action, dtype=np.float64))
-        success = bool(self.inner.check_success())
+        success = flag(self.inner.check_success(), "success")
         return self._observe(obs), float(success), success, False, {"success": success}
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ from robopolicy.schema import Positive
 from robopolicy.suite_packages import broken
 from robopolicy.types import ActionSpec
 from sim.gym_adapter import GymVecEnv
+from sim.gym_info import flag
 from sim.suites.cube_experts import EXPERTS, CubeExpert
 from sim.suites.seeds import seed32
 from sim.suites.versions import needs
@@ -78,7 +79,7 @@ class ManiSkillEnv(gymnasium.Env):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, _, _, _, info = self.inner.step(torch.from_numpy(np.asarray(action, dtype=np.float32))[None])
-        success = bool(info["success"])
+        success = flag(info["success"], "success")
         return obs[0].numpy().copy(), float(success), success, False, {"success": success}
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.errors import ConfigError
+from sim.gym_info import flags
 from sim.suites import maniskill
 from sim.suites.seeds import seed32
 from sim.suites.workers import identified
@@ -69,7 +70,7 @@ class ManiSkillBatch(VectorEnv):
         sent = torch.from_numpy(np.asarray(actions, dtype=np.float32)).to(self.inner.device)
         obs, _, _, _, info = self.inner.step(sent)
         self._seen, self._age = obs.cpu().numpy().copy(), self._age + 1
-        success = info["success"].cpu().numpy().astype(bool)
+        success = flags(info["success"].cpu().numpy(), np.ones(self.num_envs, dtype=bool), "success")
         return self._seen, success.astype(np.float64), success, self._age >= self.horizon, {"success": success}
 
     def close_extras(self, **_: Any) -> None:

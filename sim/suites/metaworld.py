@@ -19,6 +19,7 @@ from torch import Tensor
 from robopolicy.errors import ConfigError, closest
 from robopolicy.types import STATE, ActionSpec, Obs
 from sim.gym_adapter import GymVecEnv
+from sim.gym_info import flag
 from sim.suites.experts import ScriptedExpert
 from sim.suites.versions import needs
 from sim.suites.workers import vector_env
@@ -60,7 +61,7 @@ class MetaWorldEnv(gymnasium.Env):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, _, _, _, info = self.inner.step(action)
-        success = bool(info["success"])
+        success = flag(info["success"], "success")
         return self._seen(obs), float(success), success, False, {"success": success}
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 from robopolicy.errors import ConfigError, closest
 from robopolicy.types import ActionSpec
 from sim.gym_adapter import GymVecEnv
+from sim.gym_info import flag
 from sim.suites.bin_experts import EXPERTS, BinExpert
 from sim.suites.seeds import global_random
 from sim.suites.versions import needs
@@ -80,7 +81,7 @@ class RobosuiteEnv(gymnasium.Env):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, _, _, _ = self.inner.step(np.asarray(action, dtype=np.float64))
-        success = bool(self.inner._check_success())
+        success = flag(self.inner._check_success(), "success")
         return self._seen(obs), float(success), success, False, {"success": success}
 
     def close(self) -> None:

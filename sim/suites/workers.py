@@ -19,17 +19,32 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TimeLimit
 
 from robopolicy.errors import ConfigError, RobopolicyError
+from sim.gym_info import Success, flag
 
 MakeEnv = Callable[[], gymnasium.Env]
 
 
-def vector_env(make: MakeEnv, ident: str, num_envs: int, *, horizon: int, processes: int, **task: Any) -> VectorEnv:
+def vector_env(
+    make: MakeEnv,
+    ident: str,
+    num_envs: int,
+    *,
+    horizon: int,
+    processes: int,
+    success: str | None = None,
+    sparse: bool = True,
+    **task: Any,
+) -> VectorEnv:
     """`num_envs` copies of what `make` builds, whose ended episodes wait to be reset (AutoresetMode.DISABLED).
+
+    Their infos are {"success": bool}.
 
     Args:
         make: builds one env; picklable where `processes` > 0.
         ident: names the task in specs and rows.
         processes: 0: in this one; else so many workers, at most one an env.
+        success: what tells success, see `sim.gym_info.Success`.
+        sparse: success ends the episode and is the reward.
         task: whatever else defines the task; it enters the spec's digest.
 
     Raises:
@@ -37,7 +52,7 @@ def vector_env(make: MakeEnv, ident: str, num_envs: int, *, horizon: int, proces
     """
     if processes < 0:
         raise ConfigError(f"task.processes: expected 0 (in this process) or a number of workers, found {processes}")
-    one = Limited(make, horizon)
+    one = Limited(make, ident, horizon, success, sparse)
     count = min(processes, num_envs)
     envs = Workers(one, num_envs, count) if count else _sync(one, num_envs)
     return identified(envs, ident, horizon=horizon, **task)
@@ -50,13 +65,30 @@ def identified(envs: VectorEnv, ident: str, *, horizon: int, **task: Any) -> Vec
 
 
 class Limited:
-    """A factory of time-limited envs, which pickles as long as `make` does."""
+    """A factory of time-limited envs that tell success, which pickles as long as `make` does."""
 
-    def __init__(self, make: MakeEnv, horizon: int) -> None:
-        self.make, self.horizon = make, horizon
+    def __init__(self, make: MakeEnv, ident: str, horizon: int, success: str | None, sparse: bool) -> None:
+        self.make, self.ident, self.horizon, self.success, self.sparse = make, ident, horizon, success, sparse
 
     def __call__(self) -> gymnasium.Env:
-        return TimeLimit(self.make(), self.horizon)
+        return TellsSuccess(TimeLimit(self.make(), self.horizon), Success(self.success, self.ident), self.sparse)
+
+
+class TellsSuccess(gymnasium.Wrapper):
+    """Tells success under one name, at every step; where `sparse`, it ends the episode and is the reward."""
+
+    def __init__(self, env: gymnasium.Env, success: Success, sparse: bool) -> None:
+        super().__init__(env)
+        self.success, self.sparse = success, sparse
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Raises ConfigError where the info does not tell success."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        terminated, truncated = flag(terminated, "terminated"), flag(truncated, "truncated")
+        success = self.success.read_one(info, terminated=terminated, ended=terminated or truncated)
+        if self.sparse:
+            reward, terminated = float(success), terminated or success
+        return obs, reward, terminated, truncated, {"success": success}
 
 
 def _sync(one: MakeEnv, count: int) -> SyncVectorEnv:
@@ -159,8 +191,7 @@ def _work(pipe: Connection, one: MakeEnv, count: int) -> None:
                 return
             if what == "step":
                 seen, reward, terminated, truncated, info = env.step(given)
-                success = np.asarray(info.get("success", np.zeros(count)), dtype=bool)
-                pipe.send((True, (seen, reward, terminated, truncated, success)))
+                pipe.send((True, (seen, reward, terminated, truncated, info["success"])))
             else:
                 seeds, options = given
                 if options.get("reset_mask") is None or options["reset_mask"].any():

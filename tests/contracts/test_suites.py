@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from robopolicy.build import build
-from robopolicy.errors import ConfigError, SpecError
+from robopolicy.errors import ConfigError, RobopolicyError, SpecError
 from robopolicy.noise import keyed_uniform
 from robopolicy.perturb import perturbed
 from robopolicy.suite_packages import PACKAGES
@@ -130,6 +130,27 @@ def test_time_limits_are_no_terminations_and_next_obs_is_the_true_successor(suit
         assert a.truncated.all() == (t == 2) and not a.terminated.any() and not b.ended.any()
     assert a.obs is not a.next_obs and short.episode_seed.tolist() == seeds[2:].tolist()
     assert torch.equal(a.obs[STATE], first[STATE]), "obs starts the next episode"
+
+
+def test_a_fraction_is_no_success(suite):
+    name, make, _ = suite
+    env = make(1)
+    env.reset(SEEDS)
+    one = env.env.envs[0].unwrapped
+    if name in ("robosuite", "libero"):
+        one.inner.check_success = one.inner._check_success = lambda: 0.25
+    else:
+        told = one if name in ("pusht", "fetch") else one.inner
+        step = told.step
+
+        def partly(action):
+            *rest, info = step(action)
+            key = "success" if "success" in info else "is_success"
+            return *rest, {**info, key: torch.tensor([0.25]) if name == "maniskill" else 0.25}
+
+        told.step = partly
+    with pytest.raises(RobopolicyError, match="success"):
+        env.step(torch.zeros(1, env.spec.action.dim))
 
 
 # (config, options, which elements are differences of which)

@@ -171,8 +171,8 @@ def test_unknown_control(tmp_path: Path) -> None:
         ("data/demo_0/obs/object", np.zeros((2, 10)), r"demo_0/object: expected shape \(3, 10\), found \(2, 10\)"),
         ("data/demo_1/obs/object", np.zeros((4, 9)), r"demo_1/object: expected shape \(4, 10\), found \(4, 9\)"),
         ("data/demo_1/obs/object", None, r"demo_1/object: is missing"),
-        ("data/demo_1/actions", None, r"/data/demo_1/actions is missing"),
-        ("data/demo_1/obs", None, r"/data/demo_1/obs is missing"),
+        ("data/demo_1/actions", None, r"/data/demo_1/actions: "),
+        ("data/demo_1/obs", None, r"/data/demo_1/obs: "),
         (
             "data/demo_1/obs/robot0_eef_pos", np.where(np.arange(12).reshape(4, 3) == 7, np.nan, 0.0),
             r"demo_1/robot0_eef_pos, frame 2: is nan at \[1\]",
@@ -227,21 +227,21 @@ def test_what_belongs_to_a_file_is_there(tmp_path: Path) -> None:
     facts = json.loads(cube.with_suffix(".json").read_text())
     facts["episodes"][1]["episode_id"] = 1
     cube.with_suffix(".json").write_text(json.dumps(facts))
-    with pytest.raises(DataError, match=r"/traj_1 is missing. Did you mean 'traj_\d'"):
+    with pytest.raises(DataError, match=r"(?s)/traj_2: .*a\.json.*/traj_1: "):
         convert(recording=cube, out=tmp_path / "x", hdf5=CUBE)
     facts["episodes"][1] |= {"episode_id": 2, "control_mode": "pd_joint_pos"}
     cube.with_suffix(".json").write_text(json.dumps(facts))
-    with pytest.raises(DataError, match=r"several control modes, \['pd_ee_delta_pose', 'pd_joint_pos'\]"):
+    with pytest.raises(DataError, match=r"control_mode: .*\['pd_ee_delta_pose', 'pd_joint_pos'\]"):
         convert(recording=cube, out=tmp_path / "x", hdf5=CUBE)
     cube.with_suffix(".json").write_text("{")
-    with pytest.raises(DataError, match=r"a.json: expected a JSON object"):
+    with pytest.raises(DataError, match=r"a\.json"):
         convert(recording=cube, out=tmp_path / "x", hdf5=CUBE)
     cube.with_suffix(".json").unlink()
     with pytest.raises(DataError, match=r"a.json is missing, which belongs to it"):
         convert(recording=cube, out=tmp_path / "x", hdf5=CUBE)
     maze = files.minari(tmp_path / "maze")
     broken(maze / "data" / "main_data.hdf5", "episode_1", None)
-    with pytest.raises(DataError, match="holds 1 episodes, its metadata say 2"):
+    with pytest.raises(DataError, match=r"total_episodes: .*1 .* 2"):
         convert(recording=maze, out=tmp_path / "x", hdf5=MAZE)
     (maze / "data" / "metadata.json").unlink()
     with pytest.raises(

@@ -173,7 +173,7 @@ def test_statistics(dataset: Path, tmp_path: Path) -> None:
     assert found.startswith("stats, episode 1: action: are missing in meta/episodes.")
     pq.write_table(table.drop_columns([name]), table_file)
     (found,) = map(str, inspect(Source.open(dataset)))
-    assert found.startswith("stats: stats/action/mean is missing in meta/episodes.")
+    assert found.startswith("stats: ") and "'stats/action/mean'" in found and "meta/episodes/" in found
 
 
 def test_pictures(tmp_path: Path) -> None:

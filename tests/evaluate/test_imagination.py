@@ -76,7 +76,7 @@ def test_what_is_not_there_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
     assert imagination([read_run(tmp_path / "plain")]) == ""
     (tmp_path / "plain" / "gate.json").write_text("{torn")
-    assert imagination([read_run(tmp_path / "plain")]) == ""
+    assert "gate.json" in imagination([read_run(tmp_path / "plain")])
 
 
 def test_numbers_that_differ_most_come_first() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -391,3 +392,10 @@ def test_suites_are_whole(name):
     assert all("name" in node and "_target_" in node for node in suite.nodes().values())
     sizes = {"metaworld_mt10": 10, "metaworld_mt50": 50, "libero_90": 90, "libero_10": 10}
     assert len(suite.tasks) == sizes.get(name, len(suite.tasks))
+
+
+def test_a_worker_process_admits_what_its_parent_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_admitted", [])
+    monkeypatch.setattr("sys.path", [*sys.path])
+    suite_eval._begin(("tests.evaluate.points",), list(sys.path))
+    assert registry.admitted() == ("tests.evaluate.points",)

@@ -16,6 +16,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from robopolicy.algos.residual import ResidualTD3
 from robopolicy.data.replay import Replay
 from robopolicy.data.rollout import Collector
+from robopolicy.errors import ConfigError
+from robopolicy.evaluate.rollout import evaluate
 from robopolicy.loops.off_policy import off_policy
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.normalize import Normalizer
@@ -140,6 +142,31 @@ def test_reset_steps_are_not_counted_as_diverged_physics():
     result, _ = train(checkpoints, walks("plain"))
     assert not checkpoints.latest()["replay"]["store"]["valid"].all(), "there were reset steps"
     assert "train_diverged" not in result
+
+
+class Silent(Walk):
+    """Says `goal_achieved`, which we don't know."""
+
+    def step(self, action: Any) -> Any:
+        *rest, info = super().step(action)
+        return *rest, {"goal_achieved": info["success"]}
+
+
+def silent(**how: Any) -> GymVecEnv:
+    return adapt(SyncVectorEnv([Silent] * N, autoreset_mode=AutoresetMode.DISABLED), horizon=12, dt=0.1,
+                 action=POINT_ACTION, **how)  # fmt: skip
+
+
+def test_success_that_is_not_told_is_neither_learned_from_nor_evaluated():
+    with pytest.raises(ConfigError, match=r"task\.success.*goal_achieved"):
+        train(MemoryCheckpoints(), silent())
+    policy = PointPolicy(gain=0.6)
+    policy.spec = replace(policy.spec, observation={STATE: silent().spec.observation[STATE]})
+    seeds = torch.arange(20)
+    with pytest.raises(ConfigError, match=r"task\.success.*goal_achieved"):
+        evaluate(policy, silent(), seeds)
+    named = evaluate(policy, silent(success="goal_achieved"), seeds).successes()
+    assert named == evaluate(policy, walks(), seeds).successes() and any(named)
 
 
 class Explorer:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 import sim
+from real import deploy
 from real.deploy import SimulatedCell, report
 from real.joint_filter import SafetyFilter, without
 from real.joints import ActionDecoder, ChunkBuffer
 from real.robots import MujocoArm, Trouble
-from real.safety import Mode, load_profile
+from real.safety import Mode, SafetyError, load_profile
 from real.safety.audit import joint_violations
 from real.safety.profile import Box
 from robopolicy.errors import CheckpointError, SpecError
@@ -168,6 +173,37 @@ def test_a_dry_run_moves_nothing():
     start = it.env.physics.qpos[0, :7].copy()
     it.run(1)
     np.testing.assert_allclose(it.arm.data.qpos[:7], start, atol=2e-3)
+
+
+def test_a_dry_run_has_no_way_to_the_arm(monkeypatch):
+    """Whatever the loop does: there is nothing in it that writes."""
+    it = cell([0.02, 0.0, 0.0, 0.0, 0.0], shadow=True)
+    monkeypatch.setattr(type(it.arm), "write", lambda *_: pytest.fail("it wrote"))
+    it.begin(1)
+    for _ in range(20):
+        it.loop.tick()
+    it.loop.write(np.zeros(7), 0.0, np.zeros((1, 7)))
+
+
+def test_deploy_refuses_and_says_what_an_arm_s_limits_lack(monkeypatch, capsys):
+    """A tracking error that empties the claim; a summary that says that there is no scene."""
+    env = sim.make("reach", 1, joint_noise=0.0)
+    monkeypatch.setattr(deploy, "Place", SimpleNamespace(of=lambda *_: SimpleNamespace(ident="toy")))
+    monkeypatch.setattr(deploy, "task_of", lambda *_: {})
+    monkeypatch.setattr(deploy, "build", lambda *_, **__: env)
+    monkeypatch.setattr(deploy, "load_policy", lambda *_, **__: None)
+    monkeypatch.setattr(deploy, "check_chunking", lambda *_: "")
+    table = {"planes": [{"normal": [0, 0, 1], "offset": -0.1}]}
+    assert deploy.prepare(Path("x"), seeds=(0,), safety=table).settings["tracking_error"] is None
+    with pytest.raises(SafetyError, match="tracking_error"):
+        deploy.prepare(Path("x"), seeds=(0,), safety={**table, "tracking_error": 0.2})
+    assert deploy.prepare(Path("x"), seeds=(0,), safety=table, dry_run=True).settings["tracking_error"] == 0.2
+    done = [deploy.Episode(0, True, 1, "", "RUN", 0.0, 0.0, Counter())]
+    monkeypatch.setitem(deploy.ROBOTS, "mujoco", lambda _: done)
+    deploy.deploy(checkpoint=Path("x"))
+    assert "workspace" in capsys.readouterr().out
+    deploy.deploy(checkpoint=Path("x"), safety=table)
+    assert "workspace" not in capsys.readouterr().out
 
 
 def buffer(**options) -> ChunkBuffer:

@@ -22,6 +22,7 @@ class Rig:
         self.chain = SafetyChain(self.profile, **options)
         self.home = np.array(self.profile.data["home"])
         self.now, self.alive, self.commands = 100.0, True, []
+        self.chain.enable(self.now)
         self.chain.activate(Measured(self.home), self.now)
 
     @property
@@ -67,8 +68,15 @@ def test_the_enable_is_a_sign_of_life_not_a_message_that_can_get_lost():
     assert rig.chain.mode is Mode.RUN
     silent = [rig.tick().mode for _ in range(40)]
     assert silent.index(Mode.FAULT) * DT <= 0.105
+    rig.run(0.3)
+    with pytest.raises(SafetyError, match="enable"):
+        rig.chain.activate(Measured(rig.q), rig.now)
     rig.chain.enable(rig.now)
     assert rig.tick().mode is Mode.FAULT, "coming back does not un-stop it"
+    rig.run(0.08)
+    rig.chain.activate(Measured(rig.q), rig.now)
+    silent = [rig.tick().mode for _ in range(40)]
+    assert silent[0] is Mode.RUN and silent.index(Mode.FAULT) * DT <= 0.02, "an activation is no sign of life"
 
 
 @pytest.mark.parametrize("alive", [True, False])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from real import planner_process
 from real.joints import Ahead
 from real.planner_process import ProcessPlanner
 from real.planning import Planner, PlanningError
+from real.wire_messages import encode
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policy_files import load_policy, save_policy
 from robopolicy.types import STATE
@@ -53,6 +56,27 @@ def test_a_process_that_is_gone_is_gone_for_good(kind, what, monkeypatch):
             planner.plan(OBS, 3)
         with pytest.raises(PlanningError, match="process is gone"):
             planner.plan(OBS, 4)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        encode({"type": "chunk", "step": 4}, {"chunk": np.zeros((1, 2))}),  # of another step
+        encode({"type": "chunk", "step": 5}, {}),
+        encode({"type": "ready"}, {}),
+        encode({"type": "chunk", "step": 5}, {"chunk": np.zeros((1, 2))})[:-1],
+    ],
+)
+def test_an_answer_to_something_else_ends_the_process(answer, monkeypatch):
+    monkeypatch.setattr(planner_process, "PATIENCE", 0.2)
+    ended, planner = [], object.__new__(ProcessPlanner)
+    planner.process = SimpleNamespace(kill=lambda: ended.append(True), wait=lambda: -9)
+    planner.line, theirs = socket.socketpair()
+    with theirs, planner.line:
+        theirs.sendall(answer)
+        with pytest.raises(PlanningError, match="process is gone"):
+            planner.plan(OBS, 5)
+    assert ended
 
 
 def test_a_policy_that_cannot_be_loaded_is_named(tmp_path):

@@ -125,11 +125,13 @@ def test_everything_that_a_chain_can_be_told(tmp_path):
     layers = ((rng.normal(size=(21, 4)), rng.normal(size=4)), (rng.normal(size=(4, 1)), np.zeros(1)))
 
     def drive(chain, home, recorder):
+        chain.enable(0.0)
         chain.activate(Measured(home, np.zeros(7)), 0.0)
         wanted, now, modes = targets(profile, 1, 500, seed=1), 0.0, set()
         for tick in range(500):
             now = 1000.0 + tick * 0.0041
             if tick == 0 or (chain.mode is Mode.FAULT and tick % 40 == 0 and chain.governor.at_rest.all()):
+                chain.enable(now - 0.001)
                 chain.activate(Measured(chain.governor.c[0, -1].copy(), np.zeros(7)), now)
             if tick % 20:
                 chain.enable(now)

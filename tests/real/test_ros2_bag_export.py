@@ -266,7 +266,7 @@ SHORT = {"names": NAMES[1:]}
         ({"names": tuple(n for n in NAMES if n != "gripper.pos")}, {}, r"lacks 'gripper\.pos'"),
         ({}, {"wiring": {"topics__features": None}}, r"holds \['ball_x'\], and the wiring has no topics\.features"),
         ({"camera": True}, {"wiring": {"cameras": {}}}, f"'{FRONT}' is no camera of the wiring"),
-        ({"action": replace(ACTION, rotation="yaw", reference="delta")}, {}, "absolute joint targets are understood"),
+        ({"action": replace(ACTION, rotation="yaw", reference="measured")}, {}, "absolute joint targets are understood"),
         ({}, {"wiring": {"topics__joint_commands": None, "lead_ticks": 1, "topics__trajectory": "positions"}},
          "action=measured"),
         ({}, {"wiring": {"topics__gripper": None}}, r"has gripper commands, and the wiring's topics\.gripper is null"),
@@ -279,7 +279,12 @@ def test_what_has_no_place_is_named(tmp_path, made, options, what):
     if wiring is not None:
         data = changed(**{k: v for k, v in wiring.items() if v != "positions"})
         if "topics__trajectory" in wiring:
-            data["topics"]["trajectory"] |= {"type": "positions", "upsampling": "linear", "timeout_s": 0.1}
+            data["topics"]["trajectory"] |= {
+                "type": "positions",
+                "upsampling": "bspline",
+                "driver_hz": 1000,
+                "timeout_s": 0.1,
+            }
         (tmp_path / "w.yaml").write_text(yaml.safe_dump(data))
         wiring = str(tmp_path / "w.yaml")
     with pytest.raises((DataError, ConfigError, SpecError), match=what):

@@ -337,7 +337,7 @@ def test_damage_is_named(tmp_path):
     with pytest.raises(DataError, match="storage 'tape'; mcap and sqlite3 are read"):
         Bag(folder)
     (folder / "metadata.yaml").write_text("[")
-    with pytest.raises(DataError, match=r"metadata.yaml: not the metadata of a bag"):
+    with pytest.raises(DataError, match=r"metadata\.yaml"):
         Bag(folder)
     with pytest.raises(DataError, match="no rosbag2 bag"):
         bags_in(tmp_path / "nowhere")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,9 +18,10 @@ from sensor_msgs.msg import CompressedImage
 import sim
 from real.robots import State
 from real.ros2 import topics as topics_module
+from real.ros2.clock import ArmClock, stamps_of
 from real.ros2.images import ImageReader, image
-from real.ros2.ledger import ArmClock
 from real.ros2.observation import Observer
+from real.ros2.qos import profile_of
 from real.ros2.topics import Topics
 from real.ros2.wiring import CameraTopic
 from real.safety import SafetyError, load_profile
@@ -141,14 +143,17 @@ class FakeNode:
     def get_publishers_info_by_topic(self, name):
         return []
 
-    get_subscriptions_info_by_topic = get_publishers_info_by_topic
+    def get_subscriptions_info_by_topic(self, name):
+        driver = SimpleNamespace(node_name="driver", qos_profile=profile_of(WIRING.output))
+        return [driver] if name == WIRING.output.name else []
 
 
 class FakeSession:
-    def __init__(self) -> None:
+    def __init__(self, wiring=WIRING) -> None:
         self.counts, self.inputs, self.clock = Counter(), [], ArmClock(0.004)
+        self.stamps, self.running = stamps_of(wiring, self.clock), False
 
-    def on_input(self, name):
+    def on_input(self, name, at):
         self.inputs.append(name)
 
 
@@ -160,12 +165,44 @@ class Camera:
         self.seen = picture
 
 
+class Watched:
+    """Topics with a camera, on a clock of their own; the arm's clock is 1000 s ahead."""
+
+    def __init__(self, monkeypatch, wiring=WIRING) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(topics_module.time, "monotonic", lambda: self.now)
+        self.node, self.camera, self.session = FakeNode(), Camera(), FakeSession(wiring)
+        self.topics = Topics(self.node, wiring, load_profile("panda"), self.camera, lambda why: None, lambda why: None)
+        self.topics.session = self.session
+        self.wired = wiring.cameras[KEY]
+        self.session.clock.learn(1100.0, 100.0)
+
+    def take(self, age: float) -> str:
+        """A picture comes that was taken `age` s ago by the arm's clock; why it was refused."""
+        return self.stamped(self.now + 1000.0 - age)
+
+    def stamped(self, stamp: float) -> str:
+        self.node.heard[self.wired.name](image(PICTURE, round(stamp * 1e9), self.wired))
+        return self.topics.refused.get(KEY, "")
+
+
 def test_no_episode_begins_on_an_old_picture(monkeypatch):
+    """Missing, silent or unreadable pictures speak against a start, and end no node."""
+    it = Watched(monkeypatch)
+    assert it.topics.problems() == [f"{KEY}: nothing has come on {it.wired.name!r}"]
+    assert it.take(0.01) == "" and it.session.inputs == [KEY] and np.array_equal(it.camera.seen, PICTURE)
+    assert it.topics.problems() == []
+    it.now += 0.3
+    assert it.topics.problems() == [f"{KEY}: the newest on {it.wired.name!r} is 0.30 s old"]
+    it.session.clock.follow = True  # simulated time: the wall clock says nothing
+    assert it.topics.problems() == []
+    it.session.clock.follow = False
+    assert it.take(0.01) == "" and it.topics.problems() == []
     """Missing, stale, repeated or unreadable pictures speak against a start, and end no node."""
     now = [100.0]
     monkeypatch.setattr(topics_module.time, "monotonic", lambda: now[0])
     node, camera, session = FakeNode(), Camera(), FakeSession()
-    topics = Topics(node, WIRING, load_profile("panda"), camera, lambda why: None, lambda why: None)
+    topics = Topics(node, WIRING, load_profile("panda"), camera, lambda: None, lambda why: None)
     topics.session = session
     wired = WIRING.cameras[KEY]
     take = node.heard[wired.name]
@@ -182,6 +219,44 @@ def test_no_episode_begins_on_an_old_picture(monkeypatch):
     take(image(PICTURE, 2, wired))
     assert topics.problems() == []
     monkeypatch.setattr(ImageReader, "read", lambda *_: 1 / 0)
-    take(image(PICTURE, 3, wired))
-    assert topics.problems() == [f"{KEY}: ZeroDivisionError: division by zero"]
-    assert session.counts[f"{KEY}_refused"] == 2
+    it.take(0.005)
+    assert it.topics.problems() == [f"{KEY}: ZeroDivisionError: division by zero"]
+    assert it.session.counts[f"{KEY}_refused"] == 1
+
+
+LOOP = (1099.97, 1099.98, 1099.99)  # s, of pictures that were used
+
+
+@pytest.mark.parametrize(
+    ("stamps", "reason"),
+    [(LOOP, "repeated"), (LOOP[::-1], "repeated"), (LOOP[-1:], "repeated"), ((0.0,), "unstamped"),
+     ((1100.04 + 3600.0, 1100.1), "ahead"), ((1098.0, 1099.8), "late")],
+)  # fmt: skip
+def test_a_picture_of_another_moment_is_not_used_and_the_next_good_one_is(stamps, reason, monkeypatch):
+    """Of long ago, of the future, without a stamp, and loops of any length; refusals are counted by reason."""
+    it = Watched(monkeypatch)
+    assert [it.stamped(stamp) for stamp in LOOP] == ["", "", ""]
+    it.now += 0.04
+    for stamp in stamps:
+        assert it.stamped(stamp).startswith(f"{KEY}: stamp:"), stamp
+    assert it.session.counts[f"{KEY}_{reason}"] == it.session.counts[f"{KEY}_refused"] == len(stamps)
+    assert KEY in it.topics.problems()[0] and len(it.session.inputs) == 3
+    assert it.take(0.0) == "" and it.topics.problems() == [], "it recovers"
+    assert it.stamped(LOOP[0]), "and what was used before stays refused"
+
+
+@pytest.mark.parametrize(("age", "reason"), [(0.05, "latency"), (0.25, ""), (0.5, ""), (0.65, "late")])
+def test_the_latency_of_a_camera_must_be_the_one_that_the_wiring_says(age, reason, monkeypatch):
+    """Within the patience with pictures, 0.2 s; by it the arm is shown to the policy as it was then."""
+    wiring = replace(WIRING, cameras={**WIRING.cameras, KEY: replace(WIRING.cameras[KEY], latency_s=0.4)})
+    it = Watched(monkeypatch, wiring)
+    assert bool(it.take(age)) == bool(reason)
+    assert it.session.counts[f"{KEY}_{reason}"] == bool(reason)
+    assert not reason or KEY in it.topics.problems()[0]
+
+
+def test_a_picture_cannot_be_dated_before_the_arm_has_said_what_time_it_is(monkeypatch):
+    it = Watched(monkeypatch)
+    it.session.clock = ArmClock(0.004)
+    it.session.stamps = stamps_of(WIRING, it.session.clock)
+    assert it.take(0.0).startswith(f"{KEY}: stamp:") and it.session.counts[f"{KEY}_undated"] == 1

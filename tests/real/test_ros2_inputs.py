@@ -277,3 +277,25 @@ def test_security_that_is_enforced_and_not_there_starts_nothing():
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **enforced}, capture_output=True, text=True)
     assert done.returncode and "started" not in done.stdout
     assert "ROS_SECURITY_STRATEGY=Enforce: security cannot be set up" in done.stderr
+
+
+# -- limits of an arm -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_an_arm_with_a_scene_must_follow_as_closely_as_its_distance_says(dry_run):
+    """The tracking error follows from the distance; a larger one is refused, but where nothing moves."""
+    from real.ros2.brain import Brain, Options
+
+    def chain(**settings):
+        brain = Brain.__new__(Brain)
+        brain.options, brain.wiring, brain.dry_run = Options(None, None, settings=settings), WIRING, dry_run
+        brain.recorder, brain.names, brain.cameras = None, (), {}
+        return brain.chain()
+
+    table = [{"normal": [0, 0, 1], "offset": -0.1}]
+    assert chain(planes=table).profile.settings.tracking_error == (0.2 if dry_run else None)
+    assert chain().profile.settings.tracking_error == 0.2
+    if dry_run:
+        assert chain(planes=table, tracking_error=0.2).profile.settings.tracking_error == 0.2
+    else:
+        with pytest.raises(SafetyError, match="tracking_error"):
+            chain(planes=table, tracking_error=0.2)

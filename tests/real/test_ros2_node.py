@@ -17,13 +17,15 @@ import pytest
 pytest.importorskip("rclpy")
 
 import rclpy
+from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.experimental import EventsExecutor
 from rclpy.lifecycle import TransitionCallbackReturn
 from rclpy.node import Node
 from rclpy.parameter import Parameter
+from rclpy.qos import DurabilityPolicy, QoSProfile
 from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import JointState
-from std_msgs.msg import Bool, Float64MultiArray, String
+from std_msgs.msg import Bool, Float64, Float64MultiArray, String
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
@@ -38,6 +40,8 @@ from real.ros2.spin import run
 from real.ros2.timeline import Timeline
 from real.ros2.wiring import parse
 from real.safety import Mode, SafetyChain, load_profile
+from real.safety.chain import Measured
+from real.safety.profile import Plane
 from tests.real import test_ros2_inputs as inputs
 from tests.real.ros2_graph import private_domain
 from tests.real.test_inputs import urdf
@@ -63,7 +67,7 @@ def ros(monkeypatch):
 class Toy:
     """A brain that drives a joint to and fro, and remembers which episodes began and ended."""
 
-    names, cameras = (), {}
+    names, cameras, dry_run = (), {}, False
 
     def __init__(self, wiring, recorder=None) -> None:
         self.wiring, self.recorder, self.told, self.pressed = wiring, recorder, [], []
@@ -108,8 +112,15 @@ class Driver(Node):
             for role, kind in (("joint_states", JointState), ("joint_commands", JointState), ("enable", Bool))
             if (topic := wiring.topics[role]) is not None
         }
-        kind = JointTrajectory if wiring.output.type == "trajectory" else Float64MultiArray
-        self.create_subscription(kind, wiring.output.name, lambda m: self.answers.append(m), profile_of(wiring.output))
+        self.listen()
+
+    def listen(self) -> None:
+        """Subscribe to what is commanded."""
+        output = self.wiring.output
+        kind = Float64MultiArray if output.type == "positions" else JointTrajectory
+        self.commands = self.create_subscription(
+            kind, output.name, lambda m: self.answers.append(m), profile_of(output)
+        )
 
     def play(self) -> None:
         """A tick: take what has come, move, say so."""
@@ -134,11 +145,14 @@ class Driver(Node):
         return float(np.abs(self.played[-1] - self.played[-2]).max() / DT)
 
 
+PATIENT = {"watchdogs__enable": {"fault": 2.0}}  # with a machine that is busy: an enable must be alive at a start
+
+
 class Rig:
     """Node and driver, one step after the other."""
 
     def __init__(self, wiring=None, recorder=None) -> None:
-        self.wiring = wiring or parse(changed())
+        self.wiring = wiring or parse(changed(**PATIENT))
         self.brain = Toy(self.wiring, recorder)
         self.node, self.driver = PolicyNode(self.wiring, lambda: self.brain, lockstep=True), Driver(self.wiring)
         self.executor = EventsExecutor()
@@ -160,6 +174,14 @@ class Rig:
             self.until(lambda: session.clock.newest >= expected - 1e-6, "the state")  # noqa: B023
             if self.node.pump() and session.active:
                 self.until(lambda: bool(self.driver.answers), "a command")
+
+    def quiet(self, count: int) -> None:
+        """Ticks of an arm that is not commanded."""
+        for _ in range(count):
+            self.driver.play()
+            expected = (self.driver.tick - 1) * DT
+            self.until(lambda: self.node.session.clock.newest >= expected - 1e-6, "the state")  # noqa: B023
+            self.node.pump()
 
     def close(self) -> None:
         self.executor.shutdown(timeout_sec=1.0)
@@ -251,6 +273,303 @@ def test_a_state_that_is_wrong_moves_nothing_and_one_of_no_numbers_holds_at_once
     assert rig.node.session.mode is Mode.RUN, "it went on by itself"
 
 
+# -- publishers -----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def others(ros, rig):
+    """Makes publishers of another node on the node's inputs."""
+    node, kinds = Node("other"), {"joint_states": JointState, "joint_commands": JointState, "enable": Bool}
+    rig.executor.add_node(node)
+
+    def make(role):
+        topic = rig.wiring.topics[role]
+        made = node.create_publisher(kinds[role], topic.name, profile_of(topic))
+        rig.until(made.get_subscription_count, "the node")
+        return made
+
+    make.node, make.unmake = node, node.destroy_publisher
+    yield make
+    node.destroy_node()
+
+
+def second(rig, role):
+    """What another driver would say: that it is elsewhere, a moment later."""
+    ns = (rig.driver.tick - 1) * rig.wiring.dt_ns + 1_000_000
+    q = rig.driver.played[-1] + 0.01
+    names = (*rig.wiring.joints, *rig.wiring.gripper) if role == "joint_states" else rig.wiring.joints
+    values = np.array([*q, 0.04, 0.04])[: len(names)]
+    return Bool(data=True) if role == "enable" else messages.joint_state(names, ns, values, np.zeros(len(names)))
+
+
+def alone_again(rig, role) -> None:
+    """Until a publisher that has gone does not count any more."""
+    publishers, end = rig.node.topics._publishers[role], time.monotonic() + 20.0
+    while publishers.problems(rig.node.topics._graph(publishers.name), time.monotonic()):
+        assert time.monotonic() < end, role
+        rig.step()
+    rig.step(30)
+
+
+def test_no_arm_is_started_that_two_publishers_speak_to(rig, others):
+    """On any input; silent ones count too, as they may speak at any time. It starts once there is one again."""
+    rig.meet()
+    for role in ("joint_states", "joint_commands", "enable"):
+        other = others(role)
+        rig.until(lambda: rig.node.count_publishers(rig.wiring.topics[role].name) == 2, "the graph")  # noqa: B023
+        for speaks in (False, True):
+            if speaks:
+                heard = rig.node.handled
+                other.publish(second(rig, role))
+                rig.until(lambda: rig.node.handled > heard, "a message")  # noqa: B023
+            assert rig.node.trigger_activate() == NO, role
+            assert f"publishers: {role}" in rig.node.why and "'driver', 'other'" in rig.node.why
+        others.unmake(other)
+        alone_again(rig, role)
+    assert not rig.driver.answers
+    assert rig.node.trigger_activate() == OK, rig.node.why
+
+
+def test_a_second_publisher_faults_a_running_arm_and_nothing_that_it_says_is_used(rig, others):
+    """By name; a reset is refused while it speaks, and works once it is gone."""
+    rig.meet()
+    for role in ("joint_states", "joint_commands", "enable"):
+        if rig.node.session.active:
+            assert not (why := rig.reset()), why
+        else:
+            assert rig.node.trigger_activate() == OK, rig.node.why
+        rig.step(60)
+        assert rig.node.session.mode is Mode.RUN and rig.driver.speed > 0.05
+        session, other = rig.node.session, others(role)
+        newest, commanded, heard = session.newest, session.commanded, rig.node.handled
+        other.publish(second(rig, role))
+        rig.until(lambda: rig.node.handled > heard, "a message")  # noqa: B023
+        assert session.newest is newest and session.commanded is commanded, "it is not used"
+        rig.step()
+        assert session.mode is Mode.FAULT
+        assert any(reason.startswith(f"fault:publishers: {role}") for reason in session.decision.reasons)
+        rig.step(150)
+        assert rig.driver.speed == 0.0 and f"publishers: {role}" in rig.reset()
+        others.unmake(other)
+        alone_again(rig, role)
+
+
+# -- dry runs ---------------------------------------------------------------------------------------------------------
+class Shadow(Sweep):
+    """What a loop in the shadow does: it writes nothing. It fails now and then."""
+
+    broken = 60
+
+    def tick(self):
+        state, now = self.robot.read(), self.clock()
+        self.step += 1
+        if self.step > self.broken:
+            raise ZeroDivisionError("of a bug")
+        return self.chain.filter(self.home + 0.3, None if state is None else Measured(state.q), now)
+
+
+@pytest.mark.parametrize("output", ["trajectory", "spline", "positions"])
+def test_a_dry_run_can_publish_nothing_that_moves_anything(ros, output):
+    """Not when it begins, in an exception of the loop, in a fault, at a reset and in the end: no publisher exists."""
+    ros()
+    changes = {
+        "trajectory": {},
+        "spline": {"topics__trajectory": {"name": "trajectory", "rate_hz": 250}, "topics__joint_commands": None},
+        "positions": STREAM,
+    }[output]
+    rig = Rig(parse(changed(**changes)))
+    rig.brain.dry_run, rig.brain.loop = True, lambda *parts: Shadow(*parts)
+    gripped = []
+    rig.driver.create_subscription(Float64, rig.wiring.grip.name, gripped.append, profile_of(rig.wiring.grip))
+    try:
+        assert rig.node.trigger_configure() == OK, rig.node.why
+        rig.until(lambda: all(p.get_subscription_count() for p in rig.driver.pub.values()), "subscriptions")
+        rig.quiet(3)
+        assert rig.node.trigger_activate() == OK, rig.node.why
+        rig.until(lambda: rig.quiet(5) or rig.node.session.ticks > 20, "commands")
+        assert rig.node.session.mode is Mode.RUN
+        rig.until(lambda: rig.quiet(5) or rig.node.session.mode is Mode.FAULT, "the exception")
+        rig.quiet(100)
+        rig.node.session.write(HOME, 0.01, np.tile(HOME, (3, 1)))  # even so
+        assert rig.reset() == "", "the arm stands"
+        rig.quiet(10)
+        assert rig.node.trigger_deactivate() == OK
+        rig.quiet(3)
+        assert not rig.driver.answers and not gripped
+        for topic in (rig.wiring.output.name, rig.wiring.grip.name):
+            assert rig.driver.count_publishers(topic) == 0
+    finally:
+        rig.close()
+
+
+def test_an_action_has_no_client_in_a_dry_run(ros):
+    """Nor is the action's package needed."""
+    ros()
+    topic = {"name": "go", "rate_hz": 50, "type": "action"}
+    rig = Rig(parse(changed(topics__trajectory=topic, topics__joint_commands=None, lead_ticks=8)))
+    rig.brain.dry_run = True
+    try:
+        assert rig.node.trigger_configure() == OK, rig.node.why
+    finally:
+        rig.close()
+
+
+# -- bystanders -------------------------------------------------------------------------------------------------------
+LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+
+
+def test_a_bystander_cannot_stop_the_arm(rig):
+    """It listens with another durability, and hears nothing. That is its own affair."""
+    rig.meet()
+    assert rig.node.trigger_activate() == OK, rig.node.why
+    rig.step(60)
+    other = Node("bystander")
+    rig.executor.add_node(other)
+    try:
+        heard = other.create_subscription(JointTrajectory, rig.wiring.output.name, lambda _: None, LATCHED)
+        rig.until(lambda: rig.node.bystanders, "the news of it")
+        assert "trajectory" in rig.node.bystanders[0] and "DURABILITY" in rig.node.bystanders[0].upper()
+        rig.step(50)
+        assert rig.node.session.mode is Mode.RUN and rig.driver.speed > 0.1
+        rig.driver.enabling = False
+        rig.step(150)
+        assert rig.node.session.mode is Mode.FAULT and rig.driver.speed == 0.0
+        rig.driver.enabling = True
+        rig.step(3)
+        assert rig.reset() == "", "nor does it speak against a reset"
+        other.destroy_subscription(heard)
+    finally:
+        rig.executor.remove_node(other)
+        other.destroy_node()
+
+
+def test_a_driver_that_cannot_hear_is_refused_and_taken_once_it_can(ros):
+    """Another durability, or another node: named, though a bystander hears all of it; then without a restart."""
+    ros()
+    latched = {"name": "trajectory", "rate_hz": 250, "depth": 100, "points": "control", "node": "driver"}
+    rig = Rig(parse(changed(topics__trajectory=latched)))
+    rig.driver.destroy_subscription(rig.driver.commands)
+    other = Node("bystander")
+    rig.executor.add_node(other)
+    name = rig.wiring.output.name
+    other.create_subscription(JointTrajectory, name, lambda _: None, profile_of(rig.wiring.output))
+    try:
+        assert rig.node.trigger_configure() == OK, rig.node.why
+        rig.until(lambda: rig.node.topics.output._out.get_subscription_count() > 0, "the bystander")
+        rig.until(lambda: all(p.get_subscription_count() for p in rig.driver.pub.values()), "subscriptions")
+        rig.quiet(3)
+        assert rig.node.trigger_activate() == NO and "'driver'" in rig.node.why and "trajectory" in rig.node.why
+        wrong = rig.driver.create_subscription(JointTrajectory, name, lambda _: None, LATCHED)
+        rig.until(lambda: rig.node.count_subscribers(name) == 2, "the driver")
+        rig.quiet(3)
+        assert rig.node.trigger_activate() == NO and "durability" in rig.node.why and "trajectory" in rig.node.why
+        rig.driver.destroy_subscription(wrong)
+        rig.driver.listen()
+        rig.until(lambda: rig.node.topics.output._out.get_subscription_count() > 1, "the driver")
+        rig.until(lambda: not rig.node.topics.output.problems(), "the end of the wrong one")
+        rig.quiet(3)
+        assert rig.node.trigger_activate() == OK, rig.node.why
+        rig.step(20)
+        assert rig.node.session.mode is Mode.RUN
+    finally:
+        rig.executor.remove_node(other)
+        other.destroy_node()
+        rig.close()
+
+
+def test_nobody_who_listens_is_refused(ros):
+    ros()
+    rig = Rig()
+    rig.driver.destroy_subscription(rig.driver.commands)
+    try:
+        assert rig.node.trigger_configure() == OK
+        rig.until(lambda: all(p.get_subscription_count() for p in rig.driver.pub.values()), "subscriptions")
+        rig.quiet(3)
+        assert rig.node.trigger_activate() == NO and "trajectory" in rig.node.why
+    finally:
+        rig.close()
+
+
+# -- what is said at activation ---------------------------------------------------------------------------------------
+def test_an_arm_without_a_scene_says_so(rig, monkeypatch):
+    """In its log and in its diagnostics; with a table it does not."""
+    said = []
+    monkeypatch.setattr(rig.node, "get_logger", lambda: SimpleNamespace(warning=said.append, error=said.append))
+    heard = []
+    rig.driver.create_subscription(DiagnosticArray, rig.wiring.topic("diagnostics").name, heard.append, 10)
+    rig.meet()
+    assert rig.node.trigger_activate() == OK, rig.node.why
+    assert any("workspace" in s and "planes" in s for s in said)
+    values = {}
+
+    def told() -> bool:
+        rig.node.report()
+        for message in heard:
+            values.update(messages.values_of(message, rig.node.get_name()) or {})
+        return "workspace" in values.get("claims", "")
+
+    rig.until(told, "the diagnostics")
+    assert rig.node.trigger_deactivate() == OK
+    rig.until(lambda: rig.step(1) or rig.driver.speed == 0.0, "standstill")
+    said.clear()
+    table = Plane((0.0, 0.0, 1.0), -0.5)
+    rig.node.session.chain.tighten(planes=(table,), tracking_error=None)
+    assert rig.node.trigger_activate() == OK, rig.node.why
+    assert not said and rig.node.claims == []
+    assert rig.node.trigger_deactivate() == OK
+    rig.node.session.chain.tighten(planes=(table,), tracking_error=0.2)
+    assert rig.node.trigger_activate() == NO and "tracking_error" in rig.node.why
+
+
+def test_a_driver_that_would_break_the_maker_s_limits_refuses_to_configure(ros):
+    ros()
+    linear = {**STREAM["topics__trajectory"], "upsampling": "linear"}
+    rig = Rig(parse(changed(**{**STREAM, "topics__trajectory": linear})))
+    try:
+        assert rig.node.trigger_configure() == NO
+        assert "topics.trajectory" in rig.node.why and "acceleration" in rig.node.why and rig.node.topics is None
+    finally:
+        rig.close()
+
+
+def test_nor_may_limits_be_loosened_until_it_would(ros):
+    """While inactive they may be loosened; then it is not activated."""
+    ros("--ros-args", "-p", "safety.acceleration:=0.1")
+    linear = {**STREAM["topics__trajectory"], "upsampling": "linear", "depth": 100}
+    rig = Rig(parse(changed(**{**STREAM, "topics__trajectory": linear})))
+    try:
+        rig.meet()
+        assert rig.node.set_parameters([Parameter("safety.acceleration", value=0.5)])[0].successful
+        assert rig.node.trigger_activate() == NO and "acceleration" in rig.node.why
+        assert rig.node.set_parameters([Parameter("safety.acceleration", value=0.1)])[0].successful
+        assert rig.node.trigger_activate() == OK, rig.node.why
+        assert any("claim" in sentence for sentence in rig.node.claims), "of positions less is claimed"
+    finally:
+        rig.close()
+
+
+def test_the_gripper_is_told_again_and_again_and_who_comes_late_hears_it(rig):
+    """Over DDS, of an active node; a fault changes nothing about it."""
+    rig.meet()
+    assert rig.node.trigger_activate() == OK, rig.node.why
+    rig.step(30)
+    heard = []
+    rig.driver.create_subscription(
+        Float64, rig.wiring.grip.name, lambda m: heard.append(m.data), profile_of(rig.wiring.grip)
+    )
+    rig.until(lambda: rig.executor.spin_once(timeout_sec=0.02) or heard, "the last opening")
+    assert heard[0] == 0.04
+    rig.driver.enabling = False
+    rig.step(60)
+    assert rig.node.session.mode is Mode.FAULT
+    before = len(heard)
+    rig.until(lambda: rig.step(1) or len(heard) > before + 1, "it, again and again")
+    assert set(heard) == {0.04}
+    rig.step(150)
+    rig.driver.enabling, begun = True, []
+    rig.step(3)
+    rig.node.topics.commands.gripper.begin = lambda: begun.append(1)
+    assert rig.reset() == "" and begun == [1], "it is told that another episode begins"
+
+
 # -- life -----------------------------------------------------------------------------------------------------------
 def test_a_hundred_lives_and_not_a_word_between_them(rig):
     """Nothing is published but by an active node, and what cannot be done now is refused."""
@@ -275,7 +594,7 @@ def test_the_arm_s_own_description_must_bear_out_the_limits(ros):
     """None yet, another arm's, and a slower arm's: refused; its own: activated. Whoever comes late hears it too."""
     ros()
     own = load_profile("panda")
-    rig = Rig(parse(changed(topics__robot_description={
+    rig = Rig(parse(changed(**PATIENT, topics__robot_description={
         "name": "description", "rate_hz": 1, "durability": "transient_local"
     })))  # fmt: skip
     try:
@@ -342,7 +661,7 @@ def test_a_configuration_that_fails_half_way_hears_nothing(ros):
     try:
         before = len(list(rig.node.subscriptions))
         odd = SimpleNamespace(
-            names=("cube",), cameras={}, chain=rig.brain.chain, close=lambda: None, end=lambda _: None
+            names=("cube",), cameras={}, dry_run=False, chain=rig.brain.chain, close=lambda: None, end=lambda _: None
         )
         rig.node.make_brain = lambda: odd  # it has no `press`
         assert rig.node.trigger_configure() == NO and "press" in rig.node.why
@@ -358,7 +677,7 @@ def test_positions_over_dds_end_at_rest(ros):
     """Streamed a tick at a time; a deactivation at speed plays the certified stop before it returns."""
     ros()
     stream = {**STREAM, "topics__trajectory": {**STREAM["topics__trajectory"], "depth": 100}}
-    rig = Rig(parse(changed(**stream)))
+    rig = Rig(parse(changed(**PATIENT, **stream)))
     try:
         rig.meet()
         rig.node.topics.output.clock = lambda: rig.driver.tick * DT  # it waits, and hears no silence of a busy machine
@@ -439,7 +758,9 @@ def test_goals_are_answered_over_dds(ros):
     class Goal(Fibonacci.Goal):
         trajectory = None
 
-    wiring = parse(changed(topics__trajectory={"name": "go", "rate_hz": 50, "type": "action"}, lead_ticks=8))
+    wiring = parse(
+        changed(topics__trajectory={"name": "go", "rate_hz": 50, "type": "action", "points": "control"}, lead_ticks=8)
+    )
     accept, end, said = [True], ["abort"], []
     made = ActionServer(
         server, Fibonacci, "go", goal_callback=lambda goal: GoalResponse.ACCEPT if accept[0] else GoalResponse.REJECT,

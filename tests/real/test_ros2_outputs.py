@@ -11,6 +11,9 @@ import pytest
 
 pytest.importorskip("rclpy")
 
+from rclpy.serialization import deserialize_message
+from trajectory_msgs.msg import JointTrajectory
+
 from real.joint_order import JointOrder
 from real.ros2 import messages
 from real.ros2.outputs import ABORTED, CANCELED, Goals, Positions, Trajectories, output_of
@@ -24,12 +27,14 @@ from tests.real.test_ros2_session import DT, HOME, Sweep, Wire
 
 STREAM = {
     "topics__trajectory": {
-        "name": "positions", "rate_hz": 250, "type": "positions", "upsampling": "linear", "timeout_s": 0.1,
+        "name": "positions", "rate_hz": 250, "type": "positions", "upsampling": "bspline", "driver_hz": 1000,
+        "timeout_s": 0.1,
     },
     "topics__joint_commands": None, "lead_ticks": 1,
 }  # fmt: skip
 ACTION = {
-    "topics__trajectory": {"name": "arm/follow_joint_trajectory", "rate_hz": 50, "type": "action"}, "lead_ticks": 8,
+    "topics__trajectory": {"name": "arm/follow_joint_trajectory", "rate_hz": 50, "type": "action", "points": "control"},
+    "lead_ticks": 8,
 }  # fmt: skip
 
 
@@ -48,7 +53,11 @@ class Node:
 
 
 def trajectory(**more):
-    return {"topics__trajectory": {"name": "x", "rate_hz": 250, **more}}
+    return {"topics__trajectory": {"name": "x", "rate_hz": 250, "points": "control", **more}}
+
+
+def stream(**more):
+    return {"topics__trajectory": {**STREAM["topics__trajectory"], **more}}
 
 
 # -- wiring ---------------------------------------------------------------------------------------------------------
@@ -59,9 +68,15 @@ def trajectory(**more):
         (trajectory(type="positions"), r"only to a driver that declares .*upsampling=''.*timeout_s=0.0"),
         ({**STREAM, **trajectory(type="positions", timeout_s=0.1)}, "declares how it fills the time between two"),
         ({**STREAM, **trajectory(type="positions", upsampling="linear")}, "after how long a silence it stops"),
-        ({**STREAM, **trajectory(type="positions", upsampling="none", timeout_s=0.1)}, "upsampling='none'"),
-        ({**STREAM, **trajectory(type="positions", upsampling="cubic", timeout_s=5)}, "timeout_s: expected 0.008 to"),
-        ({**STREAM, **trajectory(type="positions", upsampling="cubic", timeout_s="x")}, "expected a finite number"),
+        ({**STREAM, **trajectory(type="positions", upsampling="cubic", timeout_s=0.1)}, "upsampling='cubic'"),
+        ({**STREAM, **stream(driver_hz=0)}, "driver_hz"),
+        ({**STREAM, **stream(driver_hz=600)}, "driver_hz"),
+        ({**STREAM, **stream(driver_hz=125)}, "driver_hz"),
+        ({**STREAM, **stream(timeout_s=5)}, "timeout_s: expected 0.008 to"),
+        ({**STREAM, **stream(timeout_s="x")}, "expected a finite number"),
+        (trajectory(points="linear"), "points"),
+        (trajectory(points="spline"), "points"),
+        (trajectory(driver_hz=1000), "driver_hz"),
         ({**STREAM, "lead_ticks": 3}, "lead_ticks 1, found lead_ticks 3"),
         ({**STREAM, "topics__joint_commands": {"name": "c", "rate_hz": 250}}, "topics.joint_commands must be null"),
         (trajectory(timeout_s=0.1), "timeout_s is for type positions"),
@@ -76,8 +91,21 @@ def test_a_way_to_the_driver_that_cannot_work_is_refused(changes, what):
 def test_the_wiring_chooses():
     for changes, kind, message in ((STREAM, Positions, "Float64MultiArray"), ({}, Trajectories, "JointTrajectory")):
         wiring, node = parse(changed(**changes)), Node()
-        found = output_of(node, wiring, refuse=pytest.fail, fault=pytest.fail)
-        assert type(found) is kind and node.kinds == [(message, wiring.output.name)] and found.problems() == []
+        found = output_of(node, wiring, notice=pytest.fail, fault=pytest.fail)
+        assert type(found) is kind and node.kinds == [(message, wiring.output.name)]
+
+
+def test_a_controller_is_sent_splines_and_never_nothing():
+    """An empty trajectory is no message for it: it plays what it has, which ends at rest."""
+    wiring, node = parse(changed(topics__trajectory={"name": "x", "rate_hz": 250}, topics__joint_commands=None)), Node()
+    output = output_of(node, wiring, notice=pytest.fail, fault=pytest.fail)
+    output.send(7, np.zeros((0, 7)), 0)
+    assert not node.sent
+    output.send(7, np.tile(HOME, (5, 1)), 1)
+    message = deserialize_message(node.sent[0], JointTrajectory)
+    assert len(message.points) == 5 and all(list(p.velocities) == list(p.accelerations) == [0.0] * 7
+                                            for p in message.points)  # fmt: skip
+    assert messages.to_ns(message.header.stamp) == 10 * wiring.dt_ns
 
 
 def test_the_simulated_arm_plays_trajectories_alone(monkeypatch):
@@ -96,7 +124,7 @@ class Stream(Wire):
         self.wiring, self.node = parse(changed(**STREAM)), Node()
         monkeypatch.setattr(lines, "WIRING", self.wiring)
         super().__init__(**{"echo": False, **how})
-        self.output = Positions(self.node, self.wiring, pytest.fail, sleep=lambda s: self.tick_driver())
+        self.output = Positions(self.node, self.wiring, pytest.fail, sleep=lambda s: self.wait())
         self.session = Session(
             self.chain, how.get("make_loop", Sweep), self.wiring, send=self.output.send, grip=lambda opening: None
         )
@@ -111,6 +139,11 @@ class Stream(Wire):
         self.seen += len(new)
         assert not (self.timed_out and new), "who has stopped by himself must not be told to go on"
         self.played.append(np.array(new[0].data) if new else self.played[-1] if self.played else HOME)
+
+    def wait(self) -> None:
+        """A tick passes in which the session plays a stop."""
+        self.tick_driver()
+        self.tick, self.now = self.tick + 1, self.now + DT
 
     def step(self, *, node=True, states=True, enable=True) -> None:
         self.tick_driver()
@@ -393,4 +426,4 @@ def test_without_control_msgs_it_says_what_to_source(monkeypatch):
     monkeypatch.setitem(sys.modules, "control_msgs", None)
     wiring = parse(changed(**ACTION))
     with pytest.raises(WiringError, match=r"control_msgs.*source /opt/ros/\$ROS_DISTRO/setup.bash"):
-        output_of(Node(), wiring, refuse=pytest.fail, fault=pytest.fail)
+        output_of(Node(), wiring, notice=pytest.fail, fault=pytest.fail)

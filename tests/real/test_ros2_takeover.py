@@ -140,7 +140,7 @@ class Chained(Wire):
         self.brain = brain
 
     def step(self, **how) -> None:
-        self.session.on_input("features")
+        self.session.on_input("features", self.now)
         super().step(**how)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict
+from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 import sim.gym_envs
@@ -14,8 +15,6 @@ from robopolicy.errors import CheckpointError, ConfigError
 from robopolicy.noise import episode_seeds, keyed_normal
 from robopolicy.types import STATE, Stateful, VecEnv
 from sim.gym_adapter import GymVecEnv, adapt
-
-sim.gym_envs.register()
 
 
 class Counter(gymnasium.Env):
@@ -183,13 +182,25 @@ def test_a_native_task_survives_the_round_trip():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_gymnasiums_own_checker_passes():
-    from gymnasium.utils.env_checker import check_env
-
-    env = gymnasium.make("robopolicy/Reach-v0", render_mode="rgb_array")
-    check_env(env.unwrapped, skip_render_check=True)
+@pytest.mark.parametrize("task", sim.task_names())
+def test_gymnasiums_own_checker_passes(task):
+    env = gymnasium.make(sim.gym_envs.gym_id(task), render_mode="rgb_array")
+    check_env(env.unwrapped)
     first, _ = env.reset(seed=5)
     again, _ = env.reset(seed=5)
     assert np.array_equal(first, again) and not np.array_equal(first, env.reset(seed=6)[0])
     assert env.render().shape == (240, 320, 3)
     env.close()
+
+
+def test_vector_seeds_of_every_kind_are_taken_and_others_refused():
+    env = sim.gym_envs.GymVectorEnv(2, task="reach")
+    first = [env.reset(seed=s)[0] for s in ([3, 4], (3, 4), np.array([3, 4]), [np.int64(3), 4])]
+    assert all(np.array_equal(first[0], other) for other in first[1:])
+    stream = [env.reset(seed=s)[0] for s in (7, np.int64(7), 8)]
+    assert np.array_equal(stream[0], stream[1]) and not np.array_equal(stream[0], stream[2])
+    for wrong in ([3], [3, None], [3, 0.5], [3, 4, 5]):
+        with pytest.raises(ConfigError, match="seed"):
+            env.reset(seed=wrong)
+    with pytest.raises(ConfigError, match="reset_mask"):
+        env.reset(options={"reset_mask": np.array([True, False])})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import gymnasium
 import numpy as np
 import pytest
@@ -9,9 +11,10 @@ import torch
 from gymnasium.spaces import Box
 
 from robopolicy.cli import main
-from robopolicy.errors import ConfigError
+from robopolicy.errors import ConfigError, RobopolicyError, SpecError
 from robopolicy.types import STATE
 from sim.suites import gym
+from sim.suites.workers import vector_env
 
 
 class Slide(gymnasium.Env):
@@ -30,7 +33,98 @@ class Slide(gymnasium.Env):
         return np.full(1, self.t, np.float32), -0.5, False, False, {"is_success": self.t >= 3}
 
 
+class Says(Slide):
+    """`says`: what the infos of the steps are, the last one from then on; the env ends its episodes with the fourth."""
+
+    def __init__(self, says: tuple = ({},), success: bool = True) -> None:
+        super().__init__()
+        self.says, self.success = says, success
+
+    def step(self, action):
+        obs, reward, *_ = super().step(action)
+        info = self.says[min(self.t, len(self.says)) - 1]
+        return obs, reward, self.success and self.t == 4, False, dict(info)
+
+
 gymnasium.register("Slide-v0", entry_point=Slide, max_episode_steps=6)
+gymnasium.register("Says-v0", entry_point=Says, max_episode_steps=6)
+
+
+def told(steps: int = 4, **how) -> list[bool]:
+    """Success at each step."""
+    env = gym.make("Says-v0", 1, **how)
+    env.reset(torch.tensor([1]))
+    return [bool(env.step(torch.zeros(1, 1)).success) for _ in range(steps)]
+
+
+def options(*says: dict, success: bool = True) -> dict:
+    return {"options": {"says": says, "success": success}}
+
+
+def test_success_is_what_is_named():
+    goal = options({"goal_achieved": False}, {"goal_achieved": True})
+    assert told(2, success="goal_achieved", **goal) == [False, True]
+    assert told(2, success="episode.won", **options({"episode": {"won": np.bool_(False)}}, {"episode": {"won": 1.0}}))[
+        1
+    ]
+    assert told(3, success="success", **options({}, {"success": None}, {"success": True})) == [False, False, True]
+    assert told(4, success="terminated", **options({})) == [False, False, False, True]
+    assert told(6, success="terminated", **options({}, success=False)) == [False] * 6
+    env = gym.make("Says-v0", 1, success="terminated", **options({}))
+    env.reset(torch.tensor([1]))
+    steps = [env.step(torch.zeros(1, 1)) for _ in range(4)]
+    assert [s.reward.item() for s in steps] == [0, 0, 0, 1] and bool(steps[3].terminated)
+
+
+@pytest.mark.parametrize(
+    ("named", "how", "said"),
+    [
+        (None, options({"goal_achieved": True}), "goal_achieved"),
+        (None, options({}), "nothing"),
+        (None, options({"success": False}, {"goal_achieved": True}, success=False), "goal_achieved"),
+        ("won", options({"goal_achieved": True}), "goal_achieved"),
+        ("success", options({}, {"success": False}, {"coverage": 1.0}, success=False), "coverage"),  # absent at the end
+        (None, options({"success": 0.25}), "0.25"),
+        ("coverage", options({"coverage": 0.25}), "coverage"),
+        ("coverage", options({"coverage": float("nan")}), "coverage"),
+        ("coverage", options({"coverage": "False"}), "coverage"),
+        (None, options({"success": True, "is_success": False}), "is_success"),
+    ],
+)
+@pytest.mark.parametrize("horizon", [6, 5])  # cut by the id's own limit, and by ours
+@pytest.mark.parametrize("own_reward", [False, True])
+def test_what_does_not_tell_success_is_refused(named, how, said, horizon, own_reward):
+    with pytest.raises(ConfigError, match=r"task\.success") as error:
+        told(6, success=named, horizon=horizon, own_reward=own_reward, **how)
+    assert said in str(error.value)
+
+
+@pytest.mark.slow  # a process imports torch
+def test_a_worker_refuses_what_does_not_tell_success():
+    envs = vector_env(functools.partial(Says, ({"goal_achieved": True},)), "says", 1, horizon=6, processes=1)
+    envs.reset(seed=[1])
+    with pytest.raises(RobopolicyError, match=r"task\.success.*goal_achieved"):
+        envs.step(np.zeros((1, 1), np.float32))
+
+
+@pytest.mark.parametrize(("value", "said"), [(0.5, "terminated"), (None, "terminated")])
+def test_an_end_that_is_none_is_refused(value, said):
+    class Half(Slide):
+        def step(self, action):
+            obs, reward, _, truncated, info = super().step(action)
+            return obs, reward, value, truncated, info
+
+    envs = vector_env(Half, "half", 1, horizon=6, processes=0)
+    envs.reset(seed=[1])
+    with pytest.raises(SpecError, match=said):
+        envs.step(np.zeros((1, 1), np.float32))
+
+
+def test_an_env_that_cannot_be_made_is_told_by_its_options():
+    with pytest.raises(ConfigError, match=r"task\.options"):
+        gym.make("Slide-v0", 1, options={"units": "cm"})
+    with pytest.raises(ConfigError, match=r"task\.horizon"):
+        gym.make("Slide-v0", 1, horizon=0)
 
 
 def test_success_ends_and_is_the_reward_unless_asked_otherwise():
@@ -46,9 +140,11 @@ def test_success_ends_and_is_the_reward_unless_asked_otherwise():
 
 
 def test_a_task_is_another_with_other_options():
-    digests = {gym.make("Slide-v0", 1, **how).spec.digest
-               for how in ({}, {"horizon": 4}, {"options": {"unit": "cm"}}, {"own_reward": True})}  # fmt: skip
-    assert len(digests) == 4
+    digests = {
+        gym.make("Slide-v0", 1, **how).spec.digest
+        for how in ({}, {"horizon": 4}, {"options": {"unit": "cm"}}, {"own_reward": True}, {"success": "is_success"})
+    }
+    assert len(digests) == 5
 
 
 @pytest.mark.parametrize(

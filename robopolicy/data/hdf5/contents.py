@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import psutil
+import pydantic
 from numpy.typing import NDArray
 
+from robopolicy.data.check import Defect
+from robopolicy.data.files import check_regular, parse_json, problems
 from robopolicy.errors import ConfigError, DataError, closest
 
 Group = Any  # h5py.Group; h5py is an extra
 Column = Any  # h5py.Dataset
+Rate = Annotated[float, pydantic.Field(strict=True, gt=0.0, allow_inf_nan=False)]  # Hz
+AGAIN = "The file is damaged or was edited: take it from its source again, or leave the episode out"
+_DEPTH = 16  # groups within one another; links may form a ring
+_MEMORY = 0.8  # of that which is free, for one column
+
+
+class BrokenError(DataError):
+    """A part of a file that cannot be used; the others are still read, so that all defects are listed at once."""
+
+    def __init__(self, key: str, problem: str, fix: str = AGAIN) -> None:
+        self.defect = Defect(key, problem.rstrip("."), fix)
+        super().__init__(str(self.defect))
+
+
+class Defects(list[Defect]):
+    """What is wrong with the parts of a file."""
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Go on behind a block that a broken part ended."""
+        try:
+            yield
+        except BrokenError as error:
+            self.append(error.defect)
 
 
 @dataclass(frozen=True)
@@ -39,7 +66,7 @@ class Contents:
 
     `control`: what the file calls its actions, one of `controls` where that is known here. `successor`: observations
     have one frame more than actions. `usual`: keys of which the state is made where all of them are there. `hints`:
-    what to say beside a key that must be given.
+    what to say beside a key that must be given. `defects`: of parts that are left out of `episodes`.
     """
 
     format: str
@@ -52,6 +79,7 @@ class Contents:
     usual: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
     hints: Mapping[str, str] = field(default_factory=dict)
+    defects: tuple[Defect, ...] = ()
 
 
 @contextmanager
@@ -71,27 +99,35 @@ def opened(path: Path) -> Iterator[Group]:
         ) from error
     if not path.is_file():
         raise DataError(f"{path}: no such file")
+    check_regular(path)
     try:
         with h5py.File(path, "r") as file:
             yield file
-    except OSError as error:
+    except (OSError, RuntimeError, MemoryError) as error:
         raise DataError(f"{path}: cannot be read as HDF5 ({error}). Is it whole? Copy or download it again.") from error
 
 
 def numbered(group: Group, prefix: str) -> list[str]:
     """Names of the groups called <prefix><number>, by number."""
-    return sorted((k for k in group if k.startswith(prefix) and k[len(prefix) :].isdigit()),
+    return sorted((k for k in group if k.startswith(prefix) and k[len(prefix) :].isdecimal()),
                   key=lambda k: int(k[len(prefix) :]))  # fmt: skip
 
 
-def leaves(group: Group | Column) -> dict[str, Column]:
-    """Every dataset below a group by its path, in alphabetical order; a dataset itself is called "main"."""
+def leaves(group: Group | Column, depth: int = 0) -> dict[str, Column]:
+    """Every dataset below a group by its path, in alphabetical order; a dataset itself is called "main".
+
+    Raises:
+        BrokenError: it leads into another file, is too large, or its groups form a ring.
+    """
     if not hasattr(group, "keys"):
         return {"main": group}
+    if depth > _DEPTH:
+        raise BrokenError(group.name, f"holds groups more than {_DEPTH} deep")
     found: dict[str, Column] = {}
     for key in sorted(group):
-        inner = group[key]
-        found |= {f"{key}/{k}": v for k, v in leaves(inner).items()} if hasattr(inner, "keys") else {key: inner}
+        inner = get(group, key)
+        found |= {f"{key}/{k}": v for k, v in leaves(inner, depth + 1).items()} if hasattr(inner, "keys") \
+            else {key: inner}  # fmt: skip
     return found
 
 
@@ -99,35 +135,98 @@ def get(group: Group, key: str) -> Any:
     """`group[key]`.
 
     Raises:
-        DataError: it is missing; the closest keys are offered.
+        BrokenError: it is missing (the closest keys are offered), lies in another file, or is too large.
     """
+    where = f"{group.name.rstrip('/')}/{key}"
+    if not hasattr(group, "keys"):
+        raise BrokenError(group.name, "expected a group, found an array")
+    if type(group.get(key, getlink=True)).__name__ == "ExternalLink":
+        raise BrokenError(where, "leads into another file, which is not followed")
     if key not in group:
-        raise DataError(f"{group.file.filename}: {group.name.rstrip('/')}/{key} is missing. {closest(key, group)}")
-    return group[key]
+        raise BrokenError(where, f"is missing. {closest(key, group)}")
+    try:
+        found = group[key]
+    except (KeyError, OSError, RuntimeError, ValueError) as error:
+        raise BrokenError(where, f"cannot be read ({error})") from error
+    if getattr(found, "is_virtual", False) or getattr(found, "external", None):
+        raise BrokenError(where, "takes its values from another file, which is not followed")
+    free = psutil.virtual_memory().available
+    if getattr(found, "nbytes", 0) > _MEMORY * free:
+        raise BrokenError(where, f"needs {found.nbytes / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free")
+    return found
 
 
 def column(group: Group, key: str) -> Column:
-    """`group[key]`, a dataset with an axis of time.
+    """`group[key]`, a dataset of numbers with an axis of time.
 
     Raises:
-        DataError: it is missing, a group, or a single value.
+        BrokenError: it is missing, a group, a single value, or holds something else than numbers.
     """
     found = get(group, key)
     if not getattr(found, "shape", ()):
-        raise DataError(f"{group.file.filename}: {found.name}: expected an array over time, found none")
+        raise BrokenError(found.name, "expected an array over time, found none")
+    if found.dtype.kind not in "fiub":
+        raise BrokenError(found.name, f"expected numbers, found {found.dtype}")
     return found
+
+
+def flags(values: Any, where: str) -> NDArray[np.bool_]:
+    """[T] yes or no, given as booleans or as 0 and 1; of arrays [T 1] the one element.
+
+    Raises:
+        BrokenError: something else is among them: NaN, a fraction, a text.
+    """
+    array = np.asarray(values)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise BrokenError(where, f"expected one value a step, found shape {array.shape}")
+    if array.dtype.kind not in "fiub":
+        wrong = next((v for v in array.tolist() if not isinstance(v, bool | int | float)), array[0])
+        raise BrokenError(where, f"expected true or false, found {wrong!r}")
+    if not (good := (array == 0) | (array == 1)).all():
+        raise BrokenError(where, f"expected 0 or 1, found {array[~good][0]} in step {int(np.argmin(good))}")
+    return array.astype(bool)
+
+
+def whole_attribute(group: Group, key: str) -> int | None:
+    """A whole number among a group's attributes; None where it is not there.
+
+    Raises:
+        BrokenError: it is no whole number.
+    """
+    value = group.attrs.get(key)
+    if value is None:
+        return None
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not float(value).is_integer() or value < 0:
+        raise BrokenError(f"{group.name}, attribute {key}", f"expected a whole number, found {value!r}")
+    return int(value)
 
 
 def parsed(text: Any, where: str) -> dict[str, Any]:
     """A JSON object that a file carries as text.
 
     Raises:
-        DataError: it is none.
+        BrokenError: it is none.
     """
     try:
-        found = json.loads(text)
-    except (ValueError, TypeError) as error:
-        raise DataError(f"{where}: expected a JSON object, found what is none ({error})") from error
+        found = parse_json(text)
+    except ValueError as error:
+        raise BrokenError(where, f"expected a JSON object, found what is none ({error})") from error
     if not isinstance(found, dict):
-        raise DataError(f"{where}: expected a JSON object, found {type(found).__name__}")
+        raise BrokenError(where, f"expected a JSON object, found {type(found).__name__}")
     return found
+
+
+def modelled[M: pydantic.BaseModel](model: type[M], data: Any, where: str) -> M:
+    """`data` as `model`.
+
+    Raises:
+        BrokenError: a value is missing or of another type; all are named.
+    """
+    try:
+        return model.model_validate(data)
+    except pydantic.ValidationError as error:
+        wrong = [f"{'.'.join(place) or 'it'}: {problem}" for place, problem in problems(error, depth=4)]
+        raise BrokenError(where, "; ".join(wrong)) from error

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.data.check import raise_defects
+from robopolicy.data.check import Defect, raise_defects
+from robopolicy.data.files import visible
 from robopolicy.data.hdf5 import maniskill, minari, robomimic
 from robopolicy.data.hdf5.contents import Contents, Group, Trajectory, opened
 from robopolicy.data.hdf5.options import Hdf5Options
-from robopolicy.data.hdf5.plan import Plan, check, plan_of
+from robopolicy.data.hdf5.plan import Plan, check, check_file, plan_of
 from robopolicy.data.writer import DatasetWriter
 from robopolicy.errors import ConfigError, DataError
 from robopolicy.types import STATE
@@ -51,7 +52,7 @@ def find_hdf5(recording: Path) -> Path | None:
     if recording.is_file():
         with recording.open("rb") as file:
             return recording if recording.suffix in _ENDINGS or file.read(8) == _SIGNATURE else None
-    found = sorted(p for p in recording.rglob("*") if p.suffix in _ENDINGS) if recording.is_dir() else []
+    found = visible(p for p in recording.rglob("*") if p.suffix in _ENDINGS) if recording.is_dir() else []
     if len(found) > 1:
         raise ConfigError(f"recording={recording}: holds {len(found)} HDF5 files. Give one of them, e.g. {found[0]}")
     return found[0] if found else None
@@ -68,6 +69,8 @@ def convert_hdf5(
     """
     with opened(path) as file:
         contents = _read(file, path, options.filter)
+        if contents.defects:
+            raise_defects([*contents.defects, *check_file(contents)], path)
         plan = plan_of(contents, path, options)
         raise_defects(check(contents, plan, options), path)
         left_out: dict[str, str] = {}
@@ -95,6 +98,18 @@ def convert_hdf5(
           + (f"; not taken: {', '.join(plan.left)}" if plan.left else "")
           + "".join(f"\n  left out {name}: {why}" for name, why in left_out.items()))  # fmt: skip
     return Converted(writer.num_episodes, frames, left_out)
+
+
+def inspect_hdf5(path: Path) -> tuple[Contents, list[Defect]]:
+    """A file, closed again, and everything that is wrong with it whatever it is to become.
+
+    Raises:
+        ConfigError: h5py is missing.
+        DataError: the file is cut off, of no known format, or lacks what belongs to it.
+    """
+    with opened(path) as file:
+        contents = _read(file, path, None)
+        return contents, [*contents.defects, *check_file(contents)]
 
 
 def _read(file: Group, path: Path, filter_key: str | None) -> Contents:

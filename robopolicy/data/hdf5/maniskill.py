@@ -9,11 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import numpy as np
+import pydantic
 
-from robopolicy.data.hdf5.contents import Contents, Group, Trajectory, column, get, leaves, numbered, parsed
+from robopolicy.data.check import Defect
+from robopolicy.data.files import read_json
+from robopolicy.data.hdf5.contents import (
+    BrokenError,
+    Contents,
+    Defects,
+    Group,
+    Rate,
+    Trajectory,
+    column,
+    flags,
+    get,
+    leaves,
+    modelled,
+    numbered,
+)
 from robopolicy.errors import DataError
 
 _GRIPPER = {"gripper_meaning": "position: -1 closes, +1 opens"}
@@ -40,56 +55,100 @@ CONTROL_MODES: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 
+class _Sim(pydantic.BaseModel):
+    control_freq: Rate | None = None
+
+
+class _Kwargs(pydantic.BaseModel):
+    control_mode: str | None = None
+    robot_uids: str | list[str] | None = None
+    sim_config: _Sim | None = None
+
+
+class _Env(pydantic.BaseModel):
+    env_id: str | None = None
+    env_kwargs: _Kwargs | None = None
+
+
+class _Facts(pydantic.BaseModel):
+    """X.json."""
+
+    env_info: _Env | None = None
+    episodes: Annotated[list[Any], pydantic.Field(min_length=1)]
+
+
+class _Listed(pydantic.BaseModel):
+    """An episode of X.json."""
+
+    episode_id: Annotated[int, pydantic.Field(strict=True, ge=0)]
+    episode_seed: int | list[int] | None = None
+    control_mode: str | None = None
+    elapsed_steps: int | None = None
+    success: Any = None
+
+
 def recognises(file: Group) -> bool:
     return bool(numbered(file, "traj_"))
 
 
 def read(file: Group, path: Path, filter_key: str | None) -> Contents:
-    """What the file holds.
+    """What the file holds; what is broken is among its `defects`.
 
     Raises:
-        DataError: no JSON file beside it, an episode or a column missing, several control modes.
+        DataError: no JSON file beside it, or an unreadable one.
     """
     beside = path.with_suffix(".json")
     if not beside.is_file():
         raise DataError(f"{path}: {beside.name} is missing, which belongs to it. Copy both.")
-    facts = parsed(beside.read_text(encoding="utf-8"), str(beside))
-    env, listed = facts.get("env_info") or {}, facts.get("episodes")
-    if not listed:
-        raise DataError(f"{beside}: lists no episodes")
-    known = env.get("env_kwargs") or {}
-    modes = sorted({str(e.get("control_mode") or known.get("control_mode")) for e in listed})
+    facts, found = modelled(_Facts, read_json(beside), beside.name), Defects()
+    known = (facts.env_info.env_kwargs if facts.env_info else None) or _Kwargs()
+    listed: dict[int, _Listed] = {}
+    for k, given in enumerate(facts.episodes):
+        with found.noted():
+            one = modelled(_Listed, given, f"{beside.name}, episodes.{k}")
+            if listed.setdefault(one.episode_id, one) is not one:
+                raise BrokenError(f"{beside.name}, episodes.{k}, episode_id", f"is {one.episode_id} again")
+    for name in numbered(file, "traj_"):
+        if int(name.removeprefix("traj_")) not in listed:
+            found.append(
+                Defect(f"/{name}", f"is not listed in {beside.name}", "Copy both files again; they are a pair")
+            )
+    modes = sorted({str(e.control_mode or known.control_mode) for e in listed.values()})
     if len(modes) > 1:
-        raise DataError(f"{beside}: its episodes have several control modes, {modes}; convert them apart")
-    arms = _robots(known)
-    action = CONTROL_MODES.get(modes[0], {}) if not arms or arms <= {"panda", "panda_wristcam"} else {}
-    rate = (known.get("sim_config") or {}).get("control_freq")
+        problem = f"its episodes have several control modes, {modes}"
+        found.append(Defect(f"{beside.name}, control_mode", problem, "Convert them apart"))
+    episodes: list[Trajectory] = []
+    for one in listed.values():
+        with found.noted():
+            episodes.append(_trajectory(file, one, beside))
+    arms, mode = _robots(known), modes[0] if modes else ""
+    action = CONTROL_MODES.get(mode, {}) if not arms or arms <= {"panda", "panda_wristcam"} else {}
     return Contents(
-        format="ManiSkill", episodes=tuple(_trajectory(file, e, beside) for e in listed), rate_hz=rate, action=action,
-        control=modes[0], controls=tuple(CONTROL_MODES), successor=True,
-        provenance={"env": env.get("env_id"), "control_mode": modes[0]},
-        hints={"rate_hz": "ManiSkill's default is 20"},
+        format="ManiSkill", episodes=tuple(episodes), rate_hz=(known.sim_config or _Sim()).control_freq, action=action,
+        control=mode, controls=tuple(CONTROL_MODES), successor=True,
+        provenance={"env": facts.env_info.env_id if facts.env_info else None, "control_mode": mode},
+        hints={"rate_hz": "ManiSkill's default is 20"}, defects=tuple(found),
     )  # fmt: skip
 
 
-def _robots(known: Mapping[str, Any]) -> set[str]:
-    uids = known.get("robot_uids") or ()
-    return {uids} if isinstance(uids, str) else set(map(str, uids))
+def _robots(known: _Kwargs) -> set[str]:
+    uids = known.robot_uids or ()
+    return {uids} if isinstance(uids, str) else set(uids)
 
 
-def _trajectory(file: Group, listed: Mapping[str, Any], beside: Path) -> Trajectory:
-    if "episode_id" not in listed:
-        raise DataError(f"{beside}: an episode lacks its episode_id: {dict(listed)}")
-    group = get(file, f"traj_{listed['episode_id']}")
-    obs = leaves(group["obs"]) if "obs" in group else {}
+def _trajectory(file: Group, listed: _Listed, beside: Path) -> Trajectory:
+    group = get(file, f"traj_{listed.episode_id}")
+    obs = leaves(get(group, "obs")) if "obs" in group else {}
     obs = obs or {f"env_states/{k}": v for k, v in leaves(get(group, "env_states")).items()}
-    recorded = listed.get("success")
-    success: Any = column(group, "success")[()].astype(bool) if "success" in group else recorded
-    seed = listed.get("episode_seed")
-    seed = seed[0] if isinstance(seed, list) and seed else seed
-    terminated = np.asarray(column(group, "terminated"))
+    success: Any = None
+    if "success" in group:
+        success = flags(column(group, "success")[()], f"{group.name}/success")
+    elif listed.success is not None:
+        success = bool(flags([listed.success], f"{beside.name}, episode {listed.episode_id}, success")[0])
+    seed = listed.episode_seed
+    seed = next(iter(seed), None) if isinstance(seed, list) else seed
+    terminated = flags(column(group, "terminated")[()], f"{group.name}/terminated")
     return Trajectory(
         group.name.lstrip("/"), obs, column(group, "actions"), column(group, "rewards") if "rewards" in group else None,
-        success, bool(len(terminated) and terminated[-1]), seed=seed if isinstance(seed, int) else None,
-        length=listed.get("elapsed_steps"),
+        success, bool(len(terminated) and terminated[-1]), seed=seed, length=listed.elapsed_steps,
     )  # fmt: skip

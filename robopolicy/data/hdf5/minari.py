@@ -7,64 +7,119 @@ https://minari.farama.org/content/dataset_standards
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import pydantic
 from numpy.typing import NDArray
 
-from robopolicy.data.hdf5.contents import Contents, Group, Trajectory, column, get, leaves, numbered, parsed
+from robopolicy.data.check import Defect
+from robopolicy.data.files import read_json
+from robopolicy.data.hdf5.contents import (
+    BrokenError,
+    Contents,
+    Defects,
+    Group,
+    Trajectory,
+    column,
+    flags,
+    get,
+    leaves,
+    modelled,
+    numbered,
+    parsed,
+    whole_attribute,
+)
 from robopolicy.errors import DataError
+
+_Number = Annotated[float, pydantic.Field(strict=True)]
+_Bounds = _Number | list[_Number] | list[list[_Number]]
 
 
 def recognises(file: Group) -> bool:
     return bool(numbered(file, "episode_"))
 
 
-def read(file: Group, path: Path, filter_key: str | None) -> Contents:
-    """What the file holds.
+class _Meta(pydantic.BaseModel):
+    """metadata.json, or the attributes that early versions kept instead."""
 
-    Raises:
-        DataError: unreadable metadata, missing columns, lengths that are not what the file says.
-    """
-    beside = path.with_name("metadata.json")
-    text = beside.read_text(encoding="utf-8") if beside.is_file() else None
-    meta = dict(file.attrs) if text is None else parsed(text, str(beside))
+    dataset_id: str | None = None
+    total_episodes: int | None = None
+    env_spec: str | None = None
+    action_space: str | None = None
+
+
+class _Env(pydantic.BaseModel):
+    id: str | None = None
+
+
+class _Space(pydantic.BaseModel):
+    type: Literal["Box"]
+    low: _Bounds = []
+    high: _Bounds = []
+
+
+def read(file: Group, path: Path, filter_key: str | None) -> Contents:
+    """What the file holds; what is broken is among its `defects`."""
+    found, meta, env = Defects(), _Meta(), _Env()
     names = numbered(file, "episode_")
-    claimed = meta.get("total_episodes")
-    if claimed is not None and int(claimed) != len(names):
-        raise DataError(f"{path}: holds {len(names)} episodes, its metadata say {int(claimed)}. Was it cut off?")
-    env = parsed(meta["env_spec"], f"{beside}: env_spec") if meta.get("env_spec") else {}
+    where = "metadata.json"
+    with found.noted():
+        meta = _meta(file, path.with_name(where))
+    if meta.total_episodes not in (None, len(names)):
+        problem = f"holds {len(names)} episodes, its metadata say {meta.total_episodes}"
+        found.append(Defect("total_episodes", problem, "Was it cut off? Copy or download it again"))
+    action: dict[str, Any] = {}
+    with found.noted():
+        action = _limits(meta.action_space, f"{where}, action_space") if meta.action_space else {}
+    with found.noted():
+        if meta.env_spec:
+            env = modelled(_Env, parsed(meta.env_spec, f"{where}, env_spec"), f"{where}, env_spec")
+    episodes: list[Trajectory] = []
+    for name in names:
+        with found.noted():
+            episodes.append(_trajectory(get(file, name)))
     return Contents(
-        format="Minari", episodes=tuple(_trajectory(file[name]) for name in names), rate_hz=None,
-        action=_limits(meta, str(beside)), control="", controls=(), successor=True,
-        provenance={"dataset_id": meta.get("dataset_id"), "env": env.get("id")},
+        format="Minari", episodes=tuple(episodes), rate_hz=None, action=action, control="", controls=(),
+        successor=True, provenance={"dataset_id": meta.dataset_id, "env": env.id}, defects=tuple(found),
     )  # fmt: skip
 
 
-def _limits(meta: dict[str, Any], where: str) -> dict[str, Any]:
+def _meta(file: Group, beside: Path) -> _Meta:
+    if not beside.is_file():
+        attributes = {k: v.item() if isinstance(v, np.generic) else v for k, v in file.attrs.items()}
+        return modelled(_Meta, attributes, "attributes of the file")
+    try:
+        data = read_json(beside)
+    except DataError as error:
+        raise BrokenError(beside.name, str(error)) from error
+    return modelled(_Meta, data, beside.name)
+
+
+def _limits(text: str, where: str) -> dict[str, Any]:
     """`low` and `high` of a bounded Box."""
-    if not meta.get("action_space"):
-        return {}
-    space = parsed(meta["action_space"], f"{where}: action_space")
-    if space.get("type") != "Box":
-        raise DataError(f"{where}: action_space is {space.get('type')}; expected Box, a vector of numbers")
-    low, high = (np.asarray(space.get(k, ()), dtype=float).reshape(-1).tolist() for k in ("low", "high"))
+    space = modelled(_Space, parsed(text, where), where)
+    try:
+        low, high = (np.asarray(v, dtype=float).reshape(-1).tolist() for v in (space.low, space.high))
+    except ValueError as error:
+        raise BrokenError(where, f"low, high: expected arrays ({error})") from error
+    if len(low) != len(high) or not all(a < b for a, b in zip(low, high, strict=False)):
+        raise BrokenError(where, f"low: expected values below those of high, found {low} and {high}")
     bounded = low and all(map(math.isfinite, (*low, *high)))
     return {"low": tuple(low), "high": tuple(high)} if bounded else {}
 
 
 def _trajectory(episode: Group) -> Trajectory:
-    seed, length = episode.attrs.get("seed"), episode.attrs.get("total_steps")
-    terminations = column(episode, "terminations")[()]
+    where = f"{episode.name}/terminations"
+    terminations = flags(column(episode, "terminations")[()], where)
     if not len(terminations):
-        raise DataError(f"{episode.file.filename}: {episode.name}/terminations is empty")
+        raise BrokenError(where, "is empty")
     return Trajectory(
         episode.name.lstrip("/"), leaves(get(episode, "observations")), column(episode, "actions"),
         column(episode, "rewards"), _success(episode), bool(terminations[-1]),
-        seed=_number(seed), length=None if length is None else int(length),
+        seed=_number(episode.attrs.get("seed")), length=whole_attribute(episode, "total_steps"),
     )  # fmt: skip
 
 
@@ -74,15 +129,22 @@ def _number(value: Any) -> int | None:
 
 
 def _success(episode: Group) -> NDArray[np.bool_] | None:
-    """[T] of infos["success"], of which there may be T, or T+1 with that of the reset."""
-    infos = episode.get("infos")
-    if infos is None:
+    """[T] of infos["success"], of which there may be T, or T+1 with that of the reset; None: it is not there."""
+    if "infos" not in episode:
         return None
-    count = len(column(episode, "rewards"))
+    infos, count = get(episode, "infos"), len(column(episode, "rewards"))
+    where = f"{episode.name}/infos, success"
     if hasattr(infos, "keys"):
-        values = infos["success"][()] if "success" in infos else None
+        values = get(infos, "success")[()] if "success" in infos else None
     else:  # since 0.6: a JSON object a step
-        objects = [json.loads(text) for text in infos[()]]
-        values = np.array([o["success"] for o in objects[-count:]]) if all("success" in o for o in objects[-count:]) \
-            and len(objects) >= count else None  # fmt: skip
-    return None if values is None or not len(values) else np.asarray(values).reshape(len(values))[-count:].astype(bool)
+        objects = [parsed(text, f"{episode.name}/infos") for text in np.atleast_1d(infos[()])[-count:]]
+        there = [o["success"] for o in objects if "success" in o]
+        if there and len(there) < len(objects):
+            raise BrokenError(where, f"is in {len(there)} of {len(objects)} steps")
+        values = there or None
+    if values is None or not np.size(values):
+        return None
+    found = flags(values, where)
+    if len(found) not in (count, count + 1):
+        raise BrokenError(where, f"expected {count} or {count + 1} steps, found {len(found)}")
+    return found[-count:]

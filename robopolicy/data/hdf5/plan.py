@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from robopolicy.data.check import LIMIT_TOLERANCE, Defect
-from robopolicy.data.hdf5.contents import Column, Contents, Trajectory
+from robopolicy.data.check import Defect, outside_limits
+from robopolicy.data.hdf5.contents import AGAIN, Column, Contents, Trajectory
 from robopolicy.data.hdf5.options import Hdf5Options
 from robopolicy.errors import ConfigError, DataError, closest
 from robopolicy.types import IMAGES, STATE, ActionSpec, Feature
@@ -58,7 +58,7 @@ def plan_of(contents: Contents, path: Path, options: Hdf5Options) -> Plan:
     if not dim:
         raise DataError(f"{path}: {first.name}: actions must be [T Da], found {first.action.shape}")
     said, given = contents.rate_hz, options.rate_hz
-    if said is not None and given is not None and abs(float(said) - given) > 1e-6:
+    if said is not None and given is not None and not abs(float(said) - given) <= 1e-6:
         raise ConfigError(
             f"hdf5.rate_hz={given:g}: {path} was recorded at {said:g} Hz, as it says itself. Leave it out."
         )
@@ -81,7 +81,30 @@ def plan_of(contents: Contents, path: Path, options: Hdf5Options) -> Plan:
 
 def check(contents: Contents, plan: Plan, options: Hdf5Options) -> list[Defect]:
     """Everything in the file that cannot become a dataset: ragged lengths, missing columns, NaN, actions outside."""
-    return [d for episode in contents.episodes for d in _check_one(episode, contents, plan, options)]
+    keys, limits = (*plan.state, *plan.images.values()), None if options.clip else _Limits.of(plan.action)
+    return [d for e in contents.episodes for d in _check_one(e, contents, keys, limits, bool(plan.images))]
+
+
+def check_file(contents: Contents) -> list[Defect]:
+    """The same without a plan: of all columns that may be taken, and of limits as far as the file says them."""
+    if not contents.episodes:
+        return []
+    try:
+        state, images, _ = _columns(contents, Hdf5Options())
+    except DataError as error:
+        return [Defect("observations", str(error), AGAIN)]
+    first, action = contents.episodes[0], dict(contents.action)
+    if len(first.action.shape) != 2:
+        return [Defect(f"{first.name}/actions", f"expected [T Da], found shape {first.action.shape}", AGAIN)]
+    dim = int(first.action.shape[1])
+    limits = None
+    if {"low", "high"} <= action.keys() and len(action.get("names", ())) in (0, dim):
+        low, high = (action[k] * dim if len(action[k]) == 1 else action[k] for k in ("low", "high"))
+        if len(low) != dim:
+            return [Defect("action_space", f"has {len(low)} limits, actions have {dim} channels", AGAIN)]
+        limits = _Limits(tuple(action.get("names", map(str, range(dim)))), low, high)
+    keys = (*state, *images.values())
+    return [d for e in contents.episodes for d in _check_one(e, contents, keys, limits, bool(images))]
 
 
 def picture_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
@@ -166,39 +189,51 @@ def _width(column: Column) -> int:
     return 1 if len(column.shape) == 1 else int(column.shape[1])
 
 
-def _check_one(episode: Trajectory, contents: Contents, plan: Plan, options: Hdf5Options) -> Iterator[Defect]:
+class _Limits(NamedTuple):
+    names: tuple[str, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    @classmethod
+    def of(cls, spec: ActionSpec) -> _Limits:
+        return cls(spec.names, spec.low, spec.high)
+
+
+def _check_one(
+    episode: Trajectory, contents: Contents, wanted: Sequence[str], limits: _Limits | None, filmed: bool
+) -> Iterator[Defect]:
     first, name, length = contents.episodes[0], episode.name, len(episode.action)
-    again = "The file is damaged or was edited: take it from its source again, or leave the episode out"
-    if length < (2 if plan.images else 1):
-        yield Defect(name, f"has {length} frames of actions", again)
+    if length < (2 if filmed else 1):
+        yield Defect(name, f"has {length} frames of actions", AGAIN)
         return
     if episode.length not in (None, length):
-        yield Defect(name, f"has {length} actions, the file says {episode.length}", again)
-    wanted = [*plan.state, *plan.images.values()]
+        yield Defect(name, f"has {length} actions, the file says {episode.length}", AGAIN)
     for key in wanted:
         if key not in episode.obs:
-            yield Defect(f"{name}/{key}", f"is missing. {closest(key, episode.obs)}".rstrip("."), again)
-    columns = {k: (episode.obs[k], first.obs[k], length + contents.successor) for k in wanted if k in episode.obs}
-    columns["actions"] = (episode.action, first.action, length)
-    if episode.reward is not None and first.reward is not None:
-        columns["rewards"] = (episode.reward, first.reward, length)
+            yield Defect(f"{name}/{key}", f"is missing. {closest(key, episode.obs)}".rstrip("."), AGAIN)
+    columns = {k: (episode.obs[k], first.obs[k].shape[1:], length + contents.successor)
+               for k in wanted if k in episode.obs}  # fmt: skip
+    columns["actions"] = (episode.action, first.action.shape[1:], length)
+    if episode.reward is not None:
+        columns["rewards"] = (episode.reward, (), length)
     for key, (column, like, frames) in columns.items():
-        if column.shape != (frames, *like.shape[1:]):
-            yield Defect(f"{name}/{key}", f"expected shape {(frames, *like.shape[1:])}, found {column.shape}", again)
+        if column.dtype.kind not in "fiub":
+            yield Defect(f"{name}/{key}", f"expected numbers, found {column.dtype}", AGAIN)
+        elif column.shape != (frames, *like):
+            yield Defect(f"{name}/{key}", f"expected shape {(frames, *like)}, found {column.shape}", AGAIN)
         elif column.dtype.kind == "f" and not np.isfinite(values := column[()]).all():
             bad = np.argwhere(~np.isfinite(values))[0]
             frame = int(bad[0])
-            yield Defect(f"{name}/{key}", f"is {values[tuple(bad)]} at {bad[1:].tolist()}", again, frame=frame)
+            yield Defect(f"{name}/{key}", f"is {values[tuple(bad)]} at {bad[1:].tolist()}", AGAIN, frame=frame)
     if episode.success is not None and np.ndim(episode.success) and len(np.asarray(episode.success)) != length:
-        yield Defect(f"{name}/success", f"expected {length} frames, found {len(np.asarray(episode.success))}", again)
-    if not options.clip and episode.action.shape[1:] == first.action.shape[1:]:
-        yield from _outside(episode, plan.action)
+        yield Defect(f"{name}/success", f"expected {length} frames, found {len(np.asarray(episode.success))}", AGAIN)
+    if limits is not None and episode.action.shape[1:] == first.action.shape[1:]:
+        yield from _outside(episode, limits)
 
 
-def _outside(episode: Trajectory, spec: ActionSpec) -> Iterator[Defect]:
-    values, low, high = episode.action[()], np.array(spec.low), np.array(spec.high)
-    slack = LIMIT_TOLERANCE * (high - low)
-    for frame, k in np.argwhere((values < low - slack) | (values > high + slack))[:1]:
-        problem = f"{spec.names[k]!r} is {values[frame, k]:.4g}, limits are [{low[k]:g}, {high[k]:g}]"
+def _outside(episode: Trajectory, limits: _Limits) -> Iterator[Defect]:
+    values, (names, low, high) = episode.action[()], limits
+    for frame, k in np.argwhere(outside_limits(values, low, high))[:1]:
+        problem = f"{names[k]!r} is {values[frame, k]:.4g}, limits are [{low[k]:g}, {high[k]:g}]"
         fix = "Give hdf5.action.low and .high, or hdf5.clip=true where the simulator clamped its actions"
         yield Defect(f"{episode.name}/actions", problem, fix, frame=int(frame))

@@ -9,13 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import pydantic
 from numpy.typing import NDArray
 
-from robopolicy.data.hdf5.contents import Contents, Group, Trajectory, column, get, leaves, numbered, parsed
-from robopolicy.errors import ConfigError, DataError, closest
+from robopolicy.data.hdf5.contents import (
+    BrokenError,
+    Contents,
+    Defects,
+    Group,
+    Rate,
+    Trajectory,
+    column,
+    get,
+    leaves,
+    modelled,
+    numbered,
+    parsed,
+    whole_attribute,
+)
+from robopolicy.errors import ConfigError, closest
+
+_Finite = Annotated[float, pydantic.Field(strict=True, allow_inf_nan=False)]
+_Range = _Finite | list[_Finite]
 
 ROBOSUITE = 1  # env_args["type"]
 _GRIPPER = {"gripper_meaning": "velocity: -1 opens, +1 closes"}
@@ -37,37 +55,82 @@ CONTROLLERS: Mapping[tuple[str, bool], Mapping[str, Any]] = {
 }  # fmt: skip
 
 
+class _Kwargs(pydantic.BaseModel):
+    """`env_kwargs`, as far as any simulator has them."""
+
+    control_freq: Rate | None = None
+    reward_shaping: bool | None = None
+    controller_configs: Any = None
+
+
+class _EnvArgs(pydantic.BaseModel):
+    type: int | None = None
+    env_name: str | None = None
+    env_version: str | None = None
+    env_kwargs: _Kwargs | None = None
+
+
+class _Controller(pydantic.BaseModel):
+    """A controller of robosuite's; its input range is one number, or one for each channel without the gripper's."""
+
+    type: str | None = None
+    control_delta: bool | None = None
+    input_type: str = "delta"
+    input_ref_frame: Literal["base", "world"] = "world"
+    input_min: _Range = -1.0
+    input_max: _Range = 1.0
+
+
+class _Problem(pydantic.BaseModel):
+    language_instruction: str | list[str] | None = None
+
+
+class _Episode(pydantic.BaseModel):
+    lang: str | None = None
+
+
 def recognises(file: Group) -> bool:
     return "data" in file and hasattr(file["data"], "keys") and bool(numbered(file["data"], "demo_"))
 
 
 def read(file: Group, path: Path, filter_key: str | None) -> Contents:
-    """What the file holds, or the part of it that a filter key names.
+    """What the file holds, or the part of it that a filter key names; what is broken is among its `defects`.
 
     Raises:
-        DataError: no `env_args`, missing columns, a number of samples that is not what the file says.
+        DataError: no `env_args`.
         ConfigError: an unknown filter key.
     """
-    data = file["data"]
+    data, found = file["data"], Defects()
     if "env_args" not in data.attrs:
-        raise DataError(f"{path}: /data lacks the attribute env_args. {closest('env_args', data.attrs)}")
-    args = parsed(data.attrs["env_args"], f"{path}: env_args")
-    known = args.get("env_kwargs") or {}
-    problem = parsed(data.attrs["problem_info"], f"{path}: problem_info") if "problem_info" in data.attrs else {}
-    control, action = _action(known) if args.get("type") == ROBOSUITE else ("", {})
-    sparse = known.get("reward_shaping") is False
-    said = problem.get("language_instruction")
+        raise BrokenError(f"{path}, /data, attribute env_args", f"is missing. {closest('env_args', data.attrs)}")
+    args, problem = _EnvArgs(), _Problem()
+    control, action = "", dict[str, Any]()
+    with found.noted():
+        args = modelled(_EnvArgs, parsed(data.attrs["env_args"], "env_args"), "env_args")
+    with found.noted():
+        if "problem_info" in data.attrs:
+            problem = modelled(_Problem, parsed(data.attrs["problem_info"], "problem_info"), "problem_info")
+    known = args.env_kwargs or _Kwargs()
+    with found.noted():
+        if args.type == ROBOSUITE:
+            control, action = _action(known.controller_configs)
+    said = problem.language_instruction
     task = "".join(said) if said else None  # LIBERO's early files hold it letter by letter
     names = numbered(data, "demo_") if filter_key is None else _filtered(file, filter_key)
-    episodes = tuple(_trajectory(get(data, name), sparse, task) for name in names)
-    total, found = data.attrs.get("total"), sum(e.length or 0 for e in episodes)
-    if filter_key is None and total is not None and all(e.length is not None for e in episodes) and total != found:
-        raise DataError(f"{path}: its demonstrations have {found} samples, the attribute total says {total}")
+    episodes: list[Trajectory] = []
+    for name in names:
+        with found.noted():
+            episodes.append(_trajectory(get(data, name), known.reward_shaping is False, task))
+    with found.noted():
+        total, frames = whole_attribute(data, "total"), sum(e.length or 0 for e in episodes)
+        counted = len(episodes) == len(names) and all(e.length is not None for e in episodes)
+        if filter_key is None and counted and total not in (None, frames):
+            raise BrokenError("/data, attribute total", f"says {total}, its demonstrations have {frames} samples")
     return Contents(
-        format="robomimic", episodes=episodes, rate_hz=known.get("control_freq"), action=action, control=control,
+        format="robomimic", episodes=tuple(episodes), rate_hz=known.control_freq, action=action, control=control,
         controls=tuple(_words(*key) for key in CONTROLLERS), successor=False,
         usual=("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos", "object"),
-        provenance={"env": args.get("env_name"), "env_version": args.get("env_version"), "filter": filter_key},
+        provenance={"env": args.env_name, "env_version": args.env_version, "filter": filter_key}, defects=tuple(found),
     )  # fmt: skip
 
 
@@ -77,11 +140,11 @@ def _trajectory(demo: Group, sparse: bool, task: str | None) -> Trajectory:
     if sparse and rewards is not None:
         success = rewards[()] > 0
     if "ep_meta" in demo.attrs:  # RoboCasa's
-        task = parsed(demo.attrs["ep_meta"], f"{demo.name}: ep_meta").get("lang") or task
-    length = demo.attrs.get("num_samples")
+        where = f"{demo.name}, attribute ep_meta"
+        task = modelled(_Episode, parsed(demo.attrs["ep_meta"], where), where).lang or task
     return Trajectory(
         demo.name.removeprefix("/data/"), leaves(get(demo, "obs")), column(demo, "actions"), rewards, success,
-        None, task, length=None if length is None else int(length),
+        None, task, length=whole_attribute(demo, "num_samples"),
     )  # fmt: skip
 
 
@@ -92,19 +155,39 @@ def _filtered(file: Group, key: str) -> list[str]:
     return [n.decode() if isinstance(n, bytes) else str(n) for n in file["mask"][key][()]]
 
 
-def _action(known: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _action(given: Any) -> tuple[str, dict[str, Any]]:
     """The controller in words, and what its actions mean as far as that is known."""
-    given = known.get("controller_configs") or {}
-    config: dict[str, Any] = given[0] if isinstance(given, list) else given
-    config = (config.get("body_parts") or {}).get("right", config)  # robosuite 1.5 has one for each part of the body
-    kind = str(config.get("type"))
-    delta = config.get("control_delta", config.get("input_type", "delta") == "delta")
-    facts = dict(CONTROLLERS.get((kind, bool(delta)), {}))
+    where = "env_args.env_kwargs.controller_configs"
+    config = given[0] if isinstance(given, list) and given else given or {}
+    parts = config.get("body_parts") if isinstance(config, dict) else None
+    if isinstance(parts, dict):  # robosuite 1.5 has one for each part of the body
+        config = parts.get("right", config)
+    found = modelled(_Controller, config, where)
+    kind = str(found.type)
+    delta = found.input_type == "delta" if found.control_delta is None else found.control_delta
+    facts = dict(CONTROLLERS.get((kind, delta), {}))
     if facts:
-        facts.setdefault("frame", config.get("input_ref_frame", "world"))
+        facts.setdefault("frame", found.input_ref_frame)
         if facts["reference"] != "absolute":
-            facts["low"], facts["high"] = ((float(config.get(k, s)),) for k, s in (("input_min", -1), ("input_max", 1)))
-    return _words(kind, bool(delta)), facts
+            facts["low"] = _limits(found.input_min, facts, -1.0, f"{where}.input_min")
+            facts["high"] = _limits(found.input_max, facts, 1.0, f"{where}.input_max")
+            if not all(low < high for low, high in zip(facts["low"], facts["high"], strict=True)):
+                raise BrokenError(f"{where}.input_min", f"is {found.input_min}, not below input_max {found.input_max}")
+    return _words(kind, delta), facts
+
+
+def _limits(given: float | list[float], facts: Mapping[str, Any], grip: float, where: str) -> tuple[float, ...]:
+    """One limit for each channel; the gripper's is robosuite's own, whatever the controller says."""
+    arm = len(facts["names"]) - 1
+    limits = given if isinstance(given, list) else [given] * arm
+    if len(limits) != arm:
+        raise BrokenError(where, f"expected one number, or {arm} for {_channels(facts)}, found {len(limits)}")
+    return (*map(float, limits), grip)
+
+
+def _channels(facts: Mapping[str, Any]) -> str:
+    """Its channels in words, without the gripper's."""
+    return ", ".join(facts["names"][:-1])
 
 
 def _words(kind: str, delta: bool) -> str:

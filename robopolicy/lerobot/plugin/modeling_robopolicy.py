@@ -17,6 +17,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.policy_files import load_policy
 from robopolicy.spec import check_features
 from robopolicy.types import BASE_ACTION, TASK, Feature, Obs
+from robopolicy.untrusted import refusing
 
 _TRAINED = "policies of type 'robopolicy' are trained by `robopolicy train`, not by lerobot-train"
 
@@ -51,7 +52,8 @@ class RobopolicyPolicy(PreTrainedPolicy):
         folder = Path(pretrained_name_or_path)
         if not folder.is_dir():
             folder = download(f"{pretrained_name_or_path}" + (f"@{revision}" if revision else ""))
-        config = config or RobopolicyConfig.from_pretrained(folder)
+        with refusing(f"{folder}/config.json"):
+            config = config or RobopolicyConfig.from_pretrained(folder)
         return cls(config, load_policy(folder / "policy", device=str(config.device))).eval()
 
     def reset(self) -> None:

@@ -1,0 +1,142 @@
+"""Time on the arm's clock, by the stamps of its states; and the checks that every stamp must pass."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+
+from real.ros2.wiring import Wiring
+from real.safety import SafetyError
+from real.safety.ladder import Patience
+
+SLACK = 0.01  # s by which a state may be less delayed than the median of them
+AHEAD = 0.05  # s by which a stamp may lie in the future, as no clock is exact
+LEAP = 0.25  # s that simulated time may go on from one state to the next
+
+
+class StampError(SafetyError):
+    """A stamp that is not of this moment, or not after the one before.
+
+    Attributes:
+        reason: `unreadable`, `unstamped`, `undated`, `late`, `ahead`, `repeated` or `latency`.
+    """
+
+    def __init__(self, role: str, reason: str, text: str) -> None:
+        super().__init__(f"{role}: stamp: {text}")
+        self.reason = reason
+
+
+class ArmClock:
+    """Which tick it is on the arm, by the stamps of its states and a steady clock of ours.
+
+    The difference of the two clocks is that of the least delayed state of a sliding window, among those that agree
+    with the window's median: a few wrong stamps change nothing, and what was wrong is forgotten.
+
+    Args:
+        dt: s a tick.
+        follow: the arm waits for us (simulated time): no tick passes without a state.
+        window: states that are remembered.
+    """
+
+    def __init__(self, dt: float, *, follow: bool = False, window: int = 256) -> None:
+        self.dt, self.follow, self.window = dt, follow, window
+        self.offset, self.newest = -math.inf, -math.inf
+        self._recent: deque[float] = deque()  # s, stamps minus times of receipt
+        self._sorted: list[float] = []
+
+    def learn(self, stamp: float, at: float) -> None:
+        """Take note that a state stamped `stamp` s was received at `at` s of our steady clock."""
+        if not math.isfinite(stamp):
+            return
+        self._recent.append(stamp - at)
+        insort(self._sorted, stamp - at)
+        if len(self._recent) > self.window:
+            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+        median = self._sorted[(len(self._sorted) - 1) // 2]
+        self.offset = self._sorted[bisect_right(self._sorted, median + SLACK) - 1]
+
+    def restart(self, stamp: float, at: float) -> None:
+        """As `learn`, while nothing depends on the clock: a time that was believed before may be given up."""
+        self.learn(stamp, at)
+        if self.follow and not 0.0 < stamp - self.newest <= LEAP:
+            self.newest = stamp
+        elif not self.follow and self.newest > at + self.offset + AHEAD:
+            self.newest = -math.inf
+
+    def time(self, at: float) -> float:
+        """s of the arm's clock at `at` s of ours; −∞ where no state has come."""
+        return self.newest if self.follow else max(self.newest, at + self.offset)
+
+    def tick(self, at: float) -> int:
+        """The arm's tick at `at` s of our clock; 0 where no state has come."""
+        time = self.time(at)
+        return 0 if time == -math.inf else math.floor(time / self.dt + 1e-3)
+
+
+class Stamps:
+    """The stamps of one topic: of this moment on the arm's clock, each after the one before.
+
+    Args:
+        role: of the topic, for messages.
+        clock: the arm's.
+        most: s that a message may be older than `latency`.
+        ahead: s that a stamp may lie in the future.
+        latency: s that a message is old by the wiring; one that is younger by more than `most` is refused too.
+    """
+
+    def __init__(self, role: str, clock: ArmClock, *, most: float, ahead: float = AHEAD, latency: float = 0.0) -> None:
+        self.role, self.clock, self.most, self.ahead, self.latency = role, clock, most, ahead, latency
+        self.last = -math.inf  # s, of the newest that was taken
+        self.age = math.nan  # s, of the same when it came
+
+    def take(self, stamp: float, at: float) -> None:
+        """Check a message stamped `stamp` s that was received at `at` s of our steady clock.
+
+        Raises:
+            StampError: it must not be used; says why.
+        """
+        time = self.clock.time(at)
+        if not math.isfinite(stamp):
+            raise StampError(self.role, "unreadable", f"expected finite seconds, found {stamp}")
+        if stamp == 0.0:
+            raise StampError(self.role, "unstamped", "expected the time of the data, found 0. Set header.stamp")
+        if time == -math.inf:
+            raise StampError(self.role, "undated", "no state of the arm has come to compare its clock with")
+        age = time - stamp
+        if not age >= -self.ahead:
+            raise StampError(self.role, "ahead", f"lies {-age:.3f} s in the future of the arm's clock. {SAME_CLOCK}")
+        if not age <= self.latency + self.most:
+            most = self.latency + self.most
+            raise StampError(self.role, "late", f"is {age:.3f} s old, expected at most {most:.3f} s. {SAME_CLOCK}")
+        if not age >= self.latency - self.most:
+            expected = f"expected latency_s, {self.latency} s, within {self.most} s. Measure it again"
+            raise StampError(self.role, "latency", f"is {age:.3f} s old when it comes, {expected}")
+        if not stamp > self.last and self.last <= time + self.ahead:  # else the last one is of another time
+            raise StampError(
+                self.role, "repeated", f"expected one after {self.last:.6f} s, found {stamp:.6f} s. Does it hang?"
+            )
+        self.last, self.age = stamp, age
+
+
+SAME_CLOCK = "Do both machines' clocks agree (chrony, PTP)?"
+
+
+def shortest(patience: Patience) -> float:
+    """s of silence until the arm is held."""
+    return min(patience.hold, patience.fault)
+
+
+def stamps_of(wiring: Wiring, clock: ArmClock) -> dict[str, Stamps]:
+    """The checks of all topics that carry stamps, by role."""
+    most = {name: shortest(patience) for name, patience in wiring.watchdogs.items()}
+    state = min(most["state"], LEAP)
+    ahead = (max(1, wiring.lead_ticks - 1) + 0.5) * clock.dt  # further on, it would hide that commands were lost
+    found = {
+        "joint_states": Stamps("joint_states", clock, most=state, ahead=LEAP if clock.follow else state),
+        "joint_commands": Stamps("joint_commands", clock, most=state, ahead=ahead),
+        "features": Stamps("features", clock, most=most["features"]),
+    }
+    for key, camera in wiring.cameras.items():
+        found[key] = Stamps(key, clock, most=most["images"], latency=camera.latency_s)
+    return found

@@ -1,0 +1,58 @@
+"""Whether a motion leads from one state of the arm to the next."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from real.safety import SafetyError
+
+Array = NDArray[np.float64]
+
+ROOM = 0.02  # rad by which two states may be further apart than the joints can move
+GAP = 0.25  # s between two states, beyond which nothing is said
+SETTLED = 0.1  # s without a jump before the arm may be started
+
+
+class JumpError(SafetyError):
+    """A state that no motion leads to: two drivers publish, or one of another arm."""
+
+
+class Continuity:
+    """Compares each state with the one before.
+
+    Args:
+        joints: names, for messages.
+        fastest: [n] rad/s that they can move.
+    """
+
+    def __init__(self, joints: tuple[str, ...], fastest: Array) -> None:
+        self.joints, self.fastest = joints, fastest
+        self._q: Array | None = None
+        self._stamp = self._jumped = -math.inf  # s of the arm's clock; s of ours
+        self._why = ""
+
+    def take(self, q: Array, stamp: float, at: float) -> None:
+        """The arm is at `q` [n] rad at `stamp` s of its clock; received at `at` s of ours.
+
+        Raises:
+            JumpError: some joint cannot have moved so far since.
+        """
+        dt = stamp - self._stamp
+        if self._q is not None and 0.0 < dt <= GAP:
+            moved, most = np.abs(q - self._q), self.fastest * dt + ROOM
+            if not (moved <= most).all():
+                k = int(np.argmax(moved - most))
+                self._jumped = at
+                self._why = (
+                    f"state_jump: {self.joints[k]!r} moved {moved[k]:.3f} rad in {dt:.3f} s, it can move "
+                    f"{most[k]:.3f} rad. Do two drivers publish?"
+                )
+                raise JumpError(self._why)
+        self._q, self._stamp = q, stamp
+
+    def problems(self, now: float) -> list[str]:
+        """Why the arm may not be started at `now` s of our clock."""
+        return [] if now - self._jumped > SETTLED else [self._why]

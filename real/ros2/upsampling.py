@@ -1,0 +1,51 @@
+"""What a driver that is sent positions makes of them between two, and whether the maker's limits survive it.
+
+Differences of control points bound a B-spline through them (real/safety/motion.py). A driver that does otherwise
+multiplies them: by how much follows from how it goes from one position to the next, and how often.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from real.robots import RATES
+from real.ros2.wiring import Wiring
+from real.safety.profile import Profile
+
+Array = NDArray[np.float64]
+
+NOT_CLAIMED = (
+    "claim: the limits hold for the positions that are sent, one in each of the driver's cycles, from the first on. "
+    "Not claimed: the step from where the driver holds the arm to the first, and two that come within one cycle. "
+    "Take trajectories where the driver understands them"
+)
+
+
+def worst(wiring: Wiring, profile: Profile) -> dict[str, Array]:
+    """Velocity, acceleration and jerk [n] at the driver's rate, as multiples of the maker's limits, at most.
+
+    Trajectories are played as the spline that was certified: they multiply nothing.
+    """
+    out = wiring.output
+    v, a, j = profile.velocity, profile.acceleration, profile.jerk
+    times = round(out.driver_hz * wiring.tick_s) if out.type == "positions" else 1
+    if times > 1 and out.upsampling == "linear":  # a change of speed in one cycle
+        a, j = times * a, times * a * out.driver_hz
+    elif times > 1 and out.upsampling == "none":  # a whole tick's way in one cycle, and then nothing
+        v, a, j = times * v, times * v * out.driver_hz, 2 * times * v * out.driver_hz**2
+    return {name: value / profile.maker[name] for name, value in zip(RATES, (v, a, j), strict=True)}
+
+
+def broken_claims(wiring: Wiring, profile: Profile) -> list[str]:
+    """Which limits of the maker the driver would break under commands that are within ours, one sentence each."""
+    out, found = wiring.output, []
+    for name, ratio in worst(wiring, profile).items():
+        if not (ratio <= 1.0 + 1e-9).all():
+            k = int(np.argmax(ratio))
+            found.append(
+                f"topics.trajectory: upsampling {out.upsampling!r} from {1 / wiring.tick_s:g} to {out.driver_hz:g} Hz "
+                f"makes up to {ratio[k]:.2g} times the maker's {name} limit of {profile.joints[k]!r}. Use type "
+                f"trajectory or action, ticks at the driver's rate (tick_s: {1 / out.driver_hz:g}), or lower settings"
+            )
+    return found

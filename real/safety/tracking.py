@@ -1,0 +1,125 @@
+"""How far the measured arm may be from its command before the clearance that is claimed of it is used up.
+
+A joint that is off by e rad moves no point of the arm by more than L·e, L being the longest lever arm about its axis.
+The sum over the joints bounds the way of every point, and must stay below the distance that is kept from the scene.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from real.safety.body import Body
+from real.safety.errors import SafetyError
+from real.safety.profile import ASTRAY, Profile
+
+Array = NDArray[np.float64]
+
+TRAIL = 64  # control points that an arm may be behind its newest command, and still be on its way
+LEAST = 0.005  # m, of a distance that leaves room beside the command
+SCENE = ("workspace", "planes", "keep_out")
+
+
+def levers(body: Body) -> Array:
+    """[n] m: how far any point that must keep off the scene, or the tool, moves per radian of a joint, at most."""
+    rows = [*body.scene, *(body.scene + len(body.radius)), *range(body.spheres.start, body.spheres.stop), body.tcp]
+    return np.asarray(body.reach[rows].max(axis=0))
+
+
+def allowance(profile: Profile, body: Body, dt: float) -> float:
+    """m that the measured arm may be off the path of its commands; infinite where no scene is given to keep off, or
+    where `tracking_error` says how many rad. `dt`: s between control points."""
+    if profile.settings.tracking_error is not None or not has_scene(profile):
+        return np.inf
+    corner = 0.5 * profile.acceleration * dt**2  # rad between the spline and the lines through its control points
+    return float(profile.settings.scene_distance - levers(body) @ corner)
+
+
+def has_scene(profile: Profile) -> bool:
+    return any(getattr(profile.settings, name) for name in SCENE)
+
+
+def off_path(trail: Array, q: Array, lever: Array) -> float:
+    """m that any point is off the path through control points `trail` [K n] rad at joint angles `q` [n], at most."""
+    return float(_off_path(trail, q, lever))
+
+
+@njit(cache=True, nogil=True)
+def _off_path(trail: Array, q: Array, lever: Array) -> float:
+    """The least weighted sum over all segments; on each it is convex, with its least value at an end or a corner."""
+    least = np.inf
+    n = len(q)
+    for k in range(trail.shape[0] - 1):
+        for corner in range(n + 1):
+            share = 0.0
+            if corner < n:
+                way = trail[k + 1, corner] - trail[k, corner]
+                if way == 0.0:
+                    continue
+                share = min(max((q[corner] - trail[k, corner]) / way, 0.0), 1.0)
+            off = 0.0
+            for i in range(n):
+                off += lever[i] * abs(q[i] - trail[k, i] - share * (trail[k + 1, i] - trail[k, i]))
+            least = min(least, off)
+    return least
+
+
+def guarded(settings: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+    """`settings` for an arm: with a scene to keep off, `tracking_error` follows from the distance unless given.
+
+    In a dry run the arm follows no command, and is not to be where they lead.
+    """
+    found = dict(settings)
+    if any(settings.get(name) for name in SCENE):
+        found.setdefault("tracking_error", None)
+    if dry_run and "tracking_error" in found:
+        found["tracking_error"] = found["tracking_error"] or ASTRAY
+    return found
+
+
+def unprotected(profile: Profile) -> list[str]:
+    """Why the distances that are kept mean nothing at the permitted tracking error, one sentence each."""
+    s, lever = profile.settings, levers(Body(profile))
+    if not has_scene(profile):
+        return []
+    if s.tracking_error is None:
+        if s.scene_distance >= LEAST:
+            return []
+        return [
+            f"scene_distance: {s.scene_distance} m leaves the measured arm no room beside its command, found less than "
+            f"{LEAST} m"
+        ]
+    most, all_off = s.scene_distance / float(lever.sum()), s.tracking_error * float(lever.sum())
+    if s.tracking_error <= most:
+        return []
+    return [
+        f"tracking_error: {s.tracking_error} rad of every joint move the arm by up to {all_off:.2g} m, of one joint by "
+        f"{s.tracking_error * float(lever.max()):.2g} m, and scene_distance is {s.scene_distance} m: the measured arm "
+        f"would keep off nothing. Give tracking_error: null, which follows from the distance, up to {most:.2g} rad, or "
+        f"a scene_distance of {all_off:.2g} m"
+    ]
+
+
+def checked(profile: Profile) -> Profile:
+    """`profile`, for an arm.
+
+    Raises:
+        SafetyError: its tracking error and its distances do not go together; named, with the numbers.
+    """
+    if found := unprotected(profile):
+        raise SafetyError("; ".join(found))
+    return profile
+
+
+def not_claimed(profile: Profile) -> list[str]:
+    """What people should know that the limits in force do not keep, one sentence each."""
+    if profile.settings.workspace is not None or profile.settings.planes:
+        return []
+    return [
+        "scene: neither `workspace` nor `planes` is set: the limits keep the arm off itself and nothing else, neither "
+        "a table nor a wall nor a person. Set them among the safety settings (docs/deployment.md)"
+    ]

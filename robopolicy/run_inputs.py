@@ -1,0 +1,69 @@
+"""What a run was begun with, by contents: a dataset or a policy may lie elsewhere when the run is resumed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from robopolicy.config import flatten
+from robopolicy.data.files import read_json, visible
+from robopolicy.errors import RobopolicyError
+from robopolicy.policy_files import find_policy, policy_digest
+from robopolicy.storage import write_text
+
+INPUTS = "inputs.json"  # key of the config -> sha256
+_POLICIES = ("base", "teacher")
+
+
+def write_inputs(run_dir: Path, config: Mapping[str, Any]) -> None:
+    """Write down the contents of every dataset and policy that a config names; those written before stay."""
+    file = run_dir / INPUTS
+    if file.is_file():
+        return
+    found = {key: digest for key, value in flatten(config).items() if (digest := _digest(key, value)) is not None}
+    if found:
+        write_text(file, json.dumps(found, indent=1) + "\n")
+
+
+def same_input(run_dir: Path, key: str, old: Any, new: Any) -> bool:
+    """Whether two values of a key name the same place, or two places with the same contents."""
+    if not isinstance(old, str) or not isinstance(new, str):
+        return False
+    before, after = Path(old).expanduser(), Path(new).expanduser()
+    if after.exists() and before.exists() and before.resolve() == after.resolve():
+        return True
+    if (now := _digest(key, new)) is None:
+        return False
+    saved = read_json(run_dir / INPUTS) if (run_dir / INPUTS).is_file() else {}
+    was = saved.get(key) if isinstance(saved, dict) else None
+    if was is None and not before.exists():  # a run of an older version: the training compares what it fits to the data
+        return key == "dataset"
+    return now == (was or _digest(key, old))
+
+
+def _digest(key: str, value: Any) -> str | None:
+    """Of a dataset's rows and films, or of a policy's files; None: it is neither."""
+    if not isinstance(value, str) or not value:
+        return None
+    path = Path(value).expanduser()
+    with contextlib.suppress(RobopolicyError, OSError):
+        if (path / "meta" / "info.json").is_file():
+            return dataset_digest(path)
+        if key in _POLICIES and path.is_dir():
+            return policy_digest(find_policy(path))
+    return None
+
+
+def dataset_digest(path: Path) -> str:
+    """sha256 over the tables of a LeRobot dataset, and the names and sizes of its films."""
+    whole = hashlib.sha256()
+    for file in visible([*path.glob("data/*/*.parquet"), *path.glob("meta/tasks.parquet")]):
+        with file.open("rb") as stream:
+            whole.update(f"{file.relative_to(path)}\0{hashlib.file_digest(stream, 'sha256').hexdigest()}\n".encode())
+    for film in visible(path.glob("videos/**/*.mp4")):
+        whole.update(f"{film.relative_to(path)}\0{film.stat().st_size}\n".encode())
+    return whole.hexdigest()
