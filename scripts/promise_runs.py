@@ -63,10 +63,17 @@ class Failed(Exception):
 
 def small(words: Sequence[str], keys: Mapping[str, object]) -> list[str]:
     """The words of a command with the values of `SMALL`; `keys` are those of its composed config."""
-    short = {k: v for k, v in SMALL.get(words[1], {}).items() if keys.get(k) is not None}
+    short = {k: v for k, v in SMALL.get(words[1], {}).items() if larger(keys.get(k), v)}
     kept = [w for w in words if w.split("=")[0] not in short]
     added = [f"{k}={v}" for k, v in short.items()]
     return [*kept, *added, *(extra for mark, extra in MORE.items() if mark in words and extra not in words)]
+
+
+def larger(value: object, least: str) -> bool:
+    """A number that is above what is enough, or a setting that is another."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value > float(least)
+    return value is not None and str(value).lower() != least
 
 
 class Wheel:

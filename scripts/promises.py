@@ -127,7 +127,7 @@ class Keeper:
         for command in (
             ["robopolicy", "--version"], ["robopolicy", "doctor"], ["python", "-m", "robopolicy", "--help"],
             *(["robopolicy", *verb.split(), "--help"] for verb in verbs),
-            *(["python", "-c", GYMNASIUM.format(id)] for id in dict.fromkeys(re.findall(r"robopolicy/\w+-v\d+", page))),
+            *(["python", "-c", GYMNASIUM.format(id)] for id in dict.fromkeys(re.findall(r"[\w.]+:robopolicy/\w+-v\d+", page))),
             ["python", "-c", LEROBOT],
         ):  # fmt: skip
             self.attempt(f"entry point: {shlex.join(command)}", box, command)

@@ -91,17 +91,12 @@ def test_every_verb_explains_itself(bin: Path, tmp_path: Path) -> None:
     assert all(f"robopolicy {verb}" in helped for verb in verbs)
 
 
-def test_gymnasium_finds_the_tasks_by_the_entry_point(bin: Path, tmp_path: Path) -> None:
-    code = "import gymnasium as g; g.make('robopolicy/Pick-v0').reset(seed=0); g.make_vec('robopolicy/Pick-v0', 2)"
-    run(bin / "python", "-c", code, cwd=tmp_path)
-
-
 def test_lerobot_finds_the_plugin(bin: Path, tmp_path: Path) -> None:
     code = (
         "from lerobot.configs.parser import load_plugin; from lerobot.envs.configs import EnvConfig\n"
         "load_plugin('robopolicy.lerobot.plugin'); assert 'robopolicy' in EnvConfig.get_known_choices()"
     )
-    run(bin / "python", "-c", code, cwd=tmp_path)
+    run(bin / "python", "-c", code, cwd=tmp_path, timeout=240)
 
 
 def test_doctor(bin: Path, tmp_path: Path) -> None:
