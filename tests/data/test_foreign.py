@@ -26,7 +26,7 @@ CASES = {case.name: case for module in (foreign_datasets, foreign_hdf5) for case
 CHOSEN = [
     "fps 0", "fps null", "total_frames text", "more episodes than there are", "a feature null", "no dtype",
     "dtype unknown", "shape 80-dimensional", "names of a picture, two", "names of a picture, a dict",
-    "a picture of other size", "video_path of v2.1", "video_path leading out", "video_path with attributes",
+    "a picture of other size", "video_path of v2.1", "video_path leading out", "video_path absolute", "video_path with attributes",
     "info.json a list", "info.json nested", "info.json a pipe", "low NaN", "gripper beyond the channels",
     "dt of another rate", "beyond the one limit that is finite", "rename onto another", "statistics nulls",
     "statistics others'", "stats.json a list", "task null", "a task_index of tasks twice", "timestamp 0 NaN",
