@@ -181,7 +181,7 @@ def _info() -> Iterator[Case]:
         yield Case(f"a feature {name}", "state", put(INFO, "features", STATE, to=value), STATE)
     for key, values in {
         "dtype": {"null": None, "unknown": "float33", "a number": 3, "code": "__import__"},
-        "shape": {"null": None, "80-dimensional": [1] * 80, "negative": [-3], "of fractions": [3.0], "text": "3",
+        "shape": {"null": None, "80-dimensional": [3] + [1] * 79, "negative": [-3], "of fractions": [3.0], "text": "3",
                   "another": [4], "huge": [10**15]},
         "names": {"a number": 3, "nested": [["x"], ["y"]], "of nulls": [None, None, None]},
     }.items():  # fmt: skip

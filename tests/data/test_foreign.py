@@ -16,7 +16,7 @@ pytest.importorskip("h5py")
 from robopolicy.data.check import check_timestamps, limit_slack, outside_limits
 from robopolicy.data.files import read_json, visible
 from robopolicy.data.models import Column
-from robopolicy.data.spans import EpisodeTable, blocks_of, check_blocks
+from robopolicy.data.spans import EpisodeTable, Span, blocks_of, check_blocks, check_spans
 from robopolicy.errors import DataError
 from scripts import foreign_datasets, foreign_hdf5
 from scripts.foreign_data import Case, Templates, problems
@@ -26,7 +26,7 @@ CASES = {case.name: case for module in (foreign_datasets, foreign_hdf5) for case
 CHOSEN = [
     "fps 0", "fps null", "total_frames text", "more episodes than there are", "a feature null", "no dtype",
     "dtype unknown", "shape 80-dimensional", "names of a picture, two", "names of a picture, a dict",
-    "a picture of other size", "video_path of v2.1", "video_path leading out", "video_path with attributes",
+    "a picture of other size", "video_path of v2.1", "video_path leading out", "video_path absolute", "video_path with attributes",
     "info.json a list", "info.json nested", "info.json a pipe", "low NaN", "gripper beyond the channels",
     "dt of another rate", "beyond the one limit that is finite", "rename onto another", "statistics nulls",
     "statistics others'", "stats.json a list", "task null", "a task_index of tasks twice", "timestamp 0 NaN",
@@ -142,3 +142,24 @@ def test_numbers_of_episodes_by_hand() -> None:
     assert [(d.key, d.episode) for d in twice] == [("episode_index", 1)]
     assert [d.episode for d in check_blocks(blocks, _table(0, 2, 1)).of(None)] == [1], "out of order"
     assert [d.episode for d in check_blocks(blocks, _table(0, 1, 2, 3)).of(None)] == [3], "no frames"
+
+
+def test_spans_of_film_by_hand() -> None:
+    """Five frames each at 10 Hz, in one film."""
+    blocks, stamps = blocks_of(np.repeat([0, 1], 5)), np.tile(np.arange(5) / 10, 2)
+
+    def found(first: Span, second: Span, stamps: np.ndarray = stamps) -> list[tuple[str, int | None]]:
+        table = EpisodeTable(np.array([0, 1]), None, None, {"top": [first, second]})
+        return [(d.key.rpartition("/")[2], d.episode) for d in check_spans("top", table, blocks, stamps, 10).of(None)]
+
+    one, two = Span(0, 0, 0.0, 0.5), Span(0, 0, 0.5, 1.0)
+    assert found(one, two) == [] and found(one, Span(0, 1, 0.0, 0.5)) == []
+    assert found(one, Span(0, 0, 0.5, 1.3)) == found(one, Span(0, 0, 0.6, 1.0)) == [("to_timestamp", 1)]
+    assert found(one, Span(0, 0, 0.4, 0.9)) == [("from_timestamp", 1)]
+    assert found(Span(0, 1, 0.0, 0.5), Span(0, 0, 0.0, 0.5)) == [("from_timestamp", 1)], "out of order"
+    assert found(one, Span(0, -1, 0.0, 0.5))[0] == ("file_index", 1)
+    late = stamps.copy()
+    late[5] = 0.2
+    assert found(one, two, late) == [("timestamp", 1)]
+    late[5] = np.nan
+    assert found(one, two, late) == [("timestamp", 1)]
