@@ -32,7 +32,7 @@ from real.safety.profile_data import check_data
 from real.safety.risk import RiskCritic
 from real.server import PolicyServer
 from real.urdf import check_urdf
-from real.wire import PROTOCOL
+from real.wire_messages import PROTOCOL
 from robopolicy.algos.bc import BC
 from robopolicy.build import build, build_policy
 from robopolicy.checkpoint import Checkpointer, load_policy, save_policy
