@@ -1,7 +1,7 @@
 """Run by scripts/promises.py with the Python of an environment that has the wheel alone: composes and looks up.
 
-Reads promises as JSON on stdin. Its last line is JSON: {promise: "" where it holds, else why not}, and
-{promise: the composed keys of its command}.
+`verdict`: reads promises as JSON on stdin; its last line is JSON, {promise: "" where it holds, else why not}.
+`keys`: {promise: the keys of its composed command, with their values}.
 
 An option holds where it composes in a context: a command of its own page first, then each verb with each of its groups'
 options. A key written without its path (`penalty=3`) is read as every key that ends so.
@@ -24,7 +24,8 @@ from robopolicy.config import compose, config_folder, flatten, group_options
 from robopolicy.errors import RobopolicyError
 
 PACKAGES = ("robopolicy", "sim", "real", "world_models", "configs")
-TRIES = 12  # contexts that an option may be tried in
+TRIES = 12  # contexts that an option may be tried in, where many know its keys
+OPEN = "=somewhere"  # how scripts/promise_list.py reads `key=…`
 Context = tuple[str, ...]  # verb, then overrides
 ALONE = ("--config-dir", "--allow")  # options of the command line with a value
 
@@ -35,12 +36,11 @@ def main() -> None:
     for promise in asked:
         if promise["kind"] == "command" and (context := split(promise["words"])):
             own.setdefault(promise["page"], []).append(context)
-    answers, keys = {}, {}
-    for promise in asked:
-        answers[promise["id"]] = verdict(promise, own.get(promise["page"], []))
-        if promise["kind"] == "command" and (context := split(promise["words"])):
-            keys[promise["id"]] = flat(context)
-    print("\n" + json.dumps([answers, keys], default=str))
+    if sys.argv[1] == "keys":
+        answers: dict[str, Any] = {p["id"]: flat(split(p["words"]) or ("doctor",)) for p in asked}
+    else:
+        answers = {p["id"]: verdict(p, own.get(p["page"], [])) for p in asked}
+    print("\n" + json.dumps(answers, default=str))
 
 
 def verdict(promise: dict[str, Any], own: list[Context]) -> str:
@@ -140,8 +140,10 @@ def likely(keys: Sequence[str], own: list[Context]) -> list[Context]:
     def known(context: Context) -> int:
         return sum(2 * holds(context, key) + holds(context, key.rpartition(".")[0]) for key in keys)
 
-    most = max(map(known, both))
-    return [c for c in both if known(c) == most][:TRIES]
+    scores = {context: known(context) for context in both}
+    most = max(scores.values())
+    found = [c for c in both if scores[c] == most]
+    return found[:TRIES] if most >= 2 * len(keys) else found  # keys that no YAML writes out: any may take them
 
 
 def holds(context: Context, key: str) -> bool:
@@ -155,6 +157,13 @@ def joined(context: Context, words: Sequence[str]) -> Context:
 
 
 def option(words: Sequence[str], own: list[Context]) -> str:
+    """Why no context takes the words together; empty where one does."""
+    open_ones = [w for w in words if w.endswith(OPEN)]
+    if open_ones:  # `task.horizon=…`: a key, without a value to try
+        words = [w for w in words if w not in open_ones]
+        why = next(filter(None, (key(w.lstrip("+~").split("=")[0], own) for w in open_ones)), "")
+        if why or not words:
+            return why
     keys = [w.lstrip("+~").split("=")[0] for w in words]
     first = ""
     for context in likely(keys, own):
@@ -162,22 +171,25 @@ def option(words: Sequence[str], own: list[Context]) -> str:
         if not why:
             return ""
         first = first or f"{' '.join(context)}: {why}"
-    if all("." not in k for k in keys):  # `penalty=3`: the end of a path
-        for context in contexts():
-            paths = {k: [p for p in flat(context) if p.endswith(f".{k}")] for k in keys}
-            if all(paths.values()):
-                full = [w.replace(k, paths[k][0], 1) for w, k in zip(words, keys, strict=True)]
-                if not problem(joined(context, full)):
-                    return ""
-        if all(k in keywords() for k in keys):  # of a Python call
-            return ""
-    return first
+    if any("." in k or top(k) for k in keys):
+        return first
+    for context in contexts():  # `penalty=3`: the end of a path
+        paths = {k: [p for p in flat(context) if p.endswith(f".{k}")] for k in keys}
+        if all(paths.values()):
+            full = [w.replace(k, paths[k][0], 1) for w, k in zip(words, keys, strict=True)]
+            if not problem(joined(context, full)):
+                return ""
+    return "" if all(k in keywords() for k in keys) else first  # of a Python call
+
+
+def top(name: str) -> bool:
+    """A key at the top of a verb's config, or a group."""
+    return name in group_options() or any(name in flat((verb,)) for verb, about in _VERBS.items() if about[2])
 
 
 def key(name: str, own: list[Context]) -> str:
     """Why no context takes a key."""
-    group = group_options().get(name)
-    if group is not None or any(name in flat((verb,)) for verb, about in _VERBS.items() if about[2]):
+    if top(name):
         return ""
     first = ""
     for context in likely([name], own):
@@ -210,16 +222,18 @@ def imported(path: str) -> str:
 
 
 @functools.cache
-def sources() -> list[Path]:
+def sources(*names: str) -> list[Path]:
+    """Files of the installed packages, and of others by name."""
     root = config_folder().parent
-    return [p for package in PACKAGES for p in (root / package).rglob("*") if p.suffix in (".py", ".yaml", ".json")]
+    packages = (*PACKAGES, *names)
+    return [p for name in packages for p in (root / name).rglob("*") if p.suffix in (".py", ".yaml", ".json")]
 
 
 @functools.cache
 def vocabulary() -> frozenset[str]:
-    """Every word of the installed packages: names, and text that they print or read."""
+    """Every word of the installed packages and of those that pages speak of: names, and text of theirs."""
     found: set[str] = set()
-    for path in sources():
+    for path in sources("lerobot", "gymnasium"):
         found |= {path.stem, *re.findall(r"\w+", path.read_text(encoding="utf-8"))}
     return frozenset(found)
 

@@ -26,16 +26,16 @@ VERBS = (
 )  # fmt: skip
 FILES = (".py", ".md", ".yaml", ".sh", ".json", ".in", ".txt", ".toml")
 PACKAGES = ("robopolicy", "sim", "real", "world_models", "configs")
-OUTPUT = ("runs/", "data/", "policies/", "bags", "my_", "<", "train/", "eval/", "places/", "rough/", "first_try/")
+OUTPUT = ("runs/", "data/", "policies/", "bags", "my_", "<", "train/", "eval/", "places/", "rough/", "first_try/",
+          "meta/", "model/", "round_")  # fmt: skip
 
 STANDS_FOR = {
     "<verb>": "train", "<id>": "CartPole-v1", "<package>": "gymnasium_robotics", "<suite>": "metaworld",
     "<task>": "push-v3", "<name>": "mujoco_panda", "<folder>": "recorded", "<dataset>": "data",
     "<setting>": "tcp_speed",
     "<run>": "runs", "<lerobot-train run, or hub:owner/name>": "runs/base", "task=…": "task=pick", "…": "somewhere",
-    "[key=value …]": "", "processes=K": "processes=2", "[lockstep=true]": "lockstep=true", "residual*": "residual",
-    "metaworld_somewhere": "metaworld_mt10",
-    "libero_somewhere": "libero_10",
+    "[key=value …]": "", " … ": " ", "processes=K": "processes=2", "[lockstep=true]": "lockstep=true",
+    "residual*": "residual", "suite=metaworld_…": "suite=metaworld_mt10", "suite=libero_…": "suite=libero_10",
 }  # fmt: skip
 
 NOT_RUN: tuple[tuple[str, str], ...] = (  # (pattern of the text, why nothing is run); the first that matches counts
@@ -47,6 +47,10 @@ NOT_RUN: tuple[tuple[str, str], ...] = (  # (pattern of the text, why nothing is
 )
 
 
+ELSEWHERE = {  # names that no file writes out as they are
+    "joint_trajectory_controller": "ros2_control's",
+    "loop_trailed": "real/ros2/report.py puts `loop_` before the loop's counts",
+}
 COMPOSED = (  # commands of blocks that are composed or parsed, and not run
     (r"^robopolicy .*gamepad", "needs a gamepad"),
     (r"^robopolicy .*(server=|host=0)", "needs another machine, a certificate and a key"),
@@ -75,7 +79,8 @@ class Promise:
     @property
     def ours(self) -> bool:
         """A command of the wheel's own."""
-        return self.kind == "command" and self.text.startswith(("robopolicy ", *(f"{v} " for v in VERBS)))
+        ours = self.kind == "command" and self.text.startswith(("robopolicy ", *(f"{v} " for v in VERBS)))
+        return ours and not (self.block >= 0 and AS_THEY_STAND.fullmatch(self.page))
 
     @property
     def why_composed(self) -> str:
@@ -97,6 +102,9 @@ def collect() -> list[Promise]:
         for promise in promises(page.read_text(encoding="utf-8"), str(page.relative_to(ROOT))):
             found.setdefault((promise.page, promise.kind, promise.text), promise)
     return list(found.values())
+
+
+AS_THEY_STAND = re.compile(r"docs/(bring_your_own/\w+|lerobot)\.md")  # pages whose blocks run whole
 
 
 def promises(text: str, page: str) -> Iterator[Promise]:
@@ -152,18 +160,18 @@ def commands(block: str) -> Iterator[tuple[int, str]]:
             held = held[:-1]
             continue
         try:
-            words = shlex.split(held, comments=True)
+            split = shlex.split(plain(held), comments=True)
         except ValueError:  # a quotation that goes on
             continue
-        if held.startswith(PROGRAMS) and words:
-            yield begin, shlex.join(words)
+        if held.startswith(PROGRAMS) and split:
+            yield begin, shlex.join(split)
         held = ""
 
 
 def plain(text: str) -> str:
     """The text with its placeholders filled in."""
-    for mark, value in STANDS_FOR.items():
-        text = text.replace(mark, value)
+    for mark in sorted(STANDS_FOR, key=len, reverse=True):
+        text = text.replace(mark, STANDS_FOR[mark])
     return text
 
 
@@ -195,5 +203,5 @@ def kind_of(span: str) -> str:
     if re.fullmatch(rf"({'|'.join(PACKAGES)})(\.\w+)+(\(.*\))?", span):
         return "import"
     if re.fullmatch(r"[A-Za-z]\w+(\.\w+)*(\(.*\))?", span) and re.search(r"[a-z0-9]_[a-z]|[a-z][A-Z]|\(", span):
-        return "name"
+        return "" if span.startswith(OUTPUT) else "name"
     return ""

@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from scripts.promise_list import Promise, words
 
@@ -62,10 +63,17 @@ class Failed(Exception):
 
 def small(words: Sequence[str], keys: Mapping[str, object]) -> list[str]:
     """The words of a command with the values of `SMALL`; `keys` are those of its composed config."""
-    short = {k: v for k, v in SMALL.get(words[1], {}).items() if keys.get(k) is not None}
+    short = {k: v for k, v in SMALL.get(words[1], {}).items() if larger(keys.get(k), v)}
     kept = [w for w in words if w.split("=")[0] not in short]
     added = [f"{k}={v}" for k, v in short.items()]
     return [*kept, *added, *(extra for mark, extra in MORE.items() if mark in words and extra not in words)]
+
+
+def larger(value: object, least: str) -> bool:
+    """A number that is above what is enough, or a setting that is another."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value > float(least)
+    return value is not None and str(value).lower() != least
 
 
 class Wheel:
@@ -91,18 +99,18 @@ class Wheel:
         }  # fmt: skip
         self.python = env / "bin" / "python"
 
-    def ask(self, promises: list[Promise]) -> tuple[dict[str, str], dict[str, dict[str, object]]]:
-        """{promise: why it does not hold}, and the composed keys of each command."""
+    def ask(self, promises: Sequence[Promise], what: str) -> dict[str, Any]:
+        """Answers of scripts/promise_check.py: {promise: verdict}, or {promise: keys of its composed command}."""
         asked = [
             {"id": str(p), "page": p.page, "kind": p.kind, "text": p.text, "words": words(p.text)} for p in promises
         ]
         shutil.copy(ROOT / "scripts" / "promise_check.py", self.folder)
         done = subprocess.run(
-            [self.python, "promise_check.py"], input=json.dumps(asked), text=True, stdout=subprocess.PIPE, check=True,
-            cwd=self.folder, env=self.env,
+            [self.python, "promise_check.py", what], input=json.dumps(asked), text=True, stdout=subprocess.PIPE,
+            check=True, cwd=self.folder, env=self.env,
         )  # fmt: skip
-        answers, keys = json.loads(done.stdout.splitlines()[-1])
-        return answers, keys
+        answers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return answers
 
 
 class Sandbox:
@@ -130,6 +138,9 @@ class Sandbox:
             os.killpg(process.pid, signal.SIGINT if stops else signal.SIGKILL)
             out, _ = process.communicate(timeout=60)
             code = 0 if stops and process.returncode in (0, 130) else f"{self.timeout:.0f} s were too few"
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
         if code:
             raise Failed(f"{shlex.join(words)}: {code}: {out.strip()[-1200:]}")
 
@@ -152,7 +163,7 @@ class Sandbox:
     # ---- what is made, once each -----------------------------------------------------------------------------
 
     def _once(self, name: str, *commands: Sequence[str]) -> Path:
-        at = self.shelf / re.sub(r"[^\w=.]+", "_", name)
+        at = self.shelf / re.sub(r"[^\w.]+", "_", name)
         if not at.exists():
             try:
                 for command in commands:

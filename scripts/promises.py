@@ -15,22 +15,21 @@ import argparse
 import functools
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from robopolicy.evaluate.evidence import measured, write
-from scripts.promise_list import Promise, collect, plain, programs, words
+from scripts.promise_list import AS_THEY_STAND, ELSEWHERE, Promise, collect, plain, programs, words
 from scripts.promise_runs import Failed, Sandbox, Wheel, small
 
+ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("entry", "look", "pages", "run")
-AS_THEY_STAND = re.compile(r"docs/(bring_your_own/\w+|lerobot)\.md")
 GYMNASIUM = "import gymnasium as g; g.make('{0}').reset(seed=0); g.make_vec('{0}', 2).reset(seed=0)"
 LEROBOT = (
     "from lerobot.configs.parser import load_plugin as load; from lerobot.envs.configs import EnvConfig as Env; "
@@ -59,6 +58,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.record and (set(options.only) != set(PARTS) or options.pages):
         parser.error("--record: a record is of all promises; leave --only and --pages out")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves no process behind
     promises = [p for p in collect() if options.pages in p.page]
     with tempfile.TemporaryDirectory(prefix="promises") as name:
         kept = Keeper(Wheel(Path(name)), promises, options.timeout)
@@ -127,7 +127,7 @@ class Keeper:
         for command in (
             ["robopolicy", "--version"], ["robopolicy", "doctor"], ["python", "-m", "robopolicy", "--help"],
             *(["robopolicy", *verb.split(), "--help"] for verb in verbs),
-            *(["python", "-c", GYMNASIUM.format(id)] for id in dict.fromkeys(re.findall(r"robopolicy/\w+-v\d+", page))),
+            *(["python", "-c", GYMNASIUM.format(id)] for id in dict.fromkeys(re.findall(r"[\w.]+:robopolicy/\w+-v\d+", page))),
             ["python", "-c", LEROBOT],
         ):  # fmt: skip
             self.attempt(f"entry point: {shlex.join(command)}", box, command)
@@ -135,18 +135,21 @@ class Keeper:
     def look(self) -> None:
         """Compose, parse and look up, without running anything."""
         inside = [p for p in self.promises if p.kind in ("option", "key", "import", "name") or p.ours]
-        answers, _ = self.wheel.ask(inside)
-        known = evidence_words()
+        answers = self.wheel.ask(inside, "verdict")
+        known = evidence_words() | ELSEWHERE.keys()
         for promise in inside:
             why = answers[str(promise)]
             if promise.kind == "name" and promise.text.split("(")[0].split(".")[-1] in known:
                 why = ""
-            self.judge(promise, why)
+            if "which is not installed" in why:
+                self.not_run[str(promise)] = "needs the extra `bench`: a gigabyte, and Vulkan"
+            else:
+                self.judge(promise, why)
         for promise in self.promises:
             if promise.kind == "path":
-                self.judge(promise, "" if any(ROOT.glob(p) or () for p in paths(promise.text)) else "no such file")
+                self.judge(promise, missing_path(promise))
             elif promise.kind == "link":
-                self.judge(promise, link(promise))
+                self.judge(promise, missing_link(promise))
             elif promise.kind == "flag":
                 self.judge(promise, self.flag(promise))
             elif promise.kind == "command" and promise.why_not:
@@ -189,9 +192,9 @@ class Keeper:
 
     def run(self) -> None:
         """Commands of blocks, small."""
-        chosen = [p for p in self.promises if p.ours and p.block >= 0 and not AS_THEY_STAND.fullmatch(p.page)]
-        _, keys = self.wheel.ask(chosen)
-        boxes: dict[tuple[str, int], Sandbox] = {}
+        chosen = [p for p in self.promises if p.ours and p.block >= 0]
+        keys = self.wheel.ask(chosen, "keys")
+        boxes: dict[tuple[str, int], Sandbox] = {}  # by page and block
         for promise in chosen:
             if promise.why_composed:
                 self.not_run[str(promise)] = f"composed alone: {promise.why_composed}"
@@ -204,16 +207,17 @@ class Keeper:
             except Failed as error:
                 self.judge(promise, f"what it names could not be made: {error}")
                 continue
-            self.attempt(promise, box, small(command, keys.get(str(promise), {})))
+            self.attempt(promise, box, small(command, keys[str(promise)]))
 
 
-def paths(text: str) -> Iterator[str]:
-    """Patterns of a path: as it is, and below each package (`networks/language.py`)."""
-    text = re.sub(r"<\w+>", "*", plain(text)).rstrip("/")
-    yield from (text, f"robopolicy/{text}", f"real/{text}", f"tests/real/{text}")
+def missing_path(promise: Promise) -> str:
+    """Why a path is none: from the top, or below a package (`networks/language.py`)."""
+    text = re.sub(r"<\w+>", "*", plain(promise.text)).rstrip("/")
+    tried = (text, f"robopolicy/{text}", f"real/{text}", f"tests/real/{text}")
+    return "" if any(next(ROOT.glob(t), None) for t in tried) else "no such file"
 
 
-def link(promise: Promise) -> str:
+def missing_link(promise: Promise) -> str:
     """Why a link leads nowhere."""
     name, _, anchor = promise.text.partition("#")
     page = ROOT / promise.page

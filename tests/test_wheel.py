@@ -8,6 +8,7 @@ way, so the editable install of this checkout stays out of sight, which the firs
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -76,6 +77,26 @@ def test_runs_from_the_wheel_alone(bin: Path, tmp_path: Path) -> None:
     for path in run(bin / "python", "-c", code, cwd=tmp_path).split():
         assert Path(path).is_relative_to(bin.parent), path
         assert not Path(path).is_relative_to(ROOT)
+
+
+def test_every_verb_explains_itself(bin: Path, tmp_path: Path) -> None:
+    """`robopolicy --help` lists README's verbs, and each has help: configs are found from the wheel."""
+    said = run(bin / "robopolicy", "--help", cwd=tmp_path)
+    assert said == run(bin / "python", "-m", "robopolicy", "--help", cwd=tmp_path)
+    verbs = re.findall(r"^  ([a-z]+(?: [a-z]+)?)  ", said, re.MULTILINE)
+    assert sorted(verbs) == sorted(re.findall(r"^\| `([a-z ]+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE))
+    each = "[main([*verb.split(), '--help']) for verb in sys.argv[1:]]"
+    code = f"import sys; from robopolicy.cli import main; sys.exit(any({each}))"
+    helped = run(bin / "python", "-c", code, *verbs, cwd=tmp_path)
+    assert all(f"robopolicy {verb}" in helped for verb in verbs)
+
+
+def test_lerobot_finds_the_plugin(bin: Path, tmp_path: Path) -> None:
+    code = (
+        "from lerobot.configs.parser import load_plugin; from lerobot.envs.configs import EnvConfig\n"
+        "load_plugin('robopolicy.lerobot.plugin'); assert 'robopolicy' in EnvConfig.get_known_choices()"
+    )
+    run(bin / "python", "-c", code, cwd=tmp_path, timeout=240)
 
 
 def test_doctor(bin: Path, tmp_path: Path) -> None:
