@@ -313,6 +313,9 @@ def _frames() -> Iterator[Case]:
         yield Case(f"{key} text", "state", column(DATA, key, each(str), pa.string()), key)
     yield Case("reward NaN", "state", column(DATA, "next.reward", at(2, math.nan)), "next.reward")
     yield Case("no rows", "state", rows(DATA, lambda t: t.slice(0, 0)), "frames")
+    nothing = both(rows(DATA, lambda t: t.slice(0, 0)), put(INFO, "total_frames", to=0),
+                   put(INFO, "total_episodes", to=0))  # fmt: skip
+    yield Case("empty, as it says", "state", nothing, "frames")
     yield Case("no data", "state", lambda root: shutil.rmtree(root / DATA), "data")
     yield Case("data damaged", "state", text("data/chunk-000/file-000.parquet", b"PAR1nonsense"), "file-000.parquet")
 
