@@ -130,7 +130,8 @@ def evaluate(
             "-".join(filter(None, (name, variant))), checkpoint=place.checkpoint, deterministic=deterministic,
             split=split,
         )  # fmt: skip
-        env = _env({**(world or task_of(task, place)), **changes}, num_envs, episodes)
+        slot, node = ("task", task_of(task, place)) if world is None else ("world", world)
+        env = build({**node, **changes}, slot, num_envs=min(num_envs, episodes), seed=0)
         if env.spec.branches:
             raise ConfigError("world.branch: cuts episodes, and a policy is evaluated on whole ones. Leave it away.")
         policy = load_policy(checkpoint, device=device, env=env.spec, which=which)
@@ -177,7 +178,7 @@ def compare(
     how: dict[str, Any] = {"deterministic": deterministic, "split": split}
     label_a = label(called[0], checkpoint=place_a.checkpoint, **how)
     label_b = label(called[1] if called[1] != place_b.name else "", checkpoint=place_b.checkpoint, **how)
-    env = _env(task_of(task, place_b), num_envs, episodes)
+    env = build(task_of(task, place_b), "task", num_envs=min(num_envs, episodes), seed=0)
     first, second = (load_policy(path, device=device, env=env.spec) for path in (a, b))
     rows_a = evaluated_rows(first, env, place_a, label_a, episodes, split, deterministic)
     rows_b = evaluated_rows(second, env, place_b, label_b, episodes, split, deterministic)
@@ -360,10 +361,6 @@ def task_of(given: dict[str, Any] | None, place: Place) -> dict[str, Any]:
     if task is None:
         raise ConfigError(f"task: {place.name} does not say what it was trained on; choose one: task=<name>")
     return task
-
-
-def _env(task: dict[str, Any], num_envs: int, episodes: int) -> VecEnv:
-    return build(task, "task", num_envs=min(num_envs, episodes), seed=0)
 
 
 def _names(a: Place, b: Place) -> tuple[str, str]:

@@ -399,3 +399,17 @@ def test_a_worker_process_admits_what_its_parent_admitted(monkeypatch: pytest.Mo
     monkeypatch.setattr("sys.path", [*sys.path])
     suite_eval._begin(("tests.evaluate.points",), list(sys.path))
     assert registry.admitted() == ("tests.evaluate.points",)
+
+
+def test_an_imagined_world_is_built_as_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+
+    def build(node: dict[str, Any], slot: str, **runtime: Any) -> None:
+        built.append(slot)
+        raise ConfigError("far enough")
+
+    monkeypatch.setattr(verbs, "build", build)
+    for given in ({"world": {"_target_": "imagined"}}, {"task": {"_target_": "named_point"}}):
+        with pytest.raises(ConfigError, match="far enough"):
+            verbs.evaluate(checkpoint=run, **given)
+    assert built == ["world", "task"]
