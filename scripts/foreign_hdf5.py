@@ -171,7 +171,7 @@ def _robomimic() -> Iterator[tuple[Any, ...]]:
     yield "no observations", data("robomimic", "data/demo_0/obs", None), "demo_0/obs"
     yield "a demonstration an array", data("robomimic", "data/demo_1", np.zeros(3)), "demo_1"
     yield "actions in another file", linked("robomimic", "data/demo_0/actions"), "demo_0/actions"
-    yield "groups in a ring", inside("robomimic", ring), "again"
+    yield "groups in a ring", inside("robomimic", ring), "obs/again"
 
     def huge(file: Any) -> None:
         del file["data/demo_0/actions"]
@@ -183,7 +183,7 @@ def _robomimic() -> Iterator[tuple[Any, ...]]:
 def _minari() -> Iterator[tuple[Any, ...]]:
     success = "episode_0/infos/success"
     for name, value in {"NaN": np.full(4, np.nan), "fractions": np.full(4, 0.25), "texts": [b"False"] * 4,
-                        "of another length": np.zeros(2), "of two axes": np.zeros((4, 2))}.items():  # fmt: skip
+                        "of another length": np.zeros(7), "of two axes": np.zeros((4, 2))}.items():  # fmt: skip
         yield f"success {name}", data("minari", success, value), "success"
     yield "success in one column", data("minari", success, np.array([[0], [0], [0], [1]])), "", True
     for name, texts in {
@@ -212,7 +212,7 @@ def _minari() -> Iterator[tuple[Any, ...]]:
     yield "action_space Discrete", space(type="Discrete"), "action_space"
     for name, low in {"null": None, "nulls": [None, None], "above high": [3.0, 3.0], "short": [-1.0],
                       "texts": ["a", "b"], "NaN": [math.nan, -1.0]}.items():  # fmt: skip
-        yield f"low {name}", space(low=low), "low"
+        yield f"low {name}", space(low=low), "action_space"
     yield "limits of other channels", space(low=[-1.0] * 3, high=[1.0] * 3), ""
     beyond = both(space(low=[-1.0, -math.inf]), data("minari", "episode_0/actions", np.full((3, 2), 9.0)))
     yield "beyond limits with an infinite end", beyond, "hdf5.action.low", False

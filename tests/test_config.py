@@ -14,6 +14,7 @@ from robopolicy.config import UsageError, compose, config_folder, flatten, group
 from robopolicy.data.meta import RecordingMeta
 from robopolicy.errors import ConfigError
 from robopolicy.registry import names as registered
+from robopolicy.run_inputs import same_input
 from robopolicy.runs import check_same, dump, has_stage, open_run, read_config
 from tests.fakes import POINT_ACTION
 
@@ -315,7 +316,8 @@ def test_a_dataset_may_lie_elsewhere_when_a_run_goes_on(tmp_path: Path, monkeypa
     for name, content in {"other": b"two", "empty": b""}.items():
         with pytest.raises(ConfigError, match=r"dataset: was .*, now "):
             check_same(run, train(f"dataset={_rows(tmp_path / name, content)}"))
-    (tmp_path / "other" / "videos").mkdir()
+    assert same_input(run, "world.model", str(tmp_path / "run"), "./run"), "a folder of any kind, spelled otherwise"
+    assert not same_input(run, "world.model", str(tmp_path / "run"), "moved")
     with pytest.raises(ConfigError, match="dataset: was"):
         check_same(run, train("dataset=nothing"))
 

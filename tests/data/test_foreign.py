@@ -11,34 +11,36 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("h5py")
+h5py = pytest.importorskip("h5py")
 
-from robopolicy.data.check import check_timestamps, limit_slack, outside_limits
-from robopolicy.data.files import read_json, visible
-from robopolicy.data.models import Column
-from robopolicy.data.spans import EpisodeTable, Span, blocks_of, check_blocks, check_spans
-from robopolicy.errors import DataError
-from scripts import foreign_datasets, foreign_hdf5
-from scripts.foreign_data import Case, Templates, problems
+from robopolicy.data.check import check_timestamps, limit_slack, outside_limits  # noqa: E402
+from robopolicy.data.files import read_json, visible  # noqa: E402
+from robopolicy.data.hdf5.contents import BrokenError, leaves  # noqa: E402
+from robopolicy.data.models import Column  # noqa: E402
+from robopolicy.data.spans import EpisodeTable, Span, blocks_of, check_blocks, check_spans  # noqa: E402
+from robopolicy.errors import DataError  # noqa: E402
+from scripts import foreign_datasets, foreign_hdf5  # noqa: E402
+from scripts.foreign_data import Case, Templates, problems  # noqa: E402
 
 pytestmark = pytest.mark.xdist_group("lerobot")
 CASES = {case.name: case for module in (foreign_datasets, foreign_hdf5) for case in module.cases()}
 CHOSEN = [
     "fps 0", "fps null", "total_frames text", "more episodes than there are", "a feature null", "no dtype",
     "dtype unknown", "shape 80-dimensional", "names of a picture, two", "names of a picture, a dict",
-    "a picture of other size", "video_path of v2.1", "video_path leading out", "video_path absolute", "video_path with attributes",
-    "info.json a list", "info.json nested", "info.json a pipe", "low NaN", "gripper beyond the channels",
-    "dt of another rate", "beyond the one limit that is finite", "rename onto another", "statistics nulls", "statistics objects",
-    "statistics others'", "stats.json a list", "task null", "a task_index of tasks twice", "timestamp 0 NaN",
-    "timestamps of film NaN", "timestamps of an episode begin late", "episode_index null", "frame_index float",
-    "an episode twice, on film", "episodes swapped", "merged by copying", "merged by copying, on film",
-    "actions are text", "files of other types", "an AppleDouble in data", "no rows", "empty, as it says", "next.success text",
-    "episode_index of meta twice (film)", "episode_index of meta null (state)", "no row of an episode", "length wrong",
-    "rows of another episode", "from_timestamp null", "from_timestamp NaN", "from_timestamp a frame early",
-    "to_timestamp late", "spans swapped", "spans of another episode", "all spans a frame late",
-    "all spans a frame early", "a span shifted", "videos/observation.images.top/chunk_index float",
-    "videos/observation.images.top/file_index negative", "film is a pipe", "film of fewer pictures",
-    "robomimic: control_freq 0", "robomimic: input_min and input_max are lists", "robomimic: input_min a short list",
+    "a picture of other size", "video_path of v2.1", "video_path leading out", "video_path absolute",
+    "video_path with attributes", "info.json a list", "info.json nested", "info.json a pipe", "low NaN",
+    "gripper beyond the channels", "dt of another rate", "beyond the one limit that is finite", "rename onto another",
+    "statistics nulls", "statistics objects", "statistics others'", "stats.json a list", "task null",
+    "a task_index of tasks twice", "timestamp 0 NaN", "timestamps of film NaN", "timestamps of an episode begin late",
+    "episode_index null", "frame_index float", "an episode twice, on film", "episodes swapped", "merged by copying",
+    "merged by copying, on film", "actions are text", "files of other types", "an AppleDouble in data", "no rows",
+    "empty, as it says", "next.success text", "episode_index of meta twice (film)",
+    "episode_index of meta null (state)", "no row of an episode", "length wrong", "rows of another episode",
+    "from_timestamp null", "from_timestamp NaN", "from_timestamp a frame early", "to_timestamp late", "spans swapped",
+    "spans of another episode", "all spans a frame late", "all spans a frame early", "a span shifted",
+    "videos/observation.images.top/chunk_index float", "videos/observation.images.top/file_index negative",
+    "film is a pipe", "film of fewer pictures", "robomimic: control_freq 0",
+    "robomimic: input_min and input_max are lists", "robomimic: input_min a short list",
     "robomimic: input_min above input_max", "robomimic: actions in another file", "robomimic: groups in a ring",
     "robomimic: actions of no machine's memory", "robomimic: actions text", "robomimic: env_args a list",
     "robomimic: num_samples wrong", "minari: success NaN", "minari: success fractions", "minari: infos no JSON",
@@ -163,3 +165,12 @@ def test_spans_of_film_by_hand() -> None:
     assert found(one, two, late) == [("timestamp", 1)]
     late[5] = np.nan
     assert found(one, two, late) == [("timestamp", 1)]
+
+
+def test_groups_in_a_ring_are_not_followed_to_the_end(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["a/b"] = np.zeros(3)
+        file["a/again"] = file["a"]
+        with pytest.raises(BrokenError, match="again") as found:
+            leaves(file["a"])
+    assert found.value.defect.key.count("again") < 20

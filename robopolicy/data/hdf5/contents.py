@@ -181,11 +181,8 @@ def flags(values: Any, where: str) -> NDArray[np.bool_]:
         array = array[:, 0]
     if array.ndim != 1:
         raise BrokenError(where, f"expected one value a step, found shape {array.shape}")
-    if array.dtype.kind not in "fiub":
-        wrong = next((v for v in array.tolist() if not isinstance(v, bool | int | float)), array[0])
-        raise BrokenError(where, f"expected true or false, found {wrong!r}")
     if not (good := (array == 0) | (array == 1)).all():
-        raise BrokenError(where, f"expected 0 or 1, found {array[~good][0]} in step {int(np.argmin(good))}")
+        raise BrokenError(where, f"expected true or false, found {array[~good][0]!r} in step {int(np.argmin(good))}")
     return array.astype(bool)
 
 
