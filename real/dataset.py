@@ -129,8 +129,7 @@ def _convert_ours(recording: Path, paths: list[Path], out: Path, *, only_success
             found = read(path)
             _check_same(first, found.header, path)
             try:
-                with refusing(str(path), DataError):
-                    episode, seed = frames_of(found), int(found.header.get("seed", 0))
+                episode = frames_of(found)
             except UnusableError as error:
                 left_out[path.name] = str(error)
                 continue
@@ -144,7 +143,7 @@ def _convert_ours(recording: Path, paths: list[Path], out: Path, *, only_success
                 raise DataError(f"{path}: {TASK} is {task}, its policy knows {len(spec.tasks)} tasks")
             writer.add_episode(
                 obs=episode.obs, action=episode.action, reward=success.astype(np.float32), success=success,
-                terminated=bool(episode.success), task=writer.meta.tasks[task], seed=seed,
+                terminated=bool(episode.success), task=writer.meta.tasks[task], seed=_seed(found.header),
                 marks={
                     "intervention": episode.intervention, "policy_action": episode.policy_action,
                     "driver": episode.driver,
@@ -164,8 +163,13 @@ def frames_of(recording: Recording) -> Frames:
     """The control steps of a recording but the last one.
 
     Raises:
-        UnusableError: they cannot be trained on.
+        UnusableError: they cannot be trained on. DataError: the recording holds what none can.
     """
+    with refusing(str(recording.path), DataError):
+        return _frames_of(recording)
+
+
+def _frames_of(recording: Recording) -> Frames:
     header = recording.header
     action, observation = _policy(header).action, _observation(header)
     if header.get("shadow"):
@@ -255,6 +259,13 @@ def _policy(header: dict[str, Any]) -> PolicySpec:
 def _observation(header: dict[str, Any]) -> dict[str, Feature]:
     found = checked(_FEATURES, header.get("observation"), "recording: its header's observation", error=DataError)
     return {key: feature.feature for key, feature in found.items()}
+
+
+def _seed(header: dict[str, Any]) -> int:
+    seed = header.get("seed", 0)
+    if type(seed) is not int or not 0 <= seed < 2**63:
+        raise DataError(f"recording: its header's seed: expected an int from 0 to 2⁶³, found {seed!r}")
+    return seed
 
 
 def _check_same(first: dict[str, Any], other: dict[str, Any], path: Path) -> None:

@@ -22,13 +22,10 @@ def send(
     Raises:
         WireError: see `encode`; the other side does not take it.
     """
-    left, until = memoryview(encode(head, arrays or {})), time.monotonic() + timeout
+    data = encode(head, arrays or {})
     try:
-        while left:  # not sendall, which under TLS gives each record so much time
-            to.settimeout(max(until - time.monotonic(), 1e-3))
-            left = left[to.send(left[: 1 << 20]) :]
-            if left and time.monotonic() >= until:
-                raise TimeoutError
+        to.settimeout(timeout)
+        to.sendall(data)  # in all, under TLS too
     except OSError as error:
         raise WireError(f"the connection broke while sending: {_why(error)}") from error
 

@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import reprlib
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.errors import RobopolicyError
+from robopolicy.untrusted import parse_json
 
 PROTOCOL = 1
 HEADER = 256 * 1024  # bytes that a header may have: a spec with thousands of names fits
-DEPTH, ARRAYS, RANK, REASON = 8, 256, 8, 4000  # nesting of a header; arrays, their axes; characters of a reason
+ARRAYS, RANK, REASON = 256, 8, 4000  # arrays of a message, their axes; characters of a reason
 _MAGIC, FRAME = b"RPW1", struct.Struct("<4sII")
 _TYPES = {"float32": "<f4", "float64": "<f8", "int64": "<i8", "uint8": "|u1"}
-_NO_BRACKETS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[^][{}"]++', re.DOTALL)  # strings, ended or not, and the rest
 
 
 class WireError(RobopolicyError):
@@ -61,10 +60,7 @@ class _Field(NamedTuple):
 
 
 def _text(value: Any) -> bool:
-    try:
-        return type(value) is str and value.encode() is not None
-    except UnicodeEncodeError:  # half a surrogate pair
-        return False
+    return type(value) is str
 
 
 def _count(value: Any) -> bool:
@@ -144,7 +140,7 @@ def header_of(text: bytes, body: int) -> tuple[dict[str, Any], list[_Layout]]:
 
     `body`: bytes of its arrays that were announced.
     """
-    found = _json(text)
+    found = parse_json(text, "malformed message: its header", error=WireError)
     if not isinstance(found, dict):
         raise WireError(f"malformed message: expected a mapping, found {reprlib.repr(found)}")
     kind = found.get("type")
@@ -189,29 +185,3 @@ def arrays_of(layouts: list[_Layout], body: bytes) -> dict[str, NDArray[Any]]:
         found[layout.name] = flat.reshape(layout.shape).astype(layout.kind)
         at += layout.size
     return found
-
-
-def _json(text: bytes) -> Any:
-    """The value that `text` is. Not JSON for us: NaN and infinity, a key twice, more than DEPTH levels."""
-    level = 0
-    for byte in _NO_BRACKETS.sub(b"", text):
-        level += 1 if byte in b"[{" else -1
-        if level > DEPTH:
-            raise WireError(f"malformed message: its header is nested deeper than {DEPTH}")
-    try:
-        return json.loads(text.decode(), object_pairs_hook=_once, parse_constant=_no_number)
-    except ValueError as error:  # UnicodeDecodeError too, and numbers of thousands of digits
-        raise WireError(f"malformed message: {type(error).__name__}: {error}") from error
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"key {reprlib.repr(name)} is there twice")
-        found[name] = value
-    return found
-
-
-def _no_number(found: str) -> NoReturn:
-    raise ValueError(f"{found} is no number")

@@ -40,7 +40,7 @@ from robopolicy.storage import (
     write_tensors,
 )
 from robopolicy.types import BASE_ACTION, EnvSpec
-from robopolicy.untrusted import Strict, check_links, checked, pointed, read_bytes, read_json, refusing
+from robopolicy.untrusted import Strict, check_links, check_numbers, checked, pointed, read_bytes, read_json, refusing
 
 FORMAT = 1
 _BASE = "base"
@@ -216,6 +216,7 @@ def _built(folder: Path, node: dict[str, Any], spec: PolicySpec, base: Policy | 
     the weights that are there.
     """
     where = f"{folder}/policy.json"
+    check_numbers(node, f"{where}: node")
     runtime: dict[str, Any] = {} if base is None else {"base": base}
     try:
         known, _ = parameters(resolve(node, "policy"), node)

@@ -350,6 +350,19 @@ def check_types(data: Mapping[str, Any], known: Mapping[str, type], where: str, 
             raise error(f"{where}: {key}: expected {expected}, found {_short(data[key])}")
 
 
+def check_numbers(data: Any, where: str, *, most: int = 10**6, error: Error = CheckpointError) -> None:
+    """Raise `error` where a whole number among JSON values is beyond ±`most`: constructors count up to such numbers."""
+    waiting = [("", data)]
+    while waiting:
+        key, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(f"{key}.{k}", v) for k, v in value.items()]
+        elif isinstance(value, list):
+            waiting += [(f"{key}.{i}", v) for i, v in enumerate(value)]
+        elif isinstance(value, int) and not -most <= value <= most:
+            raise error(f"{where}: {key[1:]}: expected numbers from {-most} to {most}, found {_short(value)}")
+
+
 # --- safetensors ----------------------------------------------------------------------------------------------------
 
 

@@ -116,10 +116,7 @@ def _checked(case: Case, path: Path) -> Iterator[tuple[str, str]]:
 
 def envs() -> Iterator[tuple[str, Callable[[], None]]]:
     """Cases of scripts/foreign_envs.py."""
-    try:
-        from scripts import foreign_envs
-    except ImportError:
-        return
+    from scripts import foreign_envs
 
     yield from foreign_envs.cases()
 

@@ -181,7 +181,7 @@ def _info() -> Iterator[Case]:
         yield Case(f"a feature {name}", "state", put(INFO, "features", STATE, to=value), STATE)
     for key, values in {
         "dtype": {"null": None, "unknown": "float33", "a number": 3, "code": "__import__"},
-        "shape": {"null": None, "80-dimensional": [1] * 80, "negative": [-3], "of fractions": [3.0], "text": "3",
+        "shape": {"null": None, "80-dimensional": [3] + [1] * 79, "negative": [-3], "of fractions": [3.0], "text": "3",
                   "another": [4], "huge": [10**15]},
         "names": {"a number": 3, "nested": [["x"], ["y"]], "of nulls": [None, None, None]},
     }.items():  # fmt: skip
@@ -226,7 +226,9 @@ def _note() -> Iterator[Case]:
         "tasks": (("tasks",), {"null": None, "numbers": [1, 2], "others": ["fold"]}),
         "version": (("version",), {"text": "1", "null": None, "newer": 99}),
         "outcomes": (("outcomes",), {"unknown": "maybe"}),
-        "rename": (("rename",), {"a list": [1], "onto another": {STATE: "observation.force"}, "of nothing": {"x": "y"}}),
+        "rename": (
+            ("rename",), {"a list": [1], "onto another": {STATE: "observation.force"}, "of nothing": {"x": "y"}},
+        ),
     }  # fmt: skip
     named = {"tasks others": "task", "rename onto another": "observation.force", "rename of nothing": "'x'"}
     for key, (place, values) in changes.items():
@@ -244,8 +246,10 @@ def _note() -> Iterator[Case]:
 def _statistics() -> Iterator[Case]:
     for name, content in {"a list": "[]", "cut off": "{", "nested": NESTED}.items():
         yield Case(f"stats.json {name}", "state", text(STATS, content), "stats", works=True)
-    for name, value in {"null": None, "nulls": [None, None], "texts": ["a", "b"], "ragged": [[1.0], [1.0, 2.0]],
-                        "objects": {"a": 1}, "short": [0.0], "infinite": [math.inf, 0.1], "others'": [5.0, 5.0]}.items():  # fmt: skip
+    for name, value in {
+        "null": None, "nulls": [None, None], "texts": ["a", "b"], "ragged": [[1.0], [1.0, 2.0]], "objects": {"a": 1},
+        "short": [0.0], "infinite": [math.inf, 0.1], "others'": [5.0, 5.0],
+    }.items():  # fmt: skip
         yield Case(f"statistics {name}", "state", put(STATS, "action", "max", to=value), "stats: action", works=True)
     yield Case("statistics of a key null", "state", put(STATS, "action", to=None), "stats: action", works=True)
     yield Case("statistics of a key missing", "state", put(STATS, "action", gone=True), "stats: action", works=True)
@@ -309,6 +313,9 @@ def _frames() -> Iterator[Case]:
         yield Case(f"{key} text", "state", column(DATA, key, each(str), pa.string()), key)
     yield Case("reward NaN", "state", column(DATA, "next.reward", at(2, math.nan)), "next.reward")
     yield Case("no rows", "state", rows(DATA, lambda t: t.slice(0, 0)), "frames")
+    nothing = both(rows(DATA, lambda t: t.slice(0, 0)), put(INFO, "total_frames", to=0),
+                   put(INFO, "total_episodes", to=0))  # fmt: skip
+    yield Case("empty, as it says", "state", nothing, "frames")
     yield Case("no data", "state", lambda root: shutil.rmtree(root / DATA), "data")
     yield Case("data damaged", "state", text("data/chunk-000/file-000.parquet", b"PAR1nonsense"), "file-000.parquet")
 
@@ -381,7 +388,7 @@ def _films() -> Iterator[Case]:
     yield Case("no film", "film", the_film(Path.unlink), TOP)
     yield Case("film cut off", "film", the_film(lambda f: f.write_bytes(f.read_bytes()[:-900]) and None), TOP)
     yield Case("film is text", "film", the_film(lambda f: f.write_text("not a film") and None), TOP)
-    yield Case("film is a pipe", "film", the_film(lambda f: (f.unlink(), os.mkfifo(f)) and None), TOP)
+    yield Case("film is a pipe", "film", the_film(both(Path.unlink, os.mkfifo)), TOP)
     yield Case("film of fewer pictures", "film", _shorter, TOP)
 
 

@@ -94,7 +94,7 @@ def _resets() -> Iterator[Case]:
     yield refused("an unknown mode", "autoreset_mode", make(Toy, metadata={"autoreset_mode": "sometimes"}))
     yield refused("two modes", "autoreset_mode", Toy, {"autoreset_mode": "DISABLED"})
     yield refused("no last observations", "final_obs", make(Toy, final="none"))
-    yield refused("no last observation of one env", "final_obs", make(Toy, edit=_drop_last))
+    yield refused("no last observation of one env", "final_obs", make(Toy, lengths=(2, 2, 3), edit=_drop_last))
     yield refused("a mask that leaves an ended env out", "final_obs", make(Toy, edit=_unmask))
     yield refused("last observations of the ended alone", "final_obs", make(Toy, final="batched", edit=_only_ended))
     yield refused("last observations of another shape", "observation", make(Toy, edit=_short_last))
@@ -305,6 +305,7 @@ def _spaces() -> Iterator[Case]:
     }  # fmt: skip
     for name, space in actions.items():
         yield refused(f"acting by {name}", "action_space", make(_Blank, None, space))
+    yield refused("a number for a key of a dict", "observation_space", make(_Blank, Dict({1: _box(9, 7, 3)})))
     yield refused("a meaning of other dimensions", "action", make(_Blank), {"action": _meaning(3, 1.0)})
     yield refused("a meaning beyond the limits", "action", make(_Blank), {"action": _meaning(2, 2.0)})
     yield refused("a meaning without limits", "action", make(_Blank, None, Box(-np.inf, np.inf, (2,))),
@@ -382,6 +383,7 @@ def _returns() -> Iterator[Case]:
         for name, change in changes.items():
             yield refused(f"{key}: {name}", key, make(Toy, edit=_at(0, place, change)))
             yield refused(f"{key}: {name}, later", key, make(Toy, mode="NEXT_STEP", edit=_at(4, place, change)))
+    yield refused("an array for a dict", "observation", make(Toy, as_dict=True, edit=_at(2, 0, lambda o: o["who"])))
     yield refused("a dict without keys", "step", make(Toy, as_dict=True, edit=_at(2, 0, lambda o: {"eye": o["eye"]})))
     yield refused("a float picture at a step", "eye", make(Toy, as_dict=True, edit=_at(
         2, 0, lambda o: {**o, "eye": o["eye"] / 255.0})))  # fmt: skip

@@ -202,8 +202,9 @@ def _minari() -> Iterator[tuple[Any, ...]]:
         yield f"total_steps {name}", attribute("minari", "episode_0", "total_steps", value), "episode_0"
     for name, change in {
         "a list": lambda d: [], "total_episodes text": lambda d: d.update(total_episodes="some"),
-        "total_episodes wrong": lambda d: d.update(total_episodes=5), "env_spec a number": lambda d: d.update(env_spec=3),
-        "env_spec no JSON": lambda d: d.update(env_spec="{"), "action_space no JSON": lambda d: d.update(action_space="{"),
+        "total_episodes wrong": lambda d: d.update(total_episodes=5),
+        "env_spec a number": lambda d: d.update(env_spec=3), "env_spec no JSON": lambda d: d.update(env_spec="{"),
+        "action_space no JSON": lambda d: d.update(action_space="{"),
         "action_space a list": lambda d: d.update(action_space="[]"),
     }.items():  # fmt: skip
         yield f"metadata {name}", beside(META, change), name.split()[0] if "_" in name.split()[0] else "metadata"

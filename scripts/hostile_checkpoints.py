@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import io
 import itertools
@@ -18,6 +19,7 @@ import json
 import logging
 import multiprocessing
 import os
+import queue
 import random
 import resource
 import shutil
@@ -29,6 +31,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -41,7 +44,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 PROCESSES = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty",
              "pty.spawn", "os.startfile")  # fmt: skip
 WRITES = {"os.remove": 1, "os.rename": 2, "os.rmdir": 1, "os.mkdir": 1, "os.link": 2, "os.symlink": 2, "os.truncate": 1,
-          "os.chmod": 1, "os.chown": 1, "os.utime": 1, "os.setxattr": 1, "shutil.rmtree": 1, "shutil.move": 2}  # fmt: skip
+          "os.chmod": 1, "os.chown": 1, "os.utime": 1, "os.setxattr": 1, "shutil.rmtree": 1,
+          "shutil.move": 2}  # fmt: skip
+BESIDE = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link")  # whose last arguments are folders' numbers
 SECONDS, BYTES = 60.0, 2**30  # that a case may take
 
 
@@ -84,9 +89,11 @@ class Watch:
             if isinstance(path, str | bytes) and (writes or (isinstance(mode, str) and set(mode) & set("wax+"))):
                 self._touch(event, path)
         elif event in WRITES:
-            for path in args[: WRITES[event]]:
+            count = WRITES[event]
+            for path, place in zip(args[:count], [*args[-count:]], strict=True):
                 if isinstance(path, str | bytes | os.PathLike):
-                    self._touch(event, path)
+                    beside = isinstance(place, int) and place >= 0 and event in BESIDE
+                    self._touch(event, os.path.join(f"/proc/self/fd/{place}", os.fsdecode(path)) if beside else path)
         elif event == "socket.connect" and args[1][0] != "127.0.0.1":
             self.processes.append(f"{event} {args[1]!r}")
 
@@ -98,6 +105,9 @@ class Watch:
                 self.outside.append(f"{event} {found}")
         finally:
             self.inside = inside
+
+
+watch = functools.cache(Watch)  # one a process: hooks add up
 
 
 class Worker:
@@ -113,12 +123,13 @@ class Worker:
             folder.mkdir(parents=True)
         (self.outside / "kept").write_text('{"kept": 1}')
         with silent():
+            warm()
             self.kind.make(self.valid)
             for use in self.kind.uses:  # compiled, imported and warm; and valid, or nothing would be shown
                 self._copy()
                 use(self.case)
         self.before = self._digest()
-        self.watch = Watch()
+        self.watch = watch()
         self.stream = self.kind.changes(self.valid, self.outside, random.Random(seed))
         signal.signal(signal.SIGALRM, self._late)
 
@@ -174,6 +185,16 @@ class Worker:
         return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
+def warm() -> None:
+    """Import all that a node may name: libraries make folders of their own when they are imported."""
+    from robopolicy import registry
+
+    for slot in registry._SLOTS:
+        for name in registry.names(slot):
+            with contextlib.suppress(ImportError):
+                registry.lookup(slot, name, slot)
+
+
 @contextlib.contextmanager
 def silent() -> Iterator[None]:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -182,12 +203,7 @@ def silent() -> Iterator[None]:
 
 def work(kind: str, root: Path, seed: int, first: int, count: int, line: Connection) -> None:
     """Run cases `first` to `count` of a kind; say which before each, and what came of it after."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    logging.disable(logging.CRITICAL)
-    warnings.simplefilter("ignore")
-    import torch
-
-    torch.set_num_threads(1)
+    _quiet()
     worker = Worker(kind, root, seed)
     for number, mutation in enumerate(itertools.islice(worker.stream, count)):
         if number >= first:
@@ -224,14 +240,51 @@ def run_kind(kind: str, root: Path, seed: int, count: int) -> Iterator[Result]:
         if ended:
             return
         if case is None:
-            raise SystemExit(f"{kind}: its valid input cannot be made or read; see above")
+            raise RuntimeError(f"{kind}: its valid input cannot be made or read; see above")
         yield Result(kind, case[1], "crashed", f"exit status {process.exitcode}")
         first = case[0] + 1
 
 
-def attack(kinds: list[str], count: int, seed: int, root: Path) -> Iterator[Result]:
-    for kind in kinds:
-        yield from run_kind(kind, root / kind, seed, -(-count // len(kinds)))
+def attack(kinds: list[str], count: int, seed: int, root: Path, jobs: int) -> Iterator[Result]:
+    """All kinds, `jobs` at a time; 0: in this process, without protection from what crashes or hangs it."""
+    each = -(-count // len(kinds))
+    if not jobs:
+        _quiet()
+        for kind in kinds:
+            worker = Worker(kind, root / kind, seed)
+            yield from (worker.run(i, m) for i, m in enumerate(itertools.islice(worker.stream, each)))
+        return
+    found: queue.SimpleQueue[Result | BaseException | None] = queue.SimpleQueue()
+
+    def one(kind: str) -> None:
+        try:
+            for result in run_kind(kind, root / kind, seed, each):
+                found.put(result)
+        except BaseException as error:
+            found.put(error)
+        found.put(None)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for kind in kinds:
+            pool.submit(one, kind)
+        left = len(kinds)
+        while left:
+            message = found.get()
+            if isinstance(message, BaseException):
+                pool.shutdown(cancel_futures=True)
+                raise message
+            left -= message is None
+            if isinstance(message, Result):
+                yield message
+
+
+def _quiet() -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def table(results: list[Result]) -> str:
@@ -275,12 +328,13 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10_000, help="cases, of all kinds together")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2, help="kinds at a time; 0: all in this process")
     parser.add_argument("--record", action="store_true", help="write docs/results/hostile_checkpoints.json too")
     args = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     results, begun = [], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hostile-") as root:
-        for result in attack(args.kinds, args.count, args.seed, Path(root)):
+        for result in attack(args.kinds, args.count, args.seed, Path(root), args.jobs):
             results.append(result)
             if result.bad or len(results) % 500 == 0:
                 print(len(results), result if result.bad else "", file=sys.stderr, flush=True)

@@ -32,7 +32,7 @@ from real.safety.profile_data import check_data
 from real.safety.risk import RiskCritic
 from real.server import PolicyServer
 from real.urdf import check_urdf
-from real.wire import PROTOCOL
+from real.wire_messages import PROTOCOL, decode
 from robopolicy.algos.bc import BC
 from robopolicy.build import build, build_policy
 from robopolicy.checkpoint import Checkpointer, load_policy, save_policy
@@ -83,7 +83,9 @@ def sign(folder: Path, changed: str) -> None:
     """Make the manifests fit the files again, but for one that is the change itself."""
     for manifest in sorted(folder.rglob(MANIFEST), key=lambda p: -len(p.parts)):
         parts = [manifest, *manifest.parent.rglob("*")]
-        odd = [p for p in parts if p.is_symlink() or not (p.is_file() or p.is_dir())]
+        odd = [
+            p for p in parts if p.is_symlink() or not (p.is_file() or p.is_dir()) or (p.name == MANIFEST) > p.is_file()
+        ]
         if not odd and manifest.is_file() and str(manifest.relative_to(folder)) != changed:
             write_manifest(manifest.parent)
 
@@ -272,8 +274,10 @@ def run(folder: Path) -> None:
 
 def _train(place: Path, steps: int) -> None:
     spec = run_spec()
-    offline(algo=BC(policy("gaussian", spec), steps=2), episodes=recorded(spec), steps=steps, batch_size=8, seed=0,
-            tracker=Tracker(place, wandb="disabled", quiet=True), checkpointer=Checkpointer(place), save_every=1)  # fmt: skip
+    offline(
+        algo=BC(policy("gaussian", spec), steps=2), episodes=recorded(spec), steps=steps, batch_size=8, seed=0,
+        tracker=Tracker(place, wandb="disabled", quiet=True), checkpointer=Checkpointer(place), save_every=1,
+    )  # fmt: skip
 
 
 def resume(folder: Path) -> None:
@@ -424,12 +428,12 @@ def bag(folder: Path) -> None:
 def read_bag(folder: Path) -> None:
     from sensor_msgs.msg import JointState
 
-    from real.ros2.bag import Bag, decode, stamp_of
+    from real.ros2 import bag as reading
 
-    found = Bag(folder / "bag")
+    found = reading.Bag(folder / "bag")
     for item in found.items([found.topic("joint_states") or ""]):
-        stamp_of(item)
-        decode(item, JointState)
+        reading.stamp_of(item)
+        reading.decode(item, JointState)
 
 
 # --- the wire -------------------------------------------------------------------------------------------------------
@@ -507,8 +511,19 @@ def serve(folder: Path) -> None:
     answer = it.say((folder / "stream.bin").read_bytes())
     if it.raised:
         raise it.raised.pop()
+    if b'"server: ' in answer or b'"planning failed: ' in answer:  # told to the client, and still not ours
+        raise RuntimeError(repr(answer[-300:]))
     if b'"chunk"' not in answer:
         raise DataError("refused")
+
+
+def decoded(folder: Path) -> None:
+    """One message after the other, as either side reads them."""
+    data = (folder / "stream.bin").read_bytes()
+    while data:
+        size = 12 + sum(struct.unpack("<4sII", data[:12].ljust(12, b"\0"))[1:])
+        decode(data[:size], limit=1 << 20)
+        data = data[size:]
 
 
 KINDS: dict[str, Kind] = {
@@ -537,5 +552,5 @@ KINDS: dict[str, Kind] = {
     "recording_bytes": Kind(recording, (read_kept,), ("kept/episode_000000.mcap",)),
     "robot": Kind(cell, (read_cell,)),
     "bag": Kind(bag, (read_bag,)),
-    "wire": Kind(talk, (serve,), mutations=wire),
+    "wire": Kind(talk, (serve, decoded), mutations=wire),
 }  # fmt: skip

@@ -160,10 +160,11 @@ def _known_mode(value: Any, name: str) -> AutoresetMode:
 
 def _horizon(env: VectorEnv, given: int | None, name: str) -> int:
     steps = given if given is not None else env.spec.max_episode_steps if env.spec is not None else None
-    if steps is None:
-        raise ConfigError(f"{name}: its spec states no max_episode_steps; pass horizon=")
     if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or not steps >= 1:
-        raise ConfigError(f"{name}: horizon: expected a whole number of steps, at least 1, found {steps!r}")
+        raise ConfigError(
+            f"{name}: horizon: expected a whole number of steps, at least 1, found {steps!r}. Pass horizon=, or "
+            "register the env with max_episode_steps."
+        )
     return int(steps)
 
 

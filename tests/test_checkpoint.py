@@ -7,6 +7,7 @@ import logging
 import os
 import pickle
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from robopolicy.checkpoint import MIGRATIONS, Checkpointer, load_policy, save_po
 from robopolicy.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import Policy
+from robopolicy.runs import has_checkpoint
 from robopolicy.storage import read_tensors, write_tensors
 from robopolicy.types import STATE, Feature
 from tests.fakes import PointEnv, PointPolicy
@@ -529,3 +531,17 @@ def test_on_policy_states_of_format_2_begin_to_watch_for_a_decline() -> None:
     found = MIGRATIONS[2](state)
     assert found == {**state, "decline": {"recent": [], "first": None, "said": False}}
     assert MIGRATIONS[2]({"step": 3}) == {"step": 3}, "imitation has none"
+
+
+def test_a_copy_of_a_checkpoint_is_left_alone(tmp_path: Path) -> None:
+    saver = Checkpointer(tmp_path, keep=1)
+    saver.save(1, policy=gaussian(), state={"value": 1})
+    folder = tmp_path / "checkpoints"
+    copies = [folder / f"step_0000000001{end}" for end in ("_backup", " (copy)", "_")]
+    for copy in copies:
+        shutil.copytree(folder / "step_0000000001", copy)
+    assert Checkpointer(tmp_path).latest() == {"value": 1}
+    Checkpointer(tmp_path, keep=1).save(2, policy=gaussian(), state={"value": 2})
+    assert all(copy.is_dir() for copy in copies) and not (folder / "step_0000000001").exists()
+    shutil.rmtree(folder / "step_0000000002")
+    assert not has_checkpoint(tmp_path), "nothing but copies"

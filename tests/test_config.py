@@ -293,3 +293,40 @@ def test_damaged_or_lost_configs_are_not_guessed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is damaged"):
         check_same(tmp_path, {})
     assert dump({"a": {"b": [1]}, "c": None}) == "a:\n  b:\n  - 1\nc: null\n"
+
+
+def _rows(path: Path, content: bytes) -> Path:
+    """As much of a dataset as tells it from others."""
+    for name, text in {"meta/info.json": b"{}", "data/chunk-000/file-000.parquet": content}.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(text)
+    return path
+
+
+def test_a_dataset_may_lie_elsewhere_when_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, run = _rows(tmp_path / "data", b"one"), tmp_path / "run"
+    with open_run(run, train(f"dataset={data}")):
+        (run / "checkpoints" / "step_0000000001").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for spelling in ("data", "./data", f"{tmp_path}/run/../data"):
+        check_same(run, train(f"dataset={spelling}"))
+    moved = data.rename(tmp_path / "moved")
+    check_same(run, train(f"dataset={moved}"))
+    for name, content in {"other": b"two", "empty": b""}.items():
+        with pytest.raises(ConfigError, match=r"dataset: was .*, now "):
+            check_same(run, train(f"dataset={_rows(tmp_path / name, content)}"))
+    (tmp_path / "other" / "videos").mkdir()
+    with pytest.raises(ConfigError, match="dataset: was"):
+        check_same(run, train("dataset=nothing"))
+
+
+@pytest.mark.parametrize("value", ["[front", "{a: 1", "'it", '"it', "it's", "[1,2]]", "a=b", "${x", "(", "a:{b"])
+def test_what_hydra_cannot_read_is_named_by_its_key(value: str) -> None:
+    with pytest.raises(UsageError, match=r"^task\.name: ") as found:
+        compose(find_verb("train"), [f"task.name={value}"])
+    assert not any(word in str(found.value) for word in ("Exception", "viable", "EOF", "++"))
+
+
+def test_a_key_that_is_none_is_named() -> None:
+    with pytest.raises(UsageError, match=r"'x\[0\]'"):
+        compose(find_verb("train"), ["x[0]=3"])

@@ -39,7 +39,7 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
     for name in ("pipe", "folder", "device", "circle", "gone", "nul\0"):
         with pytest.raises(DataError, match=name.strip("\0")):
             read_bytes(tmp_path / name, error=DataError)
-    with pytest.raises(CheckpointError, match="large.*100"):
+    with pytest.raises(CheckpointError, match=r"large.*100"):
         read_bytes(tmp_path / "large", limit=99)
     assert read_bytes(tmp_path / "large", limit=100) == bytes(100)
 
@@ -92,9 +92,9 @@ def test_the_hubs_cache_keeps_a_snapshots_files_beside_it(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "text",
     [
-        "[" * 100_000, '{"a":' * 100_000, "[" * (DEPTH + 2) + "]" * (DEPTH + 2), '{"a": 1, "a": 2}', "NaN", "[Infinity]",
-        "1e999", "9" * 401, "1" * 5000, r'"\ud800"', r'{"\udfff": 1}', r'[["x", "\ud800x"]]', b"\xff", b'"\xed\xa0\x80"',
-        "", "{torn",
+        "[" * 100_000, '{"a":' * 100_000, "[" * (DEPTH + 2) + "]" * (DEPTH + 2), '{"a": 1, "a": 2}', "NaN",
+        "[Infinity]", "1e999", "9" * 401, "1" * 5000, r'"\ud800"', r'{"\udfff": 1}', r'[["x", "\ud800x"]]', b"\xff",
+        b'"\xed\xa0\x80"', "", "{torn",
     ],
     ids=lambda text: ascii(text)[:20],
 )  # fmt: skip
@@ -110,7 +110,7 @@ def test_json_that_is_read(tmp_path: Path) -> None:
     nested = json.loads("[" * DEPTH + "]" * DEPTH)
     assert parse_json(json.dumps(nested), "here") == nested
     (tmp_path / "list.json").write_text("[]")
-    with pytest.raises(CheckpointError, match="list.json"):
+    with pytest.raises(CheckpointError, match=r"list\.json"):
         read_json(tmp_path / "list.json")
 
 

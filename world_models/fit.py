@@ -134,7 +134,7 @@ def _spec(paths: dict[str, Path], episodes: Episodes) -> EnvSpec:
     names = {str(e["id"]) for e in envs if "id" in e}
     if len(names) > 1:
         raise SpecError(f"the datasets are of different envs, {sorted(names)}; a world model is of one")
-    horizon = max([int(e["horizon"]) for e in envs if "horizon" in e] or [int(episodes.lengths.max())])
+    horizon = max([int(e["horizon"]) for e in envs if type(e.get("horizon")) is int] or [int(episodes.lengths.max())])
     return EnvSpec(
         id=names.pop() if names else next(iter(paths.values())).name,
         observation=episodes.observation,

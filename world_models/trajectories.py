@@ -26,7 +26,7 @@ from robopolicy.schema import Count, Positive, plain
 from robopolicy.spec import PolicySpec
 from robopolicy.storage import load_weights, read_tensors, verify, write_manifest, write_tensors
 from robopolicy.types import Metrics
-from robopolicy.untrusted import check_links, pointed, read_json, refusing
+from robopolicy.untrusted import check_links, check_numbers, pointed, read_json, refusing
 from world_models.windows import Tokens, Window
 
 FORMAT = 1
@@ -189,6 +189,7 @@ def load_trajectories(path: Path | str) -> Trajectories:
         )
     spec = PolicySpec.from_data(read_json(folder / "spec.json", finite=False))
     weights, where = folder / "model.safetensors", f"{folder}/trajectories.json"
+    check_numbers(meta.get("node"), f"{where}: node")
     try:
         with allocating_at_most(budget(weights), where), refusing(f"{where}: node"):
             model = make_trajectories(spec, meta["node"])

@@ -21,7 +21,7 @@ from robopolicy.schema import plain
 from robopolicy.spec import EnvFile
 from robopolicy.storage import load_weights, read_tensors, verify, write_manifest, write_tensors
 from robopolicy.types import EnvSpec, Metrics
-from robopolicy.untrusted import check_links, checked, pointed, read_json, refusing
+from robopolicy.untrusted import check_links, check_numbers, checked, pointed, read_json, refusing
 from world_models.dynamics import Dynamics, History
 from world_models.success import SuccessClassifier
 
@@ -163,6 +163,7 @@ def load_world(path: Path | str, *, which: Literal["latest", "best"] = "latest")
         )
     spec = read_spec(read_json(folder / "spec.json", finite=False))
     weights, where = folder / "model.safetensors", f"{folder}/world.json"
+    check_numbers(meta.get("nodes"), f"{where}: nodes")
     try:
         with allocating_at_most(budget(weights), where), refusing(f"{where}: nodes"):
             world = make_world(spec, meta["nodes"])

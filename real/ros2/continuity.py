@@ -40,9 +40,10 @@ class Continuity:
         Raises:
             JumpError: some joint cannot have moved so far since.
         """
-        dt = stamp - self._stamp
-        if self._q is not None and 0.0 < dt <= GAP:
-            moved, most = np.abs(q - self._q), self.fastest * dt + ROOM
+        dt, before = stamp - self._stamp, self._q
+        self._q, self._stamp = q, stamp
+        if before is not None and 0.0 < dt <= GAP:
+            moved, most = np.abs(q - before), self.fastest * dt + ROOM
             if not (moved <= most).all():
                 k = int(np.argmax(moved - most))
                 self._jumped = at
@@ -51,7 +52,6 @@ class Continuity:
                     f"{most[k]:.3f} rad. Do two drivers publish?"
                 )
                 raise JumpError(self._why)
-        self._q, self._stamp = q, stamp
 
     def problems(self, now: float) -> list[str]:
         """Why the arm may not be started at `now` s of our clock."""

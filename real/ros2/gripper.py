@@ -40,7 +40,7 @@ class Gripper:
         if self._found is None:
             self._found = opening if abs(opening - self.measured) <= SAME else math.nan
         if opening != self._found:
-            self._found, self.wanted = math.nan, min(max(opening, self.topic.low), self.topic.high)
+            self._found, self.wanted = math.nan, opening
 
     def tick(self, mode: Mode, measured: float, now: float) -> None:
         """Publish what is due at `now` s, with the fingers `measured` m apart."""

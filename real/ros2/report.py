@@ -41,11 +41,14 @@ class Reports:
         level = DiagnosticStatus.OK[0]
         if session is not None:
             self._mode = session.mode.name if session.active else ""
+            reasons = () if session.decision is None else session.decision.reasons
+            if session.mode is Mode.FAULT and (why := f"fault:{session.chain.why}") not in reasons:
+                reasons = (*reasons, why)  # of now: no tick has decided since
             values |= {
                 "mode": self._mode, "step": session.loop.step if session.ticks else 0, "ticks": session.ticks,
                 "driver": session.loop.driver, "halted": session.loop.halted, "changed": session.changed,
                 "limits": session.chain.profile.digest,
-                "reasons_now": "; ".join(session.decision.reasons) if session.decision else "",
+                "reasons_now": "; ".join(reasons),
                 "reasons": json.dumps(session.reasons), "error": session.chain.error,
                 "ages_ms": json.dumps({r: round(1e3 * s.age, 1) for r, s in session.stamps.items() if s.age == s.age}),
                 "counts": json.dumps({**session.counts, **{f"loop_{k}": v for k, v in session.loop.counts.items()}}),

@@ -117,7 +117,8 @@ class Session:
         """A state stamped `stamp` s by the arm, received at `at` s of our steady clock.
 
         Raises:
-            StampError: its stamp is not of this moment. JumpError: no motion leads to it from the one before.
+            StampError: its stamp is not of this moment. JumpError: no motion leads to it from the one before,
+                and the arm runs; else it may have been placed anew.
         """
         running = self.running
         if not running:  # nothing depends on the arm's clock now: it may have been set
@@ -136,7 +137,7 @@ class Session:
         except JumpError as error:
             if running:
                 self.chain.fault(str(error))
-            raise
+                raise
         self.newest, self.fresh = state, True
         self._hear("state", at)
 

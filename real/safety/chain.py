@@ -116,6 +116,11 @@ class SafetyChain:
         """Whether something has faulted since the last activation."""
         return bool(self._fault)
 
+    @property
+    def why(self) -> str:
+        """What has faulted first; "" where nothing has."""
+        return self._fault
+
     def enable(self, now: float) -> None:
         """A sign of life of the operator's enable; without it for long enough, FAULT."""
         self.feed("enable", now)

@@ -124,7 +124,7 @@ def _arrays(data: bytes) -> dict[str, Array]:
     with zipfile.ZipFile(io.BytesIO(data)) as packed:
         for about in packed.infolist():
             if about.file_size > LARGEST or len(found) >= MOST or not about.filename.endswith(".npy"):
-                raise SafetyError(f"{about.filename!r}: {about.file_size} bytes; expected few small arrays")
+                raise ValueError(f"{about.filename!r}: {about.file_size} bytes; expected few small arrays")
             found[about.filename.removesuffix(".npy")] = _array(io.BytesIO(packed.read(about)), about.file_size)
     return found
 
@@ -133,6 +133,6 @@ def _array(content: io.BytesIO, size: int) -> Array:
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     shape, _, dtype = read[np.lib.format.read_magic(content)](content)
     if dtype.hasobject or math.prod(shape) * dtype.itemsize != size - content.tell():
-        raise SafetyError(f"an array of {dtype} {shape} in {size} bytes")
+        raise ValueError(f"an array of {dtype} {shape} in {size} bytes")
     content.seek(0)
     return np.lib.format.read_array(content, allow_pickle=False)

@@ -21,7 +21,7 @@ from robopolicy.policies.lerobot_kinds import kind_of
 from robopolicy.spec import PolicySpec, check_features, check_fits
 from robopolicy.storage import read_tensors, refuse_pickle
 from robopolicy.types import ENV_STATE, IMAGES, STATE, TASK, EnvSpec, Feature
-from robopolicy.untrusted import check_links, inside, read_json, refusing
+from robopolicy.untrusted import check_links, check_numbers, inside, read_json, refusing
 
 PROCESSORS = ("policy_preprocessor.json", "policy_postprocessor.json")
 _log = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ def load_lerobot(folder: Path, *, device: torch.device | str = "cpu", env: EnvSp
 def _load(folder: Path, device: torch.device | str, env: EnvSpec | None) -> Policy:
     documents = [_processor(folder, name) for name in PROCESSORS]
     config = prepared(read_json(folder / CONFIG))
+    check_numbers(config, f"{folder}/{CONFIG}")
     settings = decode(config)
     spec, inputs = describe(folder, settings, documents[0], env)
     if not (folder / WEIGHTS).is_file():

@@ -226,15 +226,15 @@ def unnamed(log: Log, names: Sequence[str], *, must: bool, known: Sequence[str])
     """Refusals and FAULTs under attack that do not name their cause.
 
     Args:
-        names: of which a FAULT must name one; `must`: the attack must be named somewhere.
-        known: what a refused call may name beside these.
+        names: what the attack may be called; `must`: it must be called so somewhere.
+        known: what a refused call or a FAULT may name beside these, as this machine may be late meanwhile.
     """
     begin, end = log.attack
     calls = [c for c in log.calls if begin <= c.asked <= end and not c.ok]
     found = [f"{c.name}: {c.text!r}" for c in calls if not any(n in c.text for n in (*names, *known))]
     reports = [r for t, r in log.reports if begin <= t <= end + 0.3]
     faults = {_words(r) for r in reports if r.get("mode") == "FAULT"}
-    found += [f"FAULT: {text!r}" for text in sorted(faults) if names and not any(n in text for n in names)]
+    found += [f"FAULT: {text!r}" for text in sorted(faults) if not any(n in text for n in (*names, *known))]
     everything = [c.text for c in calls] + [_words(r) + r.get("reasons", "") + r.get("counts", "") for r in reports]
     if must and names and not any(n in text for n in names for text in everything):
         found.append(f"nothing names {' or '.join(names)}")

@@ -56,7 +56,7 @@ class Client(Node):
         self.driver: SplineDriver | ControllerDriver = kind(HOME, self.tick, DT_NS)
         self.q, self.report, self.refused = HOME.copy(), dict[str, str](), dict[str, int]()
         self.late = 0.0  # s by which the latest tick was played too late
-        self.lead = 0.0  # s by which the newest plan begins after now
+        self.lead, self.leads = 0.0, list[float]()  # s by which the newest plan begins after now, and all of them
         self.others: list[tuple[Any, Callable[[JointState], JointState]]] = []  # publishers of states that are no arm
         self._connect()
         self._executor, self._ended = EventsExecutor(context=self.own), threading.Event()
@@ -95,6 +95,12 @@ class Client(Node):
         self.destroy_node()
         rclpy.shutdown(context=self.own)
 
+    @property
+    def lateness(self) -> float:
+        """s by which this machine was late: a tick that was played too late, or a plan that came later than others."""
+        plans = float(np.median(self.leads) - min(self.leads)) if self.leads else 0.0
+        return max(self.late, plans)
+
     # -- what comes -------------------------------------------------------------------------------------------------
     def _on_plan(self, data: bytes) -> None:
         now = time.monotonic()
@@ -109,6 +115,7 @@ class Client(Node):
                 return
             shift = round(self.lies.shift * 1e9) if self.lies.driver_too else 0
             self.lead = 1e-9 * int(plan.due[0] - shift) - (now - self.began)
+            self.leads.append(self.lead)
             why = self.driver.offer(plan, shift)
         if why:
             self.refused[why] = self.refused.get(why, 0) + 1

@@ -1,6 +1,6 @@
 """The node under attack: the real policy node with a policy that waves. Forks one for every line on standard input.
 
-    python -m scripts.hostile.target            # a line is JSON: name, domain, wiring, dry_run, process
+    python -m scripts.hostile.target PRESET …   # a line is JSON: name, domain, wiring, dry_run, process
 
 Everything is loaded before the fork, so that every trial gets a fresh node in a moment. SIGUSR1 makes what observes
 raise for a second, inside the tick.
@@ -86,7 +86,7 @@ def main() -> None:
     import real.ros2.spin  # noqa: F401
 
     torch.set_num_threads(1)
-    wirings = {name: load_wiring(name) for name in ("mujoco_panda", "fr3")}
+    wirings = {name: load_wiring(name) for name in sys.argv[1:]}
     compile_all(wirings)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("ready", flush=True)

@@ -103,6 +103,16 @@ def test_too_few_successes(tmp_path: Path) -> None:
     assert load_episodes(tmp_path / "d").num_episodes > 0, "what was found is kept"
 
 
+def test_none_at_all(tmp_path: Path) -> None:
+    class Idle(PointExpert):
+        def act(self, obs: Obs) -> Tensor:
+            return torch.zeros_like(super().act(obs))
+
+    with pytest.raises(DataError, match="0 of 3 episodes") as found:
+        record_demos(env=PointEnv(4), expert=Idle(4), episodes=2, out=tmp_path / "d", max_attempts=3)
+    assert not (tmp_path / "d").exists() and str(tmp_path / "d") not in str(found.value)
+
+
 class Faulty(PointEnv):
     """Physics that fails in the third step of every episode whose seed is a multiple of 3."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,7 +70,7 @@ def test_motion_that_nothing_permits_is_seen(log):
 
 def test_an_activation_while_stopped_is_no_permission():
     log = log_of(while_in(1.1, 2.0))
-    log.enables = [(t, s and not 0.9 < t < 1.05) for t, s in log.enables]
+    log.enables = [(t, s and not 0.9 < t < 1.01) for t, s in log.enables]
     assert len(checker.unasked(log)) == 1
 
 
@@ -192,9 +194,11 @@ def test_a_controller_s_driver_jumps_where_it_is_told_to():
 
 
 # -- the node -------------------------------------------------------------------------------------------------------
-@pytest.mark.timeout(240)
 @pytest.mark.skipif(sys.platform != "linux", reason="the client plays in real time")
-def test_the_node_withstands_a_few_attacks(capsys):
+def test_the_node_withstands_a_few_attacks():
     """A clock glitch, an enable that died before a reset, and an exception in a dry run."""
-    attacks = ["glitch_inactive", "enable_silent_reset", "dry_run_raises"]
-    assert hostile_ros.main(["--only", *attacks]) == 0, capsys.readouterr().err
+    script = Path(hostile_ros.__file__)
+    command = [sys.executable, str(script), "--only", "glitch_inactive", "enable_silent_reset", "dry_run_raises"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count('"scenario"') == 3

@@ -348,3 +348,38 @@ def test_a_topic_in_two_namespaces_must_be_named(tmp_path):
     folder = write(tmp_path / "bag", found + [(f"left/{n}", at, m) for n, at, m in found])
     with pytest.raises(DataError, match=r"'joint_states' may be any of \['/joint_states', '/left/joint_states'\]"):
         streams(folder)
+
+
+def test_messages_that_are_compressed_each_are_named_so(tmp_path):
+    folder = write(tmp_path / "bag", recorded(0.2, camera=False), storage="sqlite3")
+    about = yaml.safe_load((folder / "metadata.yaml").read_text())
+    for mode in ("MESSAGE", "message"):
+        about["rosbag2_bagfile_information"]["compression_mode"] = mode
+        (folder / "metadata.yaml").write_text(yaml.safe_dump(about))
+        with pytest.raises(DataError, match="compression_mode"):
+            Bag(folder)
+    (folder / "metadata.yaml").unlink()  # nothing says so but the messages
+    base = sqlite3.connect(next(folder.glob("*.db3")))
+    base.execute("UPDATE messages SET data = ?", (b"\x28\xb5\x2f\xfd rest",))
+    base.commit()
+    base.close()
+    bag = Bag(folder)
+    with pytest.raises(DataError, match="compressed message by message"):
+        next(bag.items(list(bag.types)))
+
+
+def test_copies_that_macos_leaves_are_no_bags(tmp_path):
+    folder = write(tmp_path / "bag", recorded(0.2, camera=False))
+    (folder / "metadata.yaml").unlink()
+    (folder / "._bag_0.mcap").write_bytes(b"\x00\x05\x16\x07")
+    assert [f.name for f in Bag(folder).files] == ["bag_0.mcap"]
+
+
+@pytest.mark.parametrize("k", [0, 10, 249])
+def test_a_time_that_is_no_number_fails(k):
+    t = np.arange(250) / 250
+    for column in (0, 1):
+        times = [t.copy(), t.copy()]
+        times[column][k] = np.nan
+        with pytest.raises(UnusableError):
+            check_stream("states", Stream(times[0], times[1], t), 250.0, 0.05)

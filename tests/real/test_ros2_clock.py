@@ -149,11 +149,13 @@ def test_joints_move_no_further_than_they_can():
     one = Continuity(("a", "b"), np.array([2.0, 1.0]))
     one.take(np.zeros(2), 10.0, 5.0)
     one.take(np.array([0.027, -0.023]), 10.0 + DT, 5.0)
-    for bad in (np.array([0.027, 0.002]), np.array([0.06, -0.023]), np.array([np.nan, 0.0])):
+    for k, bad in enumerate(([0.027, 0.002], [0.06, 0.002], [np.nan, 0.0])):
         with pytest.raises(JumpError, match="state_jump"):
-            one.take(bad, 10.0 + 2 * DT, 5.1)
+            one.take(np.array(bad), 10.0 + (k + 2) * DT, 5.1)
     assert one.problems(5.15) and not one.problems(5.21)
-    one.take(np.array([0.14, -0.023]), 10.0 + 16 * DT, 5.2), "it had the time"
+    with pytest.raises(JumpError, match="state_jump"):
+        one.take(np.array([0.027, -0.023]), 10.0 + 5 * DT, 5.2), "what is no number is no place to come from"
+    one.take(np.array([0.13, -0.023]), 10.0 + 16 * DT, 5.2), "it had the time"
     one.take(np.array([3.0, 3.0]), 11.0, 6.0), "nothing is known of what was between"
 
 

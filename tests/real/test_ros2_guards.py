@@ -116,7 +116,6 @@ GUARDS = [
           partial(set_between, -15.0, "enable"), (*FAILS, session.SafetyError)),
     Guard("an echo ahead of its commands", session_module, "stamps_of", "clock, most=state, ahead=ahead)",
           "clock, most=state, ahead=100.0)", echo),
-    Guard("states that are not used", Session, "on_state", "if running:", "if True:", never),
     Guard("a clock that was set", Session, "on_state", "self.clock.restart(stamp, at)", "self.clock.learn(stamp, at)",
           partial(set_between, -15.0, "enable"), (*FAILS, session.SafetyError)),
     Guard("no other time while it runs", Session, "on_state", "if not running:", "if True:", never),

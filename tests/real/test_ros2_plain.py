@@ -169,9 +169,9 @@ def test_a_server_plans_in_its_place(monkeypatch, tmp_path):
         with pytest.raises(SpecError, match="flange") as refused:  # which keeps all that it has seen alive
             Brain(options, WIRING)
         until = time.monotonic() + 10.0
-        while len(server.clients) > lines and time.monotonic() < until:
+        while len(server.connections.open) > lines and time.monotonic() < until:
             time.sleep(0.01)
-        assert len(server.clients) == lines, f"it has not hung up: {refused.value}"
+        assert len(server.connections.open) == lines, f"it has not hung up: {refused.value}"
         server.spec, other = policy.spec, replace(policy.spec, dt=policy.spec.dt / 2)
         monkeypatch.setattr(brain_module, "read_spec", lambda *_, **__: other)
         with pytest.raises(PlanningError, match="refuses: spec: the client expects another policy"):

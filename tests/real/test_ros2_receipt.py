@@ -28,7 +28,7 @@ class Inbox(Watched):
         monkeypatch.setattr(topics_module.time, "time_ns", lambda: int(SYSTEM + (self.now + self.system) * 1e9))
         self.camera.press = self.pressed = []
         self.camera.press = self.pressed.append
-        self.topics._hear("keys", String, WIRING.topic("keys"), self.topics._on_key)
+        self.topics._hear("keys", String, WIRING.topic("keys"), self.topics._on_key, lambda: None)
         self.enabled, self.strangers = [], []
         self.session.on_enable = lambda enabled, at: self.enabled.append((enabled, at))
         self.session.on_stranger = self.strangers.append
@@ -75,7 +75,7 @@ def test_features_of_another_moment_are_not_used(monkeypatch):
     taken = []
     inbox.camera.take = lambda names, values: taken.append(list(values))
     values = lambda stamp: messages.joint_state(("x",), round(stamp * 1e9), topics_module.np.zeros(1))  # noqa: E731
-    inbox.topics._hear("features", object, WIRING.topic("features"), inbox.topics._on_features)
+    inbox.topics._hear("features", object, WIRING.topic("features"), inbox.topics._on_features, lambda: None)
     there = inbox.now + 1000.0
     for stamp, reason in ((0.0, "unstamped"), (there + 3600.0, "ahead"), (there - 0.2, "late")):
         inbox.hear("features", values(stamp))
@@ -106,7 +106,7 @@ def test_another_publisher_is_not_listened_to_while_the_arm_runs(gid, monkeypatc
 def test_a_description_that_comes_late_stops_no_arm(monkeypatch):
     inbox = Inbox(monkeypatch)
     topic = replace(WIRING.topic("enable"), name="description")
-    inbox.topics._hear("robot_description", String, topic, inbox.topics._on_description)
+    inbox.topics._hear("robot_description", String, topic, inbox.topics._on_description, lambda: None)
     inbox.session.running = True
     for gid in (b"a", b"b", None):
         inbox.node.count_publishers = lambda name: 2

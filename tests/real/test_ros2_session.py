@@ -53,11 +53,12 @@ class Wire:
     """An arm's driver and a session with a line between them that delays, loses and stalls."""
 
     def __init__(
-        self, *, make_loop=Sweep, lost=0.0, delay=0, seed=0, echo=True, settings=FAST, inputs=None, wiring=WIRING,
+        self, *, make_loop=Sweep, lost=0.0, delay=0, seed=0, echo=True, settings=FAST, inputs=None, wiring=None,
         follow=False,
     ) -> None:  # fmt: skip
         self.rng, self.lost, self.delay, self.echo = np.random.default_rng(seed), lost, delay, echo
         self.profile = load_profile("panda", **settings)
+        wiring = wiring or WIRING
         dogs = wiring.watchdogs
         self.chain = SafetyChain(self.profile, dt=DT, state=dogs["state"], enable=dogs["enable"], inputs=inputs)
         self.session = Session(self.chain, make_loop, wiring, send=self._send, grip=lambda opening: None, follow=follow)
@@ -319,9 +320,8 @@ def test_while_the_arm_runs_another_time_is_never_believed(seconds):
     assert wire.session.mode is Mode.HOLD and wire.speed == 0.0 and wire.session.counts["missed"] == 0
     assert wire.session.clock.tick(wire.now - DT) == wire.tick - 1 and wire.unheard.total() == round(2.0 / DT)
     wire.glitch = 0.0
-    still = wire.played[-1]
-    wire.run(round(0.6 / DT))
-    assert wire.session.mode is Mode.RUN and np.abs(wire.played[-1] - still).max() > 0.05
+    wire.run(round(1.2 / DT))
+    assert wire.session.mode is Mode.RUN and np.ptp(wire.played[-round(1.0 / DT) :], axis=0).max() > 0.1
     wire.check()
 
 
@@ -469,7 +469,7 @@ def test_a_state_that_no_motion_leads_to_stops_the_arm(active):
         wire.step()
         other = wire.session.newest.q + np.array([0.0, 0.0, 0.15, 0.0, 0.0, 0.0, 0.0])
         wire.hear(wire.session.on_state, State(other, np.zeros(7), 0.08), wire.tick * DT - 0.5 * DT, wire.now)
-    assert wire.unheard["state"] >= 99
+    assert bool(wire.unheard["state"]) is active
     if active:
         assert wire.session.mode is Mode.FAULT and "'panda_joint3'" in wire.session.decision.reasons[-1]
         assert "fault:state_jump" in wire.session.decision.reasons[-1] and wire.speed == 0.0

@@ -341,10 +341,11 @@ def test_mutated_messages_are_answered_and_closed(monkeypatch):
 @pytest.mark.parametrize(
     ("key", "head"),
     [
-        ("token", hello(token="\ud800" * 16)), ("spec", hello(spec="[" * 90_000)), ("spec", hello(spec="[Infinity]")),
+        ("surrogate", hello(token="\ud800" * 16)), ("spec", hello(spec="[" * 90_000)),
+        ("spec", hello(spec="[Infinity]")),
         ("spec", hello(spec=POLICY.spec.to_json().replace('"n_obs_steps": 2', '"n_obs_steps": 1e999'))),
         ("spec", hello(spec=POLICY.spec.to_json().replace('"n_obs_steps": 2', '"n_obs_steps": "\\ud800"'))),
-        ("protocol", hello(protocol=1.0)), ("protocol", hello(protocol=True)), ("type", hello(type="\ud800")),
+        ("protocol", hello(protocol=1.0)), ("protocol", hello(protocol=True)), ("surrogate", hello(type="\ud800")),
     ],
 )  # fmt: skip
 def test_greetings_out_of_their_minds_are_refused(key, head, monkeypatch):

@@ -11,15 +11,24 @@ from torch import Tensor
 
 from robopolicy.errors import CheckpointError, SpecError, closest
 from robopolicy.execute import ChunkExecutor
-from robopolicy.lerobot.find import download
+from robopolicy.lerobot.find import CONFIG, download
 from robopolicy.lerobot.plugin.configuration_robopolicy import RobopolicyConfig
 from robopolicy.policies.base import Policy
+from robopolicy.policies.lerobot import decode, prepared
 from robopolicy.policy_files import load_policy
 from robopolicy.spec import check_features
 from robopolicy.types import BASE_ACTION, TASK, Feature, Obs
-from robopolicy.untrusted import refusing
+from robopolicy.untrusted import read_json
 
 _TRAINED = "policies of type 'robopolicy' are trained by `robopolicy train`, not by lerobot-train"
+
+
+def _config(folder: Path) -> RobopolicyConfig:
+    """config.json, read as other files of strangers are; LeRobot's own reader has no bounds."""
+    config = decode(prepared(read_json(folder / CONFIG)))
+    if not isinstance(config, RobopolicyConfig):
+        raise CheckpointError(f"{folder}/{CONFIG}: type: expected 'robopolicy', found {config.type!r}")
+    return config
 
 
 class RobopolicyPolicy(PreTrainedPolicy):
@@ -52,8 +61,7 @@ class RobopolicyPolicy(PreTrainedPolicy):
         folder = Path(pretrained_name_or_path)
         if not folder.is_dir():
             folder = download(f"{pretrained_name_or_path}" + (f"@{revision}" if revision else ""))
-        with refusing(f"{folder}/config.json"):
-            config = config or RobopolicyConfig.from_pretrained(folder)
+        config = config or _config(folder)
         return cls(config, load_policy(folder / "policy", device=str(config.device))).eval()
 
     def reset(self) -> None:

@@ -1,0 +1,450 @@
+"""Every reader of files that others wrote: what each refuses, by the key that is wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+import zipfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import lz4.frame
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import zstandard
+from mcap.records import Chunk
+
+from real import mcap_files
+from real.replay import read, rebuild, reproduce
+from real.ros2.wiring import load_wiring
+from real.safety import SafetyError, load_profile
+from real.safety.governor import Governor
+from real.safety.profile_data import check_data
+from real.safety.risk import RiskCritic
+from real.urdf import check_urdf
+from robopolicy.checkpoint import load_policy, save_policy
+from robopolicy.errors import CheckpointError, ConfigError, DataError
+from robopolicy.evaluate.imagination import imagination
+from robopolicy.evaluate.report import write_report
+from robopolicy.evaluate.rows import COLUMNS, Rows
+from robopolicy.evaluate.run_dir import read_run
+from robopolicy.lerobot.notes import NOTE, knowledge
+from robopolicy.policies.lerobot import STEPS, pipeline
+from robopolicy.policy_files import find_policy, read_spec
+from robopolicy.runs import claimed, open_run, read_config
+from robopolicy.spec import PolicySpec
+from robopolicy.storage import checkpoints_in, read_tensors, write_manifest, write_tensors
+from robopolicy.tracking import Tracker
+from robopolicy.verbs import Place
+from scripts import hostile_inputs
+from world_models.world import read_spec as read_env_spec
+
+SPEC = asdict(hostile_inputs.SPEC)
+NODE = hostile_inputs.NODES["diffusion"]
+
+
+# --- specs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "key"),
+    [
+        (("observation", "observation.state", "shape"), [10**9], "shape"),
+        (("observation", "observation.state", "shape"), [2**14, 2**15], "observation"),
+        (("observation", "observation.state", "shape"), [1] * 80, "shape"),
+        (("observation", "observation.state", "shape"), [True], "shape"),
+        (("observation", "observation.state", "shape"), [3.0], "shape"),
+        (("observation", "observation.state", "dtype"), "load", "dtype"),
+        (("observation", "observation.state", "names"), "abc", "names"),
+        (("observation", "../../x"), {"shape": [3], "dtype": "float32", "names": None}, "observation"),
+        (("action", "gripper"), 2, "gripper"),
+        (("action", "frame"), "moon", "frame"),
+        (("action", "low"), [0.0, "x"], "low"),
+        (("action", "low"), [float("nan"), 0.0], "low"),
+        (("action", "names"), [], "names"),
+        (("action", "more"), 1, "more"),
+        (("dt",), 0.0, "dt"),
+        (("dt",), float("inf"), "dt"),
+        (("dt",), True, "dt"),
+        (("horizon",), 10**9, "horizon"),
+        (("n_obs_steps",), 10**9, "n_obs_steps"),
+        (("tasks",), "toy", "tasks"),
+        (("version",), True, "version"),
+        (("version",), 10**30, "version"),
+    ],
+)  # fmt: skip
+def test_a_spec_holds_what_it_can(path: tuple[str, ...], value: Any, key: str) -> None:
+    data = json.loads(json.dumps(SPEC))
+    inner = data
+    for part in path[:-1]:
+        inner = inner[part]
+    inner[path[-1]] = value
+    with pytest.raises(CheckpointError, match=rf"(?s)spec\.json.*{key}"):
+        PolicySpec.from_json(json.dumps(data))
+
+
+def test_an_env_spec_holds_what_it_can() -> None:
+    data = {**SPEC, "id": "x", "digest": "d", "history": 0, "chunk": 0, "joint_access": False, "resumable": False}
+    data = {k: v for k, v in data.items() if k not in ("n_obs_steps", "n_action_steps", "version")}
+    assert read_env_spec(data).observation == hostile_inputs.SPEC.observation
+    for key, value in (("horizon", 0), ("id", 3), ("more", 1), ("chunk", -1)):
+        with pytest.raises(CheckpointError, match=key):
+            read_env_spec({**data, key: value})
+
+
+def test_infinite_limits_are_limits() -> None:
+    data = {**SPEC, "action": {**SPEC["action"], "high": [float("inf"), 1.0]}}
+    assert PolicySpec.from_json(json.dumps(data)).action.high[0] == float("inf")
+
+
+# --- policies -------------------------------------------------------------------------------------------------------
+
+
+def altered(folder: Path, file: str, **changes: Any) -> Path:
+    path = folder / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    for part in (folder / "base", folder):
+        if part.is_dir():
+            write_manifest(part)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"node": []}, "node"), ({"base": "yes"}, "base"), ({"format": True}, "format"), ({"more": 1}, "more"),
+        ({"node": {**NODE, "denoising_steps": 10**11}}, "node|policy"),
+        ({"node": {**NODE, "network": {**hostile_inputs.UNET, "dims": [2**20]}}}, "policy"),
+        ({"node": {**NODE, "network": {**hostile_inputs.UNET, "groups": 3}}}, "node"),
+    ],
+)  # fmt: skip
+def test_a_policy_that_cannot_be_built_is_refused(tmp_path: Path, changes: dict[str, Any], key: str) -> None:
+    folder = altered(save_policy(hostile_inputs.policy("diffusion"), tmp_path / "p"), "policy.json", **changes)
+    with pytest.raises(CheckpointError, match=key):
+        load_policy(folder)
+
+
+def test_bases_in_one_another_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_policy(hostile_inputs.policy("residual"), tmp_path / "p")
+    monkeypatch.setattr("robopolicy.policy_files.verify", lambda folder: None)
+    deepest = folder
+    for _ in range(10):
+        deepest = deepest / "base"
+        deepest.mkdir(exist_ok=True)
+        for name in ("policy.json", "spec.json", "model.safetensors"):
+            (deepest / name).write_bytes((folder / name).read_bytes())
+    with pytest.raises(CheckpointError, match="bases"):
+        load_policy(folder)
+
+
+@pytest.mark.parametrize("mark", ["../elsewhere", "/etc", "", "a/b", "..", "nul\0", "x" * 5000])
+@pytest.mark.parametrize("name", ["latest", "best"])
+def test_pointers_lead_to_checkpoints(tmp_path: Path, mark: str, name: str) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    save_policy(hostile_inputs.policy("gaussian"), tmp_path / "elsewhere")
+    pointer = tmp_path / "run" / "checkpoints" / name
+    pointer.write_text(mark)
+    for path in (tmp_path / "run", pointer):
+        with pytest.raises(CheckpointError, match=name):
+            find_policy(path, which=name)  # type: ignore[arg-type]
+
+
+def test_a_memory_counts_in_itself(tmp_path: Path) -> None:
+    folder = save_policy(hostile_inputs.policy("ricl"), tmp_path / "p")
+    whole = read_tensors(folder / "memory.safetensors")
+    load_policy(folder)
+    for name, value in (
+        ("table", whole["table"] + 10**6), ("table", whole["table"] - 1), ("task", whole["task"] + 7),
+        ("task", whole["task"][:-1]), ("chunk", whole["chunk"][:-1]), ("key", whole["key"] * torch.nan),
+        ("key", whole["key"].double()), ("seed", whole["seed"].float()), ("table", whole["table"][:, :0]),
+        ("seed", whole["seed"][:, None]),
+    ):  # fmt: skip
+        write_tensors({**whole, name: value}, folder / "memory.safetensors")
+        write_manifest(folder)
+        with pytest.raises(CheckpointError, match=name):
+            load_policy(folder)
+    write_tensors(whole, folder / "memory.safetensors")
+    with pytest.raises(CheckpointError, match="tasks"):
+        load_policy(altered(folder, "memory.json", tasks=[1]))
+
+
+def test_lerobots_steps_are_those_that_were_read_through() -> None:
+    pytest.importorskip("lerobot")
+    assert not any("groot" in name or "action_tokenizer" in name for name in STEPS)
+    for name in ("groot_n1_7_vlm_encode_v1", ["x"], "action_tokenizer_processor"):
+        with pytest.raises(CheckpointError, match=r"registry_name|groot|tokenizer"):
+            pipeline({"steps": [{"registry_name": name, "config": {}}]}, action=False)
+
+
+def test_a_lerobot_note_is_typed(tmp_path: Path) -> None:
+    note = {"action": SPEC["action"], "dt": 0.05, "tasks": ["t"], "rename": {}}
+    (tmp_path / NOTE).write_text(json.dumps(note))
+    assert knowledge(tmp_path).dt == 0.05
+    for key, value in (("dt", -1.0), ("dt", "1"), ("rename", {"a": 1}), ("tasks", "t"), ("action", {})):
+        (tmp_path / NOTE).write_text(json.dumps({**note, key: value}))
+        with pytest.raises(CheckpointError, match=key):
+            knowledge(tmp_path)
+    (tmp_path / NOTE).unlink()
+    for data in ({"dataset": 3}, {"dataset": {"root": 3}}, {"dataset": {"root": "nul\0"}}):
+        (tmp_path / "train_config.json").write_text(json.dumps(data))
+        assert knowledge(tmp_path).action is None
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_runs_config_is_data(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    for text, key in (("task: 3", "task"), ("base: [x]", "base"), ("a: &x 1\nb: *x", "config"), ("- 1", "config"),
+                      ("a: !!python/name:os.system", "config")):  # fmt: skip
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=key):
+            read_config(tmp_path)
+    file.write_text("task: null\nbase: runs/x\nseed: 1\n")
+    assert read_config(tmp_path) == {"task": None, "base": "runs/x", "seed": 1}
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "checkpoints", "videos/test"])
+def test_a_run_has_no_links_out_of_itself(tmp_path: Path, name: str) -> None:
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    (run / "videos").mkdir(parents=True)
+    outside.write_text("kept")
+    (run / name).symlink_to(outside)
+    with pytest.raises(ConfigError, match=name), open_run(run, {}):
+        pass
+    with pytest.raises(DataError, match=name):
+        read_run(run)
+    (run / "config.yaml").touch()
+    save_policy(hostile_inputs.policy("gaussian"), run / "saved")
+    with pytest.raises(CheckpointError, match=name):
+        Place.of(run / "saved", "latest", None)
+    assert outside.read_text() == "kept"
+
+
+def test_a_lock_is_never_followed(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "outside").write_text("kept")
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "outside")
+    with pytest.raises(ConfigError, match=r"\.lock"), claimed(tmp_path / "run", "run_dir"):
+        pass
+    assert (tmp_path / "outside").read_text() == "kept"
+
+
+def test_a_state_that_does_not_fit_is_a_checkpoint_error(tmp_path: Path) -> None:
+    hostile_inputs.run(tmp_path)
+    newest = max(checkpoints_in(tmp_path / "run" / "checkpoints"))
+    hostile_inputs.resume(tmp_path)
+    whole = json.loads((newest / "state.json").read_text())
+    for change in ({"rng": 3}, {"training": 3}, {"training": {**whole["training"], "step": "x"}},
+                   {"training": {**whole["training"], "algo": {}}}):  # fmt: skip
+        (newest / "state.json").write_text(json.dumps({**whole, **change}))
+        write_manifest(newest)
+        with pytest.raises(CheckpointError, match=r"state\.json"):
+            hostile_inputs.resume(tmp_path)
+
+
+def rows(**changes: Any) -> pd.DataFrame:
+    row: dict[str, Any] = {
+        "seed": 2 << 40, "env": "e", "digest": "d", "task": "t", "success_once": True, "success_at_end": True,
+        "return": 1.0, "length": 3, "ended_by": "success", "policy": "p", "deterministic": False, "version": "0",
+        "wall_s": 0.1,
+    }  # fmt: skip
+    return pd.DataFrame([{**row, **changes}], columns=list(COLUMNS))
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("success_once", "False"), ("success_once", 0.25), ("success_at_end", None), ("seed", 0.5), ("seed", "x"),
+     ("length", 2**70), ("return", "x"), ("deterministic", "no")],
+)  # fmt: skip
+def test_episode_rows_hold_what_they_say(tmp_path: Path, column: str, value: Any) -> None:
+    with pytest.raises(DataError, match=column):
+        Rows(rows(**{column: value}))
+    rows(**{column: value}).to_csv(tmp_path / "episodes.csv", index=False)
+    if value == "False":  # in CSV that is how a boolean is spelled
+        assert Rows.load(tmp_path / "episodes.csv").successes() == [False]
+        return
+    with pytest.raises(DataError, match=r"episode"):
+        Rows.load(tmp_path / "episodes.csv")
+
+
+def test_a_report_runs_no_script_of_a_run(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    gate = {"step": evil, "imagined": [0.5, 0.4, 0.6], "kept": [0.5, 0.4, 0.6], "true": None, "doubted": 0.1,
+            "reason": evil, "accepted": True}  # fmt: skip
+    run = tmp_path / "run"
+    (run / "videos").mkdir(parents=True)
+    (run / "videos" / "a.mp4").write_bytes(b"x")
+    (run / "videos" / "index.json").write_text(
+        json.dumps([{"file": "a.mp4", "outcome": evil, "kind": evil, "label": evil}])
+    )
+    (run / "spec.json").write_text(json.dumps({evil: evil}))
+    (run / "metrics.jsonl").write_text(f'{{"step": 1e999, "{evil}": 1}}\n{{"step": {"9" * 350}}}\n' + "[" * 10_000)
+    for data in ([gate], [{**gate, "step": 1, "doubted": evil}], {"x": 1}, [3], [[[]]]):
+        (run / "gate.json").write_text(json.dumps(data))
+        assert evil not in imagination([read_run(run)])
+        page = write_report(run, tmp_path / "out.html").read_text()
+        assert evil not in page and "gate.json" in page
+
+
+def test_what_a_tracker_finds_is_data(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "wall_s": 1.0}\n' + "[" * 100_000 + '\n{"step": [], "wall_s": 1}\n'
+    )
+    tracker = Tracker(tmp_path, wandb="disabled", quiet=True)
+    tracker.rewind(5)
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "wall_s": 1.0}\n'
+
+
+# --- the arm --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "key"),
+    [
+        (("joints",), ["a"] * 7, "joints"), (("joints",), [], "joints"), (("velocity",), [1.0] * 6, "velocity"),
+        (("velocity",), [-1.0] * 7, "velocity"), (("jerk",), "x", "jerk"), (("position",), {}, "position"),
+        (("kinematics", "offsets"), [[0, 0, 0]], "offsets"), (("kinematics", "turns"), [2] * 7, "turns"),
+        (("capsules", 0, "link"), 8, "capsules"), (("capsules", 0, "radius"), 0.0, "radius"),
+        (("capsules", 0, "start"), [0.0], "start"), (("pairs",), [["base", "moon"]], "pairs"),
+        (("position", "maker", "range"), [[1.0] * 7, [0.0] * 7], "range"),
+    ],
+)  # fmt: skip
+def test_a_profiles_data_fit_one_another(path: tuple[Any, ...], value: Any, key: str) -> None:
+    data = json.loads(json.dumps(load_profile("panda").data))
+    inner = data
+    for part in path[:-1]:
+        inner = inner[part]
+    inner[path[-1]] = value
+    with pytest.raises(SafetyError, match=key):
+        check_data(data, "profile")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("last", np.zeros((1, 6))), ("stop", np.zeros((1, 0, 7))), ("stop", np.zeros((1, 7))),
+        ("stop", np.zeros((1, 2, 6))),
+        ("at", np.array([5])), ("at", np.array([-1])), ("at", np.array([0, 0])), ("active", np.array([True, True])),
+        ("search", np.array([0, 10**6])), ("search", np.array([0])), ("c", np.full((1, 6, 7), np.nan)),
+        ("stop", np.full((1, 1, 7), np.inf)),
+    ],
+)  # fmt: skip
+def test_a_governors_state_fits_it(name: str, value: Any) -> None:
+    governor = Governor(load_profile("panda"))
+    state = governor.state_dict()
+    governor.load_state_dict(state)
+    with pytest.raises(SafetyError, match="governor"):
+        governor.load_state_dict({**state, name: value})
+
+
+@pytest.fixture(scope="module")
+def messages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recording")
+    hostile_inputs.recording(folder)
+    return folder
+
+
+def test_a_recording_holds_what_it_can(messages: Path, tmp_path: Path) -> None:
+    for i, (file, key, value) in enumerate((
+        ("0000_header", "dt", 1e-9), ("0000_header", "budget_s", 0), ("0000_header", "watchdogs", {"state": ["x"]}),
+        ("0000_header", "profile", {"data": {}, "settings": {}}), ("0001_activate", "q", [0.0]),
+        ("0001_activate", "governor", {}), ("0001_activate", "tank", {"energy": 1.0, "q": [0.0], "torque": None}),
+        ("0003_tick", "events", [["heard", [0.0]]]), ("0003_tick", "events", [["feed", "x"]]),
+        ("0018_footer", "messages", {"tick": "x"}), ("0018_footer", "dropped", None), ("0003_tick", "now", None),
+    )):  # fmt: skip
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        for part in messages.glob("*.json"):
+            data = json.loads(part.read_text())
+            (folder / part.name).write_text(json.dumps({**data, key: value} if part.stem == file else data))
+        with pytest.raises((DataError, SafetyError)):
+            reproduce(read(hostile_inputs.packed(folder)))
+
+
+def test_a_recordings_header_is_held_against_its_risk(messages: Path) -> None:
+    header = json.loads((messages / "0000_header.json").read_text())
+    rebuild(header)
+    risk = {"layers": [[[[0.0]], [0.0]]], "dt": 0.004, "low": 0.2, "high": 0.8, "floor": 0.2, "settings": {}}
+    for value in (risk, {**risk, "dt": 0.0}, {**risk, "layers": []}, 3):
+        with pytest.raises((DataError, SafetyError), match=r"risk|header"):
+            rebuild({**header, "risk": value})
+
+
+def test_chunks_unpack_to_what_they_say() -> None:
+    data = bytes(2**20)
+    for kind, packed in (("zstd", zstandard.compress(data)), ("lz4", lz4.frame.compress(data)), ("", data)):
+        fine = Chunk(kind, packed, 0, 0, 0, len(data))
+        assert mcap_files.check_chunk(fine) == len(data)
+        with pytest.raises(DataError, match="chunk"):
+            mcap_files.check_chunk(Chunk(kind, packed, 0, 0, 0, 1000))
+    huge = zstandard.ZstdCompressor().compress(bytes(mcap_files.LARGEST + 1))
+    with pytest.raises(DataError, match="chunk"):
+        mcap_files.check_chunk(Chunk("zstd", huge, 0, 0, 0, mcap_files.LARGEST + 1))
+    with pytest.raises(DataError, match="bzip"):
+        mcap_files.check_chunk(Chunk("bzip", b"", 0, 0, 0, 0))
+
+
+def test_a_critics_arrays_are_as_large_as_they_say(tmp_path: Path) -> None:
+    profile = load_profile("panda")
+    layers = ((np.zeros((21, 4)), np.zeros(4)), (np.zeros((4, 1)), np.zeros(1)))
+    RiskCritic(profile, 0.004, layers).save(tmp_path / "critic.npz")
+    RiskCritic.load(tmp_path / "critic.npz", profile, 0.004)
+    for shape in ("(10000000000000,)", "(3, 2)"):
+        head = io.BytesIO()
+        head.write(b"\x93NUMPY\x01\x00")
+        text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+        head.write(len(text).to_bytes(2, "little") + text.encode() + bytes(32))
+        with zipfile.ZipFile(tmp_path / "lies.npz", "w") as file:
+            file.writestr("w0.npy", head.getvalue())
+        with pytest.raises(SafetyError, match="lies"):
+            RiskCritic.load(tmp_path / "lies.npz", profile, 0.004)
+
+
+@pytest.mark.parametrize(
+    "text", ["<!DOCTYPE x [<!ENTITY a 'b'>]><robot>&a;</robot>", "\ud800", "<a>" * 10_000, "x" * 2**25]
+)
+def test_a_urdf_is_plain_xml(text: str) -> None:
+    with pytest.raises(SafetyError, match="urdf"):
+        check_urdf(load_profile("panda"), text)
+
+
+def test_a_wiring_is_plain_yaml(tmp_path: Path) -> None:
+    for text in ("a: &x 1", "[", "topics: !!python/name:os.system", "\ud800".encode("utf-8", "surrogatepass").hex()):
+        (tmp_path / "robot.yaml").write_text(text)
+        with pytest.raises(SafetyError, match="robot"):
+            load_wiring(str(tmp_path / "robot.yaml"))
+
+
+def test_a_bag_is_tables_in_its_folder(tmp_path: Path) -> None:
+    pytest.importorskip("rclpy")
+    from real.ros2.bag import Bag
+
+    base = sqlite3.connect(tmp_path / "x.db3")
+    base.execute("CREATE TABLE topics (id INTEGER, name TEXT, type TEXT)")
+    base.execute(
+        "CREATE VIEW messages AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
+    )
+    base.close()
+    with pytest.raises(DataError, match="messages"):
+        Bag(tmp_path / "x.db3")
+    (tmp_path / "bag").mkdir()
+    about: dict[str, Any] = {"storage_identifier": "mcap", "relative_file_paths": ["../x.mcap"]}
+    (tmp_path / "x.mcap").write_bytes(b"")
+    for change in ({}, {"relative_file_paths": [3]}, {"relative_file_paths": "x"}, {"relative_file_paths": [".."]},
+                   {"storage_identifier": ["mcap"]}):  # fmt: skip
+        (tmp_path / "bag" / "metadata.yaml").write_text(
+            json.dumps({"rosbag2_bagfile_information": {**about, **change}})
+        )
+        with pytest.raises(DataError, match="bag"):
+            Bag(tmp_path / "bag")
+
+
+def test_read_spec_reads_no_weights(tmp_path: Path) -> None:
+    folder = save_policy(hostile_inputs.policy("gaussian"), tmp_path / "p")
+    (folder / "model.safetensors").write_bytes(b"")
+    assert read_spec(folder) == hostile_inputs.SPEC
