@@ -119,14 +119,14 @@ def contexts() -> list[Context]:
     for algo in groups["algo"]:
         found += [("train", f"algo={algo}", "task=pick"), ("train", f"algo={algo}", "world=imagined")]
     found += [("train", "algo=bc", f"policy={policy}") for policy in groups["policy"]]
-    found += [("train", "algo=rpd", f"policy={policy}") for policy in groups["policy"]]
     found += [
         ("train", f"algo={a}", f"world_model={m}")
         for a in ("world_model", "trajectories")
         for m in groups["world_model"]
     ]
     found += [("train", f"policy={p}", f"network={n}") for p in ("diffusion", "flow") for n in groups["network"]]
-    found += [(verb, f"task={task}") for verb in ("eval", "demos", "train", "robustness") for task in groups["task"]]
+    found += [("eval", f"task={task}") for task in groups["task"]]
+    found += [(verb, "task=pick") for verb in ("demos", "robustness")]
     found += [("eval", f"suite={suite}") for suite in groups["suite"]]
     found += [("train", "world=recorded"), ("eval", "task=tabletop", "variants=language")]
     found += [("train", f"tracker={tracker}") for tracker in groups["tracker"]]
@@ -165,21 +165,27 @@ def option(words: Sequence[str], own: list[Context]) -> str:
         if why or not words:
             return why
     keys = [w.lstrip("+~").split("=")[0] for w in words]
+    if not any("." in k or top(k) for k in keys):
+        return ending(words, keys)
     first = ""
     for context in likely(keys, own):
         why = problem(joined(context, words))
         if not why:
             return ""
         first = first or f"{' '.join(context)}: {why}"
-    if any("." in k or top(k) for k in keys):
-        return first
-    for context in contexts():  # `penalty=3`: the end of a path
+    return first
+
+
+def ending(words: Sequence[str], keys: Sequence[str]) -> str:
+    """Why nothing takes keys that are written without their path (`penalty=3`), or as those of a Python call."""
+    for context in contexts():
         paths = {k: [p for p in flat(context) if p.endswith(f".{k}")] for k in keys}
         if all(paths.values()):
             full = [w.replace(k, paths[k][0], 1) for w, k in zip(words, keys, strict=True)]
             if not problem(joined(context, full)):
                 return ""
-    return "" if all(k in keywords() for k in keys) else first  # of a Python call
+    unknown = [k for k in keys if k not in keywords()]
+    return f"unknown: {', '.join(unknown)}" if unknown else ""
 
 
 def top(name: str) -> bool:
@@ -191,6 +197,8 @@ def key(name: str, own: list[Context]) -> str:
     """Why no context takes a key."""
     if top(name):
         return ""
+    if "." not in name:
+        return "" if name in keywords() else f"unknown: {name}"
     first = ""
     for context in likely([name], own):
         if holds(context, name):
@@ -199,7 +207,7 @@ def key(name: str, own: list[Context]) -> str:
         if f"{name}: expected" in why or not why:
             return ""
         first = first or f"{' '.join(context)}: {why}"
-    return "" if "." not in name and name in keywords() else first
+    return first
 
 
 # ---- names -------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from scripts.promise_list import Promise, words
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL: dict[str, dict[str, str]] = {
-    "demos": {"episodes": "8", "num_envs": "8"},
+    "demos": {"episodes": "60", "num_envs": "20"},
     "eval": {"episodes": "2", "videos": "0", "num_envs": "2"},
     "compare": {"episodes": "2", "videos": "0", "num_envs": "2"},
     "robustness": {"episodes": "2", "num_envs": "2"},
@@ -154,7 +154,7 @@ class Sandbox:
                 continue
             if word.startswith(DATASETS) or name.startswith("loop.data."):
                 shutil.copytree(self.dataset(value, task), path)
-            elif word.startswith(CHECKPOINTS) or name in ("world.model", "loop.synthetic.model"):
+            elif word.startswith(CHECKPOINTS) or name in ("expert.checkpoint", "world.model", "loop.synthetic.model"):
                 at = path / "push-v3" if "@" in value else path
                 shutil.copytree(self.checkpoint(value, task), at)
             elif name == "recording" and "deploy" in value:
@@ -176,7 +176,7 @@ class Sandbox:
     def dataset(self, value: str, task: Sequence[str]) -> Path:
         task = task or named(value)
         keep = "only_success=false" if "around" in value else "only_success=true"
-        how = ["imperfection=0", "episodes=16", "num_envs=16", keep]
+        how = ["imperfection=0", "episodes=60", "num_envs=20", keep]
         return self._once(f"data_{'_'.join(task)}_{keep}", ["robopolicy", "demos", *task, *how, "out=@AT"])
 
     def checkpoint(self, value: str, task: Sequence[str]) -> Path:

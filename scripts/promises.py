@@ -124,10 +124,11 @@ class Keeper:
         table = re.findall(r"^\| `([a-z ]+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
         self.judge("README.md: its table of verbs", " ".join(sorted(set(verbs) ^ set(table))))
         page = (ROOT / "docs" / "bring_your_own" / "gym_env.md").read_text()
+        ids = dict.fromkeys(re.findall(r"[\w.]+:robopolicy/\w+-v\d+", page))
         for command in (
             ["robopolicy", "--version"], ["robopolicy", "doctor"], ["python", "-m", "robopolicy", "--help"],
             *(["robopolicy", *verb.split(), "--help"] for verb in verbs),
-            *(["python", "-c", GYMNASIUM.format(id)] for id in dict.fromkeys(re.findall(r"[\w.]+:robopolicy/\w+-v\d+", page))),
+            *(["python", "-c", GYMNASIUM.format(id)] for id in ids),
             ["python", "-c", LEROBOT],
         ):  # fmt: skip
             self.attempt(f"entry point: {shlex.join(command)}", box, command)
