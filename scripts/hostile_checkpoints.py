@@ -188,10 +188,11 @@ class Worker:
 def warm() -> None:
     """Import all that a node may name: libraries make folders of their own when they are imported."""
     from robopolicy import registry
+    from robopolicy.errors import RobopolicyError
 
     for slot in registry._SLOTS:
         for name in registry.names(slot):
-            with contextlib.suppress(ImportError):
+            with contextlib.suppress(ImportError, RobopolicyError):  # what is not installed
                 registry.lookup(slot, name, slot)
 
 

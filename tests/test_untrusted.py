@@ -30,7 +30,10 @@ from robopolicy.untrusted import (
 )
 
 
-def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
+def test_what_is_no_regular_file_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    open_ = os.open
+    monkeypatch.setattr(os, "open", lambda path, *args: opened.append(path) or open_(path, *args))
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     (tmp_path / "device").symlink_to("/dev/zero")
@@ -39,6 +42,7 @@ def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
     for name in ("pipe", "folder", "device", "circle", "gone", "nul\0"):
         with pytest.raises(DataError, match=name.strip("\0")):
             read_bytes(tmp_path / name, error=DataError)
+    assert opened == []
     with pytest.raises(CheckpointError, match=r"large.*100"):
         read_bytes(tmp_path / "large", limit=99)
     assert read_bytes(tmp_path / "large", limit=100) == bytes(100)
