@@ -33,35 +33,42 @@ class Gripper:
         self._found: float | None = None  # m, what is wanted first
         self._sent = self._moved = -math.inf  # s
 
-    def want(self, opening: float) -> None:
-        """Go to `opening` m; what is not a number: stay."""
+    def want(self, opening: float, measured: float) -> None:
+        """Go to `opening` m, with the fingers `measured` m apart; what is not a number: stay."""
         if not math.isfinite(opening):
             return
-        if self._found is None:
-            self._found = opening if abs(opening - self.measured) <= SAME else math.nan
+        if self._found is None:  # an episode begins by wanting what is measured: that is no wish to let go
+            stays = abs(opening - measured) <= SAME and not abs(measured - self.measured) > SAME
+            self._found = opening if stays else math.nan
         if opening != self._found:
             self._found, self.wanted = math.nan, opening
 
     def tick(self, mode: Mode, measured: float, now: float) -> None:
         """Publish what is due at `now` s, with the fingers `measured` m apart."""
-        goal, before, since = self.wanted, self.commanded, now - self._moved
+        first, since = self._moved == -math.inf, now - self._moved
+        if first and abs(measured - self.measured) > SAME:
+            self.commanded = measured  # moved by hand meanwhile: go on from where they are
+        before, goal = self.commanded, self.wanted
+        self._moved, self.measured = now, measured
         if mode is Mode.FAULT and self.topic.after_fault == "open":
             goal = self.topic.high
         elif mode >= Mode.HOLD:
-            goal = self.commanded
-        self._moved, self.measured = now, measured
-        if not math.isfinite(goal):
+            goal = math.nan
+        if math.isfinite(goal):
+            self.commanded = self._limited(goal, 0.0 if first else min(since, 1 / self.topic.rate_hz))
+        if not math.isfinite(self.commanded):
             return  # nothing has been wanted yet: the gripper stays as it was found
-        self.commanded = self._limited(goal, since if since < math.inf else 0.0)
         if self.commanded != before or now - self._sent >= 1 / self.topic.rate_hz:
             self._sent = now
             self.publish(self.commanded)
 
     def _limited(self, goal: float, since: float) -> float:
+        """`goal` m within the limits, `since` s after the command before. The speed has the last word, so that one
+        wrong measurement does not drop what is held."""
         t, found = self.topic, goal
         start = self.commanded if math.isfinite(self.commanded) else self.measured
-        if t.speed is not None and math.isfinite(start):
-            found = min(max(found, start - t.speed * since), start + t.speed * since)
         if t.squeeze is not None and math.isfinite(self.measured):
             found = min(max(found, self.measured - t.squeeze), self.measured + t.squeeze)
+        if t.speed is not None and math.isfinite(start):
+            found = min(max(found, start - t.speed * since), start + t.speed * since)
         return min(max(found, t.low), t.high)

@@ -205,8 +205,9 @@ class Topics:
         """Opening [m] that is wanted in this tick, where the robot has a gripper."""
         if (gripper := self.commands.gripper) is not None:
             state = self.session.newest
-            gripper.want(opening)
-            gripper.tick(self.session.mode, math.nan if state is None else state.opening, time.monotonic())
+            measured = math.nan if state is None else state.opening
+            gripper.want(opening, measured)
+            gripper.tick(self.session.mode, measured, time.monotonic())
 
     def begin(self) -> None:
         """An episode is about to begin."""

@@ -33,7 +33,7 @@ class Rig:
         before = len(self.sent)
         for _ in range(round(seconds / DT)):
             self.now += DT
-            self.gripper.want(opening)
+            self.gripper.want(opening, self.measured)
             self.gripper.tick(mode, self.measured, self.now)
         return [opening for _, opening in self.sent[before:]]
 
@@ -97,9 +97,48 @@ def test_a_grasp_outlives_a_reset_unless_the_fingers_were_moved():
     rig.run(0.1, 0.0)
     rig.gripper.begin()
     rig.measured = 0.07  # by hand, or by another node
-    rig.gripper.want(0.07)
+    rig.gripper.want(0.07, 0.07)
     rig.gripper.tick(Mode.RUN, 0.07, rig.now + DT)
     assert rig.sent[-1][1] == 0.07
+
+
+def test_fingers_that_were_moved_by_hand_do_not_snap_back():
+    rig = Rig(speed=0.1)
+    rig.run(0.8, 0.0)
+    assert rig.sent[-1][1] == 0.0
+    rig.gripper.begin()
+    rig.measured = 0.07
+    sent = rig.run(DT, 0.07) + rig.run(0.1, 0.0)
+    assert sent[0] == pytest.approx(0.07)
+    assert np.abs(np.diff(sent)).max() <= 0.1 * DT + 1e-12
+
+
+@pytest.mark.parametrize("mode", [Mode.HOLD, Mode.FAULT])
+def test_one_wrong_measurement_drops_nothing(mode):
+    rig = Rig(squeeze=0.02, speed=0.1)
+    rig.object = 0.03
+    rig.run(0.8, 0.01)
+    held = rig.sent[-1][1]
+    assert held == pytest.approx(0.01)
+    for now in (mode, Mode.RUN):
+        rig.measured = 0.08  # a reading that is wrong
+        assert abs(([*rig.run(DT, 0.01, now)] or [held])[-1] - held) <= 0.1 * DT + 1e-12
+        rig.measured = 0.03
+        rig.run(0.1, 0.01, now)
+        assert rig.sent[-1][1] == pytest.approx(held)
+
+
+def test_what_is_held_when_the_node_starts_stays_held():
+    rig = Rig()
+    assert rig.run(0.2, rig.measured) == [], "the loop wants what it measures, of a held object too"
+    assert rig.run(DT, 0.0) == [0.0]
+
+
+def test_a_stall_grants_no_leap():
+    rig = Rig(speed=0.1)
+    rig.run(0.1, 0.08)
+    before, rig.now = rig.sent[-1][1], rig.now + 0.5
+    assert abs(rig.run(DT, 0.0)[-1] - before) <= 0.1 / PLAIN["rate_hz"] + 1e-12
 
 
 @pytest.mark.parametrize(
