@@ -122,7 +122,7 @@ def test_json_that_is_read(tmp_path: Path) -> None:
     "text",
     [
         "a: &x [1]\nb: *x", "a: &x 1", "a: !!python/object/apply:os.system ['true']", "a: !!set {b}", "!x {a: 1}",
-        "<<: {a: 1}", "a: 1\na: 2", "? [1]\n: 2", "[" * 10_000, "a: " + "1" * 5000, 'a: "\\ud800"', "a: [", "\x00",
+        "<<: {a: 1}", "a: 1\na: 2", "? [1]\n: 2", "[" * 10_000, "a: " + "1" * 401, "a: " + "1" * 5000, 'a: "\\ud800"', "a: [", "\x00",
         "a: 1\n---\nb: 2", "- " * 200,
     ],
     ids=lambda text: ascii(text)[:20],
