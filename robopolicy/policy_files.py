@@ -236,7 +236,7 @@ def _built(folder: Path, node: dict[str, Any], spec: PolicySpec, base: Policy | 
 def _read_files(folder: Path) -> PolicyFiles:
     meta = read_json(folder / "policy.json")
     found = meta.get("format", 0)
-    if type(found) is not int or found > FORMAT:
+    if not isinstance(found, int) or found > FORMAT:
         raise CheckpointError(
             f"{folder}: format {found!r} is newer than this robopolicy reads ({FORMAT}). Upgrade robopolicy."
         )

@@ -74,7 +74,7 @@ def read_bytes(path: Path, *, limit: int = TEXT, error: Error = CheckpointError)
                 raise error(f"{path}: expected a regular file, found a folder, pipe or device")
             if found.st_size > limit:
                 raise error(f"{path}: has {found.st_size} bytes, expected {limit} at most")
-            return file.read(limit)
+            return file.read(found.st_size)  # which allocates as much
     except FileNotFoundError:
         raise error(f"{path} is missing") from None
     except (OSError, ValueError) as why:  # ValueError: a null byte in the name

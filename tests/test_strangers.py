@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sqlite3
+import tracemalloc
 import zipfile
 from dataclasses import asdict
 from pathlib import Path
@@ -434,15 +435,19 @@ def test_a_critics_arrays_are_as_large_as_they_say(tmp_path: Path) -> None:
     layers = ((np.zeros((21, 4)), np.zeros(4)), (np.zeros((4, 1)), np.zeros(1)))
     RiskCritic(profile, 0.004, layers).save(tmp_path / "critic.npz")
     RiskCritic.load(tmp_path / "critic.npz", profile, 0.004)
-    for shape in ("(10000000000000,)", "(3, 2)"):
+    for shape in ("(100000000,)", "(3, 2)"):
         head = io.BytesIO()
         head.write(b"\x93NUMPY\x01\x00")
         text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
         head.write(len(text).to_bytes(2, "little") + text.encode() + bytes(32))
         with zipfile.ZipFile(tmp_path / "lies.npz", "w") as file:
             file.writestr("w0.npy", head.getvalue())
+        tracemalloc.start()
         with pytest.raises(SafetyError, match="lies"):
             RiskCritic.load(tmp_path / "lies.npz", profile, 0.004)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 2**20
 
 
 @pytest.mark.parametrize(
@@ -451,6 +456,14 @@ def test_a_critics_arrays_are_as_large_as_they_say(tmp_path: Path) -> None:
 def test_a_urdf_is_plain_xml(text: str) -> None:
     with pytest.raises(SafetyError, match="urdf"):
         check_urdf(load_profile("panda"), text)
+
+
+def test_a_urdf_defines_no_entities(tmp_path: Path) -> None:
+    hostile_inputs.cell(tmp_path)
+    text = (tmp_path / "arm.urdf").read_text()
+    check_urdf(load_profile("panda"), text)
+    with pytest.raises(SafetyError, match="DOCTYPE"):
+        check_urdf(load_profile("panda"), '<!DOCTYPE robot [<!ENTITY a "b">]>' + text)
 
 
 def test_a_wiring_is_plain_yaml(tmp_path: Path) -> None:
