@@ -281,7 +281,7 @@ class Session:
         if self.settled:
             self.time = max(self.time, (goal - 1 - self.zero) * self.wiring.tick_s)  # signs of life are not old then
             if arm < self.settled + MATCH:
-                if arm - self.ledger.last <= GREETINGS:
+                if arm - self.ledger.last <= GREETINGS and not (self.muted or self.chain.faulted):
                     self._stand()  # the way there is the same again: a lost message is made good
                 return 0
             self.loop.begin += (goal - 1 - self.ledger.last) * self.wiring.tick_s
