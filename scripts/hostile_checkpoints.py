@@ -98,7 +98,7 @@ class Watch:
             self.processes.append(f"{event} {args[1]!r}")
 
     def _touch(self, event: str, path: Any) -> None:
-        inside, self.inside = self.inside, None  # what is asked here is not to be heard
+        inside, self.inside = self.inside, None  # do not count the calls made here
         try:
             found = os.path.realpath(os.fsdecode(path))
             if inside is not None and not Path(found).is_relative_to(inside) and found != os.devnull:

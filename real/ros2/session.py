@@ -118,7 +118,7 @@ class Session:
 
         Raises:
             StampError: its stamp is not of this moment. JumpError: no motion leads to it from the one before,
-                and the arm runs; else it may have been placed anew.
+                and the arm runs; else it may have been placed elsewhere.
         """
         running = self.running
         if not running:  # nothing depends on the arm's clock now: it may have been set
