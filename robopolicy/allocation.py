@@ -70,9 +70,11 @@ class _Counting(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-# In place, a property, or a view: nothing is allocated.
+# In place, a property, a question or a view: nothing is allocated.
 _VIEWS = {"detach", "view", "t", "transpose", "select", "expand", "unsqueeze", "squeeze", "dim", "size", "numel",
-          "__getitem__", "broadcast_to", "__get__"}  # fmt: skip
+          "__getitem__", "broadcast_to", "__get__", "__set__", "storage", "untyped_storage", "data_ptr", "stride",
+          "storage_offset", "element_size", "is_contiguous", "is_floating_point", "is_complex", "equal",
+          "_has_compatible_shallow_copy_type"}  # fmt: skip
 _SIZED = {"empty", "zeros", "ones", "full", "rand", "randn", "eye", "empty_strided", "new_empty", "new_zeros",
           "new_ones", "new_full", "normal"}  # fmt: skip
 _REPEATED = {"repeat", "tile", "repeat_interleave"}
