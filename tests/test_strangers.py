@@ -201,10 +201,13 @@ def tokenizing(name: Any, **more: Any) -> dict[str, Any]:
 
 
 def test_a_tokenizer_brings_no_code(evil: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer_name.*auto_map"):
+        pipeline(tokenizing(str(evil)), action=False)
+    with pytest.raises(CheckpointError, match=r"vlm_model_name.*auto_map"):
+        decode({"type": "smolvla", "vlm_model_name": str(evil)})
+    (evil / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"tokenizer_name.*evil\.py"):
         pipeline(tokenizing(str(evil)), action=False)
-    with pytest.raises(CheckpointError, match=r"vlm_model_name.*evil\.py"):
-        decode({"type": "smolvla", "vlm_model_name": str(evil)})
     (evil / "evil.py").unlink()
     for found in ({"auto_map": {"AutoConfig": "x/y--evil.C"}}, {"text_config": {"attn_implementation": "x/y"}}):
         (evil / "config.json").write_text(json.dumps(found))
@@ -232,9 +235,9 @@ def test_nothing_asks_whether_code_may_run(evil: Path, monkeypatch: pytest.Monke
     """A directory that has passed, or that another thread has changed since."""
     from transformers import AutoConfig, dynamic_module_utils
 
-    for read in (lambda: decode({"type": "act"}), lambda: pipeline({"steps": []}, action=False)):
+    for way in (lambda: decode({"type": "act"}), lambda: pipeline({"steps": []}, action=False)):
         monkeypatch.setattr(dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 15)
-        read()
+        way()
         with pytest.raises(ValueError, match="trust_remote_code"):
             AutoConfig.from_pretrained(evil)
     monkeypatch.setattr(lerobot, "check_name", lambda *_: None)
