@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from robopolicy.atomic import write_atomically
 from robopolicy.config import flatten
 from robopolicy.data.files import read_json, visible
 from robopolicy.errors import RobopolicyError
 from robopolicy.policy_files import find_policy, policy_digest
-from robopolicy.storage import write_text
 
 INPUTS = "inputs.json"  # key of the config -> sha256
 _POLICIES = ("base", "teacher")
@@ -26,7 +26,7 @@ def write_inputs(run_dir: Path, config: Mapping[str, Any]) -> None:
         return
     found = {key: digest for key, value in flatten(config).items() if (digest := _digest(key, value)) is not None}
     if found:
-        write_text(file, json.dumps(found, indent=1) + "\n")
+        write_atomically(file, json.dumps(found, indent=1) + "\n")
 
 
 def same_input(run_dir: Path, key: str, old: Any, new: Any) -> bool:

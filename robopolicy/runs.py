@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from robopolicy.atomic import write_atomically
 from robopolicy.build import resolve
 from robopolicy.config import flatten
 from robopolicy.data.meta import recorded
@@ -22,7 +23,7 @@ from robopolicy.errors import ConfigError
 from robopolicy.evaluate.provenance import write_provenance
 from robopolicy.run_inputs import INPUTS, same_input, write_inputs
 from robopolicy.schema import TARGET, is_node, parameters
-from robopolicy.storage import checkpoints_in, write_text
+from robopolicy.storage import checkpoints_in
 from robopolicy.untrusted import check_links, check_types, read_yaml
 
 CONFIG = "config.yaml"
@@ -62,7 +63,7 @@ def open_run(
         run_dir.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise ConfigError(f"run_dir={run_dir}: is a file, or lies below one. Give a folder, new or of a run.") from None
-    check_links(run_dir, levels=2, where=f"run_dir={run_dir}", error=ConfigError)
+    check_links(run_dir, where=f"run_dir={run_dir}", error=ConfigError)
     with claimed(run_dir, "run_dir"):
         if begun(run_dir):
             check_same(run_dir, config)
@@ -71,7 +72,7 @@ def open_run(
         write_inputs(run_dir, config)
         if not (run_dir / PROVENANCE).exists():
             write_provenance(run_dir)
-        write_text(run_dir / CONFIG, dump(config))
+        write_atomically(run_dir / CONFIG, dump(config))
         yield
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from robopolicy.atomic import write_atomically
 from robopolicy.build import build
 from robopolicy.checkpoint import find_policy, load_policy
 from robopolicy.data.demos import Recording, record_demos
@@ -27,7 +28,6 @@ from robopolicy.policies.tuned import check_sampling, resampled
 from robopolicy.policy_files import is_ours, policy_digest
 from robopolicy.runs import CONFIG, read_config
 from robopolicy.schema import Count, Device, Fraction, Natural, Node, Positive
-from robopolicy.storage import write_text
 from robopolicy.tracking import Tracker
 from robopolicy.types import TASK, Feature, VecEnv
 from robopolicy.untrusted import check_links, leads_inside, pointed
@@ -188,7 +188,7 @@ def compare(
     print(result.text())
     if len(changes := forgetting(rows_a, rows_b)) > 1:
         text = frame(changes).to_csv(index=False, lineterminator="\n")
-        write_text(place_b.out / f"{_joined('tasks', mark)}.csv", text)
+        write_atomically(place_b.out / f"{_joined('tasks', mark)}.csv", text)
         print(f"\nby instruction, {called[0]} before and {called[1]} after:\n{table(changes)}")
     if videos:
         _filming(lambda: video.film_pairs(
@@ -248,7 +248,7 @@ class Place:
         if out is None and run is None:
             raise ConfigError(f"{path}: is not inside a run directory; say with out=<folder> where results shall go")
         if run is not None:
-            check_links(run, levels=2)
+            check_links(run)
         name = (run or policy.resolve()).name
         checkpoint = which if which == "best" else _checkpoint(policy.resolve(), run)
         return cls(policy, run, out or run or policy, name, checkpoint=checkpoint)
@@ -265,6 +265,7 @@ class Place:
         run, step = found
         if not leads_inside(run / "robopolicy", run):
             raise ConfigError(f"{run}: its robopolicy/ is a link that leads out of it; say with out=<folder>")
+        check_links(run / "robopolicy")
         newest = (run / "checkpoints" / "last").resolve().name
         place = cls(policy, None, out or run / "robopolicy", run.name, checkpoint="" if step == newest else step)
         place.lerobot_run = run

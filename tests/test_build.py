@@ -180,7 +180,7 @@ def test_groups_of_keys_are_dataclasses() -> None:
     "target",
     [
         "os.system", "subprocess.call", "torch.load", "robopolicy.build.build", "robopolicy.registry.allow",
-        "robopolicy.storage.write_text", "robopolicy.policies.diffusion.DiffusionPolicy", "Diffusion", "mlp", "", 3,
+        "robopolicy.atomic.write_atomically", "robopolicy.policies.diffusion.DiffusionPolicy", "Diffusion", "mlp", "", 3,
         None, ["flow"], {"a": 1},
     ],
 )  # fmt: skip

@@ -76,7 +76,7 @@ def test_the_checker_sees_what_is_done(tmp_path: Path, attack: str, processes: i
         {"_target_": "subprocess.call", "args": ["touch", "{out}"]},
         {"_target_": "robopolicy.build.allow", "package": "subprocess"},
         {"_target_": "robopolicy.registry.allow", "module": "subprocess"},
-        {"_target_": "robopolicy.storage.write_text", "path": "{out}", "text": "x"},
+        {"_target_": "robopolicy.atomic.write_atomically", "path": "{out}", "data": "x"},
         {"_target_": "os.system", "command": "touch {out}"},
         {"_target_": "tracker", "run_dir": "{out}"},
     ],

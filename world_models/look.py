@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from robopolicy.atomic import write_atomically
 from robopolicy.build import build
 from robopolicy.checkpoint import find_policy, load_policy
 from robopolicy.data.episodes import concatenate
@@ -29,7 +30,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.policy_files import policy_digest
 from robopolicy.runs import read_config
 from robopolicy.schema import TARGET, Count
-from robopolicy.storage import MANIFEST, write_text
+from robopolicy.storage import MANIFEST
 from robopolicy.types import IMAGES, STATE, TASK, Obs
 from robopolicy.untrusted import parse_json, read_bytes, read_json
 from world_models.assess import no_better
@@ -76,7 +77,7 @@ def look(*, run_dir: Path, episodes: Count = 3) -> Path | None:
         **{k: world.report[k] for k in ("open_loop", "success", "trust", "data")},
         "pictures": world.report.get("pictures", {}),
     }  # fmt: skip
-    write_text(out, json.dumps(found) + "\n")
+    write_atomically(out, json.dumps(found) + "\n")
     return out
 
 
