@@ -212,7 +212,7 @@ class Rounds:
         first = run_of(Path(self.config["world"]["model"]))
         assert first is not None
         config = copy.deepcopy(read_config(first))
-        if config is None or "loop" not in config:
+        if config is None or not config.get("loop") or config.get("seed") is None:
             raise ConfigError(f"world.model={first}: does not say how it was trained")
         loop, fresh = config["loop"], self._rollouts(number)
         weights = dict(loop.get("mix_weights") or {})
