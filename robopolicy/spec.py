@@ -128,12 +128,6 @@ class ActionFile(Strict):
     gripper: pydantic.NonNegativeInt | None
     gripper_meaning: Text
 
-    @pydantic.model_validator(mode="after")
-    def _gripper(self) -> ActionFile:
-        if self.gripper is not None and not self.gripper < len(self.names):
-            raise ValueError("gripper: expected the index of one of the names")
-        return self
-
     @property
     def action(self) -> ActionSpec:
         """Raises SpecError where its parts do not fit one another."""

@@ -23,6 +23,7 @@ from real.replay import read, rebuild, reproduce
 from real.ros2.wiring import load_wiring
 from real.safety import SafetyError, load_profile
 from real.safety.governor import Governor
+from real.safety.profile import Profile, settings_of
 from real.safety.profile_data import check_data
 from real.safety.risk import RiskCritic
 from real.urdf import check_urdf
@@ -39,7 +40,7 @@ from robopolicy.policies.lerobot_config import decode
 from robopolicy.policy_files import find_policy, read_spec
 from robopolicy.runs import claimed, open_run, read_config
 from robopolicy.spec import PolicySpec
-from robopolicy.storage import checkpoints_in, read_tensors, write_manifest, write_tensors
+from robopolicy.storage import LEVELS, checkpoints_in, read_tensors, write_manifest, write_tensors
 from robopolicy.tracking import Tracker
 from robopolicy.verbs import Place
 from scripts import hostile_inputs
@@ -130,6 +131,22 @@ def test_a_policy_that_cannot_be_built_is_refused(tmp_path: Path, changes: dict[
         load_policy(folder)
 
 
+def test_what_is_larger_than_its_weights_is_not_built(tmp_path: Path) -> None:
+    wide = {**hostile_inputs.NODES["gaussian"], "network": {**hostile_inputs.MLP, "width": 6000, "depth": 4}}
+    folder = altered(save_policy(hostile_inputs.policy("gaussian"), tmp_path / "p"), "policy.json", node=wide)
+    with pytest.raises(CheckpointError, match=r"policy\.json"):  # else it would be the weights that do not fit
+        load_policy(folder)
+
+
+def test_links_that_no_manifest_names_are_refused(tmp_path: Path) -> None:
+    folder = save_policy(hostile_inputs.policy("gaussian"), tmp_path / "p")
+    (folder / "spec.json").rename(tmp_path / "elsewhere.json")
+    write_manifest(folder)
+    (folder / "spec.json").symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(CheckpointError, match=r"spec\.json"):
+        load_policy(folder)
+
+
 def test_bases_in_one_another_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_policy(hostile_inputs.policy("residual"), tmp_path / "p")
     monkeypatch.setattr("robopolicy.policy_files.verify", lambda folder: None)
@@ -139,7 +156,7 @@ def test_bases_in_one_another_have_an_end(tmp_path: Path, monkeypatch: pytest.Mo
         deepest.mkdir(exist_ok=True)
         for name in ("policy.json", "spec.json", "model.safetensors"):
             (deepest / name).write_bytes((folder / name).read_bytes())
-    with pytest.raises(CheckpointError, match="bases"):
+    with pytest.raises(CheckpointError, match=f"{LEVELS} bases"):
         load_policy(folder)
 
 
@@ -180,6 +197,10 @@ def test_lerobots_steps_are_those_that_were_read_through() -> None:
     for name in ("groot_n1_7_vlm_encode_v1", ["x"], "action_tokenizer_processor"):
         with pytest.raises(CheckpointError, match=r"registry_name|groot|tokenizer"):
             pipeline({"steps": [{"registry_name": name, "config": {}}]}, action=False)
+    with pytest.raises(CheckpointError, match="time_limit_processor"):  # harmless, but nobody needs it
+        pipeline(
+            {"steps": [{"registry_name": "time_limit_processor", "config": {"max_episode_steps": 3}}]}, action=False
+        )
 
 
 @pytest.fixture
@@ -372,6 +393,16 @@ def test_a_report_runs_no_script_of_a_run(tmp_path: Path) -> None:
         assert evil not in page and "gate.json" in page
 
 
+def test_a_reports_rounds_are_numbers(tmp_path: Path) -> None:
+    evil, rate = "<script>alert(1)</script>", [0.5, 0.4, 0.6]
+    fine = {"round": 1, "real_steps_total": 5, "real_steps": 5, "imagined": rate, "true": rate, "gap": 0.1,
+            "imagined_refitted": rate, "reason": evil}  # fmt: skip
+    for change, shown in (({}, "Rounds"), ({"real_steps": evil}, "Not shown"), ({"round": evil}, "Not shown")):
+        (tmp_path / "rounds.json").write_text(json.dumps([{**fine, **change}]))
+        page = imagination([read_run(tmp_path)])
+        assert evil not in page and shown in page
+
+
 def test_what_a_tracker_finds_is_data(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
         '{"step": 1, "wall_s": 1.0}\n' + "[" * 100_000 + '\n{"step": [], "wall_s": 1}\n'
@@ -445,6 +476,15 @@ def test_a_recording_holds_what_it_can(messages: Path, tmp_path: Path) -> None:
             (folder / part.name).write_text(json.dumps({**data, key: value} if part.stem == file else data))
         with pytest.raises((DataError, SafetyError)):
             reproduce(read(hostile_inputs.packed(folder)))
+
+
+def test_a_recordings_limits_are_held_against_their_form(messages: Path) -> None:
+    """Compiled loops would read beyond the arm's last link."""
+    header = json.loads((messages / "0000_header.json").read_text())
+    header["profile"]["data"]["capsules"][0]["link"] = 8
+    profile = Profile(header["profile"]["data"], settings_of(header["profile"]["settings"]))
+    with pytest.raises(SafetyError, match="capsules"):
+        rebuild({**header, "digest": profile.digest})
 
 
 def test_a_recordings_header_is_held_against_its_risk(messages: Path) -> None:

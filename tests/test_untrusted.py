@@ -122,7 +122,8 @@ def test_json_that_is_read(tmp_path: Path) -> None:
     "text",
     [
         "a: &x [1]\nb: *x", "a: &x 1", "a: !!python/object/apply:os.system ['true']", "a: !!set {b}", "!x {a: 1}",
-        "<<: {a: 1}", "a: 1\na: 2", "? [1]\n: 2", "[" * 10_000, "a: " + "1" * 5000, 'a: "\\ud800"', "a: [", "\x00",
+        "<<: {a: 1}", "a: 1\na: 2", "? [1]\n: 2", "[" * 10_000, "a: " + "1" * 401, "a: " + "1" * 5000,
+        'a: "\\ud800"', "a: [", "\x00",
         "a: 1\n---\nb: 2", "- " * 200,
     ],
     ids=lambda text: ascii(text)[:20],
@@ -234,6 +235,11 @@ def test_headers_that_are_read(tmp_path: Path) -> None:
 def test_what_is_far_too_large_is_refused_before_it_is_made(make: Any) -> None:
     with pytest.raises(CheckpointError, match="here"), allocating_at_most((2**20, 1_000), "here"):
         make()
+
+
+def test_tensors_are_counted_too() -> None:
+    with pytest.raises(CheckpointError, match="here"), allocating_at_most((2**40, 1_000), "here"):
+        [torch.zeros(1) for _ in range(10_000)]
 
 
 def test_what_fits_is_made_as_ever() -> None:

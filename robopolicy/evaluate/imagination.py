@@ -49,7 +49,7 @@ def _gate(records: list[dict[str, Any]], name: str) -> str:
     chart = _gap_chart(steps, [r["kept"] for r in records], [r["true"] for r in records], "imagined steps")
     head = "<tr><th class=n>step<th class=n>imagined<th class=n>doubted<th class=n>true<th>the gate"
     body = "".join(
-        f"<tr><td class=n>{int(r['step'])}<td class=n>{_rate(r['imagined'])}<td class=n>{100 * r['doubted']:.0f}%"
+        f"<tr><td class=n>{r['step']}<td class=n>{_rate(r['imagined'])}<td class=n>{100 * r['doubted']:.0f}%"
         f"<td class=n>{_rate(r['true'])}<td>{escape(r['reason'])}"
         for r in records
     )
