@@ -108,6 +108,6 @@ class Connections:
 
 
 def hang_up(line: socket.socket) -> None:
-    """Wake whoever reads from or writes to `line`, in another thread, with the end of the connection."""
+    """End the connection for another thread that reads from or writes to `line`."""
     with suppress(OSError):
         socket.socket.shutdown(line, socket.SHUT_RDWR)  # not SSLSocket's, which would pull TLS away under the other

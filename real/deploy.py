@@ -37,6 +37,7 @@ from sim.arm import FINGER_STROKE
 from sim.env import SimEnv
 
 Settings = dict[str, float]
+TICK = 0.004  # s between commands
 
 
 class Episode(NamedTuple):
@@ -63,7 +64,7 @@ class SimulatedCell:
 
     def __init__(
         self, env: SimEnv, policy: Policy | RemotePlanner, *, settings: Settings, latency: float = 0.0,
-        trouble: Trouble | None = None, shadow: bool = False, dt: float = 0.004, risk: Path | None = None,
+        trouble: Trouble | None = None, shadow: bool = False, dt: float = TICK, risk: Path | None = None,
         recorder: Recorder | None = None, facts: dict[str, Any] | None = None, put: Put | None = None,
         operator: Operator | None = None, chunking: Chunking = "async",
     ) -> None:  # fmt: skip
@@ -296,7 +297,7 @@ def prepare(
     dry_run = bool(more.get("dry_run"))
     settings = guarded(slowed(safety or {}, speed), dry_run=dry_run)
     if not dry_run:
-        checked(load_profile("panda", **settings))
+        checked(load_profile("panda", **settings), TICK)
     return Deployment(
         checkpoint, which, node, env, policy, settings, policy_id=ident, server=server, server_token=server_token,
         server_ca=server_ca, **more,

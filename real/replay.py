@@ -238,7 +238,7 @@ def _happen(chain: SafetyChain, name: str, value: Any) -> None:
         assert played is not None
         chain.heard(played)
     elif name == "resume":
-        _stand(chain, value)
+        chain.load_resumed({k: np.array(v) for k, v in value.items()})
     elif name == "feed":
         dog, now = value
         chain.feed(str(dog), float(now))

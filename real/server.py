@@ -131,7 +131,7 @@ class PolicyServer:
             try:
                 line.settimeout(GREETING)
                 line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self.tls is not None:  # spoken in the thread: here nobody is waited for
+                if self.tls is not None:  # spoken in the client's thread: the accept loop never waits
                     line = self.tls.wrap_socket(line, server_side=True, do_handshake_on_connect=False)
                 one = self.connections.admit(line, str(peer[0]))
             except OSError:  # gone again

@@ -61,7 +61,7 @@ class _Counting(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if not name.endswith("_") or name.startswith("__"):
             self.tensors -= 1
-            self.bytes -= 0 if name in _VIEWS else _size(name, args, kwargs)
+            self.bytes -= 0 if name in _VIEWS or _itself(name, args, kwargs) else _size(name, args, kwargs)
             if not self.bytes >= 0 or self.tensors < 0:
                 raise _BeyondError(
                     f"{self.where}: describes something far larger than the weights beside it, and is not built. Its "
@@ -70,14 +70,18 @@ class _Counting(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-# In place, a property, or a view: nothing is allocated.
+# In place, a property, a question or a view: nothing is allocated.
 _VIEWS = {"detach", "view", "t", "transpose", "select", "expand", "unsqueeze", "squeeze", "dim", "size", "numel",
-          "__getitem__", "broadcast_to", "__get__"}  # fmt: skip
+          "__getitem__", "broadcast_to", "__get__", "__set__", "storage", "untyped_storage", "data_ptr", "stride",
+          "storage_offset", "element_size", "is_contiguous", "is_floating_point", "is_complex", "equal",
+          "_has_compatible_shallow_copy_type"}  # fmt: skip
 _SIZED = {"empty", "zeros", "ones", "full", "rand", "randn", "eye", "empty_strided", "new_empty", "new_zeros",
           "new_ones", "new_full", "normal"}  # fmt: skip
 _REPEATED = {"repeat", "tile", "repeat_interleave"}
 _PAIRED = {"outer", "ger", "kron", "meshgrid", "cartesian_prod", "cdist"}
 _JOINED = {"cat", "concat", "stack", "hstack", "vstack"}
+_CONVOLVED = {"conv1d", "conv2d", "conv3d"}
+_LIKE_FIRST = {"batch_norm", "group_norm", "layer_norm"}
 _WIDEST = 8  # bytes of a number
 
 
@@ -101,10 +105,38 @@ def _size(name: str, args: Any, kwargs: dict[str, Any]) -> float:
         return _WIDEST * float(math.prod(sizes))
     if name in _JOINED or not shapes:
         return _WIDEST * float(sum(sizes))
+    if name in _CONVOLVED and len(shapes) > 1:
+        return _WIDEST * _convolved(shapes[0], shapes[1], kwargs.get("padding", args[4] if len(args) > 4 else 0))
+    if name == "linear" and len(shapes) > 1 and shapes[0]:
+        return _WIDEST * float(math.prod(shapes[0][:-1]) * shapes[1][0])
+    if name in _LIKE_FIRST:
+        return _WIDEST * float(sizes[0])
     if name in ("matmul", "__matmul__", "mm", "bmm"):
         return _WIDEST * float(sizes[0] * (shapes[1][-1] if len(shapes) > 1 and shapes[1] else 1))
     turned = [shape[::-1] for shape in shapes]
     return _WIDEST * float(math.prod(max(at) for at in zip_longest(*turned, fillvalue=1)))  # as they are broadcast
+
+
+def _itself(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether the function returns its first argument, or a view of it, because nothing is to be changed."""
+    x = args[0] if args else None
+    if not isinstance(x, Tensor):
+        return False
+    if name in ("reshape", "contiguous", "flatten"):
+        return x.is_contiguous() and not kwargs.get("memory_format")
+    same = (x.device, x.dtype, str(x.device))
+    given = [*args[1:], *(v for k, v in kwargs.items() if k != "non_blocking")]
+    return name == "to" and all(v is None or v is False or any(v == known for known in same) for v in given)
+
+
+def _convolved(x: tuple[int, ...], weight: tuple[int, ...], padding: Any) -> float:
+    """Numbers that a convolution of x [B C *size] returns, at most: one for each place, as if its stride were 1."""
+    axes = len(weight) - 2
+    given = padding if isinstance(padding, tuple | list) else (padding,)
+    more = [p if isinstance(p, int) else max(weight) for p in given]  # "same", "valid"
+    more = more * axes if len(more) == 1 else more
+    places = math.prod(n + 2 * p for n, p in zip(x[len(x) - axes :], more, strict=False))
+    return float(math.prod(x[: len(x) - axes - 1]) * weight[0] * places)
 
 
 def _tensors(values: Any) -> list[Tensor]:

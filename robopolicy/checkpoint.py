@@ -19,19 +19,12 @@ from typing import Any, Protocol
 import pydantic
 import torch
 
+from robopolicy.atomic import remove_leftovers, write_atomically
 from robopolicy.errors import CheckpointError, ConfigError
 from robopolicy.evaluate.provenance import version
 from robopolicy.policies.base import Policy
 from robopolicy.policy_files import find_policy, load_policy, save_policy, write_policy
-from robopolicy.storage import (
-    checkpoints_in,
-    new_directory,
-    read_state,
-    remove_leftovers,
-    verify,
-    write_state,
-    write_text,
-)
+from robopolicy.storage import checkpoints_in, new_directory, read_state, verify, write_state
 from robopolicy.untrusted import checked, read_json, read_text, refusing
 
 __all__ = ["Checkpointer", "find_policy", "load_policy", "save_policy"]
@@ -146,7 +139,7 @@ class Checkpointer:
             )
         try:
             for pointer in ("latest", "best") if best else ("latest",):
-                write_text(self.folder / pointer, path.name + "\n")
+                write_atomically(self.folder / pointer, path.name + "\n")
         except OSError as error:
             raise CheckpointError(f"{self.folder.name}: pointer could not be written: {error}. {path.name} is whole.") \
                 from error  # fmt: skip
@@ -207,7 +200,7 @@ class Checkpointer:
                 shutil.rmtree(aside, ignore_errors=True)
                 other.rename(aside)
             self._valid = path
-            write_text(self.folder / "latest", path.name + "\n")
+            write_atomically(self.folder / "latest", path.name + "\n")
             return path
         if damaged:
             raise CheckpointError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 from robopolicy import verbs
@@ -11,7 +12,9 @@ from robopolicy.evaluate.robustness import Point, Robustness
 from robopolicy.evaluate.rows import Rows
 from robopolicy.evaluate.run_dir import label
 from robopolicy.perturb import NOMINAL, UNITS, Grid, check_grid, perturbed
+from robopolicy.runs import CONFIG
 from robopolicy.schema import Count, Device, Node
+from robopolicy.untrusted import refusing
 from robopolicy.verbs import Place, Split
 
 
@@ -56,7 +59,8 @@ def robustness(
     for p in places:
         p.out = folder
     count, rows = min(num_envs, episodes), dict[tuple[str, float], tuple[Rows, ...]]()
-    first = perturbed(node, "latency", 0, num_envs=count)
+    with nullcontext() if task else refusing(f"{place.run}/{CONFIG}: task", ConfigError):
+        first = perturbed(node, "latency", 0, num_envs=count)
     check_grid(node, first.spec, grid)
     policies = [load_policy(p, device=device, env=first.spec) for p in (base, checkpoint) if p is not None]
     points = []

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from robopolicy.atomic import write_atomically
 from robopolicy.config import flatten
 from robopolicy.data.files import read_json, visible
 from robopolicy.errors import RobopolicyError
 from robopolicy.policy_files import find_policy, policy_digest
-from robopolicy.storage import write_text
 
 INPUTS = "inputs.json"  # key of the config -> sha256
 _POLICIES = ("base", "teacher")
@@ -26,30 +26,39 @@ def write_inputs(run_dir: Path, config: Mapping[str, Any]) -> None:
         return
     found = {key: digest for key, value in flatten(config).items() if (digest := _digest(key, value)) is not None}
     if found:
-        write_text(file, json.dumps(found, indent=1) + "\n")
+        write_atomically(file, json.dumps(found, indent=1) + "\n")
 
 
 def same_input(run_dir: Path, key: str, old: Any, new: Any) -> bool:
     """Whether two values of a key name the same place, or two places with the same contents."""
     if not isinstance(old, str) or not isinstance(new, str):
         return False
-    before, after = Path(old).expanduser(), Path(new).expanduser()
-    if after.exists() and before.exists() and before.resolve() == after.resolve():
+    before = there(old)
+    if before is not None and before == there(new):
         return True
     if (now := _digest(key, new)) is None:
         return False
     saved = read_json(run_dir / INPUTS) if (run_dir / INPUTS).is_file() else {}
     was = saved.get(key) if isinstance(saved, dict) else None
-    if was is None and not before.exists():  # a run of an older version: the training compares what it fits to the data
+    if was is None and before is None:  # a run of an older version: the training compares what it fits to the data
         return key == "dataset"
     return now == (was or _digest(key, old))
 
 
+def there(text: str) -> Path | None:
+    """What a text of a config names, links followed; None: nothing lies there, or the text cannot be a path."""
+    try:
+        path = Path(text).expanduser().resolve()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError):  # too long, of no user, a null byte
+        return None
+
+
 def _digest(key: str, value: Any) -> str | None:
     """Of a dataset's rows and films, or of a policy's files; None: it is neither."""
-    if not isinstance(value, str) or not value:
+    path = there(value) if isinstance(value, str) and value else None
+    if path is None:
         return None
-    path = Path(value).expanduser()
     with contextlib.suppress(RobopolicyError, OSError):
         if (path / "meta" / "info.json").is_file():
             return dataset_digest(path)

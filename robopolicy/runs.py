@@ -13,17 +13,20 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import pydantic
+
+from robopolicy.atomic import write_atomically
 from robopolicy.build import resolve
 from robopolicy.config import flatten
 from robopolicy.data.meta import recorded
 from robopolicy.errors import ConfigError
 from robopolicy.evaluate.provenance import write_provenance
 from robopolicy.run_inputs import INPUTS, same_input, write_inputs
-from robopolicy.schema import TARGET, is_node, parameters
-from robopolicy.storage import checkpoints_in, write_text
-from robopolicy.untrusted import check_links, check_types, read_yaml
+from robopolicy.schema import TARGET, Fraction, NonNegative, Positive, is_node, parameters
+from robopolicy.storage import checkpoints_in
+from robopolicy.untrusted import check_links, checked, read_yaml
 
 CONFIG = "config.yaml"
 PROVENANCE = "provenance.json"
@@ -31,8 +34,38 @@ _MAY_GROW = ("steps", "total_steps", "rounds")  # a run may be extended; `_check
 # What may change in a run. `threads` changes the last bits of float sums, no more; Checkpointer.latest warns of it.
 # `incomplete` says what data may be; those that the run began with are checked by themselves.
 _FREE = ("tracker.", "run_dir", "threads", "keep_checkpoints", "incomplete")
-_TYPES = {**dict.fromkeys(("task", "world", "loop", "algo"), dict), "base": str, "dataset": str}
 _log = logging.getLogger(__name__)
+
+_Place = Annotated[str, pydantic.Field(max_length=4096, pattern=r"^[^\x00]*$")]
+
+
+class _Read(pydantic.BaseModel):
+    """Keys of another run's config that commands read; what else stands there is data that is only compared."""
+
+    model_config = pydantic.ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class _Loop(_Read):
+    data: dict[str, _Place] | None = None
+    holdout: Fraction | None = None
+    mix_weights: dict[str, NonNegative] | None = None
+
+
+class _World(_Read):
+    model: _Place | None = None
+    trust: Positive | None = None
+    sampled: bool | None = None
+
+
+class _Config(_Read):
+    task: dict[str, Any] | None = None
+    world: _World | None = None
+    loop: _Loop | None = None
+    algo: dict[str, Any] | None = None
+    policy: dict[str, Any] | None = None
+    base: _Place | None = None
+    dataset: _Place | None = None
+    seed: int | None = None
 
 
 def has_checkpoint(run_dir: Path) -> bool:
@@ -62,7 +95,7 @@ def open_run(
         run_dir.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise ConfigError(f"run_dir={run_dir}: is a file, or lies below one. Give a folder, new or of a run.") from None
-    check_links(run_dir, levels=2, where=f"run_dir={run_dir}", error=ConfigError)
+    check_links(run_dir, where=f"run_dir={run_dir}", error=ConfigError)
     with claimed(run_dir, "run_dir"):
         if begun(run_dir):
             check_same(run_dir, config)
@@ -71,7 +104,7 @@ def open_run(
         write_inputs(run_dir, config)
         if not (run_dir / PROVENANCE).exists():
             write_provenance(run_dir)
-        write_text(run_dir / CONFIG, dump(config))
+        write_atomically(run_dir / CONFIG, dump(config))
         yield
 
 
@@ -160,8 +193,16 @@ def read_config(run_dir: Path) -> dict[str, Any] | None:
     found = read_yaml(path, error=ConfigError)
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: is damaged, expected a mapping; restore it or give a new run_dir")
-    check_types(found, _TYPES, str(path), ConfigError)
+    checked(_Config, found, str(path), error=ConfigError)
     return found
+
+
+def own_task(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The task of a run's config, for another command: it starts no more processes than there are cores."""
+    task = config.get("task")
+    if task is None or not isinstance(wanted := task.get("processes"), int):
+        return task
+    return {**task, "processes": min(wanted, len(os.sched_getaffinity(0)))}
 
 
 def dump(config: Mapping[str, Any]) -> str:

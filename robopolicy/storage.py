@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from robopolicy.atomic import fsync, hidden
 from robopolicy.errors import CheckpointError, closest
 from robopolicy.untrusted import Strict, below, checked, parse_json, read_bytes, read_json, refusing, tensor_header
 
@@ -46,10 +47,9 @@ def new_directory(path: Path, *, keeps: str = "") -> Iterator[Path]:
     Raises:
         CheckpointError: the disk is full or refuses; nothing is left behind.
     """
-    temp, old = (path.parent / f".{path.name}.{os.getpid()}.{kind}" for kind in ("tmp", "old"))
+    temp, old = hidden(path, "tmp"), hidden(path, "old")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temp, ignore_errors=True)  # of a killed process that had the same number
         temp.mkdir()
         yield temp
         write_manifest(temp)
@@ -71,33 +71,6 @@ def new_directory(path: Path, *, keeps: str = "") -> Iterator[Path]:
         shutil.rmtree(temp, ignore_errors=True)
         if old.exists() and not path.exists():
             old.rename(path)
-
-
-def fsync(path: Path) -> None:
-    """Force a file or directory to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a small file atomically."""
-    temp = path.parent / f".{path.name}.{os.getpid()}.tmp"
-    try:
-        temp.write_text(text, encoding="utf-8")
-        fsync(temp)
-        temp.replace(path)
-    finally:
-        temp.unlink(missing_ok=True)
-    fsync(path.parent)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Delete what a killed process left in `folder` while writing."""
-    for path in [*folder.glob(".*.tmp"), *folder.glob(".*.old")]:
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def checkpoints_in(folder: Path) -> list[Path]:

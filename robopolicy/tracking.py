@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
+from robopolicy.atomic import write_atomically
 from robopolicy.errors import CheckpointError, RobopolicyError
-from robopolicy.storage import write_text
 from robopolicy.untrusted import parse_json, read_text
 
 Wandb = Literal["auto", "online", "offline", "disabled"]
@@ -102,7 +102,7 @@ class Tracker:
                 if step is not None and row["step"] <= step:
                     kept.append(line + "\n")
                     wall = max(wall, float(row["wall_s"]))
-        write_text(self.path, "".join(kept))
+        write_atomically(self.path, "".join(kept))
         self._began = time.monotonic() - wall
 
     def video(self, name: str, path: Path | str, step: int) -> None:
@@ -149,7 +149,7 @@ class Tracker:
         folder, wandb = self.path.parent, _wandb()
         file = folder / "wandb_id"
         if not file.is_file() or not _IDENT.fullmatch(read_text(file, limit=4096).strip()):
-            write_text(file, secrets.token_hex(4) + "\n")
+            write_atomically(file, secrets.token_hex(4) + "\n")
         settings = wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True)
 
         def start(mode: str) -> Any:

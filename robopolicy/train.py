@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from robopolicy.atomic import write_atomically
 from robopolicy.build import build
 from robopolicy.checkpoint import Checkpointer
 from robopolicy.errors import ConfigError
 from robopolicy.parts import Parts, Settings
 from robopolicy.runs import read_config
 from robopolicy.schema import Count, Device, Natural, Node
-from robopolicy.storage import write_text
 from robopolicy.types import Metrics
 
 
@@ -96,7 +96,7 @@ def train(
     call = parts.complete(loop, "loop")  # loads data, builds envs and the policy: whatever does not fit shows now
     loop, call = parts.gated(loop, call)
     if policy is not None:
-        write_text(run_dir / "spec.json", parts.policy.spec.to_json() + "\n")
+        write_atomically(run_dir / "spec.json", parts.policy.spec.to_json() + "\n")
     parts.tracker = build(tracker, "tracker", run_dir=run_dir, config=read_config(run_dir))
     parts.tracker.rewind(checkpointer.step)
     try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from robopolicy.atomic import write_atomically
 from robopolicy.build import build
 from robopolicy.checkpoint import find_policy, load_policy
 from robopolicy.data.demos import Recording, record_demos
@@ -25,12 +27,12 @@ from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import Policy
 from robopolicy.policies.tuned import check_sampling, resampled
 from robopolicy.policy_files import is_ours, policy_digest
-from robopolicy.runs import CONFIG, read_config
+from robopolicy.run_inputs import there
+from robopolicy.runs import CONFIG, own_task, read_config
 from robopolicy.schema import Count, Device, Fraction, Natural, Node, Positive
-from robopolicy.storage import write_text
 from robopolicy.tracking import Tracker
 from robopolicy.types import TASK, Feature, VecEnv
-from robopolicy.untrusted import check_links, leads_inside, pointed
+from robopolicy.untrusted import check_links, leads_inside, pointed, refusing
 
 Split = Literal["test", "validation"]
 _NOTHING = "none"  # memory=none
@@ -130,8 +132,11 @@ def evaluate(
             "-".join(filter(None, (name, variant))), checkpoint=place.checkpoint, deterministic=deterministic,
             split=split,
         )  # fmt: skip
-        slot, node = ("task", task_of(task, place)) if world is None else ("world", world)
-        env = build({**node, **changes}, slot, num_envs=min(num_envs, episodes), seed=0)
+        count = min(num_envs, episodes)
+        if world is None:
+            env = env_of(task, place, count, changes)
+        else:
+            env = build({**world, **changes}, "world", num_envs=count, seed=0)
         if env.spec.branches:
             raise ConfigError("world.branch: cuts episodes, and a policy is evaluated on whole ones. Leave it away.")
         policy = load_policy(checkpoint, device=device, env=env.spec, which=which)
@@ -178,7 +183,7 @@ def compare(
     how: dict[str, Any] = {"deterministic": deterministic, "split": split}
     label_a = label(called[0], checkpoint=place_a.checkpoint, **how)
     label_b = label(called[1] if called[1] != place_b.name else "", checkpoint=place_b.checkpoint, **how)
-    env = build(task_of(task, place_b), "task", num_envs=min(num_envs, episodes), seed=0)
+    env = env_of(task, place_b, min(num_envs, episodes))
     first, second = (load_policy(path, device=device, env=env.spec) for path in (a, b))
     rows_a = evaluated_rows(first, env, place_a, label_a, episodes, split, deterministic)
     rows_b = evaluated_rows(second, env, place_b, label_b, episodes, split, deterministic)
@@ -188,7 +193,7 @@ def compare(
     print(result.text())
     if len(changes := forgetting(rows_a, rows_b)) > 1:
         text = frame(changes).to_csv(index=False, lineterminator="\n")
-        write_text(place_b.out / f"{_joined('tasks', mark)}.csv", text)
+        write_atomically(place_b.out / f"{_joined('tasks', mark)}.csv", text)
         print(f"\nby instruction, {called[0]} before and {called[1]} after:\n{table(changes)}")
     if videos:
         _filming(lambda: video.film_pairs(
@@ -248,7 +253,7 @@ class Place:
         if out is None and run is None:
             raise ConfigError(f"{path}: is not inside a run directory; say with out=<folder> where results shall go")
         if run is not None:
-            check_links(run, levels=2)
+            check_links(run)
         name = (run or policy.resolve()).name
         checkpoint = which if which == "best" else _checkpoint(policy.resolve(), run)
         return cls(policy, run, out or run or policy, name, checkpoint=checkpoint)
@@ -265,6 +270,7 @@ class Place:
         run, step = found
         if not leads_inside(run / "robopolicy", run):
             raise ConfigError(f"{run}: its robopolicy/ is a link that leads out of it; say with out=<folder>")
+        check_links(run / "robopolicy")
         newest = (run / "checkpoints" / "last").resolve().name
         place = cls(policy, None, out or run / "robopolicy", run.name, checkpoint="" if step == newest else step)
         place.lerobot_run = run
@@ -356,17 +362,28 @@ def _joined(stem: str, called: str) -> str:
 
 def task_of(given: dict[str, Any] | None, place: Place) -> dict[str, Any]:
     """The task on the command line, or the one that the run was trained on."""
-    config = read_config(place.run) if place.run is not None else None
-    task: dict[str, Any] | None = given or (config or {}).get("task")
+    task = given or own_task((read_config(place.run) if place.run is not None else None) or {})
     if task is None:
         raise ConfigError(f"task: {place.name} does not say what it was trained on; choose one: task=<name>")
     return task
 
 
+def env_of(given: dict[str, Any] | None, place: Place, num_envs: int, changes: dict[str, Any] | None = None) -> VecEnv:
+    """Build what `task_of` says, with `changes` of its parameters.
+
+    Raises:
+        ConfigError: it cannot be built; where a run says it, whatever the env raised.
+    """
+    node = {**task_of(given, place), **(changes or {})}
+    with nullcontext() if given else refusing(f"{place.run}/{CONFIG}: task", ConfigError):
+        env: VecEnv = build(node, "task", num_envs=num_envs, seed=0)
+    return env
+
+
 def _names(a: Place, b: Place) -> tuple[str, str]:
     config = (read_config(b.run) if b.run is not None else None) or {}
     base = config.get("base")
-    if base and Path(base).resolve() in (a.run, a.lerobot_run):
+    if base and (found := there(base)) is not None and found in (a.run, a.lerobot_run):
         return "base", b.name
     return (a.name, b.name) if a.name != b.name else (f"{a.name} (a)", f"{b.name} (b)")
 

@@ -47,6 +47,7 @@ WRITES = {"os.remove": 1, "os.rename": 2, "os.rmdir": 1, "os.mkdir": 1, "os.link
           "os.chmod": 1, "os.chown": 1, "os.utime": 1, "os.setxattr": 1, "shutil.rmtree": 1,
           "shutil.move": 2}  # fmt: skip
 BESIDE = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link")  # whose last arguments are folders' numbers
+HERE = ("127.0.0.1", b"127.0.0.1", "localhost", b"localhost", None)  # hosts that may be looked up
 SECONDS, BYTES = 60.0, 2**30  # that a case may take
 
 
@@ -96,9 +97,11 @@ class Watch:
                     self._touch(event, os.path.join(f"/proc/self/fd/{place}", os.fsdecode(path)) if beside else path)
         elif event == "socket.connect" and args[1][0] != "127.0.0.1":
             self.processes.append(f"{event} {args[1]!r}")
+        elif event == "urllib.Request" or (event == "socket.getaddrinfo" and args[0] not in HERE):
+            self.processes.append(f"{event} {args[:2]!r}"[:200])
 
     def _touch(self, event: str, path: Any) -> None:
-        inside, self.inside = self.inside, None  # what is asked here is not to be heard
+        inside, self.inside = self.inside, None  # do not count the calls made here
         try:
             found = os.path.realpath(os.fsdecode(path))
             if inside is not None and not Path(found).is_relative_to(inside) and found != os.devnull:

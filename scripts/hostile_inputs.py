@@ -206,6 +206,13 @@ def lerobot(folder: Path) -> None:
     annotate_policy(folder / "policy", action=ACTION, dt=0.05, tasks=("toy",))
 
 
+def lerobot_saved(folder: Path) -> None:
+    """The same as a policy directory of ours, whose policy.json holds LeRobot's documents."""
+    lerobot(folder / "theirs")
+    save_policy(load_policy(folder / "theirs" / "policy"), folder / "policy")
+    shutil.rmtree(folder / "theirs")
+
+
 def load_lerobot(folder: Path) -> None:
     find_policy(folder / "policy")
     acts(load_policy(folder / "policy"))
@@ -529,6 +536,7 @@ def decoded(folder: Path) -> None:
 KINDS: dict[str, Kind] = {
     **{f"policy_{name}": Kind(save(name), (load,)) for name in NODES},
     "policy_lerobot": Kind(lerobot, (load_lerobot,)),
+    "policy_lerobot_saved": Kind(lerobot_saved, (load,)),
     "policy_plugin": Kind(exported, (load_plugin,)),
     "run_config": Kind(run, (task_of_run, resume_config, deploy, evaluated), ("run/config.yaml",)),
     "run_files": Kind(

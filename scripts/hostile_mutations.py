@@ -41,7 +41,7 @@ def values(outside: Path) -> list[Json]:
         {"_target_": "subprocess.call", "args": ["touch", f"{outside}/a"]},
         {"_target_": "robopolicy.build.allow", "package": "subprocess"},
         {"_target_": "robopolicy.registry.allow", "module": "subprocess"},
-        {"_target_": "robopolicy.storage.write_text", "path": f"{outside}/b", "text": "x"},
+        {"_target_": "robopolicy.atomic.write_atomically", "path": f"{outside}/b", "data": "x"},
         {"_target_": "os.system", "command": f"touch {outside}/c"},
         {"_target_": "native", "task": "reach"}, {"_target_": "mlp", "_partial_": True},
         {"_target_": "tracker", "run_dir": f"{outside}/d"}, {"_target_": ["mlp"]}, {"_partial_": 3},

@@ -8,8 +8,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from robopolicy.atomic import write_atomically
 from robopolicy.errors import RobopolicyError
-from robopolicy.evaluate.provenance import write_atomically
 from robopolicy.evaluate.results_page import generate, stale
 
 

@@ -32,8 +32,8 @@ from real.safety import Governor, load_profile, profile_names
 from real.safety.audit import joint_violations, space_violations
 from real.safety.profile import Box, Plane
 from real.safety.projection import project
+from robopolicy.atomic import write_atomically
 from robopolicy.evaluate.evidence import Evidence, measured, write
-from robopolicy.evaluate.provenance import write_atomically
 from robopolicy.tracking import Tracker
 from tests.real.adversary import targets
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from robopolicy.errors import CheckpointError, ConfigError
 from robopolicy.noise import keyed_normal
+from robopolicy.schema import Side
 from robopolicy.types import IMAGES, STATE, TASK, EnvSpec, Feature, Obs, Step, check_action
 from sim.arm import ARM_DOF, ARM_QPOS
 from sim.control import JointFilter, make_controller
@@ -64,7 +65,7 @@ class SimEnv:
         reward: Literal["sparse", "dense", "shaped"] = "sparse",
         objects: bool = True,
         cameras: tuple[str, ...] = (),
-        image_size: tuple[int, int] = (96, 96),
+        image_size: tuple[Side, Side] = (96, 96),
         render_quality: Quality = "fast",
         pictures: bool = True,
         randomization: Randomization | None = None,

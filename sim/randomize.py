@@ -14,6 +14,7 @@ from robopolicy.errors import ConfigError
 from sim.arm import ARM_DOF
 
 Range = tuple[float, float]
+_LATEST = 1000  # control steps
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,10 @@ class Randomization:
             low, high = getattr(self, key)
             if not 0 < low <= high:
                 raise ConfigError(f"randomization.{key}: expected 0 < low <= high, found ({low}, {high})")
-        if not 0 <= self.latency[0] <= self.latency[1]:
-            raise ConfigError(f"randomization.latency: expected 0 <= low <= high steps, found {self.latency}")
+        if not 0 <= self.latency[0] <= self.latency[1] <= _LATEST:
+            raise ConfigError(
+                f"randomization.latency: expected 0 <= low <= high <= {_LATEST} steps, found {self.latency}"
+            )
         if self.sensor_noise < 0:
             raise ConfigError(f"randomization.sensor_noise must be >= 0, found {self.sensor_noise}")
 

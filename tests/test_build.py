@@ -180,8 +180,8 @@ def test_groups_of_keys_are_dataclasses() -> None:
     "target",
     [
         "os.system", "subprocess.call", "torch.load", "robopolicy.build.build", "robopolicy.registry.allow",
-        "robopolicy.storage.write_text", "robopolicy.policies.diffusion.DiffusionPolicy", "Diffusion", "mlp", "", 3,
-        None, ["flow"], {"a": 1},
+        "robopolicy.atomic.write_atomically", "robopolicy.policies.diffusion.DiffusionPolicy", "Diffusion", "mlp", "",
+        3, None, ["flow"], {"a": 1},
     ],
 )  # fmt: skip
 def test_a_node_names_only_what_is_registered_for_its_slot(target: Any) -> None:

@@ -117,7 +117,6 @@ def test_saving_again_replaces_and_foreign_folders_are_left_alone(tmp_path: Path
 
 def test_what_is_replaced_comes_back_where_replacing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_policy(gaussian(0), tmp_path / "p")
-    (tmp_path / f".p.{os.getpid()}.tmp").mkdir()  # of a killed process that had our number
     rename = Path.rename
 
     def fail(path: Path, target: Path) -> Path:

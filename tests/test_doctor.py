@@ -217,7 +217,7 @@ def test_memory_minds_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fresh_wandb(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No login, no setting, no home of somebody else."""
+    """No login, no setting, no home of another user."""
     for name in ("WANDB_MODE", "WANDB_API_KEY", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -35,7 +35,9 @@ from robopolicy.evaluate.report import write_report
 from robopolicy.evaluate.rows import COLUMNS, Rows
 from robopolicy.evaluate.run_dir import read_run
 from robopolicy.lerobot.notes import NOTE, knowledge
+from robopolicy.policies import lerobot
 from robopolicy.policies.lerobot import STEPS, pipeline
+from robopolicy.policies.lerobot_config import decode
 from robopolicy.policy_files import find_policy, read_spec
 from robopolicy.runs import claimed, open_run, read_config
 from robopolicy.spec import PolicySpec
@@ -200,6 +202,85 @@ def test_lerobots_steps_are_those_that_were_read_through() -> None:
         pipeline(
             {"steps": [{"registry_name": "time_limit_processor", "config": {"max_episode_steps": 3}}]}, action=False
         )
+
+
+@pytest.fixture
+def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model directory whose code leaves a file beside it; all prompts are answered by yes."""
+    pytest.importorskip("lerobot")
+    pytest.importorskip("transformers")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "zz", "auto_map": {"AutoConfig": "evil.C"}}))
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return folder
+
+
+def tokenizing(name: Any, **more: Any) -> dict[str, Any]:
+    return {"steps": [{"registry_name": "tokenizer_processor", "config": {"tokenizer_name": name, **more}}]}
+
+
+def test_a_tokenizer_brings_no_code(evil: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer_name.*auto_map"):
+        pipeline(tokenizing(str(evil)), action=False)
+    with pytest.raises(CheckpointError, match=r"vlm_model_name.*auto_map"):
+        decode({"type": "smolvla", "vlm_model_name": str(evil)})
+    (evil / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tokenizer_name.*evil\.py"):
+        pipeline(tokenizing(str(evil)), action=False)
+    (evil / "evil.py").unlink()
+    for found in ({"auto_map": {"AutoConfig": "x/y--evil.C"}}, {"text_config": {"attn_implementation": "x/y"}}):
+        (evil / "config.json").write_text(json.dumps(found))
+        with pytest.raises(CheckpointError, match=r"tokenizer_name.*(auto_map|attn_implementation)"):
+            pipeline(tokenizing(str(evil)), action=False)
+    (evil / "config.json").write_text("{}")
+    (evil / "vocab.pkl").touch()
+    with pytest.raises(CheckpointError, match=r"vocab\.pkl"):
+        pipeline(tokenizing(str(evil)), action=False)
+    assert not (evil.parent / "ran").exists()
+
+
+def test_names_of_tokenizers_are_known(evil: Path) -> None:
+    for name in ("stranger/model", "gpt2", str(evil / "config.json"), 3, None, "x\0"):
+        with pytest.raises(CheckpointError, match="tokenizer_name"):
+            pipeline(tokenizing(name), action=False)
+    with pytest.raises(CheckpointError, match="vlm_model_name"):
+        decode({"type": "smolvla", "vlm_model_name": "stranger/model"})
+    known = decode({"type": "smolvla"}).vlm_model_name
+    with pytest.raises(CheckpointError, match="tokenizer:"):
+        pipeline(tokenizing(known, tokenizer="x"), action=False)
+
+
+def test_nothing_asks_whether_code_may_run(evil: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that has passed, or that another thread has changed since."""
+    from transformers import AutoConfig, dynamic_module_utils
+
+    for way in (lambda: decode({"type": "act"}), lambda: pipeline({"steps": []}, action=False)):
+        monkeypatch.setattr(dynamic_module_utils, "TIME_OUT_REMOTE_CODE", 15)
+        way()
+        with pytest.raises(ValueError, match="trust_remote_code"):
+            AutoConfig.from_pretrained(evil)
+    monkeypatch.setattr(lerobot, "check_name", lambda *_: None)
+    with pytest.raises(CheckpointError, match="policy_preprocessor"):
+        pipeline(tokenizing(str(evil)), action=False)
+    assert not (evil.parent / "ran").exists()
+
+
+@pytest.mark.parametrize("kind", ["act", "diffusion", "vqbet", "smolvla", "pi0", "pi05"])
+def test_a_lerobot_config_downloads_and_compiles_nothing(kind: str) -> None:
+    pytest.importorskip("lerobot")
+    harmful = {
+        "compile_model": True, "pretrained_backbone_weights": "ResNet18_Weights.IMAGENET1K_V1",
+        "load_vlm_weights": True, "device": "meta", "push_to_hub": True, "repo_id": "x/y", "pretrained_path": "x/y",
+        "pretrained_revision": "main",
+    }  # fmt: skip
+    has = decode({"type": kind})
+    asked = {key: value for key, value in harmful.items() if hasattr(has, key)}
+    for found in (has, decode({"type": kind, **asked})):
+        left = {key: getattr(found, key) for key in asked}
+        assert left.pop("device") == "cpu" and not any(left.values()), "defaults download too"
 
 
 def test_a_lerobot_note_is_typed(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     checkpointer = Checkpointer(refined, keep=3)
     for step in (1, 2, 3):
         checkpointer.save(step, policy=gaussian(step), state={}, best=step == 2)
-    monkeypatch.setattr(verbs, "_env", lambda task, num_envs, episodes: PointEnv(min(num_envs, episodes)))
+    monkeypatch.setattr(verbs, "env_of", lambda task, place, num_envs, changes=None: PointEnv(num_envs))
     return bc, refined
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from robopolicy.atomic import write_atomically
 from robopolicy.build import build
 from robopolicy.checkpoint import Checkpointer, load_policy
 from robopolicy.cli import call, find_verb
@@ -23,7 +24,6 @@ from robopolicy.policies.base import Policy
 from robopolicy.policies.hold import HOLD
 from robopolicy.runs import read_config
 from robopolicy.schema import TARGET, Count, Fraction
-from robopolicy.storage import write_text
 from robopolicy.types import Metrics
 from robopolicy.untrusted import below, parse_json, read_bytes, read_json, refusing
 from world_models.assess import faults
@@ -102,8 +102,8 @@ def coevolve(
         state = driver.round(state)
         kept = state["records"][-1]["kept"]
         policy = load_policy(driver.policy(state))
-        write_text(run_dir / "spec.json", policy.spec.to_json() + "\n")
-        write_text(run_dir / "rounds.json", json.dumps(state["records"], indent=1) + "\n")
+        write_atomically(run_dir / "spec.json", policy.spec.to_json() + "\n")
+        write_atomically(run_dir / "rounds.json", json.dumps(state["records"], indent=1) + "\n")
         checkpointer.save(len(state["records"]), policy=policy, state=state, best=kept)
     print(f"rounds: {reason}")
     last = state["records"][-1]
@@ -161,13 +161,13 @@ class Rounds:
         imagined, model = folder / "imagined", folder / "model"
         if not (folder / "imagined.done").exists():
             call(find_verb("train"), self._imagining(state, imagined, number))
-            write_text(folder / "imagined.done", "")
+            write_atomically(folder / "imagined.done", "")
         policy = load_policy(imagined, env=self.env.spec)
         count = min(self.episodes, (self.real_steps - used) // self.env.spec.horizon)
         rows = self._real(policy, folder, first=sum(r["episodes"] for r in records), count=count)
         if not (folder / "model.done").exists():
             call(find_verb("train"), self._refitting(state, model, number))
-            write_text(folder / "model.done", "")
+            write_atomically(folder / "model.done", "")
         judged = _once(folder / "judged.json", lambda: {
             "imagined": self._judge(policy, self.model(state)), "imagined_refitted": self._judge(policy, model),
             "before": None if self.config["world"].get("gate") else
@@ -212,7 +212,7 @@ class Rounds:
         first = run_of(Path(self.config["world"]["model"]))
         assert first is not None
         config = copy.deepcopy(read_config(first))
-        if config is None or "loop" not in config:
+        if config is None or not config.get("loop") or config.get("seed") is None:
             raise ConfigError(f"world.model={first}: does not say how it was trained")
         loop, fresh = config["loop"], self._rollouts(number)
         weights = dict(loop.get("mix_weights") or {})
@@ -267,5 +267,5 @@ def _decisions(run_dir: Path) -> list[dict[str, Any]]:
 def _once(file: Path, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """What `work` gave, now or before."""
     if not file.is_file():
-        write_text(file, json.dumps(work(), indent=1) + "\n")
+        write_atomically(file, json.dumps(work(), indent=1) + "\n")
     return read_json(file, finite=False)

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from robopolicy.atomic import write_atomically
 from robopolicy.errors import CheckpointError, RobopolicyError
 from robopolicy.evaluate.statistics import Interval
 from robopolicy.loops.off_policy import Checkpoints
 from robopolicy.policies.base import Policy
 from robopolicy.schema import Count, Fraction, Natural
-from robopolicy.storage import write_text
 from robopolicy.types import Metrics
 from world_models.exam import Exam, Marks, crossed_bootstrap, examine
 from world_models.imagined_env import ImaginedEnv
@@ -141,7 +141,7 @@ class Gate:
     def _save(self) -> None:
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(self.path, json.dumps(self.records, indent=1) + "\n")
+            write_atomically(self.path, json.dumps(self.records, indent=1) + "\n")
 
     def keeping(self, checkpointer: Checkpoints) -> Keeping:
         """`checkpointer`, with what the gate remembers in it."""

@@ -19,19 +19,20 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from robopolicy.atomic import write_atomically
 from robopolicy.build import build
 from robopolicy.checkpoint import find_policy, load_policy
 from robopolicy.data.episodes import concatenate
-from robopolicy.errors import CheckpointError, SpecError
+from robopolicy.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.evaluate import video
 from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import Policy
 from robopolicy.policy_files import policy_digest
-from robopolicy.runs import read_config
+from robopolicy.runs import CONFIG, own_task, read_config
 from robopolicy.schema import TARGET, Count
-from robopolicy.storage import MANIFEST, write_text
+from robopolicy.storage import MANIFEST
 from robopolicy.types import IMAGES, STATE, TASK, Obs
-from robopolicy.untrusted import parse_json, read_bytes, read_json
+from robopolicy.untrusted import check_links, parse_json, read_bytes, read_json, refusing
 from world_models.assess import no_better
 from world_models.data import split, take
 from world_models.dynamics import History
@@ -51,8 +52,15 @@ def look(*, run_dir: Path, episodes: Count = 3) -> Path | None:
     """Look at `episodes` of them, unless that was done for these very weights; None where the run is of no world.
 
     Raises:
-        RobopolicyError: model, policy or data are not there any more, or do not fit one another.
+        RobopolicyError: model, policy or data are not there any more, or do not fit one another; the run has a link
+            out of itself, or says of itself what cannot be.
     """
+    check_links(run_dir, where=str(run_dir), error=ConfigError)
+    with refusing(f"{run_dir}: its world", ConfigError):
+        return _look(run_dir, episodes)
+
+
+def _look(run_dir: Path, episodes: int) -> Path | None:
     config = read_config(run_dir) or {}
     trains_world = (config.get("loop") or {}).get(TARGET) in _FITS
     if not trains_world and not config.get("world"):
@@ -76,7 +84,7 @@ def look(*, run_dir: Path, episodes: Count = 3) -> Path | None:
         **{k: world.report[k] for k in ("open_loop", "success", "trust", "data")},
         "pictures": world.report.get("pictures", {}),
     }  # fmt: skip
-    write_text(out, json.dumps(found) + "\n")
+    write_atomically(out, json.dumps(found) + "\n")
     return out
 
 
@@ -92,7 +100,11 @@ def _newest_model(run_dir: Path, config: dict[str, Any]) -> Path:
     file = run_dir / "rounds.json"
     found = parse_json(read_bytes(file), str(file), finite=False) if file.is_file() else []
     done = len(found) if isinstance(found, list) else 0
-    return run_dir / f"round_{done}" / "model" if done else Path(config["world"]["model"])
+    if done:
+        return run_dir / f"round_{done}" / "model"
+    if not (model := config["world"].get("model")):
+        raise ConfigError(f"{run_dir}/{CONFIG}: world.model: expected the folder of a world model, found {model!r}")
+    return Path(model)
 
 
 def _of_data(world: World, model: Path, count: int) -> list[dict[str, Any]]:
@@ -119,7 +131,7 @@ def _of_data(world: World, model: Path, count: int) -> list[dict[str, Any]]:
 def _of_policy(policy: Policy, config: dict[str, Any], world: World, run_dir: Path, count: int) -> list[dict[str, Any]]:
     """Validation episodes of the policy in the true task, filmed where it can be, and from the same starts imagined."""
     seeds = episode_seeds("validation", 0, count)
-    env = build(config["task"], "task", num_envs=count, seed=0)
+    env = build(own_task(config) or {}, "task", num_envs=count, seed=0)
     rows, real = roll_out(policy, env, seeds)
     try:
         video.film(policy, env, rows, run_dir / "videos" / "real", seeds=seeds.tolist(), label="real")
@@ -135,7 +147,7 @@ def _of_policy(policy: Policy, config: dict[str, Any], world: World, run_dir: Pa
     numbers, options = torch.arange(count), config["world"]
     exam = Exam(
         world, starts, count, seeds=seeds, start=numbers, unit=(numbers + 0.5) / count,
-        trust=float(options.get("trust", 1.0)), sampled=bool(options.get("sampled", True)),
+        trust=1.0 if options.get("trust") is None else options["trust"], sampled=options.get("sampled") is not False,
     )  # fmt: skip
     _, imagined = roll_out(policy, exam, seeds)
     return [

@@ -64,7 +64,7 @@ def made_from(model: Path) -> tuple[list[Path], float]:
     named = [config.get("dataset"), *(loop.get("data") or {}).values()]
     if not (paths := [Path(p) for p in named if p]):
         raise ConfigError(f"world.starts: {model} does not say what it was trained on. Add world.starts=<dataset>.")
-    return paths, float(loop.get("holdout", HOLDOUT))
+    return paths, HOLDOUT if (share := loop.get("holdout")) is None else float(share)
 
 
 def run_of(model: Path) -> Path | None:

@@ -59,6 +59,11 @@ class ArmNode(Node):
             raise SafetyError(
                 f"topics.trajectory: type {wiring.output.type!r}: the simulated arm plays trajectories alone"
             )
+        if wiring.output.points != "control":
+            raise SafetyError(
+                f"topics.trajectory: points {wiring.output.points!r}: the simulated arm plays control points "
+                "alone. Set points: control"
+            )
         self.env, self.wiring, self.lost, self.lockstep = env, wiring, lost, lockstep
         self.rng = np.random.default_rng(0)
         self.arm = MujocoArm(env.task, load_profile(wiring.limits), dt=wiring.tick_s)

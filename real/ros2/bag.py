@@ -180,7 +180,7 @@ def _about(path: Path) -> dict[str, Any]:
     found = data.get("rosbag2_bagfile_information") if isinstance(data, dict) else None
     if not isinstance(found, dict):
         raise DataError(f"{file}: not the metadata of a bag: rosbag2_bagfile_information is missing or no mapping; "
-                        "`ros2 bag reindex` makes it anew")  # fmt: skip
+                        "`ros2 bag reindex` makes a new one")  # fmt: skip
     check_types(found, {"storage_identifier": str, "relative_file_paths": list}, str(file), DataError)
     return found
 

@@ -151,7 +151,7 @@ class Brain:
         settings, dt = slowed(self.options.settings, self.options.speed), self.wiring.tick_s
         profile = load_profile(self.wiring.limits, **guarded(settings, dry_run=self.dry_run))
         if not self.dry_run:
-            checked(profile)
+            checked(profile, dt)
         if profile.settings.energy is not None:
             raise SafetyError(
                 "energy: the tank needs external torques, and no topic of a wiring brings them (effort of "

@@ -148,7 +148,7 @@ class PolicyNode(LifecycleNode):
         profile = session.chain.profile
         found = [
             *broken_claims(self.wiring, profile),
-            *([] if self.brain.dry_run else unprotected(profile)),
+            *([] if self.brain.dry_run else unprotected(profile, self.wiring.tick_s)),
             *self.topics.problems(),
             *session.refusals(time.monotonic()),
         ]
@@ -239,7 +239,7 @@ class PolicyNode(LifecycleNode):
         """Decide what is due; s until there may be something again."""
         session, now = self.session, time.monotonic()
         if self.topics is not None:
-            self.topics.drained = now
+            self.topics.empty(now)
         if session is not None and session.pump(now):
             self._reports.tick_ms.append(1e3 * (time.monotonic() - now))
             if self.topics is not None:

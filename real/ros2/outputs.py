@@ -209,6 +209,8 @@ class Goals:
 
     def send(self, first: int, points: Array, new: int) -> None:
         tick = first + new
+        if not len(points):  # the end of an episode: what was not answered belongs to it
+            self._unanswered.clear()
         if not len(points) or self._due - self.every <= tick < self._due:
             return  # the last goal ends in the certified stop
         self._due, self._number = tick + self.every, self._number + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from rclpy.event_handler import PublisherEventCallbacks, SubscriptionEventCallbacks
 from rclpy.node import Node
@@ -57,8 +58,18 @@ def bystanders(node: Node, role: str, topic: Topic, *, publishes: bool) -> list[
     return [f"qos: {role} ({topic.name!r}): {why}" for _, why in _misfits(node, topic, publishes=publishes) if why]
 
 
+def publishers_heard(node: Node, topic: Topic) -> list[Any]:
+    """The publishers on `topic` whose messages can pass, as the graph knows them (rclpy's TopicEndpointInfo)."""
+    return [other for other, why in _endpoints(node, topic, publishes=False) if not why]
+
+
 def _misfits(node: Node, topic: Topic, *, publishes: bool) -> list[tuple[str, str]]:
     """Nodes on the other side of `topic`, and why no message would pass; "" where it would."""
+    return [(other.node_name, why) for other, why in _endpoints(node, topic, publishes=publishes)]
+
+
+def _endpoints(node: Node, topic: Topic, *, publishes: bool) -> list[tuple[Any, str]]:
+    """What the graph knows of the other side of `topic`, and why no message would pass; "" where it would."""
     mine, found, name = profile_of(topic), [], node.resolve_topic_name(topic.name)
     look = node.get_subscriptions_info_by_topic if publishes else node.get_publishers_info_by_topic
     for other in look(name):
@@ -72,7 +83,7 @@ def _misfits(node: Node, topic: Topic, *, publishes: bool) -> list[tuple[str, st
             )
             if getattr(asked, what) == strong and getattr(offered, what) == weak
         ]
-        found.append((other.node_name, "; ".join(why)))
+        found.append((other, "; ".join(why)))
     return found
 
 

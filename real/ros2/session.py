@@ -118,7 +118,7 @@ class Session:
 
         Raises:
             StampError: its stamp is not of this moment. JumpError: no motion leads to it from the one before,
-                and the arm runs; else it may have been placed anew.
+                and the arm runs; else it may have been placed elsewhere.
         """
         running = self.running
         if not running:  # nothing depends on the arm's clock now: it may have been set
@@ -281,7 +281,7 @@ class Session:
         if self.settled:
             self.time = max(self.time, (goal - 1 - self.zero) * self.wiring.tick_s)  # signs of life are not old then
             if arm < self.settled + MATCH:
-                if arm - self.ledger.last <= GREETINGS:
+                if arm - self.ledger.last <= GREETINGS and not (self.muted or self.chain.faulted):
                     self._stand()  # the way there is the same again: a lost message is made good
                 return 0
             self.loop.begin += (goal - 1 - self.ledger.last) * self.wiring.tick_s

@@ -20,8 +20,8 @@ from real.ros2.clock import StampError
 from real.ros2.images import ImageReader, message_type
 from real.ros2.keys import FRESH, STOPS
 from real.ros2.outputs import Commands, Notice
-from real.ros2.publishers import Endpoint, PublisherError, Publishers, gid_of, with_info
-from real.ros2.qos import bystanders, mismatches, on_publisher, on_subscription, profile_of
+from real.ros2.publishers import ALIVE, Endpoint, PublisherError, Publishers, gid_of, with_info
+from real.ros2.qos import bystanders, mismatches, on_publisher, on_subscription, profile_of, publishers_heard
 from real.ros2.session import Session
 from real.ros2.wiring import Topic, Wiring
 from real.safety import SafetyError
@@ -30,6 +30,7 @@ from real.urdf import check_urdf
 from robopolicy.errors import RobopolicyError
 
 Array = NDArray[np.float64]
+AGREE = 0.01  # s by which the steady and the system's clock may part while neither is set
 
 
 class Inputs(Protocol):
@@ -71,7 +72,8 @@ class Topics:
         self.handled = 0
         self._heard: dict[str, float] = {}  # s of our steady clock of the newest accepted message, by role
         self._publishers: dict[str, Publishers] = {}  # by role
-        self.drained = -math.inf  # s of our steady clock: no message that was received earlier waits
+        self.drained, self._system = -math.inf, 0  # s of our steady clock, ns of the system's: when little waited
+        self._refused_at: dict[str, float] = {}  # s of our steady clock, by source
         self._connected: list[tuple[str, Topic]] = []  # roles and topics that we hear
         self._entities: list[tuple[Callable[..., Any], Any]] = []
         self._states, self._commands = messages.StateReader(wiring, profile), JointOrder(wiring.joints)
@@ -126,6 +128,7 @@ class Topics:
             except Exception as error:  # whatever came: a message must not end the node
                 known = isinstance(error, RobopolicyError)
                 self.refused[role] = str(error) if known else f"{role}: {type(error).__name__}: {error}"
+                self._refused_at[role] = at
                 self.session.counts[f"{role}_refused"] += 1
                 if isinstance(error, StampError):
                     self.session.counts[f"{role}_{error.reason}"] += 1
@@ -142,10 +145,16 @@ class Topics:
 
     def _received(self, info: Any) -> float:
         """s of our steady clock at which a message reached this process. Where the node was held up, it has waited: the
-        system's clock says for how long, but never beyond the moment when nothing waited."""
-        now = time.monotonic()
-        waited = 0 if info is None else time.time_ns() - int(info["received_timestamp"])
+        system's clock says for how long. Where that clock was set meanwhile, it waited since `empty` at most."""
+        now, system = time.monotonic(), time.time_ns()
+        waited = 0 if info is None else system - int(info["received_timestamp"])
+        if abs((system - self._system) * 1e-9 - (now - self.drained)) <= AGREE:
+            return now - max(waited, 0) * 1e-9
         return max(min(self.drained, now), now - max(waited, 0) * 1e-9)
+
+    def empty(self, now: float) -> None:
+        """What had come by `now` s of our steady clock was handled, but for what came in the same moment."""
+        self.drained, self._system = now, time.time_ns()
 
     def _of_one(self, publishers: Publishers, gid: bytes | None, at: float) -> None:
         """Raise PublisherError, and stop the arm, where a second publisher speaks while it runs."""
@@ -153,24 +162,27 @@ class Topics:
         try:
             if gid is not None:
                 publishers.take(gid, at, running)
-            elif running and not publishers.latched and self.node.count_publishers(publishers.name) > 1:
+            elif running and not publishers.latched and len(self._graph(publishers.role)) > 1:
                 raise PublisherError(publishers.second())
         except PublisherError as error:
             self.session.on_stranger(str(error))
             raise
 
-    def _graph(self, name: str) -> list[Endpoint]:
-        found = self.node.get_publishers_info_by_topic(name)
-        return [Endpoint(bytes(end.endpoint_gid), end.node_name) for end in found]
+    def _graph(self, role: str) -> list[Endpoint]:
+        """The publishers of an input that can reach us; others are bystanders."""
+        topic = next(topic for name, topic in self._connected if name == role)
+        return [Endpoint(bytes(end.endpoint_gid), end.node_name) for end in publishers_heard(self.node, topic)]
 
     def problems(self) -> list[str]:
         """Why the arm may not be started, one sentence each: quality of service, publishers, refused messages,
         silence."""
         found = [m for role, topic in self._connected for m in mismatches(self.node, role, topic, publishes=False)]
-        found += [*self.commands.problems(), *self.refused.values(), *self._undescribed()]
         now, dogs = time.monotonic(), self.wiring.watchdogs
+        for role in [r for r, at in self._refused_at.items() if not now - at <= ALIVE]:
+            self.refused.pop(role, None)  # keys come rarely, and one wrong one must not block a reset for good
+        found += [*self.commands.problems(), *self.refused.values(), *self._undescribed()]
         for publishers in self._publishers.values():
-            found += publishers.problems(self._graph(publishers.name), now)
+            found += publishers.problems(self._graph(publishers.role), now)
         patience = {"features": dogs["features"], **dict.fromkeys(self.inputs.cameras, dogs["images"])}
         for role, topic in self._connected:
             if role not in patience or role in self.refused:

@@ -143,6 +143,11 @@ class SafetyChain:
         self.governor.resume(past, ticks)
         self._tread()
 
+    def load_resumed(self, state: dict[str, Array]) -> None:
+        """As `resume`, to a recorded `state` of the governor."""
+        self.governor.load_state_dict(state)
+        self._tread()
+
     def fault(self, reason: str) -> None:
         """Stop and stay stopped until `activate`."""
         self._fault = self._fault or reason

@@ -81,17 +81,22 @@ def guarded(settings: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, 
     return found
 
 
-def unprotected(profile: Profile) -> list[str]:
-    """Why the distances that are kept mean nothing at the permitted tracking error, one sentence each."""
-    s, lever = profile.settings, levers(Body(profile))
+def unprotected(profile: Profile, dt: float) -> list[str]:
+    """Why the distances that are kept mean nothing at the permitted tracking error, one sentence each.
+
+    `dt`: s between control points.
+    """
+    s, body = profile.settings, Body(profile)
     if not has_scene(profile):
         return []
+    lever = levers(body)
     if s.tracking_error is None:
-        if s.scene_distance >= LEAST:
+        left = allowance(profile, body, dt)
+        if s.scene_distance >= LEAST and left >= LEAST / 2:
             return []
         return [
-            f"scene_distance: {s.scene_distance} m leaves the measured arm no room beside its command, found less than "
-            f"{LEAST} m"
+            f"scene_distance: {s.scene_distance} m leaves the measured arm {left:.2g} m beside its command at {dt} s a "
+            f"tick, expected {LEAST / 2} m at least, and a scene_distance of {LEAST} m. Give more"
         ]
     most, all_off = s.scene_distance / float(lever.sum()), s.tracking_error * float(lever.sum())
     if s.tracking_error <= most:
@@ -104,13 +109,13 @@ def unprotected(profile: Profile) -> list[str]:
     ]
 
 
-def checked(profile: Profile) -> Profile:
-    """`profile`, for an arm.
+def checked(profile: Profile, dt: float) -> Profile:
+    """`profile`, for an arm. `dt`: s between control points.
 
     Raises:
         SafetyError: its tracking error and its distances do not go together; named, with the numbers.
     """
-    if found := unprotected(profile):
+    if found := unprotected(profile, dt):
         raise SafetyError("; ".join(found))
     return profile
 

@@ -23,6 +23,7 @@ from robopolicy.data.video import load_images, load_videos
 from robopolicy.data.writer import DatasetWriter
 from robopolicy.errors import DataError, closest
 from robopolicy.types import IMAGES, TASK, ActionSpec, Feature, Obs
+from robopolicy.untrusted import check_links
 
 __all__ = ["DatasetWriter", "annotate_dataset", "dataset_features", "load_episodes"]
 
@@ -50,9 +51,11 @@ def annotate_dataset(
     The command line can then train on it. Nothing else in the dataset changes. Arguments: see `load_episodes`.
 
     Raises:
-        DataError: not a LeRobot v3 dataset, robopolicy recorded it itself, or the arguments do not fit it.
+        DataError: not a LeRobot v3 dataset, one with a link out of its folder, robopolicy recorded it itself, or the
+            arguments do not fit it.
     """
     path = Path(path)
+    check_links(path, error=DataError)
     source = Source.open(path, rename or {})
     if source.meta is not None and source.meta.provenance.get("annotated") is not True:
         raise DataError(f"{path}: was recorded by robopolicy and says already what its actions mean")

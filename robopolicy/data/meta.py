@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
+from robopolicy.atomic import write_atomically
 from robopolicy.data.files import problems, read_json
 from robopolicy.errors import DataError, SpecError, closest
 from robopolicy.types import ActionSpec
@@ -54,7 +55,7 @@ class RecordingMeta:
     version: int = META_VERSION
 
     def save(self, root: Path) -> None:
-        (root / META_FILE).write_text(json.dumps(asdict(self), indent=2))
+        write_atomically(root / META_FILE, json.dumps(asdict(self), indent=2))
 
     @classmethod
     def load(cls, root: Path) -> RecordingMeta | None:

@@ -144,7 +144,7 @@ class Memory(nn.Module):
                 has = "is missing" if found is None else f"has shape {list(found.shape)} of {found.dtype}"
                 raise CheckpointError(
                     f"{folder / MEMORY}: {name!r} {has}, expected [F, {', '.join(map(str, own.shape[1:]))}] of "
-                    f"{own.dtype}: it is not of this policy. Evaluate with memory=<dataset>, which fills it anew."
+                    f"{own.dtype}: it is not of this policy. Evaluate with memory=<dataset>, which fills it again."
                 )
         _check_numbers(tensors, len(texts), str(folder / MEMORY))
         for name, own in list(self.named_buffers()):
@@ -174,4 +174,4 @@ def _check_numbers(tensors: dict[str, Tensor], tasks: int, where: str) -> None:
         bad.append("'table' has no columns")
     if bad:
         raise CheckpointError(f"{where} is damaged: {'; '.join(bad)}. Evaluate with memory=<dataset>, which fills it "
-                              "anew.")  # fmt: skip
+                              "again.")  # fmt: skip

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from robopolicy.atomic import write_atomically
 from robopolicy.errors import DataError
-from robopolicy.evaluate.provenance import write_atomically
 from robopolicy.evaluate.rows import Rows
 from robopolicy.evaluate.statistics import Interval, Pairs, holm, mcnemar, paired_difference
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from robopolicy.atomic import write_atomically
 from robopolicy.errors import DataError, closest
 from robopolicy.evaluate import provenance
 from robopolicy.evaluate.rows import Rows
@@ -204,7 +205,7 @@ def write(rows: Sequence[Evidence], *, root: Path | str = ROOT, keep: bool = Tru
         merged = {row.key: row for row in (read(path) if keep and path.is_file() else [])}
         merged |= {row.key: row for row in rows if row.id == id}
         lines = ",\n".join("  " + json.dumps(asdict(row), ensure_ascii=False) for row in merged.values())
-        paths.append(provenance.write_atomically(path, f"[\n{lines}\n]\n"))
+        paths.append(write_atomically(path, f"[\n{lines}\n]\n"))
     return paths
 
 

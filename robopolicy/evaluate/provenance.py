@@ -16,24 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from robopolicy.atomic import write_atomically
+
 _LIBRARIES = ("torch", "mujoco", "numpy", "gymnasium", "lerobot", "diffusers", "hydra-core")
-
-
-def write_atomically(path: Path | str, data: str | bytes) -> Path:
-    """Write a whole file or nothing: a reader, or a kill in the middle, sees the old content or the new."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(data.encode() if isinstance(data, str) else data)
-            file.flush()
-            os.fsync(file.fileno())
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
-    return path
 
 
 @functools.cache

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 
+from robopolicy.atomic import write_atomically
 from robopolicy.errors import DataError
 from robopolicy.evaluate import plots, sections
 from robopolicy.evaluate.compare import compare
 from robopolicy.evaluate.imagination import imagination
-from robopolicy.evaluate.provenance import write_atomically
 from robopolicy.evaluate.rows import Rows
 from robopolicy.evaluate.run_dir import Evaluation, Run, read_run
 

@@ -9,9 +9,10 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from robopolicy.atomic import write_atomically
 from robopolicy.evaluate import plots
 from robopolicy.evaluate.compare import Comparison, compare, format_p
-from robopolicy.evaluate.provenance import command, hardware, version, write_atomically
+from robopolicy.evaluate.provenance import command, hardware, version
 from robopolicy.evaluate.report import page
 from robopolicy.evaluate.rows import Rows
 from robopolicy.evaluate.statistics import holm

@@ -11,8 +11,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 from pandas.api.types import is_bool_dtype, is_integer_dtype, is_numeric_dtype
 
+from robopolicy.atomic import write_atomically
 from robopolicy.errors import DataError
-from robopolicy.evaluate.provenance import write_atomically
 from robopolicy.evaluate.statistics import Interval, wilson
 from robopolicy.types import Metrics
 from robopolicy.untrusted import read_bytes, refusing

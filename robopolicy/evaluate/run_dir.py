@@ -98,7 +98,7 @@ def read_run(path: Path | str) -> Run:
     path = Path(path)
     if not path.is_dir():
         raise DataError(f"{path.name}: no such run directory. A run directory holds {', '.join(PIECES)}.")
-    check_links(path, levels=3, where=path.name, error=DataError)
+    check_links(path, where=path.name, error=DataError)
     missing = [f"{name} ({meaning})" for name, meaning in PIECES.items() if not (path / name).is_file()]
     metrics, torn = _metrics(path / "metrics.jsonl")
     if torn:

@@ -12,9 +12,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from robopolicy.atomic import write_atomically
 from robopolicy.errors import ConfigError, closest
 from robopolicy.evaluate import plots
-from robopolicy.evaluate.provenance import command, hardware, version, write_atomically
+from robopolicy.evaluate.provenance import command, hardware, version
 from robopolicy.evaluate.report import page
 from robopolicy.evaluate.rows import Rows
 from robopolicy.evaluate.statistics import Interval, wilson

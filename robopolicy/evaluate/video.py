@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -24,8 +25,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from robopolicy.atomic import create, write_atomically
 from robopolicy.errors import DataError, SpecError
-from robopolicy.evaluate.provenance import write_atomically
 from robopolicy.evaluate.rollout import Running, evaluate
 from robopolicy.evaluate.rows import Rows
 from robopolicy.policies.base import Policy
@@ -187,6 +188,8 @@ class Mp4Writer:
         self.last: np.ndarray | None = None
 
     def __enter__(self) -> Mp4Writer:
+        self.part.unlink(missing_ok=True)  # of a killed process, or a link, which would be followed
+        os.close(create(self.part))
         self.container = av.open(str(self.part), "w", format="mp4", options={"movflags": "+faststart"})
         self.stream = self.container.add_stream("libx264", rate=self.fps)
         self.stream.pix_fmt = "yuv420p"

@@ -16,7 +16,8 @@ from robopolicy.errors import CheckpointError, SpecError
 from robopolicy.lerobot.find import CONFIG, WEIGHTS
 from robopolicy.lerobot.notes import Knowledge, knowledge
 from robopolicy.policies.base import Policy
-from robopolicy.policies.lerobot import Document, LeRobotPolicy, decode, prepared
+from robopolicy.policies.lerobot import LeRobotPolicy
+from robopolicy.policies.lerobot_config import Document, decode, prepared
 from robopolicy.policies.lerobot_kinds import kind_of
 from robopolicy.spec import PolicySpec, check_features, check_fits
 from robopolicy.storage import read_tensors, refuse_pickle
@@ -53,7 +54,9 @@ def _load(folder: Path, device: torch.device | str, env: EnvSpec | None) -> Poli
     tensors = read_tensors(folder / WEIGHTS)  # whole, and no pickle
     node = {"config": config, "preprocessor": documents[0], "postprocessor": documents[1], "inputs": inputs}
     with allocating_at_most(budget(folder / WEIGHTS), f"{folder}/{CONFIG}"):
-        policy = LeRobotPolicy(spec, **node, network=_network(folder, settings, tensors))
+        network, said = _network(folder, settings)
+        policy = LeRobotPolicy(spec, **node, network=network)
+    _check_loaded(folder, network, tensors, said)  # of sizes that are known by now
     bad = [k for k, v in policy.state_dict().items() if v.is_floating_point() and not bool(torch.isfinite(v).all())]
     if bad:
         raise CheckpointError(f"{folder}: weight {bad[0]!r} holds NaN or infinity: its training diverged")
@@ -135,7 +138,8 @@ def _features(
     return features, inputs, clashes
 
 
-def _network(folder: Path, settings: Any, tensors: dict[str, Tensor]) -> Any:
+def _network(folder: Path, settings: Any) -> tuple[Any, str]:
+    """LeRobot's policy with the weights of the folder, and what LeRobot printed meanwhile."""
     from lerobot.policies.factory import get_policy_class
 
     said = StringIO()
@@ -146,13 +150,15 @@ def _network(folder: Path, settings: Any, tensors: dict[str, Tensor]) -> Any:
         raise CheckpointError(f"{folder}: weights do not fit the policy that {CONFIG} describes: {error}") from error
     except (ImportError, OSError) as error:
         raise CheckpointError(f"{folder}: LeRobot cannot build its {settings.type!r} policy: {error}") from error
+    return network, said.getvalue()
+
+
+def _check_loaded(folder: Path, network: Any, tensors: dict[str, Tensor], said: str) -> None:
     if found := _not_loaded(network.state_dict(), tensors):
-        said_last = said.getvalue().strip().splitlines()[-1:]
         raise CheckpointError(
             f"{folder}: weights do not fit the policy that {CONFIG} describes:\n  - " + "\n  - ".join(found[:6])
-            + "".join(f"\nLeRobot said: {line}" for line in said_last)
+            + "".join(f"\nLeRobot said: {line}" for line in said.strip().splitlines()[-1:])
         )  # fmt: skip
-    return network
 
 
 def _not_loaded(own: dict[str, Tensor], tensors: dict[str, Tensor]) -> list[str]:

@@ -15,14 +15,14 @@ from typing import Annotated
 
 import pydantic
 
+from robopolicy.atomic import write_atomically
 from robopolicy.data.source import Source
 from robopolicy.data.tables import task_texts
 from robopolicy.errors import CheckpointError, DataError, SpecError
 from robopolicy.lerobot.find import CONFIG, find_lerobot
 from robopolicy.spec import ActionFile
-from robopolicy.storage import write_text
 from robopolicy.types import TASK, ActionSpec, Feature
-from robopolicy.untrusted import Strict, checked, read_json
+from robopolicy.untrusted import Strict, check_links, checked, read_json
 
 NOTE = "robopolicy.json"
 _log = logging.getLogger(__name__)
@@ -99,13 +99,14 @@ def annotate_policy(
         rename: LeRobot's key -> ours, e.g. {"observation.image": "observation.images.top"}.
 
     Raises:
-        CheckpointError: no LeRobot policy there, or a key that it does not read.
+        CheckpointError: no LeRobot policy there, one with a link out of its folder, or a key that it does not read.
     """
     folder = find_lerobot(Path(path))
     if folder is None:
         raise CheckpointError(f"{path}: no LeRobot policy there; expected {CONFIG}")
+    check_links(folder)
     reads = set(read_json(folder / CONFIG).get("input_features") or {})
     if strange := sorted(set(rename or {}) - reads):
         raise CheckpointError(f"rename: {folder} does not read {strange}; it reads {sorted(reads)}")
     note = {"action": asdict(action), "dt": dt, "tasks": tasks, "rename": dict(rename or {})}
-    write_text(folder / NOTE, json.dumps(note, indent=2) + "\n")
+    write_atomically(folder / NOTE, json.dumps(note, indent=2) + "\n")

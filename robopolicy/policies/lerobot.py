@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +10,13 @@ from torch import Tensor, nn
 
 from robopolicy.errors import CheckpointError, SpecError, closest
 from robopolicy.policies.base import Policy
+from robopolicy.policies.lerobot_config import Document, decode, prepared
 from robopolicy.policies.lerobot_kinds import Kind, kind_of
+from robopolicy.policies.lerobot_names import check_name, refuse_remote_code
 from robopolicy.spec import PolicySpec
 from robopolicy.types import TASK, Obs
 from robopolicy.untrusted import refusing
 
-Document = dict[str, Any]  # a JSON file of LeRobot's
 _NEEDED = {  # statistics that a normalisation mode reads
     "MEAN_STD": ("mean", "std"),
     "MIN_MAX": ("min", "max"),
@@ -78,7 +78,7 @@ class LeRobotPolicy(Reader):
 
     Args:
         spec: what is read and commanded; robopolicy.lerobot.load finds out.
-        config: LeRobot's config.json, made ready by `prepared`.
+        config: LeRobot's config.json; what `prepared` sets in it counts, whatever it says.
         preprocessor, postprocessor: LeRobot's JSON of either, with the tensors of its state files under "state".
         inputs: the feature that each key which LeRobot reads is taken from, e.g.
             {"observation.environment_state": "observation.state"}.
@@ -101,6 +101,7 @@ class LeRobotPolicy(Reader):
         super().__init__()
         from lerobot.policies.factory import get_policy_class
 
+        config = prepared(config)
         settings = decode(config)
         self.spec, self.inputs = spec, dict(inputs)
         self.kind = kind_of(settings)
@@ -134,55 +135,6 @@ class LeRobotPolicy(Reader):
             return self.post(chunk)
 
 
-def prepared(config: Document) -> Document:
-    """LeRobot's config.json without what belongs to the machine it was trained on; nothing is downloaded for it.
-
-    Raises:
-        CheckpointError: only an adapter of a policy (PEFT) is in the directory.
-    """
-    config = copy.deepcopy(config)
-    if config.get("use_peft"):
-        raise CheckpointError(
-            "config.json: use_peft is true: the directory holds an adapter, not a policy. Merge it into its base "
-            "policy (peft's merge_and_unload) and save the result."
-        )
-    ready = {
-        "device": "cpu", "push_to_hub": False, "repo_id": None, "pretrained_path": None, "compile_model": False,
-        "pretrained_backbone_weights": None, "load_vlm_weights": False,
-    }  # fmt: skip
-    return {**config, **{k: v for k, v in ready.items() if k in config}}
-
-
-def decode(config: Document) -> Any:
-    """LeRobot's config object of a config.json.
-
-    Raises:
-        CheckpointError: a type that no installed package has, or a field that it does not have.
-    """
-    import draccus
-    import lerobot.policies  # noqa: F401  (its types register themselves)
-    from draccus.utils import DecodingError, ParsingError
-    from lerobot.configs.policies import PreTrainedConfig
-    from lerobot.utils.import_utils import register_third_party_plugins
-
-    kind = str(config.get("type"))
-    if kind not in PreTrainedConfig.get_known_choices():
-        register_third_party_plugins()
-    known = PreTrainedConfig.get_known_choices()
-    if kind not in known:
-        raise CheckpointError(
-            f"config.json: no policy type {kind!r} is installed. {closest(kind, known)} Packages named "
-            "lerobot_policy_… are found by themselves once they are installed."
-        )
-    try:
-        fields = {k: v for k, v in config.items() if k != "type"}
-        return draccus.decode(PreTrainedConfig.get_choice_class(kind), fields)
-    except (DecodingError, ParsingError, TypeError, ValueError, NotImplementedError) as error:
-        raise CheckpointError(
-            f"config.json: not a configuration of LeRobot's {kind!r} policy as it is installed ({error})"
-        ) from error
-
-
 def pipeline(document: Document, *, action: bool) -> Any:
     """LeRobot's processor pipeline, over a batch of observations or an action.
 
@@ -199,6 +151,7 @@ def pipeline(document: Document, *, action: bool) -> Any:
         transition_to_policy_action,
     )
 
+    refuse_remote_code()
     name = f"policy_{'post' if action else 'pre'}processor.json"
     steps = [s for s in document["steps"] if s.get("registry_name") != "device_processor"]
     state = {
@@ -242,6 +195,10 @@ def _check_step(step: Document, state: dict[str, Any], name: str) -> None:
             f"{name}: LeRobot's step {known!r} is refused: it belongs to no policy that is supported here, and may run "
             f"code from the hub. Known: {', '.join(sorted(STEPS))}; and steps of packages that you install yourself."
         )
+    if known == "tokenizer_processor":
+        if settings.get("tokenizer") is not None:
+            raise CheckpointError(f"{name}: tokenizer: expected a tokenizer_name alone. Remove the key.")
+        check_name(settings.get("tokenizer_name"), f"{name}: tokenizer_name")
     if known == "absolute_actions_processor" and settings.get("enabled"):
         raise CheckpointError(f"{name}: actions relative to the state ({known!r}) are not supported")
     own = state.get(str(step.get("state_file", "")).removesuffix(".safetensors"), {})

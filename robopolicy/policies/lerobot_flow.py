@@ -19,7 +19,8 @@ from robopolicy.networks.lora import merged_state
 from robopolicy.normalize import ACTION, Normalizer
 from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.flow import FlowPolicy
-from robopolicy.policies.lerobot import Document, LeRobotPolicy, Reader, decode, pipeline
+from robopolicy.policies.lerobot import LeRobotPolicy, Reader, pipeline
+from robopolicy.policies.lerobot_config import Document, decode, prepared
 from robopolicy.policies.lerobot_kinds import kind_of, seeds_of
 from robopolicy.schema import Count, Natural, NonNegative
 from robopolicy.spec import PolicySpec
@@ -77,6 +78,7 @@ class LeRobotFlow(Reader, FlowPolicy):
     ) -> None:
         from lerobot.policies.factory import get_policy_class
 
+        config = prepared(config)
         settings = decode(config)
         check_flow(settings)
         from robopolicy.networks.lerobot_parts import take_apart

@@ -229,7 +229,7 @@ def reordered(c: Client, rng: np.random.Generator) -> None:
 def commands_ahead(c: Client, rng: np.random.Generator) -> None:
     """What the driver plays is stamped 10 s late, while it hears nothing."""
     c.start()
-    with c.forbidden("nobody knows what is played", after=0.3):
+    with c.forbidden("what is played is unknown", after=0.3):
         c.lies = replace(c.lies, command_shift=10.0)
         time.sleep(0.6 + rng.uniform(0.0, 0.3))
         c.lies = replace(c.lies, deaf=True)

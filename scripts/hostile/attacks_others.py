@@ -38,7 +38,7 @@ def silent_then(name: str, silence: float) -> Attack:
 
 
 def latched(c: Client, rng: np.random.Generator) -> None:
-    """An enable of the past is delivered to whoever comes later."""
+    """An enable of the past is delivered to a late subscriber."""
     c.start()
     with c.stranger() as other:
         out = other.create_publisher(Bool, "enable", QoSProfile(depth=1, durability=LATCHED))

@@ -230,7 +230,7 @@ class Client(Node):
             raise TimeoutError(f"the arm does not begin to move: {self.report}")
 
     def begin(self, tries: int = 8) -> bool:
-        """Into motion, from whatever state, configured anew if need be; whether it worked."""
+        """Into motion, from whatever state, configured again if need be; returns whether it worked."""
         for number in range(tries):
             if number in (2, 5):
                 self.call("deactivate")

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 from typing import Any
 
 import gymnasium
 
 from robopolicy import registry
-from robopolicy.errors import ConfigError, closest
+from robopolicy.errors import ConfigError, RobopolicyError, closest
 from robopolicy.types import ActionSpec
 from sim.gym_adapter import GymVecEnv
 from sim.suites.versions import needs
@@ -35,6 +36,11 @@ TEXTS = {
 }
 
 
+_FILES = re.compile(r"(^|_)(file|path|dir|folder|root)s?$")
+_SIDES = re.compile(r"(^|_)(width|height|size)$")
+_WIDEST = 4096  # pixels
+
+
 class OneEnv:
     """A factory of envs of an id, which pickles."""
 
@@ -46,7 +52,9 @@ class OneEnv:
         register(self.package)
         try:
             return gymnasium.make(self.ident, disable_env_checker=True, **self.options)
-        except (TypeError, gymnasium.error.Error) as error:
+        except RobopolicyError:
+            raise
+        except Exception as error:  # whatever an env makes of options that may be a stranger's
             raise ConfigError(
                 f"task.name={self.ident!r} with task.options={self.options}: cannot be made "
                 f"({type(error).__name__}: {error})"
@@ -101,8 +109,9 @@ def make(
         processes: 0: all envs in this process; else so many workers.
 
     Raises:
-        ConfigError: an unknown package or id, or no time limit.
+        ConfigError: an unknown package or id, no time limit, or an option that opens a window or a file.
     """
+    _check_options(options or {}, "task.options")
     register(package)
     if name not in gymnasium.registry:
         raise ConfigError(
@@ -119,3 +128,24 @@ def make(
     action = FETCH if name.startswith("Fetch") and package == "gymnasium_robotics" else None
     said = TEXTS.get(name, name) if text is None else text
     return GymVecEnv(envs, seed=seed, instructions=said, horizon=steps, action=action)
+
+
+def _check_options(value: Any, where: str) -> None:
+    """Refuse what a stranger's config may ask of any env: windows, files, and pictures that fill the memory.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    key = where.rpartition(".")[2]
+    if key == "render_mode" and value not in (None, "rgb_array"):
+        raise ConfigError(f"{where}: expected null or 'rgb_array', found {value!r}: no windows are opened")
+    if value is not None and _FILES.search(key):
+        raise ConfigError(f"{where}: files are not read by options. Register an env of your own, task.package=…")
+    if isinstance(value, str) and ("/" in value or "\\" in value or value.startswith("~")):
+        raise ConfigError(f"{where}: expected no path, found {value!r}. Register an env of your own, task.package=…")
+    sides = value if isinstance(value, list | tuple) else (value,)
+    if _SIDES.search(key) and any(isinstance(n, int | float) and not abs(n) <= _WIDEST for n in sides):
+        raise ConfigError(f"{where}: expected at most {_WIDEST}, found {value!r}")
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for name, inner in items:
+        _check_options(inner, f"{where}.{name}")

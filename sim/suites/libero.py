@@ -20,6 +20,7 @@ import gymnasium
 import numpy as np
 
 from robopolicy.errors import ConfigError, closest
+from robopolicy.schema import Side
 from sim.gym_adapter import GymVecEnv
 from sim.gym_info import flag
 from sim.suites.robosuite import ACTION
@@ -133,7 +134,7 @@ def make(
     *,
     suite: str = "libero_spatial",
     cameras: tuple[str, ...] = ("agentview", "robot0_eye_in_hand"),
-    size: int = 128,
+    size: Side = 128,
     horizon: int | None = None,
     processes: int = 0,
 ) -> GymVecEnv:

@@ -181,6 +181,15 @@ def test_a_dataset_recorded_by_others(tmp_path: Path) -> None:
     assert torch.equal(good.success, good.terminated)
     annotate_dataset(tmp_path / "foreign", action_spec=ACTION, rename=rename, outcomes="success")
     annotate_dataset(tmp_path / "foreign", action_spec=ACTION, rename=rename, outcomes="success")  # may be replaced
+    link = tmp_path / "foreign" / "meta" / "robopolicy.json"
+    kept = link.read_text()
+    link.unlink()
+    link.symlink_to(tmp_path / "new")  # which leads nowhere, and a file would appear there
+    with pytest.raises(DataError, match=r"robopolicy\.json"):
+        annotate_dataset(tmp_path / "foreign", action_spec=ACTION, rename=rename)
+    RecordingMeta(ACTION, 0.2, ("fold",), ()).save(tmp_path / "foreign")
+    assert not (tmp_path / "new").exists() and not link.is_symlink()
+    link.write_text(kept)
     again = load_episodes(tmp_path / "foreign", needed={"observation.images.top": Feature((3, 8, 10), "uint8")})
     assert torch.equal(again.obs["observation.images.top"], loaded.obs["observation.images.top"])
     assert (again.outcomes, again.reward.tolist(), again.dt) == (True, [0, 0, 1] * 2, 0.2)

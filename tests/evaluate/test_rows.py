@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import robopolicy.evaluate.provenance as provenance_module
+from robopolicy.atomic import write_atomically
 from robopolicy.errors import DataError
-from robopolicy.evaluate.provenance import command, commit, hardware, provenance, version, write_atomically
+from robopolicy.evaluate.provenance import command, commit, hardware, provenance, version
 from robopolicy.evaluate.rollout import evaluate
 from robopolicy.evaluate.rows import COLUMNS, Rows
 from robopolicy.noise import episode_seeds

@@ -26,6 +26,7 @@ from robopolicy.normalize import Normalizer
 from robopolicy.policies.lerobot_flow import Memory
 from robopolicy.policies.tuned import tuned
 from robopolicy.policy_files import read_spec
+from robopolicy.storage import write_manifest
 from robopolicy.types import STATE, Obs
 from robopolicy.verbs import Place
 from tests import toy
@@ -91,6 +92,32 @@ def test_actions_are_those_of_lerobot(saved: dict[str, Any], name: str) -> None:
     assert chunk.shape == (5, policy.spec.horizon, ACTION.dim)
     assert expected.mean() > 3.0, "in physical units"
     torch.testing.assert_close(chunk[:, : policy.spec.n_action_steps], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_small_policy_with_a_large_backbone_is_no_attack(tmp_path: Path) -> None:
+    """A resnet18 of 11 million weights: loading it asks each for its memory, several times."""
+    save("act", tmp_path, cameras=CAMERAS, dim_model=16, dim_feedforward=16)
+    assert load_policy(tmp_path, env=env(CAMERAS)).spec.horizon == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [("act_pixels", "pretrained_backbone_weights", "ResNet18_Weights.IMAGENET1K_V1"), ("ddim", "compile_model", True)],
+)
+def test_a_saved_policys_config_is_made_ready_again(
+    saved: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, key: str, value: Any
+) -> None:
+    """policy.json holds LeRobot's config, and is a stranger's as much as config.json."""
+    folder = save_policy(load_policy(saved[name][0], env=spec_of(name)), tmp_path / "ours")
+    document = json.loads((folder / "policy.json").read_text())
+    document["node"]["config"][key] = value
+    (folder / "policy.json").write_text(json.dumps(document))
+    write_manifest(folder)
+    done: list[Any] = []
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *a, **k: done.append(a))
+    monkeypatch.setattr("torch.compile", lambda module, **k: done.append(module) or module)
+    loaded = load_policy(folder)
+    assert not done and not loaded.config["config"][key], "nor in what is saved or exported of it"
 
 
 def test_ddpm_draws_from_the_noise_of_its_own_row(saved: dict[str, Any]) -> None:

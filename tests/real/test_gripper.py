@@ -87,7 +87,7 @@ def test_it_lets_go_in_a_fault_where_it_is_told_to():
 
 
 def test_a_grasp_outlives_a_reset_unless_the_fingers_were_moved():
-    """A loop that begins anew wants the opening that it measures: of a held object that would let it fall."""
+    """A loop that restarts wants the opening that it measures: of a held object that would let it fall."""
     rig = Rig()
     rig.object = 0.03
     rig.run(0.2, 0.0)

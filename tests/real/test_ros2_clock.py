@@ -179,7 +179,7 @@ def test_while_the_arm_runs_nobody_else_is_listened_to():
 
 
 def test_more_than_one_publisher_speaks_against_a_start():
-    """Whoever is in the graph, or was heard lately; but not one that was heard and has been silent since."""
+    """Publishers in the graph or heard lately; but not one that was heard and has been silent since."""
     one = Publishers("enable", "/enable")
     assert one.problems([A], 1.0) == []
     assert "['driver', 'other']" in one.problems([A, B], 1.0)[0], "one may be silent because nothing is pressed yet"

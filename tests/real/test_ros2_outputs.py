@@ -114,6 +114,9 @@ def test_the_simulated_arm_plays_trajectories_alone(monkeypatch):
     monkeypatch.setattr("rclpy.node.Node.__init__", lambda self, name: None)
     with pytest.raises(SafetyError, match="type 'positions': the simulated arm plays trajectories alone"):
         ArmNode(None, parse(changed(**STREAM)))
+    spline = parse(changed(topics__trajectory={"name": "x", "rate_hz": 250}, topics__joint_commands=None))
+    with pytest.raises(SafetyError, match=r"topics\.trajectory: points"):
+        ArmNode(None, spline)
 
 
 # -- positions ------------------------------------------------------------------------------------------------------
@@ -420,6 +423,18 @@ def test_a_driver_that_never_answers_is_a_fault(goal_wire):
     assert wire.session.mode is Mode.RUN, "0.18 s"
     wire.run(15)
     assert wire.session.mode is Mode.FAULT and "has had no answer for 0.2 s" in "; ".join(wire.session.reasons)
+
+
+def test_what_was_not_answered_in_one_episode_is_no_fault_of_the_next(goal_wire, monkeypatch):
+    wire = goal_wire()
+    wire.begin()
+    wire.run(50)
+    wire.answers = False
+    wire.run(20)
+    wire.session.stop()
+    assert len(wire.client.goals) > 2
+    monkeypatch.setattr(wire.output, "fault", pytest.fail)
+    wire.output.send(10**7, np.tile(HOME, (5, 1)), 1)
 
 
 def test_without_control_msgs_it_says_what_to_source(monkeypatch):

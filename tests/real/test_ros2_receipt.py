@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +14,8 @@ from std_msgs.msg import Bool, String
 from real.ros2 import messages
 from real.ros2 import topics as topics_module
 from real.ros2.keys import FRESH, LOST
+from real.ros2.publishers import ALIVE
+from real.ros2.qos import profile_of
 from tests.real.test_ros2_images import Watched
 from tests.real.test_ros2_inputs import WIRING
 
@@ -45,15 +48,16 @@ class Inbox(Watched):
     [
         (0.0, 3.0, 0.0, 0.0),
         (2.0, 3.0, 0.0, 2.0),  # the node was held up, and what waited is as old as it is
-        (2.0, 0.002, 0.0, 0.002),  # not older than when nothing waited
+        (2.0, 0.002, 0.0, 2.0),  # in a queue that never emptied too
         (0.0, 0.002, 3600.0, 0.002),  # a system's clock that is set changes next to nothing
         (0.0, 0.002, -3600.0, 0.0),
-        (2.0, 3.0, -3600.0, 0.0),
     ],
 )
 def test_a_message_is_as_old_as_its_receipt(waited, drained, system, age, monkeypatch):
     inbox = Inbox(monkeypatch)
-    inbox.topics.drained, inbox.system = inbox.now - drained, system
+    inbox.now -= drained
+    inbox.topics.empty(inbox.now)
+    inbox.now, inbox.system = inbox.now + drained, system
     inbox.hear("enable", Bool(data=True), waited=waited)
     (enabled, at), = inbox.enabled  # fmt: skip
     assert enabled and inbox.now - at == pytest.approx(age, abs=1e-3)
@@ -65,6 +69,9 @@ def test_keys_that_waited_move_nothing_but_a_stop_always_counts(monkeypatch):
         inbox.hear("keys", String(data=text), waited=FRESH + 0.1)
     assert inbox.pressed == ["x", LOST] and inbox.topics.refused["keys"].startswith("keys")
     assert inbox.session.counts["keys_refused"] == 2
+    assert inbox.topics.refused["keys"] in inbox.topics.problems()
+    inbox.now += ALIVE + 0.01
+    assert not [p for p in inbox.topics.problems() if p.startswith("keys: ")], "it blocks no reset for good"
     inbox.hear("keys", String(data="w"), waited=FRESH - 0.1)
     assert inbox.pressed[-1] == "w"
 
@@ -91,13 +98,22 @@ def test_features_of_another_moment_are_not_used(monkeypatch):
 def test_another_publisher_is_not_listened_to_while_the_arm_runs(gid, monkeypatch):
     """Known by its messages or, where the middleware does not say whose they are, by the graph."""
     inbox = Inbox(monkeypatch)
-    inbox.node.count_publishers = lambda name: 2
+    both = [
+        SimpleNamespace(node_name=n, endpoint_gid=[0], qos_profile=profile_of(WIRING.topic("enable"))) for n in "ab"
+    ]
+    inbox.node.get_publishers_info_by_topic = lambda name: both
     first = b"a" if gid is not None else None
     inbox.hear("enable", Bool(data=True), gid=first)
     inbox.session.running = True
     inbox.hear("enable", Bool(data=True), gid=gid)
     assert len(inbox.enabled) == 1 and inbox.topics.refused["enable"].startswith("publishers: enable")
     assert inbox.strangers == [inbox.topics.refused["enable"]]
+    loose = replace(WIRING.topic("enable"), reliability="best_effort")
+    if gid is None:  # a bystander, whose messages cannot pass, does not count
+        inbox.strangers.clear()
+        both[1].qos_profile = profile_of(loose)
+        inbox.hear("enable", Bool(data=True), gid=gid)
+        assert not inbox.strangers and len(inbox.enabled) == 2
     inbox.session.running = False
     inbox.hear("enable", Bool(data=False), gid=gid)
     assert inbox.enabled[-1][0] is False and "enable" not in inbox.topics.refused
@@ -109,7 +125,6 @@ def test_a_description_that_comes_late_stops_no_arm(monkeypatch):
     inbox.topics._hear("robot_description", String, topic, inbox.topics._on_description, lambda: None)
     inbox.session.running = True
     for gid in (b"a", b"b", None):
-        inbox.node.count_publishers = lambda name: 2
         who = None if gid is None else {"data": gid}
         inbox.node.heard["description"]((String(data="urdf"), {"received_timestamp": 0, "publisher_gid": who}))
     assert not inbox.strangers and not inbox.topics.refused

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from real.recording import RecordedChain
+from real.replay import _happen
 from real.safety import Mode, SafetyError, load_profile
 from real.safety.audit import model_of
 from real.safety.body import Body
@@ -90,6 +91,19 @@ def test_a_stop_that_the_arm_fell_back_to_is_on_its_way_too():
     assert rig.tick(rig.home, measured=Measured(rig.q)).mode is Mode.RUN
 
 
+def test_a_replayed_stop_is_on_the_way_too():
+    """A replay loads the state that the stop led to; the way there must be the recorded one."""
+    live, replayed = Rig(settings={**SCENE, "tcp_speed": 3.0}), Rig(settings={**SCENE, "tcp_speed": 3.0})
+    for rig in (live, replayed):
+        for _ in range(60):
+            rig.tick(rig.home + 1.0)
+    for _ in range(10):
+        live.chain.resume(live.chain.governor.past(), 1)
+        _happen(replayed.chain, "resume", {k: v.tolist() for k, v in live.chain.governor.state_dict().items()})
+    assert np.array_equal(live.chain._trail, replayed.chain._trail)
+    assert np.ptp(live.chain._trail[-11:], axis=0).max() > 0.0
+
+
 def test_the_way_to_a_path_is_the_shortest():
     """Against brute force."""
     rng, lever = np.random.default_rng(3), np.array([1.0, 0.7, 0.1])
@@ -120,14 +134,22 @@ def test_numbers_that_are_none_are_off_the_path():
 def test_a_tracking_error_that_empties_the_claim_is_refused(settings, key):
     profile = load_profile("fr3", **settings)
     with pytest.raises(SafetyError, match=key):
-        checked(profile)
+        checked(profile, DT)
+
+
+def test_a_distance_that_the_corners_of_slow_ticks_eat_up_is_refused():
+    """Between control points 20 ms apart the spline is millimetres off the lines through them."""
+    profile = load_profile("fr3", workspace=ROOM, tracking_error=None, scene_distance=0.005, acceleration=1.0)
+    with pytest.raises(SafetyError, match="scene_distance"):
+        checked(profile, 0.02)
+    assert checked(profile, DT) is profile
 
 
 def test_pairs_that_hold_are_taken():
     for settings in ({}, {"tracking_error": 10.0}, SCENE, {"planes": TABLE, "tracking_error": 0.002},
                      {"planes": TABLE, "tracking_error": 0.02, "scene_distance": 0.1}):  # fmt: skip
         profile = load_profile("fr3", **settings)
-        assert unprotected(profile) == [] and checked(profile) is profile
+        assert unprotected(profile, DT) == [] and checked(profile, DT) is profile
     body = Body(load_profile("fr3", **SCENE))
     assert 0.009 < allowance(body.profile, body, DT) < 0.01
 

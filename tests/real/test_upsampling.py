@@ -14,11 +14,11 @@ from real.ros2.cdr import TrajectoryBytes
 from real.ros2.outputs import spline_of
 from real.ros2.upsampling import broken_claims
 from real.ros2.wiring import load_wiring, wiring_names
-from real.safety import load_profile
+from real.safety import Mode, load_profile
 from real.safety.motion import upsample
 from tests.real.controllers import PositionController, TrajectoryController, ratios
 from tests.real.test_ros2_inputs import changed
-from tests.real.ways_out import FREE, FULL, WAYS, attacked, wiring_of
+from tests.real.ways_out import FREE, FULL, WAYS, Line, attacked, wiring_of
 
 BOUND = 1 + 1e-6
 SHORT = [
@@ -56,6 +56,23 @@ def test_a_controller_is_commanded_once_it_has_settled(monkeypatch):
     monkeypatch.setattr("real.ros2.session.SETTLE", 0.0)
     line, _ = attacked("fr3", "trajectory", ticks=150, seed=1, kind="hostile")
     assert line.ratios()["acceleration"] > 2.0
+
+
+def test_an_emergency_stop_ends_the_greetings(monkeypatch):
+    """While the controller settles, an operator who says stop is not answered by one more way to go."""
+    monkeypatch.setattr("real.ros2.session.GREETINGS", 10**6)
+    sent = []
+    line = Line("fr3", "trajectory", iter(()), messages=lambda m: sent.append(m) or m)
+    line.begin()
+    for _ in range(5):
+        line.step()
+    assert sent
+    line.session.on_enable(False, line.now)
+    line.run(2, enable=False)  # what was on its way arrives
+    sent.clear()
+    for _ in range(10):
+        line.step(enable=False)
+    assert not sent and line.session.mode is Mode.FAULT
 
 
 @pytest.mark.parametrize(("greetings", "worst"), [(5, BOUND), (-100, np.inf)])

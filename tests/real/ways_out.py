@@ -165,9 +165,9 @@ class Line:
         dt = self.wiring.dt_ns
         begin = self.tick * dt
         q = self.played[-1]
-        if self.way == "control_points":
-            self.session.on_commanded(self.tick - 1, self.driver.at(self.tick - 1))
         self.session.on_state(State(q + self.sag, np.zeros_like(q), 0.0), begin * 1e-9, self.now)
+        if self.way == "control_points":
+            self.session.on_commanded(self.driver.at(self.tick - 1), (begin - dt) * 1e-9, self.now)
         self.session.on_enable(enable, self.now)
         if node:
             self.session.pump(self.now)

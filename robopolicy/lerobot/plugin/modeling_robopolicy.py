@@ -14,7 +14,7 @@ from robopolicy.execute import ChunkExecutor
 from robopolicy.lerobot.find import CONFIG, download
 from robopolicy.lerobot.plugin.configuration_robopolicy import RobopolicyConfig
 from robopolicy.policies.base import Policy
-from robopolicy.policies.lerobot import decode, prepared
+from robopolicy.policies.lerobot_config import decode
 from robopolicy.policy_files import load_policy
 from robopolicy.spec import check_features
 from robopolicy.types import BASE_ACTION, TASK, Feature, Obs
@@ -25,7 +25,7 @@ _TRAINED = "policies of type 'robopolicy' are trained by `robopolicy train`, not
 
 def _config(folder: Path) -> RobopolicyConfig:
     """config.json, read as other files of strangers are; LeRobot's own reader has no bounds."""
-    config = decode(prepared(read_json(folder / CONFIG)))
+    config = decode(read_json(folder / CONFIG))
     if not isinstance(config, RobopolicyConfig):
         raise CheckpointError(f"{folder}/{CONFIG}: type: expected 'robopolicy', found {config.type!r}")
     return config
