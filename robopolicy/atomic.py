@@ -41,8 +41,7 @@ def write_atomically(path: Path | str, data: str | bytes) -> Path:
     try:
         with os.fdopen(create(temp), "wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        fsync(temp)
         temp.replace(path)
     finally:
         temp.unlink(missing_ok=True)

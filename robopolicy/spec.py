@@ -267,7 +267,7 @@ def check_fits(policy: PolicySpec, env: EnvSpec, *, ignore: Iterable[str] = ()) 
     needed = {k: v for k, v in policy.observation.items() if k not in set(ignore)}
     problems = check_features(needed, env.observation, needs="the policy", offers=env.id)
     problems += check_action_spec(policy.action, env.action, needs="the policy", offers=env.id)
-    if abs(policy.dt - env.dt) > 1e-6:
+    if not abs(policy.dt - env.dt) <= 1e-6:
         problems.append(f"dt: the policy was trained at {policy.dt} s a step, {env.id} runs at {env.dt} s")
     if problems:
         raise SpecError("policy and environment do not fit:\n  - " + "\n  - ".join(problems))

@@ -455,7 +455,7 @@ KILLED = """
     from pathlib import Path
     import torch
     torch.set_num_threads(1)
-    from robopolicy import storage
+    from robopolicy import atomic, storage
     from robopolicy.checkpoint import Checkpointer
     from tests.test_checkpoint import gaussian
 
@@ -472,7 +472,7 @@ KILLED = """
             time.sleep(60)
         fsync(path)
 
-    storage.fsync = slow
+    storage.fsync = atomic.fsync = slow
     saver.save(2, policy=gaussian(2), state={"step": 2, "x": torch.ones(1000)})
     print("done", count, flush=True)
 """

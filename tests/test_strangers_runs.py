@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,12 @@ from robopolicy import atomic, storage, verbs
 from robopolicy.atomic import remove_leftovers, write_atomically
 from robopolicy.build import build
 from robopolicy.checkpoint import save_policy
-from robopolicy.errors import CheckpointError, ConfigError
+from robopolicy.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.evaluate.video import Mp4Writer
 from robopolicy.lerobot.notes import annotate_policy
 from robopolicy.run_inputs import same_input, there
 from robopolicy.runs import own_task, read_config
+from robopolicy.spec import check_fits
 from robopolicy.verbs import Place, env_of
 from scripts import hostile_inputs
 from sim.suites import gym
@@ -253,3 +255,11 @@ def test_a_runs_task_starts_no_more_processes_than_there_are_cores(run: Path) ->
     for few in (0, 1, -1):
         assert own_task({"task": {"processes": few}}) == {"processes": few}
     assert own_task(read_config(run) or {}) == {"_target_": "metaworld", "processes": cores}
+
+
+def test_a_step_that_is_no_number_fits_nothing() -> None:
+    env = sim.make("reach", 1).spec
+    spec = hostile_inputs.run_spec()
+    check_fits(spec, env)
+    with pytest.raises(SpecError, match="dt"):
+        check_fits(replace(spec, dt=float("nan")), env)

@@ -82,7 +82,7 @@ def fitting(path: Path, world: World) -> Episodes:
     said = {"needs": "the world model", "offers": str(path)}
     problems = check_features(world.spec.observation, episodes.observation, **said)
     problems += check_action_spec(world.spec.action, episodes.action_spec, **said)
-    if abs(world.spec.dt - episodes.dt) > 1e-6:
+    if not abs(world.spec.dt - episodes.dt) <= 1e-6:
         problems.append(f"dt: the world model steps {world.spec.dt} s, {path} has a frame every {episodes.dt} s")
     if problems:
         raise ConfigError("world.starts does not fit the world model:\n  - " + "\n  - ".join(problems))
