@@ -147,10 +147,10 @@ class Topics:
         """s of our steady clock at which a message reached this process. Where the node was held up, it has waited: the
         system's clock says for how long. Where that clock was set meanwhile, it waited since `empty` at most."""
         now, system = time.monotonic(), time.time_ns()
-        waited = 0 if info is None else system - int(info["received_timestamp"])
+        waited = 0.0 if info is None else max(system - int(info["received_timestamp"]), 0) * 1e-9
         if abs((system - self._system) * 1e-9 - (now - self.drained)) <= AGREE:
-            return now - max(waited, 0) * 1e-9
-        return max(min(self.drained, now), now - max(waited, 0) * 1e-9)
+            return now - waited
+        return max(min(self.drained, now), now - waited)
 
     def empty(self, now: float) -> None:
         """What had come by `now` s of our steady clock was handled, but for what came in the same moment."""

@@ -12,7 +12,9 @@ from robopolicy.evaluate.rows import COLUMNS, Rows
 
 def rows(outcomes: dict[str, list[int]]) -> Rows:
     lines = [(task, bool(ok)) for task, found in outcomes.items() for ok in found]
-    made = pd.DataFrame({name: [0 if kind != "str" else "" for _ in lines] for name, kind in COLUMNS.items()})
+    made = pd.DataFrame(
+        {name: [{"str": "", "bool": False}.get(kind, 0) for _ in lines] for name, kind in COLUMNS.items()}
+    )
     made["seed"], made["ended_by"] = range(len(lines)), "truncated"
     made["task"], made["success_once"] = zip(*lines, strict=True)
     return Rows(made)

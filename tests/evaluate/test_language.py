@@ -61,7 +61,8 @@ def test_a_policy_that_counts_tasks_refuses_other_words(tmp_path: Path):
 def test_success_by_task():
     outcomes = {"push": [True, False], "pick": [True, True, False, True]}
     lines = [(task, ok) for task, found in outcomes.items() for ok in found]
-    frame = pd.DataFrame({name: [0 if kind != "str" else "" for _ in lines] for name, kind in COLUMNS.items()})
+    empty = {"str": "", "bool": False}
+    frame = pd.DataFrame({name: [empty.get(kind, 0) for _ in lines] for name, kind in COLUMNS.items()})
     frame["seed"], frame["ended_by"] = range(len(lines)), "truncated"
     frame["task"], frame["success_once"] = zip(*lines, strict=True)
     rows = Rows(frame)

@@ -124,6 +124,8 @@ def test_a_description_that_comes_late_stops_no_arm(monkeypatch):
     topic = replace(WIRING.topic("enable"), name="description")
     inbox.topics._hear("robot_description", String, topic, inbox.topics._on_description, lambda: None)
     inbox.session.running = True
+    both = [SimpleNamespace(node_name=n, endpoint_gid=[0], qos_profile=profile_of(topic)) for n in "ab"]
+    inbox.node.get_publishers_info_by_topic = lambda name: both
     for gid in (b"a", b"b", None):
         who = None if gid is None else {"data": gid}
         inbox.node.heard["description"]((String(data="urdf"), {"received_timestamp": 0, "publisher_gid": who}))

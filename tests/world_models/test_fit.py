@@ -172,7 +172,7 @@ def test_a_world_written_before_branches_were_is_read(trained: Path) -> None:
     said = json.loads((find_world(trained) / "spec.json").read_text())
     spec = load_world(trained).spec
     assert read_spec({k: v for k, v in said.items() if k != "branches"}) == spec and not spec.branches
-    with pytest.raises(CheckpointError, match=r"missing fields \['dt'\]"):
+    with pytest.raises(CheckpointError, match=r"(?s)spec\.json.*- dt: "):
         read_spec({k: v for k, v in said.items() if k != "dt"})
 
 
@@ -252,7 +252,7 @@ def test_too_little_to_learn_from(data: Path, tmp_path: Path) -> None:
         run(tmp_path / "d", None)
     with pytest.raises(ConfigError, match=r"width: expected a multiple of 16.*found 50.*Take 64"):
         run(tmp_path / "e", data, world_model={**MODEL, "width": 50})
-    with pytest.raises(ConfigError, match=r"world_model: does not take 'spec'"):
+    with pytest.raises(ConfigError, match=r"world_model\._target_: "):
         run(tmp_path / "f", data, world_model={TARGET: "robopolicy.networks.mlp.identity", "in_dim": 3})
 
 
@@ -304,7 +304,7 @@ def test_the_command_line_composes() -> None:
     config = compose(train, ["run_dir=x", "algo=dppo", "base=b", "world=imagined", "world.model=m", "world.trust=2"])
     assert config["world"]["model"] == "m" and config["world"]["trust"] == 2
     config = compose(find_verb("eval"), ["checkpoint=c", "world=imagined", "world.model=m"])
-    assert config["world"]["_target_"] == "world_models.imagined_env.make"
+    assert config["world"]["_target_"] == "imagined"
     with pytest.raises(ConfigError, match=r"world_model\.widht: unknown key.*'width'"):
         compose(train, ["run_dir=x", "algo=world_model", "world_model.widht=3"])
 
