@@ -451,28 +451,27 @@ def test_full_disk_keeps_the_previous_checkpoint_and_leaves_no_trash(tmp_path: P
 
 
 KILLED = """
-    import sys, time
+    import os, sys, time
     from pathlib import Path
     import torch
     torch.set_num_threads(1)
-    from robopolicy import atomic, storage
     from robopolicy.checkpoint import Checkpointer
     from tests.test_checkpoint import gaussian
 
     run, stop_at = Path(sys.argv[1]), int(sys.argv[2])
     saver = Checkpointer(run)
     saver.save(1, policy=gaussian(1), state={"step": 1, "x": torch.ones(1000)})
-    count, fsync = 0, storage.fsync
+    count, fsync = 0, os.fsync
 
-    def slow(path):
+    def slow(handle):
         global count
         count += 1
         if count == stop_at:
             print("here", flush=True)
             time.sleep(60)
-        fsync(path)
+        fsync(handle)
 
-    storage.fsync = atomic.fsync = slow
+    os.fsync = slow
     saver.save(2, policy=gaussian(2), state={"step": 2, "x": torch.ones(1000)})
     print("done", count, flush=True)
 """
