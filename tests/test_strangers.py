@@ -29,7 +29,7 @@ from real.safety.profile_data import check_data
 from real.safety.risk import RiskCritic
 from real.urdf import check_urdf
 from robopolicy.checkpoint import load_policy, save_policy
-from robopolicy.errors import CheckpointError, ConfigError, DataError
+from robopolicy.errors import CheckpointError, ConfigError, DataError, SpecError
 from robopolicy.evaluate.imagination import imagination
 from robopolicy.evaluate.report import write_report
 from robopolicy.evaluate.rows import COLUMNS, Rows
@@ -43,6 +43,7 @@ from robopolicy.runs import claimed, open_run, read_config
 from robopolicy.spec import PolicySpec
 from robopolicy.storage import LEVELS, checkpoints_in, read_tensors, write_manifest, write_tensors
 from robopolicy.tracking import Tracker
+from robopolicy.types import STATE
 from robopolicy.verbs import Place
 from scripts import hostile_inputs
 from world_models.world import read_spec as read_env_spec
@@ -281,6 +282,30 @@ def test_a_lerobot_config_downloads_and_compiles_nothing(kind: str) -> None:
     for found in (has, decode({"type": kind, **asked})):
         left = {key: getattr(found, key) for key in asked}
         assert left.pop("device") == "cpu" and not any(left.values()), "defaults download too"
+
+
+def test_a_saved_lerobot_policy_reads_what_its_spec_offers(tmp_path: Path) -> None:
+    pytest.importorskip("lerobot")
+    hostile_inputs.lerobot_saved(tmp_path)
+    folder = tmp_path / "policy"
+    hostile_inputs.acts(load_policy(folder))
+    spec = json.loads((folder / "spec.json").read_text())
+    node = json.loads((folder / "policy.json").read_text())["node"]
+    wide = {STATE: {**spec["observation"][STATE], "shape": [4], "names": None}}
+    action = {**spec["action"], **{k: [*spec["action"][k], spec["action"][k][0]] for k in ("units", "low", "high")}}
+    for file, change, key in (
+        ("spec.json", {"observation": {}}, STATE),
+        ("spec.json", {"observation": wide}, STATE),
+        ("spec.json", {"action": {**action, "names": ["x", "y", "z"]}}, "action"),
+        ("policy.json", {"node": {**node, "inputs": {}}}, STATE),
+        ("policy.json", {"node": {**node, "inputs": {**node["inputs"], "more": "observation.more"}}}, "more"),
+    ):
+        before = (folder / file).read_text()
+        with pytest.raises((SpecError, CheckpointError), match=key):
+            load_policy(altered(folder, file, **change))
+        (folder / file).write_text(before)
+        write_manifest(folder)
+    hostile_inputs.acts(load_policy(folder))
 
 
 def test_a_lerobot_note_is_typed(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from robopolicy.lerobot.find import CONFIG, WEIGHTS
 from robopolicy.lerobot.notes import Knowledge, knowledge
 from robopolicy.policies.base import Policy
 from robopolicy.policies.lerobot import LeRobotPolicy
-from robopolicy.policies.lerobot_config import Document, decode, prepared
+from robopolicy.policies.lerobot_config import Document, decode, entrances, prepared
 from robopolicy.policies.lerobot_kinds import kind_of
 from robopolicy.spec import PolicySpec, check_features, check_fits
 from robopolicy.storage import read_tensors, refuse_pickle
@@ -111,12 +111,7 @@ def _features(
     settings: Any, preprocessor: Document, known: Knowledge, env: EnvSpec | None
 ) -> tuple[dict[str, Feature], dict[str, str], list[str]]:
     """What is read under our names, where each of LeRobot's inputs comes from, and what cannot be."""
-    entrance = {  # what reaches the policy as `after` enters its preprocessor as `before`
-        after: before
-        for step in preprocessor["steps"]
-        if step.get("registry_name") == "rename_observations_processor"
-        for before, after in (step["config"].get("rename_map") or {}).items()
-    }
+    entrance = entrances(preprocessor)
     features: dict[str, Feature] = {}
     inputs: dict[str, str] = {}
     clashes = []

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from robopolicy.errors import CheckpointError, SpecError, closest
 from robopolicy.policies.base import Policy
-from robopolicy.policies.lerobot_config import Document, decode, prepared
+from robopolicy.policies.lerobot_config import Document, check_inputs, decode, prepared
 from robopolicy.policies.lerobot_kinds import Kind, kind_of
 from robopolicy.policies.lerobot_names import check_name, refuse_remote_code
 from robopolicy.spec import PolicySpec
@@ -111,6 +111,7 @@ class LeRobotPolicy(Reader):
                 f"config.json says n_obs_steps, horizon, n_action_steps = {steps}, the spec "
                 f"{(spec.n_obs_steps, spec.horizon, spec.n_action_steps)}"
             )
+        check_inputs(settings, preprocessor, spec, self.inputs)
         self.noise_shape = self.kind.noise(settings)
         self.pre, self.post = pipeline(preprocessor, action=False), pipeline(postprocessor, action=True)
         self.network = get_policy_class(settings.type)(settings) if network is None else network

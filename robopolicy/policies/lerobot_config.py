@@ -6,14 +6,44 @@ import copy
 from dataclasses import fields
 from typing import Any
 
-from robopolicy.errors import CheckpointError, closest
+from robopolicy.errors import CheckpointError, SpecError, closest
 from robopolicy.policies.lerobot_names import check_name, refuse_remote_code
+from robopolicy.spec import PolicySpec
+from robopolicy.types import IMAGES
 
 Document = dict[str, Any]  # a JSON file of LeRobot's
 _READY = {  # whatever the file says, and where it says nothing too: nothing is downloaded, compiled or unpickled
     "device": "cpu", "use_peft": False, "push_to_hub": False, "repo_id": None, "pretrained_path": None,
     "pretrained_revision": None, "compile_model": False, "pretrained_backbone_weights": None, "load_vlm_weights": False,
 }  # fmt: skip
+
+
+def entrances(preprocessor: Document) -> dict[str, str]:
+    """{after: before}: what reaches the policy as `after` enters its preprocessor as `before`."""
+    return {
+        after: before
+        for step in preprocessor["steps"]
+        if step.get("registry_name") == "rename_observations_processor"
+        for before, after in (step["config"].get("rename_map") or {}).items()
+    }
+
+
+def check_inputs(settings: Any, preprocessor: Document, spec: PolicySpec, inputs: dict[str, str]) -> None:
+    """Raise SpecError where the spec does not offer what LeRobot's config reads and commands, in its shape."""
+    entrance, problems = entrances(preprocessor), []
+    for key, feature in settings.input_features.items():
+        if key.startswith(f"{IMAGES}empty_camera_"):  # a place that a VLA keeps free, and fills by itself
+            continue
+        ours, shape = inputs.get(entrance.get(key, key), ""), tuple(feature.shape)
+        offered = spec.observation.get(ours)
+        if offered is None or offered.shape != shape:
+            problems.append(f"{key!r}: expected {ours!r} of shape {shape}, found {offered}")
+    problems += [f"inputs: {k!r} is no feature of the spec" for k in inputs.values() if k not in spec.observation]
+    action = settings.action_feature
+    if action is None or tuple(action.shape) != (spec.action.dim,):
+        problems.append(f"action: expected {spec.action.dim} dimensions, found {action}")
+    if problems:
+        raise SpecError("config.json and the spec do not fit:\n  - " + "\n  - ".join(problems))
 
 
 def prepared(config: Document) -> Document:

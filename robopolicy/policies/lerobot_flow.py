@@ -20,7 +20,7 @@ from robopolicy.normalize import ACTION, Normalizer
 from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.lerobot import LeRobotPolicy, Reader, pipeline
-from robopolicy.policies.lerobot_config import Document, decode, prepared
+from robopolicy.policies.lerobot_config import Document, check_inputs, decode, prepared
 from robopolicy.policies.lerobot_kinds import kind_of, seeds_of
 from robopolicy.schema import Count, Natural, NonNegative
 from robopolicy.spec import PolicySpec
@@ -81,6 +81,7 @@ class LeRobotFlow(Reader, FlowPolicy):
         config = prepared(config)
         settings = decode(config)
         check_flow(settings)
+        check_inputs(settings, preprocessor, spec, inputs)
         from robopolicy.networks.lerobot_parts import take_apart
 
         layout = Layout(spec.horizon, spec.action.dim, settings.max_action_dim)

@@ -37,8 +37,11 @@ def motion(operator: Operator) -> dict[str, str]:
 
 
 def patient(tmp_path):
-    """The wiring with watchdogs of the operator that a busy machine does not wake."""
-    text = (FOLDER / f"{WIRING}.yaml").read_text().replace("enable: {fault: 0.1}", "enable: {fault: 30.0}")
+    """The wiring with watchdogs that a busy machine wakes to hold the arm at most, never to a FAULT."""
+    text = (FOLDER / f"{WIRING}.yaml").read_text()
+    for fault in ("enable: {fault: 0.1}", "state: {hold: 0.05, fault: 0.2}", "hold: 0.1, fault: 1.0}"):
+        assert fault in text
+        text = text.replace(fault, re.sub(r"fault: [\d.]+", "fault: 30.0", fault))
     path = tmp_path / "wiring.yaml"
     path.write_text(text)
     return path

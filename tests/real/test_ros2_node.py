@@ -303,7 +303,7 @@ def second(rig, role):
 def alone_again(rig, role) -> None:
     """Until a publisher that has gone does not count any more."""
     publishers, end = rig.node.topics._publishers[role], time.monotonic() + 20.0
-    while publishers.problems(rig.node.topics._graph(publishers.name), time.monotonic()):
+    while publishers.problems(rig.node.topics._graph(publishers.role), time.monotonic()):
         assert time.monotonic() < end, role
         rig.step()
     rig.step(30)
