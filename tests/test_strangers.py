@@ -199,7 +199,7 @@ def test_lerobots_steps_are_those_that_were_read_through() -> None:
     for name in ("groot_n1_7_vlm_encode_v1", ["x"], "action_tokenizer_processor"):
         with pytest.raises(CheckpointError, match=r"registry_name|groot|tokenizer"):
             pipeline({"steps": [{"registry_name": name, "config": {}}]}, action=False)
-    with pytest.raises(CheckpointError, match="time_limit_processor"):  # harmless, but nobody needs it
+    with pytest.raises(CheckpointError, match="time_limit_processor"):  # harmless, but no supported policy needs it
         pipeline(
             {"steps": [{"registry_name": "time_limit_processor", "config": {"max_episode_steps": 3}}]}, action=False
         )

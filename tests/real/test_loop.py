@@ -40,9 +40,9 @@ def executed(stall: int) -> tuple[list[int], int]:
     return [0 if a is None else round(a[0] / 1e-5) for a in notes.actions], before
 
 
-@pytest.mark.parametrize(("stall", "anew"), [(0, False), (45, False), (60, True), (400, True)])
-def test_a_plan_from_before_a_long_stall_is_dropped(stall, anew):
+@pytest.mark.parametrize(("stall", "replanned"), [(0, False), (45, False), (60, True), (400, True)])
+def test_a_plan_from_before_a_long_stall_is_dropped(stall, replanned):
     """A chunk bridges four control steps, which are 50 ticks: an action planned longer ago is not executed."""
     plans, before = executed(stall)
     assert plans[before - 1] == plans[before - 2], "the stall is in the middle of a chunk"
-    assert plans[before] == plans[before - 1] + anew and np.diff(plans).min() >= 0
+    assert plans[before] == plans[before - 1] + replanned and np.diff(plans).min() >= 0
