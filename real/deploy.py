@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -30,8 +31,10 @@ from robopolicy.errors import ConfigError, closest
 from robopolicy.evaluate.statistics import wilson
 from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import Policy
+from robopolicy.runs import CONFIG
 from robopolicy.schema import Count, Natural, Node, Positive
 from robopolicy.types import Obs
+from robopolicy.untrusted import refusing
 from robopolicy.verbs import Place, task_of
 from sim.arm import FINGER_STROKE
 from sim.env import SimEnv
@@ -284,7 +287,8 @@ def prepare(
     """
     place = Place.of(checkpoint, which, Path())
     node = without(task_of(task, place))
-    env = build(node, "task", num_envs=1, seed=0)
+    with nullcontext() if task else refusing(f"{place.run}/{CONFIG}: task", ConfigError):
+        env = build(node, "task", num_envs=1, seed=0)
     if not isinstance(env, SimEnv):
         raise ConfigError("deploy: the simulated arm needs a task of the native suite")
     policy: Policy | RemotePlanner

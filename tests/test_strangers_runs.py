@@ -247,6 +247,26 @@ def test_a_runs_task_that_cannot_be_built_is_a_config_error(run: Path, monkeypat
         env_of(given, place, 2)
 
 
+def test_what_deploys_a_run_refuses_its_damaged_task(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, and in the policy node."""
+    from real.deploy import prepare
+    from real.ros2.observation import one_env
+
+    says(run, "task: {_target_: native, task: reach}\n")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("real.deploy.build", fail)
+    monkeypatch.setattr("real.ros2.observation.build", fail)
+    with pytest.raises(ConfigError, match="task"):
+        prepare(run / "saved")
+    with pytest.raises(ConfigError, match="task"):
+        one_env({"_target_": "native", "task": "reach"})
+    with pytest.raises(MemoryError):  # a user's own task: the traceback helps
+        prepare(run / "saved", task={"_target_": "native", "task": "reach"})
+
+
 def test_a_runs_task_starts_no_more_processes_than_there_are_cores(run: Path) -> None:
     cores = len(os.sched_getaffinity(0))
     place = says(run, "task: {_target_: metaworld, processes: 1000000}\n")

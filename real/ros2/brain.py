@@ -35,7 +35,7 @@ from robopolicy.checkpoint import load_policy
 from robopolicy.errors import SpecError
 from robopolicy.policies.base import Policy
 from robopolicy.policy_files import read_spec
-from robopolicy.runs import read_config
+from robopolicy.runs import own_task, read_config
 from robopolicy.spec import PolicySpec, check_fits
 from robopolicy.types import BASE_ACTION, IMAGES
 from robopolicy.verbs import Place
@@ -245,7 +245,7 @@ def options_of(checkpoint: Path, given: dict[str, Any]) -> Options:
     options: dict[str, Any] = {k: Path(v) if k in paths and v is not None else v for k, v in given.items()}
     if "task" not in options:
         run_dir = Place.of(checkpoint, options.get("which", "latest"), Path()).run
-        options["task"] = None if run_dir is None else (read_config(run_dir) or {}).get("task")
+        options["task"] = None if run_dir is None else own_task(read_config(run_dir) or {})
     options.setdefault("policy_id", Place.of(checkpoint, options.get("which", "latest"), Path()).ident)
     options["drive"] = Drive(**options.get("drive", {}))
     return Options(checkpoint=checkpoint, **options)

@@ -16,6 +16,7 @@ from robopolicy.build import build
 from robopolicy.errors import ConfigError, SpecError, closest
 from robopolicy.spec import PolicySpec
 from robopolicy.types import BASE_ACTION, STATE, TASK, Obs
+from robopolicy.untrusted import refusing
 from sim.arm import ARM_DOF
 from sim.env import SimEnv
 
@@ -23,8 +24,13 @@ ARM = ("tcp", "yaw", "tcp_vel", "yaw_rate", "opening", "gripper", "lag")  # grou
 
 
 def one_env(task: dict[str, Any]) -> SimEnv:
-    """The task's env, alone; raises ConfigError where it is none of ours."""
-    env = build(task, "task", num_envs=1, seed=0)
+    """The task's env, alone.
+
+    Raises:
+        ConfigError: it is not a task of the native suite, or its values, which a run may have brought, cannot be used.
+    """
+    with refusing("task", ConfigError):
+        env = build(task, "task", num_envs=1, seed=0)
     if not isinstance(env, SimEnv):
         raise ConfigError("task: the simulated arm needs a task of the native suite")
     return env
