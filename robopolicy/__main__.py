@@ -2,6 +2,6 @@
 
 import sys
 
-from robopolicy.cli import main
+from robopolicy.cli.main import main
 
 sys.exit(main())

@@ -38,18 +38,18 @@ import torch
 from torch.utils.data import DataLoader
 
 from robopolicy.algos.bc import BC
-from robopolicy.cli import invoke
-from robopolicy.data.episodes import Episodes
-from robopolicy.data.lerobot import load_episodes
-from robopolicy.evaluate.evidence import Evidence, measured, write
-from robopolicy.evaluate.statistics import bootstrap
-from robopolicy.loops.offline import Batches, offline
+from robopolicy.cli.main import invoke
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import STATE, TASK
+from robopolicy.datasets.episodes import Episodes
+from robopolicy.datasets.lerobot_reader import load_episodes
+from robopolicy.evaluation.statistics import bootstrap
 from robopolicy.networks.unet1d import UNet1d
-from robopolicy.normalize import Normalizer
 from robopolicy.policies.diffusion import DiffusionPolicy
-from robopolicy.spec import PolicySpec
-from robopolicy.tracking import Tracker
-from robopolicy.types import STATE, TASK
+from robopolicy.policies.normalizer import Normalizer
+from robopolicy.reporting.result_rows import Evidence, measured, write
+from robopolicy.runs.logger import Tracker
+from robopolicy.training.offline import Batches, offline
 
 try:
     from datasets import disable_progress_bars

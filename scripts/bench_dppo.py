@@ -36,20 +36,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from torch import Tensor, nn
 
-import sim
+from robopolicy import sim
+from robopolicy.algos.advantage_estimator import Scores
 from robopolicy.algos.dppo import DPPO, Samples
 from robopolicy.algos.returns import clipped_loss
-from robopolicy.algos.value import Scores
-from robopolicy.evaluate.evidence import Evidence, measured, write
-from robopolicy.evaluate.statistics import bootstrap
-from robopolicy.loops.on_policy import on_policy
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import IMAGES, STATE, Feature, Obs
+from robopolicy.envs.wrappers import HistoryEnv
+from robopolicy.evaluation.statistics import bootstrap
 from robopolicy.networks.mlp import MLP, ResidualMLP
-from robopolicy.normalize import Normalizer
-from robopolicy.policies.chain import gaussian_log_prob
+from robopolicy.policies.denoising_chain import gaussian_log_prob
 from robopolicy.policies.diffusion import DiffusionPolicy
-from robopolicy.spec import PolicySpec
-from robopolicy.types import IMAGES, STATE, Feature, Obs
-from robopolicy.wrappers import HistoryEnv
+from robopolicy.policies.normalizer import Normalizer
+from robopolicy.reporting.result_rows import Evidence, measured, write
+from robopolicy.training.on_policy import on_policy
 
 OPTIONS = {"critic": partial(MLP, width=256, depth=3), "epochs": 5, "clip": 0.02, "actor_lr": 3e-4, "target_kl": 1e3}
 EPOCHS, MINIBATCH, ROLLOUT = 8, 1_300, 40  # configs/algo/dppo.yaml

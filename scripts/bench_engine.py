@@ -38,11 +38,11 @@ import mujoco
 import numpy as np
 from mujoco import rollout
 
-import sim
-from robopolicy.evaluate.evidence import Evidence, measured, write
-from robopolicy.evaluate.statistics import Interval, bootstrap
-from robopolicy.tracking import Tracker
-from sim.engine import available_cores
+from robopolicy import sim
+from robopolicy.evaluation.statistics import Interval, bootstrap
+from robopolicy.reporting.result_rows import Evidence, measured, write
+from robopolicy.runs.logger import Tracker
+from robopolicy.sim.engine import available_cores
 
 INSTALL = "./scripts/setup.sh bench, or: uv pip install mani-skill==3.0.1"
 VULKAN = (

@@ -29,11 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import psutil
 
-from real.safety import SafetyChain, load_profile
-from real.safety.chain import Measured
-from real.safety.profile import Box, Plane, Profile
-from real.safety.risk import RiskCritic
-from robopolicy.evaluate.evidence import Evidence, measured, write
+from robopolicy.real.safety import SafetyChain, load_profile
+from robopolicy.real.safety.chain import Measured
+from robopolicy.real.safety.profile import Box, Plane, Profile
+from robopolicy.real.safety.risk import RiskCritic
+from robopolicy.reporting.result_rows import Evidence, measured, write
 
 DT, WIDTH = 0.004, 32  # s; of the hidden layers of scripts/train_risk.py
 

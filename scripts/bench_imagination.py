@@ -27,14 +27,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from torch import Tensor
 
-import sim
-from robopolicy.evaluate.evidence import Evidence, measured, write
-from robopolicy.evaluate.statistics import Interval, bootstrap
-from robopolicy.tracking import Tracker
-from robopolicy.types import VecEnv
-from sim.engine import available_cores
-from world_models.imagined_env import make
-from world_models.world import find_world, load_world
+from robopolicy import sim
+from robopolicy.core.types import VecEnv
+from robopolicy.evaluation.statistics import Interval, bootstrap
+from robopolicy.reporting.result_rows import Evidence, measured, write
+from robopolicy.runs.logger import Tracker
+from robopolicy.sim.engine import available_cores
+from robopolicy.world_models.envs.imagined import make
+from robopolicy.world_models.models.world import find_world, load_world
 
 ID, MIDDLE, DRAWN = "imagination_speed", 1 / 3, 64
 

@@ -27,20 +27,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-import sim
+from robopolicy import sim
 from robopolicy.algos.dppo import DPPO
-from robopolicy.build import build_policy
-from robopolicy.data.rollout import Collector
-from robopolicy.evaluate.evidence import Evidence, measured, write
-from robopolicy.evaluate.statistics import bootstrap
-from robopolicy.networks.by_task import TaskLayout, by_task
+from robopolicy.buffers.rollout_collector import Collector
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import VecEnv
+from robopolicy.envs.wrappers import HistoryEnv
+from robopolicy.evaluation.statistics import bootstrap
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.networks.mlp import ValueMLP
-from robopolicy.normalize import Normalizer
-from robopolicy.policies.tuned import tuned
-from robopolicy.spec import PolicySpec
-from robopolicy.types import VecEnv
-from robopolicy.wrappers import HistoryEnv
+from robopolicy.networks.task_conditioned import TaskLayout, by_task
+from robopolicy.policies.factory import build_policy
+from robopolicy.policies.finetuning import tuned
+from robopolicy.policies.normalizer import Normalizer
+from robopolicy.reporting.result_rows import Evidence, measured, write
 
 PREFIX = {
     "_target_": "prefix", "_partial_": True, "width": 96,

@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from robopolicy.evaluate.evidence import Evidence, measured, write
-from robopolicy.evaluate.statistics import bootstrap
+from robopolicy.evaluation.statistics import bootstrap
+from robopolicy.reporting.result_rows import Evidence, measured, write
 from scripts.bench_vla import Side, data, policy
 
 PRECISIONS = ("float32", "bfloat16")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from robopolicy.evaluate.evidence import measured, write
+from robopolicy.reporting.result_rows import measured, write
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -35,17 +35,17 @@ from rclpy.serialization import deserialize_message, serialize_message
 from rclpy.signals import SignalHandlerOptions
 from trajectory_msgs.msg import JointTrajectory
 
-from real.joint_order import JointOrder
-from real.ros2 import messages
-from real.ros2.arm import NAME, ArmNode
-from real.ros2.cdr import TrajectoryBytes
-from real.ros2.cell import activate
-from real.ros2.observation import one_env
-from real.ros2.operator import Operator, private_environment, processes
-from real.ros2.spin import run, take_priority
-from real.ros2.timeline import MATCH
-from real.ros2.wiring import FOLDER, load_wiring
-from robopolicy.evaluate.evidence import Evidence, measured, write
+from robopolicy.real.control.joint_order import JointOrder
+from robopolicy.real.ros2 import messages
+from robopolicy.real.ros2.cdr import TrajectoryBytes
+from robopolicy.real.ros2.episode_client import Operator, private_environment, processes
+from robopolicy.real.ros2.observation import one_env
+from robopolicy.real.ros2.sim_arm_node import NAME, ArmNode
+from robopolicy.real.ros2.sim_launcher import activate
+from robopolicy.real.ros2.spin import run, take_priority
+from robopolicy.real.ros2.timeline import MATCH
+from robopolicy.real.ros2.wiring import FOLDER, load_wiring
+from robopolicy.reporting.result_rows import Evidence, measured, write
 from scripts.ros2_kill import fork, nodes, wait_through_faults
 from scripts.ros2_sweep import WIRING
 

@@ -21,13 +21,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-import sim
-from robopolicy.checkpoint import load_policy
-from robopolicy.evaluate.evidence import Evidence, measured, write
-from robopolicy.evaluate.statistics import bootstrap
+from robopolicy import sim
+from robopolicy.core.types import Obs, VecEnv
+from robopolicy.envs.wrappers import HistoryEnv
+from robopolicy.evaluation.statistics import bootstrap
 from robopolicy.policies.base import Policy
-from robopolicy.types import Obs, VecEnv
-from robopolicy.wrappers import HistoryEnv
+from robopolicy.reporting.result_rows import Evidence, measured, write
+from robopolicy.runs.checkpointer import load_policy
 
 SIZES = (1, 64)
 

@@ -23,16 +23,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from robopolicy.build import build, build_policy
-from robopolicy.checkpoint import Checkpointer
-from robopolicy.cli import find_verb
-from robopolicy.config import compose
-from robopolicy.evaluate.evidence import Evidence, measured, write
-from robopolicy.evaluate.statistics import Interval, bootstrap
-from robopolicy.evaluate.suite import Suite
-from robopolicy.normalize import Normalizer
-from robopolicy.spec import PolicySpec
-from robopolicy.types import TASK
+from robopolicy.cli.main import find_verb
+from robopolicy.config.compose import compose
+from robopolicy.config.instantiate import build
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import TASK
+from robopolicy.evaluation.statistics import Interval, bootstrap
+from robopolicy.policies.factory import build_policy
+from robopolicy.policies.normalizer import Normalizer
+from robopolicy.reporting.result_rows import Evidence, measured, write
+from robopolicy.reporting.suite import Suite
+from robopolicy.runs.checkpointer import Checkpointer
 
 ROOT = Path(__file__).resolve().parents[1]
 ID = "suite_eval_speed"

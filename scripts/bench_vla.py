@@ -32,14 +32,14 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from robopolicy.algos.bc import BC
-from robopolicy.build import build_policy
-from robopolicy.config import config_folder
-from robopolicy.evaluate.evidence import Evidence, measured, write
-from robopolicy.evaluate.statistics import bootstrap
-from robopolicy.normalize import ACTION, Normalizer
+from robopolicy.config.compose import config_folder
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import IMAGES, STATE, TASK, ActionSpec, Feature
+from robopolicy.evaluation.statistics import bootstrap
+from robopolicy.policies.factory import build_policy
+from robopolicy.policies.normalizer import ACTION, Normalizer
 from robopolicy.policies.vla import VLAPolicy
-from robopolicy.spec import PolicySpec
-from robopolicy.types import IMAGES, STATE, TASK, ActionSpec, Feature
+from robopolicy.reporting.result_rows import Evidence, measured, write
 
 COLOURS = ("red", "green", "blue")
 HORIZON = 8

@@ -34,14 +34,14 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from robopolicy.build import build_policy
-from robopolicy.config import config_folder
-from robopolicy.evaluate.evidence import Evidence, measured, write
-from robopolicy.evaluate.statistics import bootstrap
-from robopolicy.normalize import ACTION, Normalizer
+from robopolicy.config.compose import config_folder
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import IMAGES, STATE, TASK, ActionSpec, Feature
+from robopolicy.evaluation.statistics import bootstrap
+from robopolicy.policies.factory import build_policy
+from robopolicy.policies.normalizer import ACTION, Normalizer
 from robopolicy.policies.vla import VLAPolicy
-from robopolicy.spec import PolicySpec
-from robopolicy.types import IMAGES, STATE, TASK, ActionSpec, Feature
+from robopolicy.reporting.result_rows import Evidence, measured, write
 from tests.lerobot_toys import TOKENS, tiny_vlm
 
 CAMERAS, PIXELS, HORIZON, WORDS, STATE_DIM = ("front", "wrist"), 64, 8, 12, 10

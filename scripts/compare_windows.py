@@ -25,23 +25,23 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from robopolicy.build import build
-from robopolicy.checkpoint import load_policy
-from robopolicy.config import task_node
-from robopolicy.data.episodes import Episodes
-from robopolicy.data.relabel import base_actions
-from robopolicy.errors import DataError
-from robopolicy.noise import keyed_uniform
-from robopolicy.normalize import ACTION
+from robopolicy.buffers.relabeling import base_actions
+from robopolicy.config.compose import task_node
+from robopolicy.config.instantiate import build
+from robopolicy.core.errors import DataError
+from robopolicy.core.rng import keyed_uniform
+from robopolicy.core.types import STATE, VecEnv
+from robopolicy.datasets.episodes import Episodes
 from robopolicy.policies.base import Policy
-from robopolicy.types import STATE, VecEnv
-from world_models.data import split, take
-from world_models.dynamics import History
-from world_models.synthetic import check_belongs, check_policy, frames_of, guide_of
-from world_models.trajectories import Trajectories, load_trajectories
-from world_models.trajectory_fit import load_states
-from world_models.windows import Window
-from world_models.world import World, load_world
+from robopolicy.policies.normalizer import ACTION
+from robopolicy.runs.checkpointer import load_policy
+from robopolicy.world_models.models.dynamics import History
+from robopolicy.world_models.models.trajectories import Trajectories, load_trajectories
+from robopolicy.world_models.models.windows import Window
+from robopolicy.world_models.models.world import World, load_world
+from robopolicy.world_models.training.data import split, take
+from robopolicy.world_models.training.fit_trajectories import load_states
+from robopolicy.world_models.training.synthetic import check_belongs, check_policy, frames_of, guide_of
 
 STEPS = (1, 5, 10, 20)
 _EPISODE_STREAM, _PHASE_STREAM, _TOLERANCE = 9411, 9412, 1e-3

@@ -23,9 +23,9 @@ from time import perf_counter
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from real.safety import profile_names
-from robopolicy.evaluate.evidence import Evidence, measured, write
-from robopolicy.tracking import Tracker
+from robopolicy.real.safety import profile_names
+from robopolicy.reporting.result_rows import Evidence, measured, write
+from robopolicy.runs.logger import Tracker
 from tests.real.ways_out import WAYS, attacked
 
 ROUNDING = 1e-6  # of a limit: what the certificate itself allows

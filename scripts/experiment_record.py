@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from robopolicy.evaluate.compare import compare, worse_than_base
-from robopolicy.evaluate.evidence import Evidence, measured, of_rows, pooled
-from robopolicy.evaluate.forgetting import forgetting
-from robopolicy.evaluate.results_page import CURVE
-from robopolicy.evaluate.rows import Rows
-from robopolicy.evaluate.statistics import mean
+from robopolicy.evaluation.compare import compare, worse_than_base
+from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.forgetting import forgetting
+from robopolicy.evaluation.statistics import mean
+from robopolicy.reporting.result_rows import Evidence, measured, of_rows, pooled
+from robopolicy.reporting.results_page import CURVE
 from scripts.experiment_list import Experiment, Setting, trains
 
 Job = tuple[Setting, str, int]  # a setting, the name of one of its refinements, a training seed

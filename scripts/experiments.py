@@ -21,11 +21,11 @@ from threading import Lock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from robopolicy.data.meta import recorded
-from robopolicy.errors import RobopolicyError
-from robopolicy.evaluate.evidence import read, write
-from robopolicy.evaluate.provenance import commit, write_provenance
-from robopolicy.evaluate.rows import Rows
+from robopolicy.core.errors import RobopolicyError
+from robopolicy.datasets.metadata import recorded
+from robopolicy.evaluation.episode_table import Rows
+from robopolicy.reporting.result_rows import read, write
+from robopolicy.utils.provenance import commit, write_provenance
 from scripts.experiment_list import EXPERIMENTS, Base, Setting, trains
 from scripts.experiment_record import Found, record, save_rows
 

@@ -25,12 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from real.dataset import convert
-from robopolicy.cli import main as command_line
-from robopolicy.data.episodes import Episodes
-from robopolicy.data.lerobot import load_episodes
-from robopolicy.errors import RobopolicyError
-from robopolicy.evaluate.evidence import measured, write
+from robopolicy.cli.main import main as command_line
+from robopolicy.core.errors import RobopolicyError
+from robopolicy.datasets.episodes import Episodes
+from robopolicy.datasets.lerobot_reader import load_episodes
+from robopolicy.real.datasets.convert import convert
+from robopolicy.reporting.result_rows import measured, write
 from scripts import foreign_datasets, foreign_hdf5
 from scripts.foreign_datasets import Case
 

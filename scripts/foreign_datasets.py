@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from robopolicy.data.writer import DatasetWriter
-from robopolicy.types import IMAGES, STATE, ActionSpec, Feature
+from robopolicy.core.types import IMAGES, STATE, ActionSpec, Feature
+from robopolicy.datasets.lerobot_writer import DatasetWriter
 
 LENGTHS = (5, 4, 6, 4)  # frames of the episodes; two are of one length, so that they can be swapped
 TOP, FPS = f"{IMAGES}top", 10

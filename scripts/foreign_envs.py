@@ -20,10 +20,10 @@ from gymnasium.wrappers.vector import DictInfoToList
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from robopolicy.errors import RobopolicyError
-from robopolicy.types import IMAGES, STATE, ActionSpec
+from robopolicy.core.errors import RobopolicyError
+from robopolicy.core.types import IMAGES, STATE, ActionSpec
+from robopolicy.sim.gymnasium.adapter import GymVecEnv, adapt
 from scripts.foreign_toy import Array, Toy, objects, play
-from sim.gym_adapter import GymVecEnv, adapt
 
 HORIZON = 4
 

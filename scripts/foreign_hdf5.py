@@ -11,9 +11,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from robopolicy.data.hdf5.options import ActionFacts, Hdf5Options
+from robopolicy.datasets.hdf5.options import ActionFacts, Hdf5Options
 from scripts.foreign_datasets import NESTED, Case, both
-from tests.data import hdf5_files as files
+from tests.datasets import hdf5_files as files
 
 OPTIONS = {
     "robomimic": Hdf5Options(task="lift the cube"),

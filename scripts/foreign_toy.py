@@ -13,8 +13,8 @@ import torch
 from gymnasium.spaces import Box, Dict
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from robopolicy.types import IMAGES, STATE
-from sim.gym_adapter import GymVecEnv
+from robopolicy.core.types import IMAGES, STATE
+from robopolicy.sim.gymnasium.adapter import GymVecEnv
 
 Array = np.ndarray[Any, Any]
 

@@ -155,7 +155,7 @@ class Worker:
         except TooSlowError:
             outcome = "slow"
         except BaseException as error:
-            from robopolicy.errors import RobopolicyError
+            from robopolicy.core.errors import RobopolicyError
 
             outcome = "refused" if isinstance(error, RobopolicyError) else "foreign"
             where = traceback.extract_tb(error.__traceback__)[-1]
@@ -190,8 +190,8 @@ class Worker:
 
 def warm() -> None:
     """Import all that a node may name: libraries make folders of their own when they are imported."""
-    from robopolicy import registry
-    from robopolicy.errors import RobopolicyError
+    from robopolicy.config import registry
+    from robopolicy.core.errors import RobopolicyError
 
     for slot in registry._SLOTS:
         for name in registry.names(slot):
@@ -310,7 +310,7 @@ def table(results: list[Result]) -> str:
 
 
 def rows(results: list[Result], seconds: float) -> list[Any]:
-    from robopolicy.evaluate.evidence import measured
+    from robopolicy.reporting.result_rows import measured
 
     kinds = Counter(r.kind for r in results)
     loaded = sum(r.outcome == "loaded" for r in results)
@@ -346,7 +346,7 @@ def main() -> None:
     found = rows(results, time.monotonic() - begun)
     print(*(json.dumps(asdict(row), ensure_ascii=False) for row in found), sep="\n")
     if args.record:
-        from robopolicy.evaluate.evidence import write
+        from robopolicy.reporting.result_rows import write
 
         print(*write(found), file=sys.stderr)
     sys.exit(any(r.bad for r in results))

@@ -19,42 +19,45 @@ import numpy as np
 import torch
 from mcap.writer import Writer
 
-import sim
-from real.dataset import UnusableError, frames_of
-from real.deploy import prepare
-from real.joints import Commanded
-from real.recording import PolicyJournal, RecordedChain, Recorder, describe
-from real.replay import read, reproduce
-from real.ros2.wiring import load_wiring
-from real.safety import load_profile
-from real.safety.chain import Measured
-from real.safety.profile_data import check_data
-from real.safety.risk import RiskCritic
-from real.server import PolicyServer
-from real.urdf import check_urdf
-from real.wire_messages import PROTOCOL, decode
+from robopolicy import sim
 from robopolicy.algos.bc import BC
-from robopolicy.build import build, build_policy
-from robopolicy.checkpoint import Checkpointer, load_policy, save_policy
-from robopolicy.cli import find_verb
-from robopolicy.config import compose
-from robopolicy.data.episodes import Episodes
-from robopolicy.errors import DataError, RobopolicyError
-from robopolicy.evaluate.report import write_report
-from robopolicy.evaluate.rows import COLUMNS, Rows
-from robopolicy.loops.offline import offline
-from robopolicy.normalize import Normalizer
+from robopolicy.cli.eval import evaluate
+from robopolicy.cli.main import find_verb
+from robopolicy.config.compose import compose
+from robopolicy.config.instantiate import build
+from robopolicy.core.errors import DataError, RobopolicyError
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import BASE_ACTION, IMAGES, STATE, TASK, ActionSpec, EnvSpec, Feature
+from robopolicy.core.untrusted import parse_json
+from robopolicy.datasets.episodes import Episodes
+from robopolicy.evaluation.episode_table import COLUMNS, Rows
+from robopolicy.evaluation.policy_ref import PolicyRef, task_of
 from robopolicy.policies.base import Policy
-from robopolicy.policy_files import find_policy, policy_digest, read_spec
-from robopolicy.runs import check_same, dump, read_config
-from robopolicy.spec import PolicySpec
-from robopolicy.storage import MANIFEST, write_manifest
-from robopolicy.tracking import Tracker
-from robopolicy.types import BASE_ACTION, IMAGES, STATE, TASK, ActionSpec, EnvSpec, Feature
-from robopolicy.untrusted import parse_json
-from robopolicy.verbs import Place, evaluate, task_of
+from robopolicy.policies.factory import build_policy
+from robopolicy.policies.io import find_policy, policy_digest, read_spec
+from robopolicy.policies.normalizer import Normalizer
+from robopolicy.real.control.joints import Commanded
+from robopolicy.real.datasets.convert import frames_of
+from robopolicy.real.datasets.converted import UnusableError
+from robopolicy.real.deploy.deployment import prepare
+from robopolicy.real.planning.server import PolicyServer
+from robopolicy.real.planning.wire_messages import PROTOCOL, decode
+from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder, describe
+from robopolicy.real.recording.replay import read, reproduce
+from robopolicy.real.ros2.urdf import check_urdf
+from robopolicy.real.ros2.wiring import load_wiring
+from robopolicy.real.safety import load_profile
+from robopolicy.real.safety.chain import Measured
+from robopolicy.real.safety.profile_data import check_data
+from robopolicy.real.safety.risk import RiskCritic
+from robopolicy.reporting.html_report import write_report
+from robopolicy.runs.checkpointer import Checkpointer, load_policy, save_policy
+from robopolicy.runs.logger import Tracker
+from robopolicy.runs.run_dir import check_same, dump, read_config
+from robopolicy.training.offline import offline
+from robopolicy.utils.storage import MANIFEST, write_manifest
+from robopolicy.world_models.models.world import load_world, make_world
 from scripts.hostile_mutations import Mutation, in_turns, of_bytes, of_document, of_file
-from world_models.world import load_world, make_world
 
 Use = Callable[[Path], object]  # what the program does with a folder
 
@@ -186,8 +189,8 @@ def lerobot(folder: Path) -> None:
     from lerobot.configs import FeatureType, PolicyFeature
     from lerobot.policies.factory import get_policy_class, make_policy_config, make_pre_post_processors
 
-    from robopolicy.lerobot.notes import annotate_policy
-    from robopolicy.types import ENV_STATE
+    from robopolicy.core.types import ENV_STATE
+    from robopolicy.policies.lerobot.metadata import annotate_policy
 
     torch.manual_seed(0)
     inputs = {STATE: PolicyFeature(FeatureType.STATE, (3,)), ENV_STATE: PolicyFeature(FeatureType.ENV, (3,))}
@@ -219,7 +222,7 @@ def load_lerobot(folder: Path) -> None:
 
 
 def exported(folder: Path) -> None:
-    from robopolicy.lerobot.export import export
+    from robopolicy.policies.lerobot.export import export
 
     save_policy(policy("gaussian"), folder / "saved")
     export(checkpoint=folder / "saved", out=folder / "policy")
@@ -227,7 +230,7 @@ def exported(folder: Path) -> None:
 
 
 def load_plugin(folder: Path) -> None:
-    from robopolicy.lerobot.plugin.modeling_robopolicy import RobopolicyPolicy
+    from robopolicy.lerobot_plugin.modeling_robopolicy import RobopolicyPolicy
 
     RobopolicyPolicy.from_pretrained(folder / "policy")
 
@@ -296,7 +299,7 @@ def resume_config(folder: Path) -> None:
 
 
 def task_of_run(folder: Path) -> None:
-    place = Place.of(folder / "run", "latest", None)
+    place = PolicyRef.of(folder / "run", "latest", None)
     build(task_of(None, place), "task", num_envs=1, seed=0)
 
 
@@ -387,7 +390,7 @@ def read_kept(folder: Path) -> None:
 
 def cell(folder: Path) -> None:
     """What a robot is described by: a wiring, a profile's data, a URDF and a risk critic."""
-    import configs
+    from robopolicy import configs
 
     shutil.copy(Path(configs.__file__).parent / "robots" / "fr3.yaml", folder / "wiring.yaml")
     profile = load_profile("panda")
@@ -422,8 +425,8 @@ def read_cell(folder: Path) -> None:
 
 
 def bag(folder: Path) -> None:
-    from real.ros2 import messages
-    from real.ros2.bag_writer import BagWriter
+    from robopolicy.real.ros2 import messages
+    from robopolicy.real.ros2.bags.writer import BagWriter
 
     home = np.array(load_profile("panda").data["home"])
     names = tuple(f"fr3_joint{i}" for i in range(1, 8))
@@ -435,7 +438,7 @@ def bag(folder: Path) -> None:
 def read_bag(folder: Path) -> None:
     from sensor_msgs.msg import JointState
 
-    from real.ros2 import bag as reading
+    from robopolicy.real.ros2.bags import reader as reading
 
     found = reading.Bag(folder / "bag")
     for item in found.items([found.topic("joint_states") or ""]):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from robopolicy import registry
+from robopolicy.config import registry
 
 Change = Callable[[Path], None]
 Json = Any
@@ -39,15 +39,16 @@ def values(outside: Path) -> list[Json]:
         deep = [deep]
     attacks: list[Json] = [
         {"_target_": "subprocess.call", "args": ["touch", f"{outside}/a"]},
-        {"_target_": "robopolicy.build.allow", "package": "subprocess"},
-        {"_target_": "robopolicy.registry.allow", "module": "subprocess"},
-        {"_target_": "robopolicy.atomic.write_atomically", "path": f"{outside}/b", "data": "x"},
+        {"_target_": "robopolicy.config.instantiate.allow", "package": "subprocess"},
+        {"_target_": "robopolicy.config.registry.allow", "module": "subprocess"},
+        {"_target_": "robopolicy.utils.atomic.write_atomically", "path": f"{outside}/b", "data": "x"},
         {"_target_": "os.system", "command": f"touch {outside}/c"},
         {"_target_": "native", "task": "reach"}, {"_target_": "mlp", "_partial_": True},
         {"_target_": "tracker", "run_dir": f"{outside}/d"}, {"_target_": ["mlp"]}, {"_partial_": 3},
     ]  # fmt: skip
     names = ["", "x", "../../../../etc/passwd", "/etc/passwd", f"{outside}/e", "..", "nul\x00", "a" * 100_000,
-             f"{_RAW}\"\\ud800\"", "subprocess.call", "robopolicy.build.allow", "__import__", "cuda:99", "float32",
+             f"{_RAW}\"\\ud800\"", "subprocess.call", "robopolicy.config.registry.allow", "__import__", "cuda:99",
+             "float32",
              "load", "observation.state", "é\u202e", "1e3", "hub:x/y"]  # fmt: skip
     numbers = [0, -1, 1, 2, 3, 1000, 10**9, 2**63, 10**30, 0.5, -0.5, 1e-300, 1e300, f"{_RAW}1e999", f"{_RAW}NaN",
                f"{_RAW}-Infinity", f"{_RAW}{'9' * 5000}"]  # fmt: skip

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from robopolicy.evaluate.evidence import Evidence, measured, write
+from robopolicy.reporting.result_rows import Evidence, measured, write
 from scripts.hostile import checker
 from scripts.hostile.checker import Verdict
 from scripts.hostile.client import Client

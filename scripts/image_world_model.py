@@ -22,10 +22,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from robopolicy.checkpoint import Checkpointer
-from robopolicy.evaluate.compare import compare
-from robopolicy.evaluate.evidence import Evidence, measured, of_rows, pooled, write
-from robopolicy.evaluate.provenance import command
+from robopolicy.evaluation.compare import compare
+from robopolicy.reporting.result_rows import Evidence, measured, of_rows, pooled, write
+from robopolicy.runs.checkpointer import Checkpointer
+from robopolicy.utils.provenance import command
 from scripts.experiment_list import Base
 from scripts.experiments import ROOT
 from scripts.imagination import SEEDS, TRIALS, Arm, Trial

@@ -48,12 +48,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from robopolicy.data.meta import recorded
-from robopolicy.evaluate.compare import compare
-from robopolicy.evaluate.evidence import Evidence, measured, of_rows, pooled, write
-from robopolicy.evaluate.provenance import command
-from robopolicy.evaluate.rows import Rows
-from robopolicy.evaluate.statistics import Interval, unpaired_difference
+from robopolicy.datasets.metadata import recorded
+from robopolicy.evaluation.compare import compare
+from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.statistics import Interval, unpaired_difference
+from robopolicy.reporting.result_rows import Evidence, measured, of_rows, pooled, write
+from robopolicy.utils.provenance import command
 from scripts.experiment_list import SUITE, Base
 from scripts.experiments import ROOT, envs_of, policy_of, robopolicy, task_of, train_base
 

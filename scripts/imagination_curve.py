@@ -22,10 +22,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from robopolicy.data.meta import recorded
-from robopolicy.evaluate.compare import compare
-from robopolicy.evaluate.evidence import Evidence, measured, of_rows, pooled, write
-from robopolicy.evaluate.provenance import command
+from robopolicy.datasets.metadata import recorded
+from robopolicy.evaluation.compare import compare
+from robopolicy.reporting.result_rows import Evidence, measured, of_rows, pooled, write
+from robopolicy.utils.provenance import command
 from scripts.experiments import ROOT
 from scripts.imagination import ARMS, BASES, IDS, SEEDS, TRIALS, Arm, Trial, frames_of
 

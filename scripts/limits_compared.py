@@ -24,15 +24,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import sim
-from real.deploy import ROBOTS, prepare
-from real.joint_filter import Array, SafetyFilter
-from real.safety import load_profile
-from robopolicy.checkpoint import load_policy
-from robopolicy.evaluate import rollout
-from robopolicy.evaluate.evidence import Evidence, measured, of_rows, write
-from robopolicy.evaluate.statistics import wilson
-from robopolicy.noise import episode_seeds
+from robopolicy import sim
+from robopolicy.core.rng import episode_seeds
+from robopolicy.evaluation import rollout
+from robopolicy.evaluation.statistics import wilson
+from robopolicy.real.control.joint_filter import Array, SafetyFilter
+from robopolicy.real.deploy.deploy import ROBOTS
+from robopolicy.real.deploy.deployment import prepare
+from robopolicy.real.safety import load_profile
+from robopolicy.reporting.result_rows import Evidence, measured, of_rows, write
+from robopolicy.runs.checkpointer import load_policy
 from scripts.experiment_list import LIMITS_DT, LIMITS_SPEED, PICK
 
 ROOT, ID = Path(__file__).resolve().parents[1], "trained_under_limits"

@@ -19,11 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from robopolicy.cli import _VERBS, find_verb
-from robopolicy.config import compose, config_folder, flatten, group_options
-from robopolicy.errors import RobopolicyError
+from robopolicy.cli.main import _VERBS, find_verb
+from robopolicy.config.compose import compose, config_folder, group_options
+from robopolicy.core.errors import RobopolicyError
+from robopolicy.core.trees import flatten
 
-PACKAGES = ("robopolicy", "sim", "real", "world_models", "configs")
 TRIES = 12  # contexts that an option may be tried in, where many know its keys
 OPEN = "=somewhere"  # how scripts/promise_list.py reads `key=…`
 Context = tuple[str, ...]  # verb, then overrides
@@ -232,9 +232,10 @@ def imported(path: str) -> str:
 @functools.cache
 def sources(*names: str) -> list[Path]:
     """Files of the installed packages, and of others by name."""
-    root = config_folder().parent
-    packages = (*PACKAGES, *names)
-    return [p for name in packages for p in (root / name).rglob("*") if p.suffix in (".py", ".yaml", ".json")]
+    package = config_folder().parent
+    inside = [p for p in package.iterdir() if p.is_dir()]  # links too, which rglob does not follow
+    roots = (*inside, *(package.parent / name for name in names))
+    return [p for root in roots for p in root.rglob("*") if p.suffix in (".py", ".yaml", ".json")]
 
 
 @functools.cache

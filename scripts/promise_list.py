@@ -25,7 +25,6 @@ VERBS = (
     "teleop", "train",
 )  # fmt: skip
 FILES = (".py", ".md", ".yaml", ".sh", ".json", ".in", ".txt", ".toml")
-PACKAGES = ("robopolicy", "sim", "real", "world_models", "configs")
 OUTPUT = ("runs/", "data/", "policies/", "bags", "my_", "<", "train/", "eval/", "places/", "rough/", "first_try/",
           "meta/", "model/", "round_")  # fmt: skip
 
@@ -49,7 +48,7 @@ NOT_RUN: tuple[tuple[str, str], ...] = (  # (pattern of the text, why nothing is
 
 ELSEWHERE = {  # names that no file writes out as they are
     "joint_trajectory_controller": "ros2_control's",
-    "loop_trailed": "real/ros2/report.py puts `loop_` before the loop's counts",
+    "loop_trailed": "real/ros2/diagnostics.py puts `loop_` before the loop's counts",
 }
 COMPOSED = (  # commands of blocks that are composed or parsed, and not run
     (r"^robopolicy .*gamepad", "needs a gamepad"),
@@ -200,7 +199,7 @@ def kind_of(span: str) -> str:
         return "" if span.startswith(OUTPUT) else "path"
     if re.fullmatch(r"[\w.-]+(/[\w.-]+)*/", span):
         return "" if span.startswith(OUTPUT) else "path"
-    if re.fullmatch(rf"({'|'.join(PACKAGES)})(\.\w+)+(\(.*\))?", span):
+    if re.fullmatch(r"robopolicy(\.\w+)+(\(.*\))?", span):
         return "import"
     if re.fullmatch(r"[A-Za-z]\w+(\.\w+)*(\(.*\))?", span) and re.search(r"[a-z0-9]_[a-z]|[a-z][A-Z]|\(", span):
         return "" if span.startswith(OUTPUT) else "name"

@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from robopolicy.evaluate.evidence import measured, write
+from robopolicy.reporting.result_rows import measured, write
 from scripts.promise_list import AS_THEY_STAND, ELSEWHERE, Promise, collect, plain, programs, words
 from scripts.promise_runs import Failed, Sandbox, Wheel, small
 
@@ -33,7 +33,7 @@ PARTS = ("entry", "look", "pages", "run")
 GYMNASIUM = "import gymnasium as g; g.make('{0}').reset(seed=0); g.make_vec('{0}', 2).reset(seed=0)"
 LEROBOT = (
     "from lerobot.configs.parser import load_plugin as load; from lerobot.envs.configs import EnvConfig as Env; "
-    "load('robopolicy.lerobot.plugin'); assert 'robopolicy' in Env.get_known_choices()"
+    "load('robopolicy.lerobot_plugin'); assert 'robopolicy' in Env.get_known_choices()"
 )
 PARSED = """
 import argparse, runpy, sys

@@ -21,17 +21,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import torch
 
-import sim
-from robopolicy.checkpoint import load_policy
-from robopolicy.evaluate.evidence import Evidence, measured, write
-from robopolicy.evaluate.statistics import bootstrap
-from robopolicy.execute import ChunkExecutor
-from robopolicy.noise import episode_seeds
+from robopolicy import sim
+from robopolicy.core.rng import episode_seeds
+from robopolicy.core.types import STATE, VecEnv
+from robopolicy.envs.wrappers import wrap_for
+from robopolicy.evaluation.statistics import bootstrap
 from robopolicy.policies.base import Policy
-from robopolicy.types import STATE, VecEnv
-from robopolicy.wrappers import wrap_for
+from robopolicy.policies.chunk_executor import ChunkExecutor
+from robopolicy.reporting.result_rows import Evidence, measured, write
+from robopolicy.runs.checkpointer import load_policy
+from robopolicy.sim.tasks.pusht import PushT
 from scripts.experiment_list import EXPERIMENTS, PUSHT
-from sim.tasks.pusht import PushT
 
 ROOT, ID = Path(__file__).resolve().parents[1], "pusht_dppo"
 MOVED = 0.002  # m, or rad of turn times 0.05 m

@@ -17,17 +17,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from robopolicy.build import build
-from robopolicy.checkpoint import find_policy, load_policy
-from robopolicy.config import task_node
-from robopolicy.errors import ConfigError
-from robopolicy.evaluate.evidence import Evidence, measured, write
-from robopolicy.evaluate.rollout import evaluate
-from robopolicy.noise import episode_seeds
-from robopolicy.policy_files import policy_digest
-from world_models import ranking
-from world_models.exam import Exam, examine
-from world_models.imagined_env import make
+from robopolicy.config.compose import task_node
+from robopolicy.config.instantiate import build
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.rng import episode_seeds
+from robopolicy.evaluation.rollout import evaluate
+from robopolicy.policies.io import policy_digest
+from robopolicy.reporting.result_rows import Evidence, measured, write
+from robopolicy.runs.checkpointer import find_policy, load_policy
+from robopolicy.world_models.envs.imagined import make
+from robopolicy.world_models.evaluation import ranking
+from robopolicy.world_models.evaluation.imagined_evaluation import Exam, examine
 
 ID, LEVEL = "imagination_ranking", 0.95
 

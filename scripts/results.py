@@ -8,9 +8,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from robopolicy.atomic import write_atomically
-from robopolicy.errors import RobopolicyError
-from robopolicy.evaluate.results_page import generate, stale
+from robopolicy.core.errors import RobopolicyError
+from robopolicy.reporting.results_page import generate, stale
+from robopolicy.utils.atomic import write_atomically
 
 
 def main(arguments: list[str] | None = None) -> int:

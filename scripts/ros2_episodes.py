@@ -24,11 +24,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from real.deploy import ROBOTS, Episode, prepare
-from robopolicy.evaluate.evidence import Evidence, measured, write
-from robopolicy.evaluate.provenance import commit
-from robopolicy.evaluate.statistics import Pairs, paired_difference, wilson
-from robopolicy.noise import episode_seeds
+from robopolicy.core.rng import episode_seeds
+from robopolicy.evaluation.statistics import Pairs, paired_difference, wilson
+from robopolicy.real.deploy.deploy import ROBOTS
+from robopolicy.real.deploy.deployment import prepare
+from robopolicy.real.deploy.simulated_cell import Episode
+from robopolicy.reporting.result_rows import Evidence, measured, write
+from robopolicy.utils.provenance import commit
 
 LATENCY, LOST = 0.05, 0.05
 KINDS = ("base", "refined", "limited", "delayed")

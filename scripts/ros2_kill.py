@@ -30,17 +30,17 @@ from rclpy.qos import QoSProfile
 from sensor_msgs.msg import JointState
 from trajectory_msgs.msg import JointTrajectory
 
-from real.ros2 import arm, messages
-from real.ros2.cdr import TrajectoryBytes
-from real.ros2.cell import activate
-from real.ros2.operator import Operator, arm_command, private_environment, processes
-from real.ros2.qos import profile_of
-from real.ros2.wiring import load_wiring
-from real.safety import Profile, SafetyError
-from real.safety.audit import joint_violations, space_violations
-from robopolicy.evaluate.evidence import Evidence, measured, write
+from robopolicy.real.ros2 import messages, sim_arm_node
+from robopolicy.real.ros2.cdr import TrajectoryBytes
+from robopolicy.real.ros2.episode_client import Operator, arm_command, private_environment, processes
+from robopolicy.real.ros2.qos import profile_of
+from robopolicy.real.ros2.sim_launcher import activate
+from robopolicy.real.ros2.wiring import load_wiring
+from robopolicy.real.safety import Profile, SafetyError
+from robopolicy.real.safety.audit import joint_violations, space_violations
+from robopolicy.reporting.result_rows import Evidence, measured, write
+from robopolicy.sim.kinematics import forward
 from scripts.ros2_sweep import WIRING, limits
-from sim.kinematics import forward
 
 SIGNALS = {"sigkill": signal.SIGKILL, "sigstop": signal.SIGSTOP}
 FULL = 0.9  # of a joint's permitted speed, or of the tool's; the limits keep a little for the stop
@@ -142,7 +142,7 @@ def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, ob
             time.sleep(0.2)
             ticks = sorted(operator.points)
             gaps = int((np.diff(ticks) != 1).sum())
-            aborted = operator.status[arm.NAME]["aborted"]
+            aborted = operator.status[sim_arm_node.NAME]["aborted"]
             if gaps or operator.told not in operator.points:
                 if aborted:
                     raise SafetyError(

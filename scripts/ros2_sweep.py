@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from real.robots import Robot, State
-from real.ros2.wiring import Wiring, load_wiring
-from real.safety import Decision, Profile, SafetyChain, load_profile
-from real.safety.chain import Measured
+from robopolicy.real.control.robots import Robot, State
+from robopolicy.real.ros2.wiring import Wiring, load_wiring
+from robopolicy.real.safety import Decision, Profile, SafetyChain, load_profile
+from robopolicy.real.safety.chain import Measured
 
 WIRING = "mujoco_panda"
 PERIOD = 1.6  # s to and fro
@@ -37,7 +37,7 @@ def limits() -> Profile:
 
 
 class Sweep:
-    """The loop (`real.ros2.session.Loop`)."""
+    """The loop (`robopolicy.real.ros2.trajectory_stream.Loop`)."""
 
     driver, halted = "policy", ""
 
@@ -62,7 +62,7 @@ class Sweep:
 
 
 class SweepBrain:
-    """In a checkpoint's stead (`real.ros2.node.Driving`)."""
+    """In a checkpoint's stead (`robopolicy.real.ros2.policy_node.Driving`)."""
 
     names: tuple[str, ...] = ()
     press: Callable[[str], None] | None = None  # nobody may take over
@@ -104,8 +104,8 @@ def child(name: str, wiring: Wiring) -> None:
     import rclpy
     from rclpy.signals import SignalHandlerOptions
 
-    from real.ros2.node import PolicyNode
-    from real.ros2.spin import run, take_priority
+    from robopolicy.real.ros2.policy_node import PolicyNode
+    from robopolicy.real.ros2.spin import run, take_priority
 
     take_priority()
     rclpy.init(args=["--ros-args", "-r", f"__node:={name}"], signal_handler_options=SignalHandlerOptions.NO)
@@ -113,8 +113,8 @@ def child(name: str, wiring: Wiring) -> None:
 
 
 def main() -> None:
-    import real.ros2.node
-    import real.ros2.spin  # noqa: F401
+    import robopolicy.real.ros2.policy_node
+    import robopolicy.real.ros2.spin  # noqa: F401
 
     wiring = load_wiring(sys.argv[1] if len(sys.argv) > 1 else WIRING)
     chain, home = SweepBrain(wiring).chain(), np.array(limits().data["home"])

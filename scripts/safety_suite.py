@@ -28,13 +28,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from real.safety import Governor, load_profile, profile_names
-from real.safety.audit import joint_violations, space_violations
-from real.safety.profile import Box, Plane
-from real.safety.projection import project
-from robopolicy.atomic import write_atomically
-from robopolicy.evaluate.evidence import Evidence, measured, write
-from robopolicy.tracking import Tracker
+from robopolicy.real.safety import Governor, load_profile, profile_names
+from robopolicy.real.safety.audit import joint_violations, space_violations
+from robopolicy.real.safety.profile import Box, Plane
+from robopolicy.real.safety.projection import project
+from robopolicy.reporting.result_rows import Evidence, measured, write
+from robopolicy.runs.logger import Tracker
+from robopolicy.utils.atomic import write_atomically
 from tests.real.adversary import targets
 
 ROOT, DT = Path(__file__).resolve().parents[1], 0.004

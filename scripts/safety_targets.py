@@ -25,11 +25,11 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from real.safety import Governor, load_profile, profile_names
-from real.safety.audit import joint_violations, model_of, space_violations
-from real.safety.profile import Box, Profile
-from robopolicy.evaluate.evidence import Evidence, measured, write
-from robopolicy.tracking import Tracker
+from robopolicy.real.safety import Governor, load_profile, profile_names
+from robopolicy.real.safety.audit import joint_violations, model_of, space_violations
+from robopolicy.real.safety.profile import Box, Profile
+from robopolicy.reporting.result_rows import Evidence, measured, write
+from robopolicy.runs.logger import Tracker
 
 Array = NDArray[np.float64]
 DT = 0.004

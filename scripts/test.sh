@@ -2,7 +2,7 @@
 # Set up whatever is missing, then run the tests. Arguments go to pytest:
 #
 #   ./scripts/test.sh
-#   ./scripts/test.sh tests/test_doctor.py -k gl
+#   ./scripts/test.sh tests/doctor/test_doctor.py -k gl
 #   ./scripts/test.sh -m 'not slow'
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

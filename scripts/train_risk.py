@@ -29,11 +29,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from real.safety import Governor, SafetyChain, load_profile, profile_names
-from real.safety.chain import Measured
-from real.safety.profile import Plane, Profile
-from real.safety.risk import RiskCritic, features
-from robopolicy.evaluate.evidence import Evidence, measured, write
+from robopolicy.real.safety import Governor, SafetyChain, load_profile, profile_names
+from robopolicy.real.safety.chain import Measured
+from robopolicy.real.safety.profile import Plane, Profile
+from robopolicy.real.safety.risk import RiskCritic, features
+from robopolicy.reporting.result_rows import Evidence, measured, write
 from tests.real.adversary import targets as adversary
 
 DT, AHEAD = 0.004, 50  # s; ticks that a label looks ahead

@@ -28,19 +28,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import pandas as pd
 
-import sim
-from robopolicy.checkpoint import load_policy
-from robopolicy.data.meta import recorded
-from robopolicy.evaluate.compare import compare
-from robopolicy.evaluate.evidence import Evidence, measured, of_rows, pooled, write
-from robopolicy.evaluate.provenance import command
-from robopolicy.evaluate.rollout import evaluate
-from robopolicy.evaluate.rows import Rows
-from robopolicy.noise import episode_seeds
+from robopolicy import sim
+from robopolicy.core.rng import episode_seeds
+from robopolicy.datasets.metadata import recorded
+from robopolicy.evaluation.compare import compare
+from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.policy_ref import PolicyRef, remind
+from robopolicy.evaluation.rollout import evaluate
 from robopolicy.policies.ricl import RICLPolicy
-from robopolicy.verbs import Place, remind
+from robopolicy.reporting.result_rows import Evidence, measured, of_rows, pooled, write
+from robopolicy.runs.checkpointer import load_policy
+from robopolicy.sim.tasks.tabletop import GOALS, Tabletop
+from robopolicy.utils.provenance import command
 from scripts.experiments import ROOT, robopolicy
-from sim.tasks.tabletop import GOALS, Tabletop
 
 ID = "vla_ricl"
 TRIALS = 100  # training seeds from here on
@@ -106,7 +106,7 @@ class Trial:
 
     def evaluate(self, kind: str, *, memory: Path | None = None, decay: float | None = None) -> Rows:
         split = "validation" if self.seed >= TRIALS else "test"
-        place = Place.of(self.training / kind, "latest", None)
+        place = PolicyRef.of(self.training / kind, "latest", None)
         policy = load_policy(self.training / kind, env=self.env.spec, device=self.options.device)
         if memory is not None:
             place.given = remind(policy, memory)

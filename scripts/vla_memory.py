@@ -42,9 +42,9 @@ from lerobot.policies.smolvla import modeling_smolvla, smolvlm_with_expert
 from torch import Tensor, nn
 from transformers import SmolVLMConfig
 
-from robopolicy.networks.lerobot_layout import Layout, Sizes
-from robopolicy.networks.lerobot_parts import FlowExpert, Prefix, take_apart
 from robopolicy.networks.lora import adapt
+from robopolicy.policies.lerobot.flow_network import FlowExpert, Prefix, take_apart
+from robopolicy.policies.lerobot.layout import Layout, Sizes
 
 GIB = 2**30
 RANK, ACTIONS = 16, 7

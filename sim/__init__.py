@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from robopolicy.errors import ConfigError, closest
-from sim.env import SimEnv
-from sim.experts import Expert
-from sim.randomize import Randomization
-from sim.tasks import make_task, register, task_names
-from sim.tasks.base import Task
+from robopolicy.core.errors import ConfigError, closest
+from robopolicy.sim.env import SimEnv
+from robopolicy.sim.experts.waypoints import Expert
+from robopolicy.sim.randomization import Randomization
+from robopolicy.sim.tasks import make_task, register, task_names
+from robopolicy.sim.tasks.base import Task
 
 __all__ = ["Expert", "Randomization", "SimEnv", "Task", "make", "make_expert", "make_native", "register", "task_names"]
 

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.errors import CheckpointError, ConfigError, closest
-from robopolicy.types import ActionSpec
-from sim.arm import ARM_DOF, FINGER_STROKE, HOME, JOINT_HIGH, JOINT_LOW
-from sim.kinematics import Frame, ik_step, yaw_of
+from robopolicy.core.errors import CheckpointError, ConfigError, closest
+from robopolicy.core.types import ActionSpec
+from robopolicy.sim.arm import ARM_DOF, FINGER_STROKE, HOME, JOINT_HIGH, JOINT_LOW
+from robopolicy.sim.kinematics import Frame, ik_step, yaw_of
 
 Array = NDArray[np.float64]
 JointFilter = Callable[[Array], Array]  # joint targets [N 7] rad -> permitted joint targets [N 7] rad

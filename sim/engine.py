@@ -16,7 +16,7 @@ from mujoco import rollout
 from numba import njit
 from numpy.typing import NDArray
 
-from robopolicy.errors import ConfigError
+from robopolicy.core.errors import ConfigError
 
 _FULL = int(mujoco.mjtState.mjSTATE_FULLPHYSICS)
 _HUGE = 1e6  # a position or velocity beyond this is divergence (MuJoCo's own bound is 1e10)

@@ -1,4 +1,4 @@
-"""SimEnv: any native task as a `robopolicy.types.VecEnv`."""
+"""SimEnv: any native task as a `robopolicy.core.types.VecEnv`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robopolicy.errors import CheckpointError, ConfigError
-from robopolicy.noise import keyed_normal
-from robopolicy.schema import Side
-from robopolicy.types import IMAGES, STATE, TASK, EnvSpec, Feature, Obs, Step, check_action
-from sim.arm import ARM_DOF, ARM_QPOS
-from sim.control import JointFilter, make_controller
-from sim.engine import Physics, compile_model
-from sim.episodes import EpisodeQueue
-from sim.experts import Expert
-from sim.kinematics import Frame, forward, twist, yaw_of
-from sim.randomize import ModelBank, Randomization
-from sim.render import Camera, Quality
-from sim.tasks.base import Layout, Scene, Task, arm_features
+from robopolicy.config.schema import Side
+from robopolicy.core.errors import CheckpointError, ConfigError
+from robopolicy.core.rng import keyed_normal
+from robopolicy.core.types import IMAGES, STATE, TASK, EnvSpec, Feature, Obs, Step, check_action
+from robopolicy.sim.arm import ARM_DOF, ARM_QPOS
+from robopolicy.sim.control import JointFilter, make_controller
+from robopolicy.sim.engine import Physics, compile_model
+from robopolicy.sim.episodes import EpisodeQueue
+from robopolicy.sim.experts.waypoints import Expert
+from robopolicy.sim.kinematics import Frame, forward, twist, yaw_of
+from robopolicy.sim.randomization import ModelBank, Randomization
+from robopolicy.sim.render import Camera, Quality
+from robopolicy.sim.tasks.base import Layout, Scene, Task, arm_features
 
 Array = NDArray[np.float64]
 _NOISE_STREAM = 9002

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robopolicy.noise import episode_seeds, keyed_uniform
+from robopolicy.core.rng import episode_seeds, keyed_uniform
 
 _STREAM = 9001  # reset numbers; experts, policies and sensor noise use other streams
 _BLOCK = 256  # training episodes drawn ahead at once: a Philox call costs the same for 1 and for 256
@@ -20,7 +20,7 @@ class EpisodeQueue:
     """Hands out episode seeds: first those given at `start`, then the env's own training stream.
 
     Args:
-        seed: names the training stream (`robopolicy.noise.episode_seeds("train", seed, …)`).
+        seed: names the training stream (`robopolicy.core.rng.episode_seeds("train", seed, …)`).
         ranges: name -> (low, high) of the uniform numbers of an episode.
     """
 

@@ -1,4 +1,4 @@
-"""The native tasks as Gymnasium environments: `gymnasium.make_vec("sim.gym_envs:robopolicy/Pick-v0", num_envs=16)`.
+"""The native tasks as Gymnasium environments: "robopolicy.sim.gym_envs:robopolicy/Pick-v0".
 
 Importing this module registers them, and Gymnasium imports what stands before the colon of an id. `robopolicy/Pick-v0`
 alone is known only after the import: Gymnasium 1.0 and later look for no plugins.
@@ -19,10 +19,10 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-import sim
-from robopolicy.errors import ConfigError
-from robopolicy.types import STATE, TASK, Obs
-from sim.env import SimEnv
+from robopolicy import sim
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.types import STATE, TASK, Obs
+from robopolicy.sim.env import SimEnv
 
 _NAMESPACE = "robopolicy"
 
@@ -38,8 +38,8 @@ def register() -> None:
         if gym_id(task) not in gymnasium.registry:
             gymnasium.register(
                 id=gym_id(task),
-                entry_point="sim.gym_envs:GymEnv",
-                vector_entry_point="sim.gym_envs:GymVectorEnv",
+                entry_point="robopolicy.sim.gym_envs:GymEnv",
+                vector_entry_point="robopolicy.sim.gym_envs:GymVectorEnv",
                 kwargs={"task": task},
             )
 

@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from sim.arm import DH, FLANGE, HAND_YAW, HOME, JOINT_HIGH, JOINT_LOW, JOINT_VELOCITY, TCP
+from robopolicy.sim.arm import DH, FLANGE, HAND_YAW, HOME, JOINT_HIGH, JOINT_LOW, JOINT_VELOCITY, TCP
 
 Array = NDArray[np.float64]
 _QUARTER = np.array([row[0] for row in DH], dtype=np.float64)  # [7] rotation about x, in quarter turns

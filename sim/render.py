@@ -13,8 +13,8 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.errors import ConfigError, closest
-from sim.tasks.base import Task
+from robopolicy.core.errors import ConfigError, closest
+from robopolicy.sim.tasks.base import Task
 
 Quality = Literal["fast", "full"]
 _FULL = int(mujoco.mjtState.mjSTATE_FULLPHYSICS)

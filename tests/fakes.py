@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.noise import episode_seeds, keyed_uniform
+from robopolicy.core.rng import episode_seeds, keyed_uniform
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import STATE, ActionSpec, EnvSpec, Feature, Obs, Step, check_action
 from robopolicy.policies.base import Policy
-from robopolicy.spec import PolicySpec
-from robopolicy.types import STATE, ActionSpec, EnvSpec, Feature, Obs, Step, check_action
 
 POINT_ACTION = ActionSpec(
     names=("dx", "dy"), units=("m", "m"), low=(-0.1, -0.1), high=(0.1, 0.1), frame="world", tcp="point",

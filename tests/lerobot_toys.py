@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.types import ENV_STATE, STATE, ActionSpec, EnvSpec, Feature
+from robopolicy.core.types import ENV_STATE, STATE, ActionSpec, EnvSpec, Feature
 from tests.toy import ACTION
 
 DIM = 3  # of the state

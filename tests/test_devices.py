@@ -9,18 +9,18 @@ import torch
 
 from robopolicy.algos.dppo import DPPO
 from robopolicy.algos.residual import ResidualTD3
-from robopolicy.data.relabel import base_actions
-from robopolicy.data.replay import Replay
-from robopolicy.evaluate.rollout import evaluate
-from robopolicy.loops.off_policy import off_policy
+from robopolicy.buffers.relabeling import base_actions
+from robopolicy.buffers.replay_buffer import Replay
+from robopolicy.core.rng import episode_seeds
+from robopolicy.core.types import STATE
+from robopolicy.envs.wrappers import wrap_for
+from robopolicy.evaluation.rollout import evaluate
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.networks.mlp import MLP, ResidualMLP
-from robopolicy.noise import episode_seeds
 from robopolicy.policies.diffusion import DiffusionPolicy
 from robopolicy.policies.residual import ResidualPolicy
-from robopolicy.storage import read_state, write_state
-from robopolicy.types import STATE
-from robopolicy.wrappers import wrap_for
+from robopolicy.training.off_policy import off_policy
+from robopolicy.utils.storage import read_state, write_state
 from tests import toy
 from tests.algos.test_dppo import base
 from tests.algos.test_dppo import train as train_dppo

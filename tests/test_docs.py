@@ -18,7 +18,7 @@ from scripts.promise_list import programs
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted((ROOT / "docs" / "bring_your_own").glob("*.md")), ROOT / "docs" / "lerobot.md"]
-COMMANDS = {"robopolicy": "robopolicy.cli", "lerobot-train": "lerobot.scripts.lerobot_train",
+COMMANDS = {"robopolicy": "robopolicy.cli.main", "lerobot-train": "lerobot.scripts.lerobot_train",
             "lerobot-eval": "lerobot.scripts.lerobot_eval"}  # fmt: skip
 PRELUDE = "set -e\n" + "".join(  # not installed in a checkout
     f'{name}() {{ "{sys.executable}" -m {module} "$@"; }}\n' for name, module in COMMANDS.items()

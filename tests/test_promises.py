@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from robopolicy.cli import _VERBS
+from robopolicy.cli.main import _VERBS
 from scripts import promise_check, promise_list, promises
 from scripts.promise_list import Promise, collect, kind_of, words
 
@@ -66,7 +66,7 @@ def test_files_and_links_exist() -> None:
         ("'policy.sampling={sampling_steps: 4}' policy.tuned_steps=4", "option"), ("policy.scale", "key"),
         ("out=", "key"),
         ("scripts/results.py", "path"), ("robopolicy/", "path"), ("runs/act/x.py", ""), ("--allow", "flag"),
-        ("sim.make(task, n)", "import"), ("ActionSpec", "name"), ("x", ""), ("load(a=1, b=2)", "name"),
+        ("robopolicy.sim.make(task, n)", "import"), ("ActionSpec", "name"), ("x", ""), ("load(a=1, b=2)", "name"),
         ("γ = 0.98", ""),
     ],
 )  # fmt: skip
@@ -78,7 +78,7 @@ def test_what_is_wrong_is_found() -> None:
     """A promise that cannot hold does not."""
     bad = {
         "command": "robopolicy train run_dir=x polcy=vla", "option": "policy=gausian", "key": "policy.scael",
-        "import": "sim.no_such_name",
+        "import": "robopolicy.sim.no_such_name",
     }  # fmt: skip
     for kind, text in bad.items():
         assert promise_check.verdict({"kind": kind, "text": text, "words": words(text)}, []), text

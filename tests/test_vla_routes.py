@@ -8,13 +8,13 @@ import pandas as pd
 import pytest
 import torch
 
-from robopolicy.cli import main
+from robopolicy.cli.main import main
+from robopolicy.core.types import IMAGES, STATE, TASK
+from robopolicy.policies.frozen_encoder_student import SightedPolicy
 from robopolicy.policies.gaussian import GaussianPolicy
-from robopolicy.policies.sighted import SightedPolicy
+from robopolicy.policies.io import load_policy
 from robopolicy.policies.vla import VLAPolicy
-from robopolicy.policy_files import load_policy
-from robopolicy.types import IMAGES, STATE, TASK
-from sim.tasks.tabletop import Tabletop
+from robopolicy.sim.tasks.tabletop import Tabletop
 
 pytestmark = pytest.mark.slow
 TASK_ARGS = ["task=tabletop", "task.cameras=[front]", "task.image_size=[64,64]"]

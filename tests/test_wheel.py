@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("robopolicy", "sim", "real", "world_models", "configs")
+LINKED = ("sim", "real", "world_models", "configs")  # folders of the checkout, installed inside robopolicy
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]
 
@@ -64,16 +64,19 @@ def bin(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_contents(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     shipped = {Path(name) for name in names if ".dist-info/" not in name}
-    assert {path.parts[0] for path in shipped} == set(PACKAGES)
-    for package in PACKAGES:  # data too: Hydra's YAML, the report's style sheet
-        for path in (ROOT / package).rglob("*"):
+    assert {path.parts[0] for path in shipped} == {"robopolicy"}
+    for folder in ("robopolicy", *LINKED):  # data too: Hydra's YAML, the report's style sheet
+        for path in (ROOT / folder).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
-                assert path.relative_to(ROOT) in shipped, f"{path.relative_to(ROOT)} is not in the wheel"
+                inside = path.relative_to(ROOT) if folder == "robopolicy" else "robopolicy" / path.relative_to(ROOT)
+                assert inside in shipped, f"{path.relative_to(ROOT)} is not in the wheel"
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
 def test_runs_from_the_wheel_alone(bin: Path, tmp_path: Path) -> None:
-    code = "import configs, real, robopolicy as r, sim, world_models; print(r.__file__, configs.__file__, sim.__file__)"
+    code = (
+        "import robopolicy as r; from robopolicy import configs, sim; print(r.__file__, configs.__file__, sim.__file__)"
+    )
     for path in run(bin / "python", "-c", code, cwd=tmp_path).split():
         assert Path(path).is_relative_to(bin.parent), path
         assert not Path(path).is_relative_to(ROOT)
@@ -86,7 +89,7 @@ def test_every_verb_explains_itself(bin: Path, tmp_path: Path) -> None:
     verbs = re.findall(r"^  ([a-z]+(?: [a-z]+)?)  ", said, re.MULTILINE)
     assert sorted(verbs) == sorted(re.findall(r"^\| `([a-z ]+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE))
     each = "[main([*verb.split(), '--help']) for verb in sys.argv[1:]]"
-    code = f"import sys; from robopolicy.cli import main; sys.exit(any({each}))"
+    code = f"import sys; from robopolicy.cli.main import main; sys.exit(any({each}))"
     helped = run(bin / "python", "-c", code, *verbs, cwd=tmp_path)
     assert all(f"robopolicy {verb}" in helped for verb in verbs)
 
@@ -94,7 +97,7 @@ def test_every_verb_explains_itself(bin: Path, tmp_path: Path) -> None:
 def test_lerobot_finds_the_plugin(bin: Path, tmp_path: Path) -> None:
     code = (
         "from lerobot.configs.parser import load_plugin; from lerobot.envs.configs import EnvConfig\n"
-        "load_plugin('robopolicy.lerobot.plugin'); assert 'robopolicy' in EnvConfig.get_known_choices()"
+        "load_plugin('robopolicy.lerobot_plugin'); assert 'robopolicy' in EnvConfig.get_known_choices()"
     )
     run(bin / "python", "-c", code, cwd=tmp_path, timeout=240)
 
@@ -109,12 +112,12 @@ def test_gymnasium_makes_the_native_tasks(bin: Path, tmp_path: Path) -> None:
     """By an id that names our module, without an import of ours."""
     code = (
         "import gymnasium\n"
-        "first = gymnasium.make('sim.gym_envs:robopolicy/Pick-v0')\n"
+        "first = gymnasium.make('robopolicy.sim.gym_envs:robopolicy/Pick-v0')\n"
         "ids = [i for i in gymnasium.registry if i.startswith('robopolicy/')]\n"
         "for i in ids:\n"
         "    env = gymnasium.make(i)\n"
         "    env.reset(seed=0), env.step(env.action_space.sample()), env.close()\n"
-        "envs = gymnasium.make_vec('sim.gym_envs:robopolicy/Pick-v0', num_envs=2)\n"
+        "envs = gymnasium.make_vec('robopolicy.sim.gym_envs:robopolicy/Pick-v0', num_envs=2)\n"
         "print(len(ids), envs.reset(seed=0)[0].shape[0])"
     )
     assert run(bin / "python", "-W", "ignore", "-c", code, cwd=tmp_path, timeout=120).split() == ["9", "2"]

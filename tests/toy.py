@@ -7,15 +7,15 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from robopolicy.data.episodes import Episodes
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import STATE, ActionSpec, Feature
+from robopolicy.datasets.episodes import Episodes
 from robopolicy.networks.mlp import ResidualMLP
-from robopolicy.normalize import ACTION as ACTION_KEY
-from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import DenoisingPolicy, Policy
 from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.flow import FlowPolicy
-from robopolicy.spec import PolicySpec
-from robopolicy.types import STATE, ActionSpec, Feature
+from robopolicy.policies.normalizer import ACTION as ACTION_KEY
+from robopolicy.policies.normalizer import Normalizer
 
 ACTION = ActionSpec(
     names=("x", "y"), units=("m", "m"), low=(-0.02, -0.02), high=(0.02, 0.02), frame="base", tcp="tool",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from real.safety import SafetyChain
+from robopolicy.real.safety import SafetyChain
 
 
 class Ages:

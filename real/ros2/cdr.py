@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from rclpy.serialization import deserialize_message
 from trajectory_msgs.msg import JointTrajectory
 
-from real.joint_order import JointOrder
-from real.ros2 import messages
-from real.safety import SafetyError
+from robopolicy.real.control.joint_order import JointOrder
+from robopolicy.real.ros2 import messages
+from robopolicy.real.safety import SafetyError
 
 Array = NDArray[np.float64]
 

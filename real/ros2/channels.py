@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from real.safety import SafetyError
-from robopolicy.errors import closest
+from robopolicy.core.errors import closest
+from robopolicy.real.safety import SafetyError
 
 UPSAMPLING = ("none", "linear", "bspline")
 POINTS = ("spline", "control")
@@ -61,7 +61,7 @@ class OutputTopic(Topic):
             a quintic spline as joint_trajectory_controller does), or `control` (control points of a cubic B-spline,
             for a driver that plays one).
         node: of the driver that subscribes, or serves the action; "": any. Others may listen, and count for nothing.
-        upsampling: of `positions`: how the driver goes from one to the next; see real.ros2.upsampling.
+        upsampling: of `positions`: how the driver goes from one to the next; see robopolicy.real.ros2.upsampling.
         driver_hz: of `positions`: 1/s, positions that the driver gives the arm.
         timeout_s: of `positions`: s without any after which the driver stops the arm by itself.
     """

@@ -6,9 +6,9 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 
-from real.ros2.wiring import Wiring
-from real.safety import SafetyError
-from real.safety.ladder import Patience
+from robopolicy.real.ros2.wiring import Wiring
+from robopolicy.real.safety import SafetyError
+from robopolicy.real.safety.safety_mode import Patience
 
 SLACK = 0.01  # s by which a state may be less delayed than the median of them
 AHEAD = 0.05  # s by which a stamp may lie in the future, as no clock is exact

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from real.safety import SafetyError
+from robopolicy.real.safety import SafetyError
 
 Array = NDArray[np.float64]
 

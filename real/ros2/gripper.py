@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from real.ros2.channels import GripperTopic
-from real.safety import Mode
+from robopolicy.real.ros2.channels import GripperTopic
+from robopolicy.real.safety import Mode
 
 SAME = 0.002  # m: between two episodes the fingers were not moved
 

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from PIL import Image as Picture
 from sensor_msgs.msg import CompressedImage, Image
 
-from real.ros2.messages import to_time
-from real.ros2.wiring import CameraTopic
-from real.safety import SafetyError
+from robopolicy.real.ros2.messages import to_time
+from robopolicy.real.ros2.wiring import CameraTopic
+from robopolicy.real.safety import SafetyError
 
 CHANNELS = {"rgb8": slice(None), "bgr8": slice(None, None, -1)}  # how to make RGB of an encoding
 LARGEST = 4096  # pixels a side; more is no camera of ours

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from sensor_msgs.msg import JointState
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
-from real.joint_order import JointOrder
-from real.robots import State
-from real.ros2.wiring import Wiring
-from real.safety import SafetyError
-from real.safety.profile import Profile
+from robopolicy.real.control.joint_order import JointOrder
+from robopolicy.real.control.robots import State
+from robopolicy.real.ros2.wiring import Wiring
+from robopolicy.real.safety import SafetyError
+from robopolicy.real.safety.profile import Profile
 
 Array = NDArray[np.float64]
 S = 1_000_000_000  # ns

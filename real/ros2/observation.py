@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from real.joint_order import JointOrder
-from real.robots import State
-from real.ros2.wiring import Wiring
-from robopolicy.build import build
-from robopolicy.errors import ConfigError, SpecError, closest
-from robopolicy.spec import PolicySpec
-from robopolicy.types import BASE_ACTION, STATE, TASK, Obs
-from robopolicy.untrusted import refusing
-from sim.arm import ARM_DOF
-from sim.env import SimEnv
+from robopolicy.config.instantiate import build
+from robopolicy.core.errors import ConfigError, SpecError, closest
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import BASE_ACTION, STATE, TASK, Obs
+from robopolicy.core.untrusted import refusing
+from robopolicy.real.control.joint_order import JointOrder
+from robopolicy.real.control.robots import State
+from robopolicy.real.ros2.wiring import Wiring
+from robopolicy.sim.arm import ARM_DOF
+from robopolicy.sim.env import SimEnv
 
 ARM = ("tcp", "yaw", "tcp_vel", "yaw_rate", "opening", "gripper", "lag")  # groups that follow from the arm's state
 

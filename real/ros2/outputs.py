@@ -1,4 +1,4 @@
-"""Ways to tell an arm's driver where to go. What is sent is decided elsewhere (real.ros2.session).
+"""Ways to tell an arm's driver where to go. What is sent is decided elsewhere (robopolicy.real.ros2.trajectory_stream).
 
 `Commands` is the one place that makes what can move something. In a dry run it makes nothing.
 """
@@ -18,12 +18,12 @@ from rclpy.lifecycle import LifecycleNode
 from std_msgs.msg import Float64, Float64MultiArray, MultiArrayDimension, MultiArrayLayout
 from trajectory_msgs.msg import JointTrajectory
 
-from real.ros2 import messages
-from real.ros2.cdr import TrajectoryBytes
-from real.ros2.gripper import Gripper
-from real.ros2.qos import mismatches, missing, on_publisher, profile_of
-from real.ros2.wiring import Topic, Wiring, WiringError
-from real.safety.motion import knots
+from robopolicy.real.ros2 import messages
+from robopolicy.real.ros2.cdr import TrajectoryBytes
+from robopolicy.real.ros2.gripper import Gripper
+from robopolicy.real.ros2.qos import mismatches, missing, on_publisher, profile_of
+from robopolicy.real.ros2.wiring import Topic, Wiring, WiringError
+from robopolicy.real.safety.motion import knots
 
 Array = NDArray[np.float64]
 Tell = Callable[[str], None]  # takes a sentence about what is wrong with the driver

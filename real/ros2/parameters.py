@@ -8,8 +8,8 @@ from dataclasses import fields
 from rclpy.node import Node
 from rclpy.parameter import Parameter
 
-from real.safety import SafetyChain, Settings
-from robopolicy.errors import RobopolicyError
+from robopolicy.core.errors import RobopolicyError
+from robopolicy.real.safety import SafetyChain, Settings
 
 PREFIX = "safety."
 # No energy: nothing here reads torques.

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from real.safety import SafetyError
+from robopolicy.real.safety import SafetyError
 
 ALIVE = 1.0  # s: a publisher that was heard and is silent for longer is gone, whatever the graph says
 FORGETS = 20  # s until the graph forgets a publisher that died

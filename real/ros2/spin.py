@@ -14,7 +14,7 @@ from rclpy.experimental import EventsExecutor
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
-from real.safety import SafetyError
+from robopolicy.real.safety import SafetyError
 
 MOST = 200  # messages in a row
 ENDS = "ROBOPOLICY_END_WITH_PARENT"  # variable that a node is started with which nobody else would end

@@ -14,20 +14,20 @@ from rclpy.lifecycle import LifecycleNode
 from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import Bool, String
 
-from real.joint_order import JointOrder
-from real.ros2 import messages
-from real.ros2.clock import StampError
-from real.ros2.images import ImageReader, message_type
-from real.ros2.keys import FRESH, STOPS
-from real.ros2.outputs import Commands, Notice
-from real.ros2.publishers import ALIVE, Endpoint, PublisherError, Publishers, gid_of, with_info
-from real.ros2.qos import bystanders, mismatches, on_publisher, on_subscription, profile_of, publishers_heard
-from real.ros2.session import Session
-from real.ros2.wiring import Topic, Wiring
-from real.safety import SafetyError
-from real.safety.profile import Profile
-from real.urdf import check_urdf
-from robopolicy.errors import RobopolicyError
+from robopolicy.core.errors import RobopolicyError
+from robopolicy.real.control.joint_order import JointOrder
+from robopolicy.real.ros2 import messages
+from robopolicy.real.ros2.clock import StampError
+from robopolicy.real.ros2.images import ImageReader, message_type
+from robopolicy.real.ros2.outputs import Commands, Notice
+from robopolicy.real.ros2.publishers import ALIVE, Endpoint, PublisherError, Publishers, gid_of, with_info
+from robopolicy.real.ros2.qos import bystanders, mismatches, on_publisher, on_subscription, profile_of, publishers_heard
+from robopolicy.real.ros2.teleop_keys import FRESH, STOPS
+from robopolicy.real.ros2.trajectory_stream import Session
+from robopolicy.real.ros2.urdf import check_urdf
+from robopolicy.real.ros2.wiring import Topic, Wiring
+from robopolicy.real.safety import SafetyError
+from robopolicy.real.safety.profile import Profile
 
 Array = NDArray[np.float64]
 AGREE = 0.01  # s by which the steady and the system's clock may part while neither is set

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from real.robots import RATES
-from real.ros2.wiring import Wiring
-from real.safety.profile import Profile
+from robopolicy.real.control.robots import RATES
+from robopolicy.real.ros2.wiring import Wiring
+from robopolicy.real.safety.profile import Profile
 
 Array = NDArray[np.float64]
 

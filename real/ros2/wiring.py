@@ -6,9 +6,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
-import configs
-from real.ros2 import channels
-from real.ros2.channels import (
+from robopolicy import configs
+from robopolicy.core.errors import closest
+from robopolicy.core.types import IMAGES
+from robopolicy.core.untrusted import read_yaml, refusing
+from robopolicy.real.ros2 import channels
+from robopolicy.real.ros2.channels import (
     CameraTopic,
     GripperTopic,
     OutputTopic,
@@ -19,11 +22,8 @@ from real.ros2.channels import (
     output,
     topic,
 )
-from real.safety import load_profile
-from real.safety.ladder import Patience
-from robopolicy.errors import closest
-from robopolicy.types import IMAGES
-from robopolicy.untrusted import read_yaml, refusing
+from robopolicy.real.safety import load_profile
+from robopolicy.real.safety.safety_mode import Patience
 
 FOLDER = Path(configs.__file__).parent / "robots"
 INPUTS = ("joint_states", "joint_commands", "robot_description", "features", "enable")

@@ -6,10 +6,10 @@ keeps that stop. When no further command can be certified, or anything fails, it
 Axes: N arms · n joints · S samples of a path · M poses · C capsules · P pairs.
 """
 
-from real.safety.chain import Decision, Mode, SafetyChain
-from real.safety.errors import SafetyError
-from real.safety.governor import Governor
-from real.safety.profile import Profile, Settings, load_profile, profile_names
+from robopolicy.real.safety.chain import Decision, Mode, SafetyChain
+from robopolicy.real.safety.command_limiter import Governor
+from robopolicy.real.safety.errors import SafetyError
+from robopolicy.real.safety.profile import Profile, Settings, load_profile, profile_names
 
 __all__ = [
     "Decision", "Governor", "Mode", "Profile", "SafetyChain", "SafetyError", "Settings", "load_profile",

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import BSpline
 
-from real.safety.profile import Profile
+from robopolicy.real.safety.profile import Profile
 
 Array = NDArray[np.float64]
 

@@ -7,8 +7,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from real.safety.kinematics import Pose, pose, reach
-from real.safety.profile import Capsule, Profile
+from robopolicy.real.safety.kinematics import Pose, pose, reach
+from robopolicy.real.safety.profile import Capsule, Profile
 
 Array = NDArray[np.float64]
 _COVER = 0.05  # m, spacing of the spheres that cover a capsule

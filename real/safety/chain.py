@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from real.safety.errors import SafetyError
-from real.safety.few import apart, clip, within
-from real.safety.governor import Governor, Past
-from real.safety.joint_space import joint_limits
-from real.safety.ladder import Mode, Patience, Watchdog
-from real.safety.limits import Limit
-from real.safety.profile import Profile
-from real.safety.projection import Projection, project
-from real.safety.risk import RiskCritic
-from real.safety.space import space_limits
-from real.safety.tank import EnergyTank
-from real.safety.tracking import TRAIL, allowance, levers, off_path
+from robopolicy.real.safety.array_ops import apart, clip, within
+from robopolicy.real.safety.command_limiter import Governor, Past
+from robopolicy.real.safety.energy_tank import EnergyTank
+from robopolicy.real.safety.errors import SafetyError
+from robopolicy.real.safety.joint_space import joint_limits
+from robopolicy.real.safety.limits import Limit
+from robopolicy.real.safety.profile import Profile
+from robopolicy.real.safety.projection import Projection, project
+from robopolicy.real.safety.risk import RiskCritic
+from robopolicy.real.safety.safety_mode import Mode, Patience, Watchdog
+from robopolicy.real.safety.space import space_limits
+from robopolicy.real.safety.tracking import TRAIL, allowance, levers, off_path
 
 Array = NDArray[np.float64]
 

@@ -7,11 +7,11 @@ from functools import cached_property
 
 import numpy as np
 
-from real.safety.body import Body
-from real.safety.geometry import above_planes, apart, near_box, near_pairs, near_planes, off_box
-from real.safety.limits import EXTRA, NEAR, Rows
-from real.safety.path import Array, Here, Ints, Path
-from real.safety.profile import Box, Plane
+from robopolicy.real.safety.body import Body
+from robopolicy.real.safety.geometry import above_planes, apart, near_box, near_pairs, near_planes, off_box
+from robopolicy.real.safety.limits import EXTRA, NEAR, Rows
+from robopolicy.real.safety.path import Array, Here, Ints, Path
+from robopolicy.real.safety.profile import Box, Plane
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from robopolicy.errors import RobopolicyError
+from robopolicy.core.errors import RobopolicyError
 
 
 class SafetyError(RobopolicyError):

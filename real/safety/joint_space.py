@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from real.safety.limits import Limit, Rows
-from real.safety.motion import HISTORY
-from real.safety.path import Array, Here, Ints, Path
-from real.safety.profile import Profile
+from robopolicy.real.safety.limits import Limit, Rows
+from robopolicy.real.safety.motion import HISTORY
+from robopolicy.real.safety.path import Array, Here, Ints, Path
+from robopolicy.real.safety.profile import Profile
 
 EPSILON = float(np.finfo(float).eps)
 SLACK = 1e-9  # relative: rounding of differences, far below what a limit means

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from real.safety.path import Array, Bool, Here, Path
+from robopolicy.real.safety.path import Array, Bool, Here, Path
 
 NEAR = 0.08  # m: from here on a distance is worth a row
 EXTRA = 1e-3  # m: rows stop this much earlier than the certificate

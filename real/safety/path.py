@@ -10,9 +10,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from real.safety.body import Body
-from real.safety.kinematics import Pose
-from real.safety.motion import HISTORY, with_stop
+from robopolicy.real.safety.body import Body
+from robopolicy.real.safety.kinematics import Pose
+from robopolicy.real.safety.motion import HISTORY, with_stop
 
 Array = NDArray[np.float64]
 Bool = NDArray[np.bool_]

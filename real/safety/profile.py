@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from real.safety.errors import SafetyError
-from real.safety.kinematics import Chain
-from real.safety.profile_data import check_data
-from robopolicy.errors import closest
-from robopolicy.untrusted import read_json
+from robopolicy.core.errors import closest
+from robopolicy.core.untrusted import read_json
+from robopolicy.real.safety.errors import SafetyError
+from robopolicy.real.safety.kinematics import Chain
+from robopolicy.real.safety.profile_data import check_data
 
 Array = NDArray[np.float64]
 FOLDER = Path(__file__).parent / "profiles"

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from real.safety.errors import SafetyError
-from robopolicy.untrusted import checked
+from robopolicy.core.untrusted import checked
+from robopolicy.real.safety.errors import SafetyError
 
 MOST = 16  # joints
 SHAPES = 64  # capsules

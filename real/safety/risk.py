@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from real.safety.errors import SafetyError
-from real.safety.profile import Profile
-from robopolicy.untrusted import read_bytes, refusing
+from robopolicy.core.untrusted import read_bytes, refusing
+from robopolicy.real.safety.errors import SafetyError
+from robopolicy.real.safety.profile import Profile
 
 Array = NDArray[np.float64]
 

@@ -9,9 +9,9 @@ from functools import cached_property
 import numpy as np
 from numba import njit
 
-from real.safety.body import Body
-from real.safety.limits import Rows
-from real.safety.path import Array, Here, Ints, Path
+from robopolicy.real.safety.body import Body
+from robopolicy.real.safety.limits import Rows
+from robopolicy.real.safety.path import Array, Here, Ints, Path
 
 
 @dataclass(frozen=True, eq=False)

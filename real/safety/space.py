@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from real.safety.body import Body
-from real.safety.clearance import KeepOut, Planes, SelfCollision
-from real.safety.limits import Limit
-from real.safety.singularity import Singularity
-from real.safety.tool import TcpSpeed, Workspace
+from robopolicy.real.safety.body import Body
+from robopolicy.real.safety.clearance import KeepOut, Planes, SelfCollision
+from robopolicy.real.safety.limits import Limit
+from robopolicy.real.safety.singularity import Singularity
+from robopolicy.real.safety.tool import TcpSpeed, Workspace
 
 
 def space_limits(body: Body) -> tuple[Limit, ...]:

@@ -9,10 +9,10 @@ from functools import cached_property
 import numpy as np
 from numba import njit
 
-from real.safety.body import Body
-from real.safety.limits import EXTRA, NEAR, Rows
-from real.safety.path import Array, Here, Ints, Path
-from real.safety.profile import Box
+from robopolicy.real.safety.body import Body
+from robopolicy.real.safety.limits import EXTRA, NEAR, Rows
+from robopolicy.real.safety.path import Array, Here, Ints, Path
+from robopolicy.real.safety.profile import Box
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,9 +13,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from real.safety.body import Body
-from real.safety.errors import SafetyError
-from real.safety.profile import ASTRAY, Profile
+from robopolicy.real.safety.body import Body
+from robopolicy.real.safety.errors import SafetyError
+from robopolicy.real.safety.profile import ASTRAY, Profile
 
 Array = NDArray[np.float64]
 

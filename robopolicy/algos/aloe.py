@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from robopolicy.algos.chunk_critic import ChunkLearner, Common
-from robopolicy.data.chunk_replay import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkBatch
+from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkBatch
+from robopolicy.config.schema import Count, NonNegative, Positive
+from robopolicy.core.types import Metrics, Obs
 from robopolicy.policies.base import SEEN, Policy
-from robopolicy.schema import Count, NonNegative, Positive
-from robopolicy.types import Metrics, Obs
 
 
 class ALOE:

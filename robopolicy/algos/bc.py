@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from robopolicy.ema import EMA
-from robopolicy.errors import RobopolicyError
-from robopolicy.optim import cosine_with_warmup, decay_groups, load_optimizer_state, optimizer_state
+from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
+from robopolicy.core.errors import RobopolicyError
+from robopolicy.core.types import Metrics
 from robopolicy.policies.base import Policy
-from robopolicy.schema import Count, Fraction, Natural, NonNegative, Positive
-from robopolicy.types import Metrics
+from robopolicy.utils.ema import EMA
+from robopolicy.utils.optim import cosine_with_warmup, decay_groups, load_optimizer_state, optimizer_state
 
 
 class BC:

@@ -14,15 +14,15 @@ from typing import Any, Required, TypedDict
 import torch
 from torch import Tensor, nn
 
-from robopolicy.data.chunk_replay import ChunkBatch
-from robopolicy.errors import ConfigError, RobopolicyError, SpecError
+from robopolicy.buffers.chunk_replay_buffer import ChunkBatch
+from robopolicy.config.schema import Count, Fraction, NonNegative, Positive
+from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
+from robopolicy.core.types import Metrics
 from robopolicy.networks.critics import CriticEnsemble
-from robopolicy.normalize import ACTION
-from robopolicy.optim import load_optimizer_state, optimizer_state
 from robopolicy.policies.base import SEEN, Policy
 from robopolicy.policies.denoising import ChunkDenoiser
-from robopolicy.schema import Count, Fraction, NonNegative, Positive
-from robopolicy.types import Metrics
+from robopolicy.policies.normalizer import ACTION
+from robopolicy.utils.optim import load_optimizer_state, optimizer_state
 
 
 class Common(TypedDict, total=False):

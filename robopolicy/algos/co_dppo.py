@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from robopolicy.algos.dppo import DPPO, ChainOptions, Samples
-from robopolicy.algos.learner import Options
-from robopolicy.data.episodes import Episodes
-from robopolicy.errors import ConfigError
-from robopolicy.loops.offline import Batches, step_seed
-from robopolicy.normalize import ACTION
+from robopolicy.algos.ppo_core import Options
+from robopolicy.config.schema import Count, Positive
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.types import Metrics
+from robopolicy.datasets.episodes import Episodes
 from robopolicy.policies.base import told
 from robopolicy.policies.denoising import ChunkDenoiser
-from robopolicy.schema import Count, Positive
-from robopolicy.types import Metrics
+from robopolicy.policies.normalizer import ACTION
+from robopolicy.training.offline import Batches, step_seed
 
 
 class CoOptions(ChainOptions, Options, total=False):

@@ -15,16 +15,16 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algos.learner import ActorOptions, Learner, Options
+from robopolicy.algos.advantage_estimator import Scores
+from robopolicy.algos.ppo_core import ActorOptions, Learner, Options
 from robopolicy.algos.returns import clip_schedule, clipped_loss, denoising_discount
-from robopolicy.algos.value import Scores
-from robopolicy.data.rollout import Record, Rollout
-from robopolicy.errors import ConfigError
-from robopolicy.normalize import ACTION
+from robopolicy.buffers.rollout_collector import Record, Rollout
+from robopolicy.config.schema import Fraction, NonNegative, Positive
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.types import Metrics, Obs
 from robopolicy.policies.base import DenoisingPolicy
-from robopolicy.policies.chain import ChainNoise, FloorNoise, gaussian_log_prob
-from robopolicy.schema import Fraction, NonNegative, Positive
-from robopolicy.types import Metrics, Obs
+from robopolicy.policies.denoising_chain import ChainNoise, FloorNoise, gaussian_log_prob
+from robopolicy.policies.normalizer import ACTION
 
 
 class Samples(NamedTuple):

@@ -13,15 +13,15 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
+from robopolicy.algos.advantage_estimator import Scores
 from robopolicy.algos.dppo import DPPO, ChainOptions
-from robopolicy.algos.learner import Learner, Options
+from robopolicy.algos.ppo_core import Learner, Options
 from robopolicy.algos.returns import chunk_weight, executed_steps, group_advantage
-from robopolicy.algos.value import Scores
-from robopolicy.data.rollout import Rollout
-from robopolicy.errors import ConfigError, RobopolicyError
+from robopolicy.buffers.rollout_collector import Rollout
+from robopolicy.config.schema import Count
+from robopolicy.core.errors import ConfigError, RobopolicyError
+from robopolicy.core.types import Metrics, Obs
 from robopolicy.policies.base import DenoisingPolicy
-from robopolicy.schema import Count
-from robopolicy.types import Metrics, Obs
 
 
 class GRPO(DPPO):

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from robopolicy.algos.chunk_critic import ChunkLearner, Common
-from robopolicy.data.chunk_replay import ChunkBatch
-from robopolicy.errors import ConfigError
+from robopolicy.buffers.chunk_replay_buffer import ChunkBatch
+from robopolicy.config.schema import Count, Natural, NonNegative, Positive
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.types import Metrics, Obs
 from robopolicy.policies.base import SEEN, Policy
-from robopolicy.schema import Count, Natural, NonNegative, Positive
-from robopolicy.types import Metrics, Obs
 
 
 class PARL:

@@ -14,16 +14,16 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algos.learner import Learner, Options
+from robopolicy.algos.advantage_estimator import Scores
+from robopolicy.algos.ppo_core import Learner, Options
 from robopolicy.algos.returns import clipped_loss
-from robopolicy.algos.value import Scores
-from robopolicy.data.rollout import Record, Rollout
-from robopolicy.errors import ConfigError
-from robopolicy.normalize import ACTION
-from robopolicy.policies.chain import gaussian_log_prob
+from robopolicy.buffers.rollout_collector import Record, Rollout
+from robopolicy.config.schema import NonNegative, Positive
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.types import Metrics, Obs
+from robopolicy.policies.denoising_chain import gaussian_log_prob
 from robopolicy.policies.flow import FlowPolicy
-from robopolicy.schema import NonNegative, Positive
-from robopolicy.types import Metrics, Obs
+from robopolicy.policies.normalizer import ACTION
 
 
 class Lines(NamedTuple):

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from robopolicy.algos.learner import Learner, Options
+from robopolicy.algos.advantage_estimator import Scores
+from robopolicy.algos.ppo_core import Learner, Options
 from robopolicy.algos.returns import clipped_loss
-from robopolicy.algos.value import Scores
-from robopolicy.data.rollout import Record, Rollout
-from robopolicy.normalize import ACTION
+from robopolicy.buffers.rollout_collector import Record, Rollout
+from robopolicy.config.schema import Positive
+from robopolicy.core.types import Metrics, Obs
 from robopolicy.policies.base import LikelihoodPolicy
-from robopolicy.schema import Positive
-from robopolicy.types import Metrics, Obs
+from robopolicy.policies.normalizer import ACTION
 
 
 class Chunks(NamedTuple):

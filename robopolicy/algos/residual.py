@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robopolicy.data.replay import Batch
-from robopolicy.errors import ConfigError
-from robopolicy.optim import load_optimizer_state, optimizer_state
+from robopolicy.buffers.replay_buffer import Batch
+from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.types import BASE_ACTION, Metrics, Obs
 from robopolicy.policies.residual import ResidualPolicy
-from robopolicy.schema import Count, Fraction, Natural, NonNegative, Positive
-from robopolicy.types import BASE_ACTION, Metrics, Obs
+from robopolicy.utils.optim import load_optimizer_state, optimizer_state
 
 
 class ResidualTD3:

@@ -13,17 +13,17 @@ from typing import Any, Literal, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from robopolicy.algos.learner import Options
 from robopolicy.algos.ppo import PPO, Chunks
+from robopolicy.algos.ppo_core import Options
 from robopolicy.algos.returns import schedule
-from robopolicy.data.rollout import Record, Rollout
-from robopolicy.errors import CheckpointError, SpecError
-from robopolicy.normalize import ACTION
+from robopolicy.buffers.rollout_collector import Record, Rollout
+from robopolicy.config.schema import Fraction, NonNegative, Positive
+from robopolicy.core.errors import CheckpointError, SpecError
+from robopolicy.core.specs import PolicySpec, check_action_spec
+from robopolicy.core.types import BASE_ACTION, Metrics, Obs
 from robopolicy.policies.base import Policy
 from robopolicy.policies.gaussian import GaussianPolicy
-from robopolicy.schema import Fraction, NonNegative, Positive
-from robopolicy.spec import PolicySpec, check_action_spec
-from robopolicy.types import BASE_ACTION, Metrics, Obs
+from robopolicy.policies.normalizer import ACTION
 
 
 class Taught(NamedTuple):

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
+from robopolicy.core.errors import ConfigError, closest
 from robopolicy.doctor.checks import CHECKS, Check, setup_fix
 from robopolicy.doctor.suites import check_suites, check_vulkan
-from robopolicy.errors import ConfigError, closest
 
 
 def examine(checks: Sequence[Callable[[], Check]] = (*CHECKS, check_suites, check_vulkan)) -> list[Check]:

@@ -110,7 +110,7 @@ def tracking() -> None:
 
     import wandb
 
-    from robopolicy.tracking import Tracker, auto_mode
+    from robopolicy.runs.logger import Tracker, auto_mode
 
     mode = os.environ.get("WANDB_MODE") or auto_mode(wandb)
     os.environ["WANDB_MODE"] = "offline"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from robopolicy.doctor.checks import ROOT, Check, apt_install, in_checkout, pip_install
 from robopolicy.doctor.probes import ProbeError, probe
-from robopolicy.suite_packages import PACKAGES, installed, misfits
+from robopolicy.utils.suite_packages import PACKAGES, installed, misfits
 
 LOADER = "libvulkan.so.1"
 MESA = (24, 3)  # the first whose software device runs ManiSkill

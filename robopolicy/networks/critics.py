@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from robopolicy.networks.by_task import TaskLayout, task_product
-from robopolicy.schema import Count, Natural
+from robopolicy.config.schema import Count, Natural
+from robopolicy.networks.task_conditioned import TaskLayout, task_product
 
 
 class EnsembleLinear(nn.Module):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from robopolicy.errors import SpecError, closest
+from robopolicy.core.errors import SpecError, closest
 
 WHERE = "policy.prefix.entities"
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from robopolicy.errors import SpecError
+from robopolicy.core.errors import SpecError
 
 _PIECES = 24  # of one word; the rest of a longer one is left out
 

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robopolicy.errors import SpecError
+from robopolicy.config.schema import Count, Natural
+from robopolicy.core.errors import SpecError
+from robopolicy.core.specs import PolicySpec, state_columns
+from robopolicy.core.types import IMAGES, STATE, TASK, Obs
 from robopolicy.networks.entities import EntityTokens
 from robopolicy.networks.language import WordTower
 from robopolicy.networks.precision import Precision, computing
 from robopolicy.networks.transformer import Attention, feed_forward
 from robopolicy.networks.vision import ConvTokens, random_shift
-from robopolicy.schema import Count, Natural
-from robopolicy.spec import PolicySpec, state_columns
-from robopolicy.types import IMAGES, STATE, TASK, Obs
 
 
 class Prefix(nn.Module):

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from robopolicy.data.episodes import Episodes
-from robopolicy.data.retrieval import Memory
-from robopolicy.errors import SpecError
-from robopolicy.normalize import ACTION, Normalizer
-from robopolicy.policies.chain import Chain, ChainNoise
-from robopolicy.spec import PolicySpec
-from robopolicy.types import BASE_ACTION, TASK, Metrics, Obs
+from robopolicy.core.errors import SpecError
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import BASE_ACTION, TASK, Metrics, Obs
+from robopolicy.datasets.episodes import Episodes
+from robopolicy.datasets.retrieval import Memory
+from robopolicy.policies.denoising_chain import Chain, ChainNoise
+from robopolicy.policies.normalizer import ACTION, Normalizer
 
 SEEN = "seen"  # [N C] what a frozen encoder makes of observations, in what `read` gives
 

@@ -11,17 +11,17 @@ from typing import Any, Required, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from robopolicy.build import build_policy
-from robopolicy.errors import ConfigError, RobopolicyError
+from robopolicy.config.schema import Count, Natural
+from robopolicy.core.errors import ConfigError, RobopolicyError
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import Metrics, Obs
 from robopolicy.networks.denoiser import Denoiser
-from robopolicy.networks.encoder import ObservationEncoder
+from robopolicy.networks.encoders import ObservationEncoder
 from robopolicy.networks.lora import adapt, plain_state
-from robopolicy.normalize import ACTION, Normalizer
 from robopolicy.policies.base import SEEN, DenoisingPolicy, DenoisingStep
-from robopolicy.policies.chain import Chain, ChainNoise, check_stochastic, gaussian_log_prob
-from robopolicy.schema import Count, Natural
-from robopolicy.spec import PolicySpec
-from robopolicy.types import Metrics, Obs
+from robopolicy.policies.denoising_chain import Chain, ChainNoise, check_stochastic, gaussian_log_prob
+from robopolicy.policies.factory import build_policy
+from robopolicy.policies.normalizer import ACTION, Normalizer
 
 
 class Common(TypedDict, total=False):

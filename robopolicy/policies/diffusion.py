@@ -8,11 +8,11 @@ import torch
 from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
 from torch import Tensor
 
-from robopolicy.errors import CheckpointError, ConfigError
-from robopolicy.normalize import Normalizer
+from robopolicy.config.schema import Count, Fraction, Positive
+from robopolicy.core.errors import CheckpointError, ConfigError
+from robopolicy.core.specs import PolicySpec
 from robopolicy.policies.denoising import ChunkDenoiser, Common, stratified
-from robopolicy.schema import Count, Fraction, Positive
-from robopolicy.spec import PolicySpec
+from robopolicy.policies.normalizer import Normalizer
 
 Prediction = Literal["epsilon", "sample", "v_prediction"]
 Sampler = Literal["ddpm", "ddim"]

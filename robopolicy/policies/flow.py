@@ -7,11 +7,11 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor
 
-from robopolicy.errors import ConfigError
-from robopolicy.normalize import Normalizer
+from robopolicy.config.schema import Count, NonNegative
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.specs import PolicySpec
 from robopolicy.policies.denoising import ChunkDenoiser, Common, stratified
-from robopolicy.schema import Count, NonNegative
-from robopolicy.spec import PolicySpec
+from robopolicy.policies.normalizer import Normalizer
 
 
 class FlowPolicy(ChunkDenoiser):

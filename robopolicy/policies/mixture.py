@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robopolicy.networks.encoder import ObservationEncoder
+from robopolicy.config.schema import Count, Natural, NonNegative
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import Metrics, Obs
+from robopolicy.networks.encoders import ObservationEncoder
 from robopolicy.networks.mlp import MLP
-from robopolicy.normalize import ACTION, Normalizer
 from robopolicy.policies.base import LikelihoodPolicy
-from robopolicy.policies.chain import gaussian_log_prob
-from robopolicy.schema import Count, Natural, NonNegative
-from robopolicy.spec import PolicySpec
-from robopolicy.types import Metrics, Obs
+from robopolicy.policies.denoising_chain import gaussian_log_prob
+from robopolicy.policies.normalizer import ACTION, Normalizer
 
 
 class MixturePolicy(LikelihoodPolicy):

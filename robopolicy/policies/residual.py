@@ -8,13 +8,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from robopolicy.errors import SpecError
-from robopolicy.networks.by_task import TaskLayout, TaskLinear
-from robopolicy.normalize import Normalizer
+from robopolicy.config.schema import Count, NonNegative, Positive
+from robopolicy.core.errors import SpecError
+from robopolicy.core.specs import PolicySpec, state_columns
+from robopolicy.core.types import BASE_ACTION, IMAGES, STATE, TASK, Feature, Obs
+from robopolicy.networks.task_conditioned import TaskLayout, TaskLinear
 from robopolicy.policies.base import SEEN, DenoisingPolicy, LikelihoodPolicy, Policy
-from robopolicy.schema import Count, NonNegative, Positive
-from robopolicy.spec import PolicySpec, state_columns
-from robopolicy.types import BASE_ACTION, IMAGES, STATE, TASK, Feature, Obs
+from robopolicy.policies.normalizer import Normalizer
 
 
 class ResidualPolicy(Policy):

@@ -19,20 +19,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from robopolicy.build import build_policy
-from robopolicy.data.episodes import Episodes
-from robopolicy.data.retrieval import Found, Memory
-from robopolicy.errors import CheckpointError, ConfigError, SpecError
-from robopolicy.fits import data_problems
-from robopolicy.networks.expert import ActionExpert
+from robopolicy.config.schema import Count, Fraction, Natural, NonNegative
+from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
+from robopolicy.core.specs import PolicySpec, state_columns
+from robopolicy.core.types import STATE, TASK, Obs
+from robopolicy.datasets.compatibility import data_problems
+from robopolicy.datasets.episodes import Episodes
+from robopolicy.datasets.retrieval import Found, Memory
+from robopolicy.networks.action_expert import ActionExpert
 from robopolicy.networks.precision import Precision
 from robopolicy.networks.prefix import Prefix
-from robopolicy.normalize import ACTION, Normalizer
 from robopolicy.policies.base import Policy
+from robopolicy.policies.factory import build_policy
+from robopolicy.policies.normalizer import ACTION, Normalizer
 from robopolicy.policies.vla import VLAPolicy, check_observation, prefix_node
-from robopolicy.schema import Count, Fraction, Natural, NonNegative
-from robopolicy.spec import PolicySpec, state_columns
-from robopolicy.types import STATE, TASK, Obs
 
 _KEY, _FRAME, _DISTANCE = "retrieval.key", "retrieval.frame", "retrieval.distance"  # what `remember` adds
 _OPTIONS = {"pairs", "shown", "decay", "alone", "forget", "compare", "thumbnail"}

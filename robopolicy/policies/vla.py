@@ -17,18 +17,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from robopolicy.build import build_policy
-from robopolicy.data.episodes import Episodes
-from robopolicy.errors import SpecError
-from robopolicy.networks.expert import ActionExpert
+from robopolicy.config.schema import Count, Natural, NonNegative
+from robopolicy.core.errors import SpecError
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import IMAGES, TASK, Obs
+from robopolicy.datasets.episodes import Episodes
+from robopolicy.networks.action_expert import ActionExpert
 from robopolicy.networks.precision import Precision
 from robopolicy.networks.prefix import Prefix
-from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import Policy
+from robopolicy.policies.factory import build_policy
 from robopolicy.policies.flow import FlowPolicy
-from robopolicy.schema import Count, Natural, NonNegative
-from robopolicy.spec import PolicySpec
-from robopolicy.types import IMAGES, TASK, Obs
+from robopolicy.policies.normalizer import Normalizer
 
 _SEEN = "seen."  # prefix of the keys that hold tokens of pictures
 

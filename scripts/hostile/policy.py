@@ -17,11 +17,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import numpy as np
 import torch
 
-from real import planner_process
-from real.planning import Planner
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import STATE, ActionSpec, Feature
 from robopolicy.policies.base import Policy
-from robopolicy.spec import PolicySpec
-from robopolicy.types import STATE, ActionSpec, Feature
+from robopolicy.real.planning import process_planner
+from robopolicy.real.planning.planner import Planner
 
 CAMERA, PICTURE = "observation.images.front", (3, 24, 32)
 HOME = np.array([0.0, 0.0459777, 0.0, -2.3761762, 0.0, 2.4221521, 0.7853982])
@@ -59,8 +59,8 @@ def policy_of(wiring: str) -> Wave:
 
 def main() -> None:
     wiring = sys.argv.pop(1)
-    planner_process.planner_of = lambda *_, **__: Planner(policy_of(wiring))  # type: ignore[assignment]
-    planner_process.main()
+    process_planner.planner_of = lambda *_, **__: Planner(policy_of(wiring))  # type: ignore[assignment]
+    process_planner.main()
 
 
 if __name__ == "__main__":

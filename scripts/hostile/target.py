@@ -22,18 +22,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from real import planner_process
-from real.ros2 import brain
-from real.ros2.plain import PlainObserver
-from real.ros2.wiring import Wiring, load_wiring
-from real.safety import SafetyChain, load_profile
-from real.safety.chain import Measured
+from robopolicy.real.planning import process_planner
+from robopolicy.real.ros2 import policy_runtime
+from robopolicy.real.ros2.joint_state_adapter import PlainObserver
+from robopolicy.real.ros2.wiring import Wiring, load_wiring
+from robopolicy.real.safety import SafetyChain, load_profile
+from robopolicy.real.safety.chain import Measured
 from scripts.hostile.policy import HOME, policy_of
 
 RAISES_S = 1.0
 
 
-class Waving(planner_process.ProcessPlanner):
+class Waving(process_planner.ProcessPlanner):
     """Such a policy in a process of its own."""
 
     wiring = ""
@@ -48,8 +48,8 @@ def child(line: dict[str, Any], wiring: Wiring) -> None:
     import rclpy
     from rclpy.signals import SignalHandlerOptions
 
-    from real.ros2.node import PolicyNode
-    from real.ros2.spin import run, take_priority
+    from robopolicy.real.ros2.policy_node import PolicyNode
+    from robopolicy.real.ros2.spin import run, take_priority
 
     os.environ["ROS_DOMAIN_ID"] = str(line["domain"])
     until = [0.0]
@@ -62,13 +62,13 @@ def child(line: dict[str, Any], wiring: Wiring) -> None:
         return observe(self, state)
 
     PlainObserver.__call__ = raising  # type: ignore[method-assign]
-    brain.load_policy = lambda *_, **__: policy_of(line["wiring"])  # type: ignore[assignment,attr-defined]
-    brain.ProcessPlanner = Waving  # type: ignore[assignment,misc,attr-defined]
+    policy_runtime.load_policy = lambda *_, **__: policy_of(line["wiring"])  # type: ignore[assignment,attr-defined]
+    policy_runtime.ProcessPlanner = Waving  # type: ignore[assignment,misc,attr-defined]
     Waving.wiring = line["wiring"]
-    options = brain.Options(Path("none"), None, dry_run=line["dry_run"], process=line["process"])
+    options = policy_runtime.Options(Path("none"), None, dry_run=line["dry_run"], process=line["process"])
     take_priority()
     rclpy.init(args=["--ros-args", "-r", f"__node:={line['name']}"], signal_handler_options=SignalHandlerOptions.NO)
-    run(PolicyNode(wiring, brain.brains(options, wiring)))
+    run(PolicyNode(wiring, policy_runtime.brains(options, wiring)))
 
 
 def compile_all(wirings: dict[str, Wiring]) -> None:
@@ -82,8 +82,8 @@ def compile_all(wirings: dict[str, Wiring]) -> None:
 
 
 def main() -> None:
-    import real.ros2.node
-    import real.ros2.spin  # noqa: F401
+    import robopolicy.real.ros2.policy_node
+    import robopolicy.real.ros2.spin  # noqa: F401
 
     torch.set_num_threads(1)
     wirings = {name: load_wiring(name) for name in sys.argv[1:]}

@@ -19,14 +19,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from robopolicy.errors import ConfigError, closest
-from robopolicy.schema import Side
-from sim.gym_adapter import GymVecEnv
-from sim.gym_info import flag
-from sim.suites.robosuite import ACTION
-from sim.suites.seeds import global_random
-from sim.suites.versions import needs
-from sim.suites.workers import vector_env
+from robopolicy.config.schema import Side
+from robopolicy.core.errors import ConfigError, closest
+from robopolicy.sim.gymnasium.adapter import GymVecEnv
+from robopolicy.sim.gymnasium.info import flag
+from robopolicy.sim.suites.robosuite import ACTION
+from robopolicy.sim.suites.seeds import global_random
+from robopolicy.sim.suites.versions import needs
+from robopolicy.sim.suites.workers import vector_env
 
 with needs("libero"):
     import mujoco

@@ -18,16 +18,16 @@ import gymnasium
 import numpy as np
 import torch
 
-from robopolicy.errors import ConfigError, closest
-from robopolicy.schema import Positive
-from robopolicy.suite_packages import broken
-from robopolicy.types import ActionSpec
-from sim.gym_adapter import GymVecEnv
-from sim.gym_info import flag
-from sim.suites.cube_experts import EXPERTS, CubeExpert
-from sim.suites.seeds import seed32
-from sim.suites.versions import needs
-from sim.suites.workers import vector_env
+from robopolicy.config.schema import Positive
+from robopolicy.core.errors import ConfigError, closest
+from robopolicy.core.types import ActionSpec
+from robopolicy.sim.experts.maniskill import EXPERTS, CubeExpert
+from robopolicy.sim.gymnasium.adapter import GymVecEnv
+from robopolicy.sim.gymnasium.info import flag
+from robopolicy.sim.suites.seeds import seed32
+from robopolicy.sim.suites.versions import needs
+from robopolicy.sim.suites.workers import vector_env
+from robopolicy.utils.suite_packages import broken
 
 with needs("maniskill"):
     import mani_skill.envs  # noqa: F401  registers the tasks

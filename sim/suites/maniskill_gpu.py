@@ -23,11 +23,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robopolicy.errors import ConfigError
-from sim.gym_info import flags
-from sim.suites import maniskill
-from sim.suites.seeds import seed32
-from sim.suites.workers import identified
+from robopolicy.core.errors import ConfigError
+from robopolicy.sim.gymnasium.info import flags
+from robopolicy.sim.suites import maniskill
+from robopolicy.sim.suites.seeds import seed32
+from robopolicy.sim.suites.workers import identified
 
 
 class ManiSkillBatch(VectorEnv):

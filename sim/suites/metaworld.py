@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from robopolicy.errors import ConfigError, closest
-from robopolicy.types import STATE, ActionSpec, Obs
-from sim.gym_adapter import GymVecEnv
-from sim.gym_info import flag
-from sim.suites.experts import ScriptedExpert
-from sim.suites.versions import needs
-from sim.suites.workers import vector_env
+from robopolicy.core.errors import ConfigError, closest
+from robopolicy.core.types import STATE, ActionSpec, Obs
+from robopolicy.sim.experts.suites import ScriptedExpert
+from robopolicy.sim.gymnasium.adapter import GymVecEnv
+from robopolicy.sim.gymnasium.info import flag
+from robopolicy.sim.suites.versions import needs
+from robopolicy.sim.suites.workers import vector_env
 
 with needs("metaworld"):
     import metaworld.policies

@@ -18,14 +18,14 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from robopolicy.errors import ConfigError, closest
-from robopolicy.types import ActionSpec
-from sim.gym_adapter import GymVecEnv
-from sim.gym_info import flag
-from sim.suites.bin_experts import EXPERTS, BinExpert
-from sim.suites.seeds import global_random
-from sim.suites.versions import needs
-from sim.suites.workers import vector_env
+from robopolicy.core.errors import ConfigError, closest
+from robopolicy.core.types import ActionSpec
+from robopolicy.sim.experts.robosuite import EXPERTS, BinExpert
+from robopolicy.sim.gymnasium.adapter import GymVecEnv
+from robopolicy.sim.gymnasium.info import flag
+from robopolicy.sim.suites.seeds import global_random
+from robopolicy.sim.suites.versions import needs
+from robopolicy.sim.suites.workers import vector_env
 
 logging.disable(logging.WARNING)  # or it warns of a private macro file at every import
 try:

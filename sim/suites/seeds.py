@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-_LOW = 40  # bits of an episode's number within its split (robopolicy.noise.episode_seeds)
+_LOW = 40  # bits of an episode's number within its split (robopolicy.core.rng.episode_seeds)
 
 
 def seed32(seed: int) -> int:

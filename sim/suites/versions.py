@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from robopolicy import suite_packages
+from robopolicy.utils import suite_packages
 
 
 @contextlib.contextmanager
 def needs(suite: str) -> Iterator[None]:
     """
     Args:
-        suite: a key of `robopolicy.suite_packages.PACKAGES`.
+        suite: a key of `robopolicy.utils.suite_packages.PACKAGES`.
 
     Raises:
         ConfigError: it is not installed, does not fit what is beside it, or does not load.

@@ -18,8 +18,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TimeLimit
 
-from robopolicy.errors import ConfigError, RobopolicyError
-from sim.gym_info import Success, flag
+from robopolicy.core.errors import ConfigError, RobopolicyError
+from robopolicy.sim.gymnasium.info import Success, flag
 
 MakeEnv = Callable[[], gymnasium.Env]
 
@@ -43,7 +43,7 @@ def vector_env(
         make: builds one env; picklable where `processes` > 0.
         ident: names the task in specs and rows.
         processes: 0: in this one; else so many workers, at most one an env.
-        success: what tells success, see `sim.gym_info.Success`.
+        success: what tells success, see `robopolicy.sim.gymnasium.info.Success`.
         sparse: success ends the episode and is the reward.
         task: whatever else defines the task; it enters the spec's digest.
 

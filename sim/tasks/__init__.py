@@ -7,8 +7,8 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
-from robopolicy.errors import ConfigError, closest
-from sim.tasks.base import Task
+from robopolicy.core.errors import ConfigError, closest
+from robopolicy.sim.tasks.base import Task
 
 _TASKS: dict[str, Callable[..., Task]] = {}
 

@@ -14,10 +14,10 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.arm import FINGER_STROKE, HOME, actuator_xml, arm_xml
+from robopolicy.sim.arm import FINGER_STROKE, HOME, actuator_xml, arm_xml
 
 if TYPE_CHECKING:
-    from sim.experts import Expert
+    from robopolicy.sim.experts.waypoints import Expert
 
 Array = NDArray[np.float64]
 Bool = NDArray[np.bool_]

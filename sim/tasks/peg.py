@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import mujoco
 import numpy as np
 
-from sim.arm import ARM_DOF, TCP
-from sim.experts import Expert
-from sim.kinematics import forward
-from sim.tasks import register
-from sim.tasks.base import Array, Body, Bool, Joint, Range, Scene, Task, fold, planar_fixture
+from robopolicy.sim.arm import ARM_DOF, TCP
+from robopolicy.sim.experts.waypoints import Expert
+from robopolicy.sim.kinematics import forward
+from robopolicy.sim.tasks import register
+from robopolicy.sim.tasks.base import Array, Body, Bool, Joint, Range, Scene, Task, fold, planar_fixture
 
 # Collision bits: 1 table and objects, 2 arm (sim/arm.py), 4 walls, which meet arm and peg but not the table below.
 _WALL_BITS, _FREE_BITS, _HELD_BITS = (

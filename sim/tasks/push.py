@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
-from sim.experts import Expert
-from sim.tasks import register
-from sim.tasks.base import Array, Body, Bool, Range, Scene, Task, fold, free_box
+from robopolicy.sim.experts.waypoints import Expert
+from robopolicy.sim.tasks import register
+from robopolicy.sim.tasks.base import Array, Body, Bool, Range, Scene, Task, fold, free_box
 
 
 class PushExpert(Expert):

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import mujoco
 import numpy as np
 
-from sim.experts import Expert
-from sim.tasks import register
-from sim.tasks.base import Array, Bool, Joint, Range, Scene, Task, fold
-from sim.tee import Tee, rotate
+from robopolicy.sim.experts.waypoints import Expert
+from robopolicy.sim.tasks import register
+from robopolicy.sim.tasks.base import Array, Bool, Joint, Range, Scene, Task, fold
+from robopolicy.sim.tblock_geometry import Tee, rotate
 
 _BALL = 0.012  # m, radius of the ball at the stick's end; it pushes at the T's half height, so the T stays flat
 _HEIGHT = 0.035  # m, of the T

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import mujoco
 import numpy as np
 
-from sim.experts import Expert
-from sim.tasks import register
-from sim.tasks.base import Array, Body, Bool, Range, Scene, Task, fold, free_box
+from robopolicy.sim.experts.waypoints import Expert
+from robopolicy.sim.tasks import register
+from robopolicy.sim.tasks.base import Array, Body, Bool, Range, Scene, Task, fold, free_box
 
 
 class StackExpert(Expert):

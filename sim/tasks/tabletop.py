@@ -14,11 +14,11 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.errors import ConfigError, closest
-from robopolicy.types import TASK
-from sim.experts import Expert
-from sim.tasks import register
-from sim.tasks.base import Array, Body, Bool, Joint, Range, Scene, Task, fold, free_box, planar_fixture
+from robopolicy.core.errors import ConfigError, closest
+from robopolicy.core.types import TASK
+from robopolicy.sim.experts.waypoints import Expert
+from robopolicy.sim.tasks import register
+from robopolicy.sim.tasks.base import Array, Body, Bool, Joint, Range, Scene, Task, fold, free_box, planar_fixture
 
 COLOURS = {"red": "0.8 0.15 0.15 1", "green": "0.15 0.6 0.2 1", "blue": "0.15 0.3 0.85 1"}
 GOALS = (*(f"pick_{c}" for c in COLOURS), *(f"push_{c}" for c in COLOURS), "press")

@@ -13,17 +13,17 @@ from torch import Tensor
 from robopolicy.algos.aloe import ALOE
 from robopolicy.algos.bc import BC
 from robopolicy.algos.pa_rl import PARL
-from robopolicy.data.chunk_replay import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkBatch, ChunkReplay
-from robopolicy.errors import ConfigError, RobopolicyError, SpecError
-from robopolicy.evaluate.rollout import evaluate
-from robopolicy.loops.off_policy import off_policy
-from robopolicy.loops.player import Player
+from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkBatch, ChunkReplay
+from robopolicy.buffers.collector import Player
+from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
+from robopolicy.core.rng import episode_seeds
+from robopolicy.core.types import STATE, Obs
+from robopolicy.envs.wrappers import wrap_for
+from robopolicy.evaluation.rollout import evaluate
 from robopolicy.networks.critics import CriticEnsemble
-from robopolicy.noise import episode_seeds
 from robopolicy.policies.base import SEEN
 from robopolicy.policies.denoising import ChunkDenoiser
-from robopolicy.types import STATE, Obs
-from robopolicy.wrappers import wrap_for
+from robopolicy.training.off_policy import off_policy
 from tests.algos.test_dppo import base
 from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy
 

@@ -10,9 +10,9 @@ import torch
 
 from robopolicy.algos.co_dppo import CoDPPO, told
 from robopolicy.algos.dppo import DPPO
-from robopolicy.data.episodes import Episodes
-from robopolicy.errors import ConfigError, SpecError
-from robopolicy.types import STATE
+from robopolicy.core.errors import ConfigError, SpecError
+from robopolicy.core.types import STATE
+from robopolicy.datasets.episodes import Episodes
 from tests.algos.test_dppo import batch_of, every_row, train, weights
 from tests.algos.test_dppo import make as dppo
 from tests.fakes import MemoryCheckpoints, PointPolicy

@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 import torch
 
+from robopolicy.algos.advantage_estimator import Scores
 from robopolicy.algos.bc import BC
 from robopolicy.algos.dppo import DPPO, Samples
-from robopolicy.algos.value import Scores
-from robopolicy.data.rollout import Rollout
-from robopolicy.errors import ConfigError, DataError, RobopolicyError
-from robopolicy.loops.on_policy import on_policy
+from robopolicy.buffers.rollout_collector import Rollout
+from robopolicy.core.errors import ConfigError, DataError, RobopolicyError
+from robopolicy.core.types import IMAGES, STATE, Feature
+from robopolicy.envs.wrappers import wrap_for
 from robopolicy.networks.mlp import MLP, ResidualMLP
-from robopolicy.normalize import Normalizer
-from robopolicy.policies.chain import FloorNoise, LearnedNoise
 from robopolicy.policies.denoising import ChunkDenoiser
+from robopolicy.policies.denoising_chain import FloorNoise, LearnedNoise
 from robopolicy.policies.diffusion import DiffusionPolicy
 from robopolicy.policies.flow import FlowPolicy
-from robopolicy.types import IMAGES, STATE, Feature
-from robopolicy.wrappers import wrap_for
+from robopolicy.policies.normalizer import Normalizer
+from robopolicy.training.on_policy import on_policy
 from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy
 
 KINDS: dict[str, tuple[type[ChunkDenoiser], dict[str, Any]]] = {
@@ -423,8 +423,8 @@ def slow_base(kind: str) -> ChunkDenoiser:
 
 
 def success(policy: ChunkDenoiser) -> float:
-    from robopolicy.evaluate.rollout import evaluate
-    from robopolicy.noise import episode_seeds
+    from robopolicy.core.rng import episode_seeds
+    from robopolicy.evaluation.rollout import evaluate
 
     return evaluate(policy, PointEnv(64), episode_seeds("validation", 0, 200)).success_rate().value
 

@@ -10,11 +10,11 @@ import torch
 
 from robopolicy.algos.grpo import GRPO, Groups
 from robopolicy.algos.returns import executed_steps, group_advantage
-from robopolicy.data.rollout import Rollout
-from robopolicy.errors import ConfigError, RobopolicyError, SpecError
-from robopolicy.loops.on_policy import on_policy
-from robopolicy.types import STATE, Step
-from robopolicy.wrappers import GroupedEnv, HistoryEnv, wrap_for
+from robopolicy.buffers.rollout_collector import Rollout
+from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
+from robopolicy.core.types import STATE, Step
+from robopolicy.envs.wrappers import GroupedEnv, HistoryEnv, wrap_for
+from robopolicy.training.on_policy import on_policy
 from tests.algos.test_dppo import every_row, slow_base, success, weights
 from tests.algos.test_dppo import make as dppo
 from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv

@@ -10,12 +10,12 @@ import torch
 
 from robopolicy.algos.policy_flow import PolicyFlow
 from robopolicy.algos.ppo import PPO
-from robopolicy.errors import ConfigError
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.types import STATE
 from robopolicy.networks.mlp import MLP
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.gaussian import GaussianPolicy
 from robopolicy.policies.mixture import MixturePolicy
-from robopolicy.types import STATE
 from tests.algos.test_dppo import base, make, success, train, weights
 from tests.fakes import MemoryCheckpoints
 from tests.toy import policy, random_episodes, two_modes
@@ -89,7 +89,7 @@ def test_a_mixture_draws_its_components_as_often_as_it_says():
 @pytest.mark.learning
 def test_a_mixture_keeps_two_modes():
     from robopolicy.algos.bc import BC
-    from robopolicy.loops.offline import offline
+    from robopolicy.training.offline import offline
     from tests.fakes import NoTracker
 
     data = two_modes()

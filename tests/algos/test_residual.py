@@ -6,18 +6,18 @@ from functools import partial
 import pytest
 import torch
 
-from robopolicy import checkpoint
 from robopolicy.algos.residual import ResidualTD3
-from robopolicy.data.replay import Batch, Replay
-from robopolicy.errors import CheckpointError, ConfigError, SpecError
-from robopolicy.loops.off_policy import off_policy
-from robopolicy.networks.by_task import by_task
+from robopolicy.buffers.replay_buffer import Batch, Replay
+from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
+from robopolicy.core.types import BASE_ACTION, STATE, TASK, Feature
+from robopolicy.envs.wrappers import wrap_for
 from robopolicy.networks.critics import CriticEnsemble
-from robopolicy.normalize import Normalizer
+from robopolicy.networks.task_conditioned import by_task
+from robopolicy.policies.normalizer import Normalizer
 from robopolicy.policies.residual import ResidualPolicy
-from robopolicy.types import BASE_ACTION, STATE, TASK, Feature
-from robopolicy.wrappers import wrap_for
-from tests.evaluate.points import DivergingPoint
+from robopolicy.runs import checkpointer
+from robopolicy.training.off_policy import off_policy
+from tests.evaluation.points import DivergingPoint
 from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy
 
 GAMMA = 0.95
@@ -215,10 +215,10 @@ def test_runs_that_an_earlier_version_began_go_on(tmp_path, monkeypatch, format)
     if format == 1:
         state["recent"] = state.pop("tally")["recent"]
         del state["metrics"], state["best"]
-    monkeypatch.setattr(checkpoint, "FORMAT", format)
-    checkpoint.Checkpointer(tmp_path).save(200, policy=algo.policy, state=state)
+    monkeypatch.setattr(checkpointer, "FORMAT", format)
+    checkpointer.Checkpointer(tmp_path).save(200, policy=algo.policy, state=state)
     monkeypatch.undo()
-    assert loop(algo, env, checkpoint.Checkpointer(tmp_path), total_steps=400)["steps"] == 400
+    assert loop(algo, env, checkpointer.Checkpointer(tmp_path), total_steps=400)["steps"] == 400
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 8, 100])

@@ -8,23 +8,23 @@ from functools import partial
 import pytest
 import torch
 
-import sim
+from robopolicy import sim
 from robopolicy.algos.residual import ResidualTD3
-from robopolicy.cli import invoke
-from robopolicy.data.episodes import Episodes
-from robopolicy.data.relabel import read_frames
-from robopolicy.data.replay import Replay
-from robopolicy.errors import SpecError
-from robopolicy.execute import ChunkExecutor
-from robopolicy.loops.off_policy import off_policy
+from robopolicy.buffers.relabeling import read_frames
+from robopolicy.buffers.replay_buffer import Replay
+from robopolicy.cli.main import invoke
+from robopolicy.core.errors import SpecError
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import BASE_ACTION, IMAGES, STATE
+from robopolicy.datasets.episodes import Episodes
+from robopolicy.envs.wrappers import wrap_for
 from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.networks.mlp import ResidualMLP
-from robopolicy.normalize import Normalizer
+from robopolicy.policies.chunk_executor import ChunkExecutor
 from robopolicy.policies.diffusion import DiffusionPolicy
+from robopolicy.policies.normalizer import Normalizer
 from robopolicy.policies.residual import SEEN, ResidualPolicy
-from robopolicy.spec import PolicySpec
-from robopolicy.types import BASE_ACTION, IMAGES, STATE
-from robopolicy.wrappers import wrap_for
+from robopolicy.training.off_policy import off_policy
 from tests.fakes import MemoryCheckpoints, NoTracker, PointPolicy
 
 FRONT = IMAGES + "front"

@@ -11,15 +11,15 @@ import torch
 
 from robopolicy.algos.ppo import PPO
 from robopolicy.algos.rpd import RPD
-from robopolicy.errors import CheckpointError, SpecError
-from robopolicy.loops.on_policy import on_policy
+from robopolicy.core.errors import CheckpointError, SpecError
+from robopolicy.core.types import STATE, Feature
+from robopolicy.envs.wrappers import wrap_for
 from robopolicy.networks.mlp import MLP
-from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import Policy
 from robopolicy.policies.gaussian import GaussianPolicy
+from robopolicy.policies.normalizer import Normalizer
 from robopolicy.policies.residual import ResidualPolicy
-from robopolicy.types import STATE, Feature
-from robopolicy.wrappers import wrap_for
+from robopolicy.training.on_policy import on_policy
 from tests.algos.test_dppo import make as dppo
 from tests.algos.test_dppo import success, weights
 from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from robopolicy.build import build
-from robopolicy.errors import ConfigError, RobopolicyError, SpecError
-from robopolicy.noise import keyed_uniform
-from robopolicy.perturb import perturbed
-from robopolicy.suite_packages import PACKAGES
-from robopolicy.types import STATE, Stateful, VecEnv
+from robopolicy.config.instantiate import build
+from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
+from robopolicy.core.rng import keyed_uniform
+from robopolicy.core.types import STATE, Stateful, VecEnv
+from robopolicy.envs.perturbations import perturbed
+from robopolicy.utils.suite_packages import PACKAGES
 
 # suite: (its config, steps after which the first contact has been made or lost)
 TASKS: dict[str, tuple[dict[str, Any], int]] = {
@@ -220,7 +220,7 @@ def a_while(suite: str, /, **options: Any) -> tuple[VecEnv, torch.Tensor]:
 
 
 def test_metaworlds_own_numbers_stay_what_they_are_with_the_relative_ones_behind():
-    metaworld = pytest.importorskip("sim.suites.metaworld")
+    metaworld = pytest.importorskip("robopolicy.sim.suites.metaworld")
     plain, more = metaworld.make("push-v3", 2), metaworld.make("push-v3", 2, relative=True)
     assert torch.equal(plain.reset(SEEDS[:2])[STATE], more.reset(SEEDS[:2])[STATE][:, :39])
     assert plain.spec.digest != more.spec.digest
@@ -257,7 +257,7 @@ def test_robosuites_own_numbers_stay_what_they_are_with_the_relative_ones_behind
 
 @pytest.mark.parametrize("names", [("cos", "sin"), ("cos", "sin", "sin")])
 def test_names_that_are_not_one_for_each_element_are_refused(names):
-    from sim.gym_adapter import adapt
+    from robopolicy.sim.gymnasium.adapter import adapt
 
     gymnasium = pytest.importorskip("gymnasium")
     with pytest.raises(ConfigError, match=f"for each of the 3 elements .*, found {len(names)}, of which 2 differ"):

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-import sim
-from robopolicy.errors import SpecError
-from robopolicy.noise import episode_seeds, keyed_uniform
-from robopolicy.types import STATE, Renderable, Stateful, VecEnv
-from sim.env import SimEnv
+from robopolicy import sim
+from robopolicy.core.errors import SpecError
+from robopolicy.core.rng import episode_seeds, keyed_uniform
+from robopolicy.core.types import STATE, Renderable, Stateful, VecEnv
+from robopolicy.sim.env import SimEnv
 
 TASKS = sim.task_names()
 # At imperfection 0 over 64 episodes. Peg insertion slips.

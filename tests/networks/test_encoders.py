@@ -5,11 +5,11 @@ from functools import partial
 import pytest
 import torch
 
-from robopolicy.errors import SpecError
-from robopolicy.networks.encoder import ObservationEncoder
+from robopolicy.core.errors import SpecError
+from robopolicy.core.types import STATE, TASK, Feature
+from robopolicy.networks.encoders import ObservationEncoder
 from robopolicy.networks.mlp import MLP
 from robopolicy.networks.vision import ConvEncoder, ConvTokens, KeypointTokens, ViTEncoder, keypoints, random_shift
-from robopolicy.types import STATE, TASK, Feature
 from tests.toy import spec
 
 FRONT, WRIST = "observation.images.front", "observation.images.wrist"

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.build import build_policy
-from robopolicy.errors import SpecError
+from robopolicy.core.errors import SpecError
+from robopolicy.core.types import STATE, TASK, Feature, Obs
 from robopolicy.networks.entities import EntityTokens
-from robopolicy.normalize import Normalizer
+from robopolicy.policies.factory import build_policy
+from robopolicy.policies.io import load_policy, save_policy
+from robopolicy.policies.normalizer import Normalizer
 from robopolicy.policies.vla import VLAPolicy
-from robopolicy.policy_files import load_policy, save_policy
-from robopolicy.types import STATE, TASK, Feature, Obs
 from tests.toy import ACTION, spec
 
 NAMES = ("red_x", "hand", "red_y", "lamp", "blue_x", "blue_y", "lamp_on")

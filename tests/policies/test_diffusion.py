@@ -8,10 +8,10 @@ import torch
 from diffusers import DDIMScheduler, DDPMScheduler
 from torch import Tensor
 
-from robopolicy.errors import CheckpointError, ConfigError
+from robopolicy.core.errors import CheckpointError, ConfigError
+from robopolicy.core.types import STATE
 from robopolicy.networks.denoiser import Denoiser
 from robopolicy.policies.diffusion import DiffusionPolicy, step_table
-from robopolicy.types import STATE
 from tests.toy import policy, random_episodes
 
 DATA = random_episodes()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from robopolicy.errors import ConfigError
+from robopolicy.core.errors import ConfigError
 from robopolicy.networks.denoiser import Denoiser
 from robopolicy.policies.flow import FlowPolicy
 from tests.toy import policy, random_episodes

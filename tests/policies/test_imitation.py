@@ -12,16 +12,16 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from robopolicy.algos.bc import BC
-from robopolicy.loops.offline import offline
+from robopolicy.core.types import STATE, TASK, Feature
 from robopolicy.networks.mlp import MLP, ResidualMLP
 from robopolicy.networks.transformer import Transformer
 from robopolicy.networks.unet1d import UNet1d
-from robopolicy.normalize import Normalizer
 from robopolicy.policies.base import Policy
 from robopolicy.policies.diffusion import DiffusionPolicy
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.gaussian import GaussianPolicy
-from robopolicy.types import STATE, TASK, Feature
+from robopolicy.policies.normalizer import Normalizer
+from robopolicy.training.offline import offline
 from tests.fakes import MemoryCheckpoints, NoTracker
 from tests.toy import ACTION, policy, random_episodes, spec, two_modes
 

@@ -10,19 +10,19 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from robopolicy.algos.bc import BC
-from robopolicy.build import build_policy
-from robopolicy.data.episodes import Episodes
-from robopolicy.data.retrieval import Found
-from robopolicy.errors import CheckpointError, ConfigError, SpecError
-from robopolicy.loops.offline import Batches
-from robopolicy.normalize import ACTION, Normalizer
+from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
+from robopolicy.core.types import STATE, TASK, EnvSpec, Feature
+from robopolicy.datasets.episodes import Episodes
+from robopolicy.datasets.retrieval import Found
 from robopolicy.policies import ricl
-from robopolicy.policies.chain import FloorNoise
+from robopolicy.policies.denoising_chain import FloorNoise
+from robopolicy.policies.factory import build_policy
+from robopolicy.policies.finetuning import tuned
+from robopolicy.policies.io import load_policy, save_policy
+from robopolicy.policies.normalizer import ACTION, Normalizer
 from robopolicy.policies.ricl import RICLPolicy, in_context
-from robopolicy.policies.tuned import tuned
 from robopolicy.policies.vla import adapted
-from robopolicy.policy_files import load_policy, save_policy
-from robopolicy.types import STATE, TASK, EnvSpec, Feature
+from robopolicy.training.offline import Batches
 from tests.policies.test_vla import CAMERA, FEATURES, SMALL, TASKS, look
 from tests.policies.test_vla import make as vla
 from tests.toy import ACTION as ACTIONS

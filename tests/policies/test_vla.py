@@ -11,22 +11,22 @@ from torch import Tensor
 
 from robopolicy.algos.bc import BC
 from robopolicy.algos.dppo import DPPO
-from robopolicy.build import build_policy
-from robopolicy.data.episodes import Episodes
-from robopolicy.errors import SpecError
-from robopolicy.loops.offline import Batches
-from robopolicy.networks.expert import ActionExpert, attend
+from robopolicy.core.errors import SpecError
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import STATE, TASK, EnvSpec, Feature, Obs
+from robopolicy.datasets.episodes import Episodes
+from robopolicy.networks.action_expert import ActionExpert, attend
 from robopolicy.networks.mlp import ValueMLP
 from robopolicy.networks.precision import Precision, computing
 from robopolicy.networks.prefix import Prefix
 from robopolicy.networks.vision import ConvTokens, KeypointTokens, PatchTokens, keypoints
-from robopolicy.normalize import Normalizer
-from robopolicy.policies.chain import FloorNoise
-from robopolicy.policies.tuned import tuned
+from robopolicy.policies.denoising_chain import FloorNoise
+from robopolicy.policies.factory import build_policy
+from robopolicy.policies.finetuning import tuned
+from robopolicy.policies.io import load_policy, save_policy
+from robopolicy.policies.normalizer import Normalizer
 from robopolicy.policies.vla import VLAPolicy, adapted
-from robopolicy.policy_files import load_policy, save_policy
-from robopolicy.spec import PolicySpec
-from robopolicy.types import STATE, TASK, EnvSpec, Feature, Obs
+from robopolicy.training.offline import Batches
 from tests.toy import ACTION, spec
 
 CAMERA = "observation.images.front"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from real.safety import Governor
-from real.safety.profile import Profile
+from robopolicy.real.safety import Governor
+from robopolicy.real.safety.profile import Profile
 
 
 def targets(profile: Profile, arms: int, ticks: int, seed: int = 0):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from real.safety.profile import Profile
+from robopolicy.real.safety.profile import Profile
 
 HISTORY = 6
 SAMPLE = 0.01  # s
@@ -71,7 +71,7 @@ def gap(p1, q1, p2, q2) -> float:
 
 def margins(history: np.ndarray, command: np.ndarray, profile: Profile, dt: float) -> dict[str, float]:
     """Every limit's margin on the path from `command` [n] on, after `history` [6 n]."""
-    from real.safety.body import Body
+    from robopolicy.real.safety.body import Body
 
     s, body, n = profile.settings, Body(profile), len(command)
     c = stop(history, command, profile, dt)

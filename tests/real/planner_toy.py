@@ -1,4 +1,4 @@
-"""A planner's process with a toy in it; see tests/real/test_planner_process.py."""
+"""A planner's process with a toy in it; see tests/real/planning/test_process_planner.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from real import planner_process
+from robopolicy.real.planning import process_planner
 
 
 class Toy:
@@ -33,5 +33,5 @@ class Toy:
 
 
 if __name__ == "__main__":
-    planner_process.planner_of = lambda checkpoint, kind: Toy(kind)
-    planner_process.main()
+    process_planner.planner_of = lambda checkpoint, kind: Toy(kind)
+    process_planner.main()

@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from real.ros2.operator import Operator, arm_command, processes
-from real.ros2.wiring import load_wiring
+from robopolicy.real.ros2.episode_client import Operator, arm_command, processes
+from robopolicy.real.ros2.wiring import load_wiring
 
 TASK = {"_target_": "native", "task": "reach", "horizon": 12, "joint_noise": 0.0, "cameras": ("front",),
         "image_size": (24, 32)}  # fmt: skip
@@ -42,14 +42,14 @@ def main() -> None:
     import torch
     from rclpy.signals import SignalHandlerOptions
 
-    from real.ros2 import brain
-    from real.ros2.node import PolicyNode
-    from real.ros2.spin import run
-    from tests.real.test_arm import Drive
+    from robopolicy.real.ros2 import policy_runtime
+    from robopolicy.real.ros2.policy_node import PolicyNode
+    from robopolicy.real.ros2.spin import run
+    from tests.real.control.test_robots import Drive
 
     torch.set_num_threads(1)
     wiring = load_wiring(sys.argv[1])
-    env = brain.one_env(TASK)
+    env = policy_runtime.one_env(TASK)
 
     class Seeing(Drive):
         """Stands still where it is shown no picture."""
@@ -59,12 +59,12 @@ def main() -> None:
             assert picture.shape[-3:] == (3, 24, 32), picture.shape
             return super().act(obs, **how) * bool((picture > 0).any())
 
-    brain.load_policy = lambda *_, **__: Seeing(env, [0.01, 0.01, -0.005, 0.0, -1.0])
-    options = brain.Options(Path("none"), TASK, settings={"tcp_speed": 0.5}, lockstep=True,
+    policy_runtime.load_policy = lambda *_, **__: Seeing(env, [0.01, 0.01, -0.005, 0.0, -1.0])
+    options = policy_runtime.Options(Path("none"), TASK, settings={"tcp_speed": 0.5}, lockstep=True,
                             record=Path(sys.argv[2]) if sys.argv[2] else None,
                             operator=sys.argv[3] == "human")  # fmt: skip
     rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-    run(PolicyNode(wiring, brain.brains(options, wiring), lockstep=True))
+    run(PolicyNode(wiring, policy_runtime.brains(options, wiring), lockstep=True))
 
 
 if __name__ == "__main__":

@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from rclpy.serialization import deserialize_message
 from trajectory_msgs.msg import JointTrajectory
 
-from real.reference import follow, shape
-from real.robots import State
-from real.ros2.outputs import Goals, Positions, Trajectories
-from real.ros2.session import Session
-from real.ros2.timeline import Timeline
-from real.ros2.upsampling import broken_claims
-from real.ros2.wiring import Wiring, parse
-from real.safety import SafetyChain, load_profile
-from real.safety.body import Body
-from real.safety.chain import Measured
-from real.safety.profile import Profile
+from robopolicy.real.control.robots import State
+from robopolicy.real.control.trajectory_spline import follow, shape
+from robopolicy.real.ros2.outputs import Goals, Positions, Trajectories
+from robopolicy.real.ros2.timeline import Timeline
+from robopolicy.real.ros2.trajectory_stream import Session
+from robopolicy.real.ros2.upsampling import broken_claims
+from robopolicy.real.ros2.wiring import Wiring, parse
+from robopolicy.real.safety import SafetyChain, load_profile
+from robopolicy.real.safety.body import Body
+from robopolicy.real.safety.chain import Measured
+from robopolicy.real.safety.profile import Profile
 from tests.real.adversary import targets
 from tests.real.controllers import PositionController, TrajectoryController, ratios
 

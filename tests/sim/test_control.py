@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-import sim
-from robopolicy.errors import ConfigError
-from robopolicy.types import STATE
-from sim.arm import HOME, JOINT_HIGH
-from sim.control import LAG_M
+from robopolicy import sim
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.types import STATE
+from robopolicy.sim.arm import HOME, JOINT_HIGH
+from robopolicy.sim.control import LAG_M
 
 
 def state(env: sim.SimEnv, obs) -> dict[str, np.ndarray]:

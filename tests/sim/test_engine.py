@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-import sim
-from robopolicy.errors import CheckpointError, ConfigError
-from robopolicy.noise import episode_seeds
-from robopolicy.types import STATE
-from sim.engine import Physics, compile_model
+from robopolicy import sim
+from robopolicy.core.errors import CheckpointError, ConfigError
+from robopolicy.core.rng import episode_seeds
+from robopolicy.core.types import STATE
+from robopolicy.sim.engine import Physics, compile_model
 
 FULL = int(mujoco.mjtState.mjSTATE_FULLPHYSICS)
 

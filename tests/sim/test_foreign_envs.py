@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from robopolicy.errors import ConfigError
+from robopolicy.core.errors import ConfigError
+from robopolicy.sim.gymnasium.adapter import GymVecEnv, adapt
 from scripts.foreign_envs import HORIZON, cases
 from scripts.foreign_toy import Toy, play
-from sim.gym_adapter import GymVecEnv, adapt
 
 CASES = dict(cases())
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import mujoco
 import numpy as np
 
-import sim
-from sim.arm import HOME, JOINT_HIGH, JOINT_LOW, JOINT_VELOCITY
-from sim.kinematics import forward, ik_step, twist, yaw_of
+from robopolicy import sim
+from robopolicy.sim.arm import HOME, JOINT_HIGH, JOINT_LOW, JOINT_VELOCITY
+from robopolicy.sim.kinematics import forward, ik_step, twist, yaw_of
 
 
 def random_joints(n: int) -> np.ndarray:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from robopolicy.data.episodes import Episodes
-from robopolicy.types import IMAGES, STATE, EnvSpec, Feature
+from robopolicy.core.types import IMAGES, STATE, EnvSpec, Feature
+from robopolicy.datasets.episodes import Episodes
+from robopolicy.world_models.models.rssm import RSSM
 from tests.world_models.point import SPEC, walk
-from world_models.rssm import RSSM
 
 FRONT = IMAGES + "front"
 SIDE = 8  # pixels

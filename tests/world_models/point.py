@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from robopolicy.data.episodes import Episodes
-from robopolicy.types import STATE, EnvSpec, Feature, Metrics, Obs
+from robopolicy.core.types import STATE, EnvSpec, Feature, Metrics, Obs
+from robopolicy.datasets.episodes import Episodes
+from robopolicy.world_models.envs.imagined import ImaginedEnv
+from robopolicy.world_models.models.dynamics import Dynamics, History, Imagined
+from robopolicy.world_models.models.world import World
 from tests.fakes import POINT_ACTION
-from world_models.dynamics import Dynamics, History, Imagined
-from world_models.imagined_env import ImaginedEnv
-from world_models.world import World
 
 FEATURES = {STATE: Feature((2,), names=("x", "y"))}
 SPEC = EnvSpec(

@@ -17,7 +17,8 @@ def generate_launch_description() -> launch.LaunchDescription:
     """The policy node, configured; the launch ends with it."""
     node = ExecuteProcess(
         cmd=[
-            LaunchConfiguration("python"), "-m", "real.ros2.node", "--checkpoint", LaunchConfiguration("checkpoint"),
+            LaunchConfiguration("python"), "-m", "robopolicy.real.ros2.policy_node",
+            "--checkpoint", LaunchConfiguration("checkpoint"),
             "--wiring", LaunchConfiguration("wiring"), "--options", LaunchConfiguration("options"),
         ],
         output="screen",
@@ -27,7 +28,9 @@ def generate_launch_description() -> launch.LaunchDescription:
         [
             DeclareLaunchArgument("checkpoint", description="run directory, checkpoint or policy directory"),
             DeclareLaunchArgument("wiring", default_value="fr3", description="preset in configs/robots/, or a file"),
-            DeclareLaunchArgument("options", default_value="{}", description="JSON: of real.ros2.brain.Options"),
+            DeclareLaunchArgument(
+                "options", default_value="{}", description="JSON: of robopolicy.real.ros2.policy_runtime.Options"
+            ),
             DeclareLaunchArgument("python", default_value="python3", description="that has robopolicy installed"),
             node,
             RegisterEventHandler(

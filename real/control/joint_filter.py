@@ -1,0 +1,78 @@
+"""The same limits in training: a hook between IK and physics for N simulated arms at the control rate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.real.control.trajectory_spline import shape
+from robopolicy.real.safety import Governor, Profile
+from robopolicy.sim.kinematics import forward
+
+Array = NDArray[np.float64]
+Bool = NDArray[np.bool_]
+
+
+def without(task: dict[str, Any]) -> dict[str, Any]:
+    """A task's config without the filter of its training: an arm has the safety chain in its place."""
+    return {k: v for k, v in task.items() if k != "joint_filter"}
+
+
+class SafetyFilter:
+    """A `joint_filter` for `sim.SimEnv`: joint targets [N 7] → permitted joint targets [N 7].
+
+    Targets are first paced as the arm's control loop paces them (real/control/trajectory_spline.py), which is
+    what a fast policy meets there at most steps, then filtered. One control step is one tick, so limits on acceleration
+    and jerk are those of the control rate: coarser than on the arm, and never looser. Targets that fail are blended
+    with the stop, without a quadratic programme, so that arms do not depend on one another and stay fast.
+
+    `intervened` [N]: of the last commands, those that the limits changed, beyond the pace.
+
+    Args:
+        profile: limits.
+        dt: s per control step.
+    """
+
+    def __init__(self, profile: Profile, *, dt: float) -> None:
+        self.profile, self.dt = profile, dt
+        self.governor: Governor | None = None
+        self.intervened: Bool = np.zeros(0, dtype=bool)
+
+    def reset(self, rows: NDArray[np.int64], q: Array) -> None:
+        """Episodes begin in `rows` [M], at rest at `q` [M 7]. Of the first call `rows` are all N arms."""
+        if self.governor is None:
+            self.governor = Governor(self.profile, len(rows), dt=self.dt, projection=None)
+        self.governor.reset(q, rows)
+
+    def __call__(self, wanted: Array) -> Array:
+        if self.governor is None:
+            self.reset(np.arange(len(wanted)), wanted)
+        assert self.governor is not None
+        paced = self.paced(wanted)
+        allowed = self.governor.filter(paced).command
+        self.intervened = (allowed != paced).any(axis=1)
+        return allowed
+
+    def paced(self, wanted: Array) -> Array:
+        """What the control loop would make of `wanted` [N 7]: no more than its pace from the last commands."""
+        assert self.governor is not None
+        last = self.governor.c[:, -1]
+        step, limited = shape(
+            wanted - last, last - self.governor.c[:, -2], forward(last).jac[:, :, :3], self.profile, self.dt
+        )
+        return np.where(limited[:, None], np.clip(last + step, self.profile.low, self.profile.high), wanted)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next targets depend on, for `SimEnv.state_dict`."""
+        return {} if self.governor is None else dict(self.governor.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on as the filter that gave `state`, under the same limits."""
+        if not state:
+            self.governor = None
+            return
+        if self.governor is None:
+            self.governor = Governor(self.profile, len(state["c"]), dt=self.dt, projection=None)
+        self.governor.load_state_dict(state)

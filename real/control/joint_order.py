@@ -1,0 +1,51 @@
+"""Which number is which joint. Messages name their joints, and no two drivers agree on an order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from robopolicy.core.errors import closest
+from robopolicy.real.safety.errors import SafetyError
+
+Array = NDArray[np.float64]
+
+
+class JointOrder:
+    """Brings named values into the order of the limits.
+
+    Args:
+        joints: names in the order of the profile.
+        extra: names that may come along and are left out, e.g. a gripper's.
+    """
+
+    def __init__(self, joints: Sequence[str], *, extra: Sequence[str] = ()) -> None:
+        self.joints, self.extra = tuple(joints), frozenset(extra)
+        self._names: tuple[str, ...] | None = None
+        self._where: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+
+    def arrange(self, names: Sequence[str], values: ArrayLike) -> Array:
+        """`values` [m] of `names` [m] as [n] in our order.
+
+        Raises:
+            SafetyError: a joint is missing, comes twice or is not one of ours, or names and values do not match.
+        """
+        found = np.asarray(values, dtype=np.float64)
+        if found.shape != (len(names),):
+            raise SafetyError(f"joints: {len(names)} names come with values of shape {found.shape}")
+        if tuple(names) != self._names:  # a driver keeps its order: look once
+            self._where = self._index(tuple(names))
+            self._names = tuple(names)
+        return found[self._where]
+
+    def _index(self, names: tuple[str, ...]) -> NDArray[np.int64]:
+        foreign = [n for n in names if n not in self.joints and n not in self.extra]
+        problems = [f"{n!r} comes {k} times" for n, k in Counter(names).items() if k > 1]
+        problems += [f"{n!r} is missing" for n in self.joints if n not in names]
+        problems += [f"{n!r} is not one of them. {closest(n, self.joints)}" for n in foreign]
+        if problems:
+            raise SafetyError(f"joints: expected {list(self.joints)}: {'; '.join(problems)}")
+        return np.array([names.index(n) for n in self.joints], dtype=np.int64)

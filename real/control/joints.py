@@ -1,0 +1,250 @@
+"""From policy actions to joint targets, by the code that the simulator uses, and their timing.
+
+A chunk has absolute times: action k of a chunk planned from an observation at time t is due at t + k·dt, and reaches
+its end at t + (k + 1)·dt. What is late is not executed; where the loop itself waits, what is planned does too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.core.errors import SpecError
+from robopolicy.core.specs import PolicySpec
+from robopolicy.real.control.trajectory_spline import shape
+from robopolicy.real.safety.profile import Profile
+from robopolicy.sim.control import Controller
+from robopolicy.sim.kinematics import Frame, forward, yaw_of
+
+Array = NDArray[np.float64]
+
+
+class Target(NamedTuple):
+    """Where to be at the end of a control step."""
+
+    q: Array  # [n] rad
+    opening: float  # m
+    limited: bool  # slower than the action asked for
+
+
+class Commanded(NamedTuple):
+    """Where the arm is told to be, as the policy's actions count it."""
+
+    q: Array  # [n] rad
+    pos: Array  # [3] m, of the tool
+    yaw: float  # rad
+    grip: float  # −1 closed … 1 open
+
+
+class ActionDecoder:
+    """Turns one action into a joint target and a gripper opening, with the simulator's controller for one arm.
+
+    Raises:
+        SpecError: the controller has a joint filter, as in training: here the loop paces and the safety chain filters.
+    """
+
+    def __init__(self, controller: Controller, *, stroke: float, dt: float) -> None:
+        if controller.joint_filter is not None:
+            raise SpecError(
+                "joint_filter: expected an env without one, found one: on an arm the safety chain takes its place. "
+                "Build the env without"
+            )
+        self.controller, self.stroke, self.dt = controller, stroke, dt
+        self.last_step: Array = np.zeros(controller.q.shape[1])  # [n] rad, of the joint targets
+        self.low, self.high = np.array(controller.spec.low), np.array(controller.spec.high)
+
+    def reset(self, q: Array, opening: float) -> None:
+        """Start from measured joints `q` [n] rad and `opening` m."""
+        qpos = np.concatenate([q, [opening / 2, opening / 2]])[None]
+        frame = forward(q[None])
+        self.controller.reset(np.array([0]), qpos, frame)
+        self.controller.follow(frame)
+        self.last_step = np.zeros(len(q))
+
+    @property
+    def commanded(self) -> Commanded:
+        c = self.controller
+        return Commanded(c.q[0].copy(), c.pos[0].copy(), float(c.yaw[0]), float(c.grip[0]))
+
+    def decode(self, action: Array, q: Array, profile: Profile) -> Target:
+        """What `action` [Da] means with the arm measured at `q` [n], at a pace that `profile` permits.
+
+        Where the pace is slower than asked for, the commanded pose is where the joints are really sent, so that what
+        the policy sees of it stays true and nothing winds up.
+        """
+        frame: Frame = forward(q[None])
+        c, clamped = self.controller, np.clip(action, self.low, self.high)
+        before, jac = c.q[0].copy(), forward(c.q).jac[0, :, :3]
+        ctrl = c.command(clamped[None], frame.pos, yaw_of(frame))
+        return self._go(ctrl[0, : len(q)].copy(), before, jac, float(ctrl[0, -1] * 2), profile)
+
+    def retrace(self, to: Commanded, profile: Profile) -> Target:
+        """As `decode`, to where the arm was commanded before: the same joints, not only the same pose."""
+        c = self.controller
+        c.grip = np.array([to.grip])
+        target = self._go(to.q.copy(), c.q[0].copy(), forward(c.q).jac[0, :, :3], (to.grip + 1) * self.stroke, profile)
+        sent = forward(c.q)
+        c.pos, c.yaw = sent.pos.copy(), yaw_of(sent)
+        return target
+
+    def _go(self, wanted: Array, before: Array, jac: Array, opening: float, profile: Profile) -> Target:
+        c = self.controller
+        self.last_step, slowed = shape(wanted - before, self.last_step, jac, profile, self.dt)
+        limited = bool(slowed)
+        goal = np.clip(before + self.last_step, profile.low, profile.high) if limited else wanted
+        c.q, c.redirected = goal[None].copy(), np.array([limited])
+        c.follow(forward(c.q))
+        return Target(goal, opening, limited)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One action on its way."""
+
+    due: float  # s, steady clock
+    action: Array  # [Da]
+
+
+def check_latency(spec: PolicySpec, latency: float) -> None:
+    """Whether a policy can bridge `latency` s between an observation and the first use of what was planned from it.
+
+    Raises:
+        SpecError: it cannot; says how much it can.
+    """
+    most = spec.n_action_steps * spec.dt
+    if not 0.0 <= latency < most + 0.5 * spec.dt:
+        raise SpecError(
+            f"latency: {1000 * latency:.0f} ms; the policy commands {spec.n_action_steps} steps of {spec.dt} s at a "
+            f"time and can bridge up to {1000 * most:.0f} ms. Plan faster, or train with longer chunks."
+        )
+
+
+class Ahead(NamedTuple):
+    """What is to be executed while a plan is made, for planners that go on from it."""
+
+    actions: Array  # [L Da], the first at the control step that is planned from
+    delay: int  # control steps that planning is expected to take, at most L
+
+
+class Delays:
+    """Forecast of the planning delay, in control steps: the longest of the last few (RTC, algorithm 1).
+
+    Args:
+        dt: s a control step. first: forecast before anything was measured. most: it is never more than that; a chunk
+            that takes longer is refused by the buffer.
+        window: so many are remembered.
+    """
+
+    def __init__(self, dt: float, *, first: int, most: int, window: int = 10) -> None:
+        self.dt, self.first, self.most = dt, first, most
+        self.recent = deque([first], maxlen=window)
+
+    def reset(self) -> None:
+        """Begin an episode: what it does must not depend on those before."""
+        self.recent = deque([self.first], maxlen=self.recent.maxlen)
+
+    def measured(self, seconds: float) -> None:
+        """A chunk came so many s after its observation. Counts as ChunkBuffer does: the actions that are late."""
+        self.recent.append(max(0, math.ceil(seconds / self.dt - 0.5)))
+
+    @property
+    def steps(self) -> int:
+        return min(max(self.recent), self.most)
+
+
+class ChunkBuffer:
+    """Actions by the time at which they are due.
+
+    Args:
+        spec: of the policy; its dt and action shape.
+        length: actions of a chunk; None: n_action_steps.
+        blend: control steps over which an old chunk gives way to a new one at their seam; 0 switches at once.
+        max_delay: s between an observation and the first use of what was planned from it; beyond it the chunk is
+            refused, since the policy was never trained on such. Delays count in whole control steps, the unit in
+            which actions are used: a tick late is not a step late.
+        lead: control steps that planning may take. A chunk of fewer steps than bridge it (that of a policy of one
+            step) is due so much later than planned: the policy then acts on what it saw a little ago, steadily.
+    """
+
+    def __init__(
+        self, spec: PolicySpec, *, length: int | None = None, blend: int = 2, max_delay: float | None = None,
+        lead: int = 0,
+    ) -> None:  # fmt: skip
+        self.spec, self.blend = spec, blend
+        self.length = spec.n_action_steps if length is None else length
+        self.max_delay = spec.n_action_steps * spec.dt if max_delay is None else max_delay
+        self.shift = max(0, lead + 1 - spec.n_action_steps) * spec.dt  # s
+        self.plan: list[Planned] = []
+        self.late = self.refused = 0
+
+    def clear(self) -> None:
+        self.plan = []
+
+    def add(self, chunk: Array, observed: float, now: float, first: float | None = None) -> int:
+        """Take a chunk [length Da] planned from an observation at `observed`; returns how many of its actions are late.
+
+        Args:
+            first: s, when the control step begins that the observation was made for, which its first action is due at;
+                None: that is when it was made.
+
+        Raises:
+            SpecError: wrong shape, a number that is none, or a delay outside what the policy was trained for. The
+                buffer stays as it was.
+        """
+        spec, gripper = self.spec, self.spec.action.gripper
+        if chunk.shape != (self.length, spec.action.dim):
+            raise SpecError(f"chunk: expected shape {(self.length, spec.action.dim)}, found {chunk.shape}")
+        if not np.isfinite(chunk).all():
+            k, d = np.argwhere(~np.isfinite(chunk))[0]
+            raise SpecError(f"chunk: {spec.action.names[d]!r} of step {k} is {chunk[k, d]}")
+        delay = now - observed
+        if not 0.0 <= delay < self.max_delay + 0.5 * spec.dt:
+            self.refused += 1
+            raise SpecError(
+                f"chunk: comes {delay:.3f} s after its observation, the policy can use up to {self.max_delay:.3f} s"
+            )
+        begin = (observed if first is None else first) + self.shift
+        new = [Planned(begin + k * spec.dt, chunk[k]) for k in range(self.length)]
+        on_time = [p for p in new if p.due >= now - 0.5 * spec.dt]
+        late = len(new) - len(on_time)
+        self.late += late
+        old = {round((p.due - begin) / spec.dt): p.action for p in self.plan}
+        merged = []
+        for k, p in enumerate(on_time):
+            before, action = old.get(k + late), p.action
+            if before is not None and k < self.blend:
+                weight = (k + 1) / (self.blend + 1)
+                action = (1 - weight) * before + weight * p.action
+                if gripper is not None:
+                    action[gripper] = p.action[gripper]  # half-open is nobody's wish
+            merged.append(Planned(p.due, action))
+        self.plan = merged
+        return late
+
+    def pop(self, now: float) -> Array | None:
+        """The action [Da] due at `now`, None when there is none. What is past is dropped, never executed late."""
+        half = 0.5 * self.spec.dt
+        while self.plan and self.plan[0].due < now - half:
+            self.plan.pop(0)
+            self.late += 1
+        if self.plan and self.plan[0].due <= now + half:
+            return self.plan.pop(0).action
+        return None
+
+    def postpone(self, seconds: float) -> None:
+        """Do what is on its way so much later."""
+        self.plan = [Planned(p.due + seconds, p.action) for p in self.plan]
+
+    def ahead(self, now: float, delay: int) -> Ahead | None:
+        """What is due from `now` on, of which `delay` actions are executed before there is another plan; None when
+        there is nothing."""
+        actions = [p.action for p in self.plan if p.due >= now - 0.5 * self.spec.dt]
+        return Ahead(np.array(actions), min(delay, len(actions))) if actions else None
+
+    def __len__(self) -> int:
+        return len(self.plan)

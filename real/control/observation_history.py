@@ -1,0 +1,52 @@
+"""What a policy is shown: its newest frames, with the arm as it was when its pictures were taken."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import torch
+
+from robopolicy.core.types import Obs
+from robopolicy.real.control.robots import State
+
+Observe = Callable[[State], Obs]  # single frames [1 …]
+
+
+class Sight:
+    """The newest `history` frames; episodes begin with copies of the first.
+
+    Args:
+        observe: makes a frame of a state of the arm, and of whatever else has come.
+        age: s by which pictures are older than the arm's state: it is shown as it was then.
+    """
+
+    def __init__(self, observe: Observe, *, history: int = 1, age: float = 0.0) -> None:
+        self.observe, self.age = observe, age
+        self.frames: deque[Obs] = deque(maxlen=history)
+        self.states: deque[tuple[float, State]] = deque()  # s of a tick and its state, the oldest as old as a picture
+
+    def start(self) -> None:
+        """Begin an episode: nothing was seen before."""
+        self.frames.clear()
+        self.states.clear()
+
+    def note(self, at: float, state: State) -> None:
+        """The arm's state in the tick at `at` s."""
+        self.states.append((at, state))
+        while len(self.states) > 1 and self.states[1][0] <= at - self.age + 1e-6:
+            self.states.popleft()
+
+    def look(self) -> None:
+        """Take a frame."""
+        frame = self.observe(self.states[0][1])
+        self.frames.extend([frame] * max(1, (self.frames.maxlen or 1) - len(self.frames)))
+
+    @property
+    def newest(self) -> Obs:
+        return self.frames[-1]
+
+    @property
+    def stacked(self) -> Obs:
+        """[1 To …]"""
+        return {k: torch.stack([f[k] for f in self.frames], dim=1) for k in self.newest}

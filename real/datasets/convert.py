@@ -1,0 +1,265 @@
+"""`robopolicy convert`: recordings of deployments as a LeRobotDataset v3, so that what the arm did can be trained on.
+
+rosbag2 bags and the HDF5 files of others go the same way (real/ros2/bags/to_dataset.py, robopolicy/datasets/hdf5/). In
+ours, a frame is a control step: what was seen, and the action that was *executed*. That is the policy's own, clamped,
+where it was carried out; where the limits slowed or held the arm, it is the action that has the effect of what was
+commanded instead. Such frames are marked.
+
+intervention   bool, the arm was commanded something else than the policy asked for: by the limits, or by a human
+policy_action  [Da] what the policy asked for, or would have while a human drove; the executed action if nothing
+driver         int64, who asked: 0 the policy, 1 a human, 2 the rewind that a human began
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pydantic
+from numpy.typing import NDArray
+
+from robopolicy.core.errors import CheckpointError, ConfigError, DataError
+from robopolicy.core.specs import FeatureFile, Key, PolicySpec
+from robopolicy.core.types import TASK, ActionSpec, Feature
+from robopolicy.core.untrusted import checked, refusing
+from robopolicy.datasets.files import visible
+from robopolicy.datasets.hdf5.convert import convert_hdf5, find_hdf5
+from robopolicy.datasets.hdf5.options import Hdf5Options
+from robopolicy.datasets.lerobot_writer import DatasetWriter
+from robopolicy.real.datasets.bag_options import BagOptions
+from robopolicy.real.datasets.converted import Converted, UnusableError
+from robopolicy.real.recording.replay import Recording, read
+from robopolicy.real.safety import Mode
+from robopolicy.sim.arm import FINGER_STROKE
+
+Array = NDArray[np.float64]
+_FEATURES = pydantic.TypeAdapter(dict[Key, FeatureFile])
+DRIVERS = ("policy", "human", "rewind")
+
+
+class Frames(NamedTuple):
+    """One episode of T control steps."""
+
+    obs: dict[str, NDArray[Any]]  # [T ...]
+    action: Array  # [T Da] executed
+    policy_action: Array  # [T Da]
+    intervention: NDArray[np.bool_]  # [T]
+    driver: NDArray[np.int64]  # [T] index into DRIVERS
+    success: bool | None  # None: nobody knows
+
+
+def convert(
+    *,
+    recording: Path,
+    out: Path,
+    only_success: bool = False,
+    overwrite: bool = False,
+    bag: BagOptions | None = None,
+    hdf5: Hdf5Options | None = None,
+) -> Converted:
+    """Write the recordings in a folder, or one, as a LeRobotDataset v3; or such a dataset as rosbag2 bags.
+
+    Episodes whose success nobody recorded count as failures. The last control step, which was cut, is left out.
+    With `bag.wiring`, `recording` is a rosbag2 bag, or a folder of such (real/ros2/bags/to_dataset.py); or it is a
+    dataset, of which bags are made (real/ros2/bags/from_dataset.py). An HDF5 file, or a folder that holds one, is
+    robomimic's, Minari's or ManiSkill's (robopolicy.datasets.hdf5).
+
+    Raises:
+        DataError: a recording is damaged, or of another policy, task or rate than the first; nothing is left to keep.
+    """
+    is_dataset = (recording / "meta" / "info.json").is_file()
+    if bag is not None and bag.wiring is not None:
+        try:
+            from robopolicy.real.ros2.bags.from_dataset import export_bags
+            from robopolicy.real.ros2.bags.to_dataset import convert_bags
+        except ImportError as error:
+            raise ConfigError(
+                f"bag.wiring: rosbag2 needs ROS 2 ({error}): ./scripts/setup.sh ros, or source an installation"
+            ) from error
+        if is_dataset:
+            return export_bags(recording, out, bag, only_success=only_success, overwrite=overwrite)
+        return convert_bags(recording, out, bag, only_success=only_success, overwrite=overwrite)
+    if is_dataset:
+        raise DataError(f"recording={recording}: a LeRobotDataset. Give bag.wiring=<robot> to make rosbag2 bags of it.")
+    if (file := find_hdf5(recording)) is not None:
+        options = hdf5 or Hdf5Options()
+        whole = convert_hdf5(file, out, options, only_success=only_success, overwrite=overwrite)
+        return Converted(out, whole.episodes, whole.frames, 0, whole.left_out)
+    if any(recording.glob("**/metadata.yaml")):
+        raise DataError(
+            f"recording={recording}: a rosbag2 bag. Give bag.wiring=<robot>, which says what its topics are."
+        )
+    paths = visible(recording.glob("*.mcap")) if recording.is_dir() else [recording]
+    if not paths:
+        raise DataError(f"recording={recording}: holds no .mcap files. `robopolicy deploy … record=…` writes them.")
+    return _convert_ours(recording, paths, out, only_success=only_success, overwrite=overwrite)
+
+
+def _convert_ours(recording: Path, paths: list[Path], out: Path, *, only_success: bool, overwrite: bool) -> Converted:
+    """See `convert`; `paths`: files of ours in, or at, `recording`."""
+    first = read(paths[0]).header
+    spec, observation = _policy(first), _observation(first)
+    action = spec.action
+    left_out: dict[str, str] = {}
+    frames = interventions = 0
+    with DatasetWriter(
+        out, observation=observation, action=action, dt=spec.dt, tasks=spec.tasks,
+        provenance={k: first.get(k) for k in ("robopolicy", "digest", "task", "task_digest", "policy_id")},
+        marks={
+            "intervention": Feature((), "bool"), "policy_action": Feature((action.dim,), names=action.names),
+            "driver": Feature((), "int64"),
+        },
+        overwrite=overwrite,
+    ) as writer:  # fmt: skip
+        for path in paths:
+            found = read(path)
+            _check_same(first, found.header, path)
+            try:
+                episode = frames_of(found)
+            except UnusableError as error:
+                left_out[path.name] = str(error)
+                continue
+            if only_success and not episode.success:
+                left_out[path.name] = "no success"
+                continue
+            success = np.zeros(len(episode.action), dtype=bool)
+            success[-1] = bool(episode.success)
+            task = int(episode.obs[TASK][0]) if TASK in episode.obs else 0
+            if not 0 <= task < len(spec.tasks):
+                raise DataError(f"{path}: {TASK} is {task}, its policy knows {len(spec.tasks)} tasks")
+            writer.add_episode(
+                obs=episode.obs, action=episode.action, reward=success.astype(np.float32), success=success,
+                terminated=bool(episode.success), task=writer.meta.tasks[task], seed=_seed(found.header),
+                marks={
+                    "intervention": episode.intervention, "policy_action": episode.policy_action,
+                    "driver": episode.driver,
+                },
+            )  # fmt: skip
+            frames, interventions = frames + len(success), interventions + int(episode.intervention.sum())
+        if not writer.num_episodes:
+            raise DataError(f"recording={recording}: no episode to keep of {len(paths)}: {left_out}")
+    result = Converted(out, writer.num_episodes, frames, interventions, left_out)
+    why = "".join(f"\n  left out {name}: {reason}" for name, reason in left_out.items())
+    print(f"{result.episodes} episodes, {frames} frames in {out}; in {interventions} frames the arm was commanded "
+          f"something else than the policy asked for{why}")  # fmt: skip
+    return result
+
+
+def frames_of(recording: Recording) -> Frames:
+    """The control steps of a recording but the last one.
+
+    Raises:
+        UnusableError: they cannot be trained on. DataError: the recording holds what none can.
+    """
+    with refusing(str(recording.path), DataError):
+        return _frames_of(recording)
+
+
+def _frames_of(recording: Recording) -> Frames:
+    header = recording.header
+    action, observation = _policy(header).action, _observation(header)
+    if header.get("shadow"):
+        raise UnusableError("recorded with dry_run: nothing moved")
+    steps: list[dict[str, Any]] = []
+    held: list[bool] = []  # by control step: the stop was played
+    changed: list[bool] = []
+    for topic, content in recording.messages:
+        if topic == "step":
+            steps.append(content)
+            held.append(False)
+            changed.append(False)
+        elif topic == "tick" and steps:
+            held[-1] |= Mode[content["mode"]] >= Mode.HOLD
+            changed[-1] |= content["changed"]
+    numbers = [(s["n"], s["step"]) for s in steps]
+    if recording.lost or numbers != [(k, k) for k in range(len(steps))]:
+        raise UnusableError("control steps are missing: the recorder or the loop was late")
+    if len(steps) < 3:  # one frame would be no video
+        raise UnusableError("it ended within its first two control steps")
+    low, high, joints = np.array(action.low), np.array(action.high), header["profile"]["data"]["joints"]
+    executed, asked, marks, drivers = [], [], [], []
+    for k, (now, after) in enumerate(zip(steps, steps[1:], strict=False)):
+        wanted = None if now["action"] is None else np.clip(now["action"], low, high)
+        other = wanted is None or now["limited"] or held[k]
+        if other or wanted is None:
+            effect = _effect(now["commanded"], after["commanded"], action, joints)
+        else:
+            effect = wanted
+        executed.append(np.clip(effect, low, high))
+        driver = now.get("driver", "policy")
+        proposed = wanted if driver == "policy" else now.get("proposed")
+        asked.append(executed[-1] if proposed is None else np.clip(proposed, low, high))
+        marks.append(other or changed[k] or driver != "policy")
+        drivers.append(DRIVERS.index(driver))
+    obs = {
+        key: np.stack([value_of(s["obs"][key], feature) for s in steps[:-1]]) for key, feature in observation.items()
+    }
+    return Frames(
+        obs, np.array(executed), np.array(asked), np.array(marks), np.array(drivers, dtype=np.int64),
+        recording.footer["success"],
+    )  # fmt: skip
+
+
+def value_of(value: Any, feature: Feature) -> NDArray[Any]:
+    """An observation [...] as it was before it was recorded; pictures are hexadecimal text."""
+    if isinstance(value, str):
+        return np.frombuffer(bytes.fromhex(value), dtype=np.uint8).reshape(feature.shape)
+    found = np.array(value, dtype=np.float64)
+    if found.shape != feature.shape:
+        raise DataError(f"recording: an observation has shape {found.shape}, its header says {feature.shape}")
+    return found.astype(feature.dtype)
+
+
+# -- inside ---------------------------------------------------------------------------------------------------------
+def _effect(before: dict[str, Any], after: dict[str, Any], action: ActionSpec, joints: list[str]) -> Array:
+    """[Da] the action that leads from one commanded state to the next, of an arm with these `joints`."""
+    if (action.reference, action.rotation) == ("commanded", "yaw"):
+        way = np.array(after["pos"]) - np.array(before["pos"])
+        return np.array([*way, after["yaw"] - before["yaw"], after["grip"]])
+    if (action.reference, action.rotation) == ("absolute", "joint"):
+        return np.array([_target(k, after, action, joints) for k in range(action.dim)])
+    raise DataError(
+        f"convert: knows actions that are increments of the commanded pose, or absolute joint targets; these are "
+        f"{action.reference} with rotation {action.rotation!r}"
+    )
+
+
+def _target(k: int, after: dict[str, Any], action: ActionSpec, joints: list[str]) -> float:
+    """Channel `k` of absolute joint targets that mean what is commanded."""
+    name, grip = action.names[k].removesuffix(".pos"), float(after["grip"])
+    if k == action.gripper:
+        return (grip + 1) * FINGER_STROKE if action.units[k] == "m" else grip
+    known = {**{f"q{i + 1}": i for i in range(len(joints))}, **{joint: i for i, joint in enumerate(joints)}}
+    if name not in known:
+        raise DataError(f"convert: the action {action.names[k]!r} is no joint of the limits' arm, which has {joints}")
+    return float(after["q"][known[name]])
+
+
+def _policy(header: dict[str, Any]) -> PolicySpec:
+    try:
+        return PolicySpec.from_data(header.get("policy"))
+    except CheckpointError as error:
+        raise DataError(f"recording: its header's policy: {error}") from error
+
+
+def _observation(header: dict[str, Any]) -> dict[str, Feature]:
+    found = checked(_FEATURES, header.get("observation"), "recording: its header's observation", error=DataError)
+    return {key: feature.feature for key, feature in found.items()}
+
+
+def _seed(header: dict[str, Any]) -> int:
+    seed = header.get("seed", 0)
+    if type(seed) is not int or not 0 <= seed < 2**63:
+        raise DataError(f"recording: its header's seed: expected an int from 0 to 2⁶³, found {seed!r}")
+    return seed
+
+
+def _check_same(first: dict[str, Any], other: dict[str, Any], path: Path) -> None:
+    for key in ("observation", "task", "task_digest"):
+        if first.get(key) != other.get(key):
+            raise DataError(f"{path}: its {key} is not that of the first recording; convert them apart")
+    before, now = _policy(first), _policy(other)
+    for key in ("action", "dt", "tasks"):
+        if getattr(before, key) != getattr(now, key):
+            raise DataError(f"{path}: its policy's {key} is not that of the first recording; convert them apart")

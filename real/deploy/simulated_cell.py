@@ -1,0 +1,135 @@
+"""A simulated arm under the control loop, on simulated time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from robopolicy.core.types import Obs
+from robopolicy.policies.base import Policy
+from robopolicy.real.control.control_loop import ControlLoop, Operator
+from robopolicy.real.control.joints import ActionDecoder
+from robopolicy.real.control.robots import MujocoArm, State, Trouble
+from robopolicy.real.planning.chunking import Chunking, chunking_of
+from robopolicy.real.planning.planner import InlineRunner
+from robopolicy.real.planning.remote_planner import RemotePlanner
+from robopolicy.real.recording.recorder import PolicyJournal, Put, RecordedChain, Recorder, header_of
+from robopolicy.real.safety import Mode, SafetyChain, load_profile
+from robopolicy.real.safety.risk import RiskCritic
+from robopolicy.sim.arm import FINGER_STROKE
+from robopolicy.sim.env import SimEnv
+
+Settings = dict[str, float]
+TICK = 0.004  # s between commands
+
+
+class Episode(NamedTuple):
+    """What happened in one episode."""
+
+    seed: int
+    success: bool
+    steps: int  # control steps
+    aborted: str  # by the arm; "" where it was not
+    mode: str  # at the end
+    changed: float  # fraction of ticks in which the command was not the target
+    paced: float  # fraction of control steps that were slower than the policy asked for
+    reasons: Counter[str]
+    helped: float = 0.0  # fraction of control steps in which a human drove, or had the arm go back
+
+
+class SimulatedCell:
+    """A task's simulated arm at 1 kHz under a control loop, on simulated time.
+
+    Args:
+        put: takes what a recording would (`Recorder.put`) where there is no `recorder`.
+        operator: a human who may drive.
+    """
+
+    def __init__(
+        self, env: SimEnv, policy: Policy | RemotePlanner, *, settings: Settings, latency: float = 0.0,
+        trouble: Trouble | None = None, shadow: bool = False, dt: float = TICK, risk: Path | None = None,
+        recorder: Recorder | None = None, facts: dict[str, Any] | None = None, put: Put | None = None,
+        operator: Operator | None = None, chunking: Chunking = "async",
+    ) -> None:  # fmt: skip
+        self.env, self.dt, self.time = env, dt, 0.0
+        put = put if recorder is None else recorder.put
+        self.recorder, self.facts = recorder, facts or {}
+        profile = load_profile("panda", **settings)
+        self.arm = MujocoArm(env.task, profile, dt=dt, trouble=trouble)
+        critic = None if risk is None else RiskCritic.load(risk, profile, dt)
+        self.chain = (
+            SafetyChain(profile, dt=dt, risk=critic)
+            if put is None
+            else RecordedChain(profile, dt=dt, risk=critic, put=put)
+        )
+        chunks = chunking_of(chunking, policy, latency)
+        self.loop = ControlLoop(
+            self.arm, self.chain, ActionDecoder(env.controller, stroke=FINGER_STROKE, dt=env.dt),
+            InlineRunner(chunks.planner, latency=latency), self._observe, chunks.buffer,
+            clock=lambda: self.time, history=chunks.planner.history, lead=chunks.lead, shadow=shadow,
+            journal=None if put is None else PolicyJournal(put), operator=operator, delays=chunks.delays,
+        )  # fmt: skip
+        self.held = 0
+
+    def _observe(self, state: State) -> Obs:
+        """What the policy is shown: the task's own features, of this arm's physics."""
+        del state  # the task's features need the objects too
+        obs, success = self.env.sense(self.arm.data.qpos[None], self.arm.data.qvel[None])
+        self.held = self.held + 1 if success[0] else 0
+        return obs
+
+    def run(self, seed: int) -> Episode:
+        """One episode, to success, to its horizon or to a fault; recorded where there is a recorder."""
+        if self.recorder is None:
+            return self._run(seed)
+        self.recorder.begin(self.header(seed))
+        outcome: dict[str, Any] = {"success": None}
+        try:
+            episode = self._run(seed)
+            outcome = {"success": episode.success, "aborted": episode.aborted, "mode": episode.mode}
+        finally:
+            self.recorder.end(**outcome)
+        return episode
+
+    def header(self, seed: int) -> dict[str, Any]:
+        """What a recording of the episode `seed` begins with."""
+        return header_of(
+            self.chain, self.env.spec, self.loop.buffer.spec, seed=seed, shadow=self.loop.shadow, **self.facts
+        )
+
+    def goes_on(self) -> bool:
+        """Whether the episode needs another tick."""
+        most = self.env.task.horizon * self.env.dt  # s; waiting counts
+        return self.time - self.loop.origin < most + 0.5 * self.dt and self.held < self.env.task.hold
+
+    def ticked(self) -> None:
+        """A tick is over."""
+
+    def begin(self, seed: int) -> None:
+        """Put the arm into the scene of `seed`, and start the loop there."""
+        self.env.reset(torch.tensor([seed], dtype=torch.int64))
+        self.arm.place(self.env.physics.qpos[0], self.env.task_state())
+        self.held = 0
+        self.loop.counts.clear()
+        self.loop.start(seed=seed)
+
+    def _run(self, seed: int) -> Episode:
+        env, changed, ticks, reasons = self.env, 0, 0, Counter[str]()
+        self.begin(seed)
+        while self.goes_on():
+            decision = self.loop.tick()
+            self.arm.advance()
+            self.time += self.dt
+            self.ticked()
+            ticks, changed = ticks + 1, changed + decision.changed
+            reasons.update(decision.reasons)
+            if decision.mode is Mode.FAULT or self.arm.aborted:
+                break
+        return Episode(
+            seed, self.held >= env.task.hold, self.loop.step, self.arm.aborted, self.chain.mode.name,
+            changed / max(1, ticks), self.loop.counts["paced"] / max(1, self.loop.step), reasons,
+            (self.loop.counts["human"] + self.loop.counts["rewind"]) / max(1, self.loop.step),
+        )  # fmt: skip

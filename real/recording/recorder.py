@@ -1,0 +1,293 @@
+"""Recording a deployment: one MCAP file an episode, with all that the safety chain's decisions depend on.
+
+A file opens in Foxglove and other MCAP tools. Messages are JSON: a float64 is written in the shortest form that reads
+back as the same number, one that is none as the text "nan", "inf" or "-inf".
+
+/header    once, first: limits, risk critic, policy, versions
+/activate  where the arm was activated, and what the chain remembered then
+/tick      what the chain was told, and what it decided
+/step      once a control step: observation, what the policy, or a human in its place, wanted, what was made of it
+/chunk     a chunk of actions as it arrived from the policy
+/footer    once, last: how it ended and how many messages were lost; a file without it was cut off
+
+`n` counts the messages of a topic, lost ones too: a gap in it is a loss. Times are those of the loop's own
+steady clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import math
+import platform
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mcap.writer import Writer
+from numpy.typing import ArrayLike, NDArray
+
+from robopolicy.core.errors import DataError
+from robopolicy.core.specs import EnvSpec, PolicySpec
+from robopolicy.core.types import Feature, Obs
+from robopolicy.real.control.joints import Commanded
+from robopolicy.real.safety import Decision, SafetyChain, SafetyError
+from robopolicy.real.safety.chain import Measured
+from robopolicy.real.safety.command_limiter import Past
+from robopolicy.utils.provenance import version
+
+Array = NDArray[np.float64]
+
+FORMAT = 1
+TOPICS = ("header", "activate", "tick", "step", "chunk", "footer")
+CHUNK = 64 * 1024  # bytes that a kill −9 may cost
+LIBRARIES = ("numpy", "numba", "daqp", "mujoco")
+
+Put = Callable[[str, float, dict[str, Any]], None]  # topic, s, content
+
+
+class Recorder:
+    """Writes MCAP files from a thread of its own; what calls it never waits.
+
+    Args:
+        folder: of the files, one an episode; made if need be.
+        backlog: messages that may wait to be written. Further ones are dropped and counted.
+
+    Raises:
+        DataError: `folder` holds recordings already.
+    """
+
+    def __init__(self, folder: Path | str, *, backlog: int = 4096) -> None:
+        self.folder, self.backlog = Path(folder), backlog
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if found := sorted(self.folder.glob("*.mcap")):
+            raise DataError(f"record={self.folder}: holds {len(found)} recordings already. Give a new folder.")
+        self.files = 0
+        self.count, self.dropped = Counter[str](), Counter[str]()  # messages of the file under way, by topic
+        self._queue: queue.Queue[tuple[str, float, int, dict[str, Any]] | None] | None = None
+        self._thread: threading.Thread | None = None
+        self._broken: BaseException | None = None
+
+    def begin(self, header: Mapping[str, Any]) -> Path:
+        """Open the next file; `header` is JSON values (`describe` makes one)."""
+        if self._queue is not None:
+            raise DataError("record: an episode begins before the one under way was ended")
+        path = self.folder / f"episode_{self.files:06d}.mcap"
+        self.files, self._broken = self.files + 1, None
+        self.count.clear()
+        self.dropped.clear()
+        self._queue = queue.Queue(maxsize=self.backlog)
+        self._thread = threading.Thread(target=self._write, args=(path, self._queue), name="recorder", daemon=True)
+        self._thread.start()
+        self.put("header", 0.0, {"format": FORMAT, **header})
+        return path
+
+    def put(self, topic: str, now: float, content: dict[str, Any]) -> None:
+        """Hand a message over; `content` must not change afterwards. Without a file open, nothing happens."""
+        if self._queue is None:
+            return
+        try:
+            self._queue.put_nowait((topic, now, self.count[topic], content))
+        except queue.Full:
+            self.dropped[topic] += 1
+        self.count[topic] += 1
+
+    def end(self, **outcome: Any) -> None:
+        """Write the footer with `outcome` and close the file; waits until all of it is written.
+
+        Raises:
+            DataError: it could not be written, e.g. the disk is full.
+        """
+        if self._queue is None or self._thread is None:
+            return
+        footer = {**outcome, "messages": dict(self.count), "dropped": dict(self.dropped)}
+        self._queue.put(("footer", 0.0, 0, footer))
+        self._queue.put(None)
+        self._thread.join()
+        self._queue = self._thread = None
+        if self._broken is not None:
+            raise DataError(f"record={self.folder}: the recording could not be written: {self._broken}")
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+    def _write(self, path: Path, messages: queue.Queue[Any]) -> None:
+        try:
+            with path.open("wb") as file:
+                writer = Writer(file, chunk_size=CHUNK)
+                writer.start(profile="", library=f"robopolicy {version()}")
+                channels = {}
+                for topic in TOPICS:
+                    schema = writer.register_schema(f"robopolicy.{topic}", "jsonschema", b'{"type": "object"}')
+                    channels[topic] = writer.register_channel(f"/{topic}", "json", schema)
+                while (message := messages.get()) is not None:
+                    topic, now, n, content = message
+                    stamp = int(max(0.0, now) * 1e9)  # for viewers; the exact one is inside
+                    writer.add_message(channels[topic], stamp, dumps({"n": n, "now": now, **content}), stamp, n)
+                writer.finish()
+        except BaseException as error:
+            self._broken = error
+            while messages.get() is not None:  # nobody must wait for a queue that nobody empties
+                pass
+
+
+class RecordedChain(SafetyChain):
+    """A safety chain that hands all it is told, and all it decides, to `put` (Recorder.put)."""
+
+    def __init__(self, *args: Any, put: Put, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self._given is not None:
+            raise SafetyError("record: a chain with limits of its own cannot be replayed")
+        self.put = put
+        self._events: list[list[Any]] = []  # since the last tick
+        self._inside = False
+
+    def activate(self, measured: Measured, now: float) -> None:
+        super().activate(measured, now)
+        self._events = []
+        state = self._governor()
+        tank = self.tank and {k: v if k == "energy" else _list(v) for k, v in self.tank.state_dict().items()}
+        about = {"settings": asdict(self.profile.settings), "digest": self.profile.digest}
+        enabled = next((dog.last for dog in self.watchdogs if dog.name == "enable"), None)  # s, when it came
+        told = {**_measured(measured), **about, "enable": enabled}
+        self.put("activate", now, {**told, "governor": state, "tank": tank})
+
+    def heard(self, played: Array) -> bool:
+        reached = super().heard(played)
+        if not reached:  # else nothing changed
+            self._happened("heard", _list(played))
+        return reached
+
+    def resume(self, past: Past, ticks: int) -> None:
+        super().resume(past, ticks)
+        self._happened("resume", self._governor())
+
+    def _happened(self, name: str, what: Any) -> None:
+        """Remember until the next tick; while inactive there is none, and `activate` says where it stands."""
+        if self.active:
+            self._events.append([name, what])
+
+    def _governor(self) -> dict[str, Any]:
+        return {k: np.asarray(v).tolist() for k, v in self.governor.state_dict().items()}
+
+    def feed(self, name: str, now: float) -> None:
+        super().feed(name, now)
+        self._happened("feed", [name, now])
+
+    def fault(self, reason: str) -> None:
+        super().fault(reason)
+        if not self._inside:
+            self._happened("fault", reason)
+
+    def tighten(self, **settings: Any) -> None:
+        super().tighten(**settings)
+        self._happened("tighten", asdict(self.profile.settings))
+
+    def filter(self, target: Array | None, measured: Measured | None, now: float, *, reason: str = "") -> Decision:
+        told = {"target": _list(target), **_measured(measured), "reason": reason, "events": self._events}
+        begun, self._inside, self._events = time.perf_counter(), True, []
+        try:
+            decision = super().filter(target, measured, now, reason=reason)
+        finally:
+            self._inside = False
+        took = time.perf_counter() - begun
+        self.put("tick", now, {**told, **decided(decision), "error": self.error, "filter_s": took})
+        return decision
+
+
+class PolicyJournal:
+    """What a ControlLoop tells its journal, as messages to `put`."""
+
+    def __init__(self, put: Put) -> None:
+        self.put = put
+
+    def step(
+        self, now: float, step: int, obs: Obs, before: Commanded, action: Array | None, limited: bool,
+        driver: str = "policy", proposed: Array | None = None,
+    ) -> None:  # fmt: skip
+        seen = {k: _packed(v[0].numpy()) for k, v in obs.items()}
+        commanded = {"q": _list(before.q), "pos": _list(before.pos), "yaw": before.yaw, "grip": before.grip}
+        wanted = {"action": _list(action), "limited": bool(limited), "driver": driver, "proposed": _list(proposed)}
+        self.put("step", now, {"step": step, "obs": seen, "commanded": commanded, **wanted})
+
+    def chunk(self, now: float, chunk: Array, observed: float, refused: str) -> None:
+        self.put("chunk", now, {"chunk": _list(chunk), "observed": observed, "refused": refused})
+
+
+def describe(
+    chain: SafetyChain, *, observation: Mapping[str, Feature], policy: PolicySpec, **facts: Any
+) -> dict[str, Any]:
+    """The header of a chain's recording: all that a chain like it can be built from; `facts` are JSON values."""
+    risk = chain.risk and {
+        "layers": [[w.tolist(), b.tolist()] for w, b in chain.risk.layers],
+        **{k: getattr(chain.risk, k) for k in ("dt", "low", "high", "floor")},
+        "settings": asdict(chain.risk.profile.settings),
+    }
+    return {
+        "robopolicy": version(),
+        "versions": {n: importlib.metadata.version(n) for n in LIBRARIES},
+        "machine": platform.machine(),
+        "profile": {"data": chain.profile.data, "settings": asdict(chain.profile.settings)},
+        "digest": chain.profile.digest,
+        "dt": chain.governor.dt,
+        "budget_s": chain.governor.budget,
+        "watchdogs": {dog.name: list(asdict(dog.patience).values()) for dog in chain.watchdogs},
+        "risk": risk,
+        "observation": {k: asdict(f) for k, f in observation.items()},
+        "policy": asdict(policy),
+        **facts,
+    }
+
+
+def header_of(chain: SafetyChain, env: EnvSpec, policy: PolicySpec, *, seed: int, **facts: Any) -> dict[str, Any]:
+    """The header of an episode of the task `env`; see `describe`."""
+    return describe(
+        chain, observation=env.observation, policy=policy, task=env.id, task_digest=env.digest, seed=seed, **facts
+    )
+
+
+def decided(decision: Decision) -> dict[str, Any]:
+    """A decision as it is recorded; of the stop a checksum."""
+    return {
+        "command": decision.command.tolist(),
+        "stop": hashlib.blake2b(np.ascontiguousarray(decision.stop).tobytes(), digest_size=8).hexdigest(),
+        "mode": decision.mode.name,
+        "reasons": list(decision.reasons),
+        "changed": decision.changed,
+    }
+
+
+def dumps(content: dict[str, Any]) -> bytes:
+    """JSON; numbers that are none become text."""
+    try:
+        return json.dumps(content, allow_nan=False).encode()
+    except ValueError:
+        return json.dumps(_finite(content), allow_nan=False).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _packed(value: NDArray[Any]) -> Any:
+    """Numbers as lists; pictures as hexadecimal text, which is quicker."""
+    return value.tobytes().hex() if value.dtype == np.uint8 and value.ndim == 3 else value.tolist()
+
+
+def _measured(measured: Measured | None) -> dict[str, Any]:
+    return {"q": None, "torque": None} if measured is None else {
+        "q": _list(measured.q), "torque": _list(measured.torque)
+    }  # fmt: skip
+
+
+def _list(value: ArrayLike | None) -> Any:
+    return None if value is None else np.asarray(value, dtype=np.float64).tolist()

@@ -1,0 +1,313 @@
+"""`robopolicy replay`: run the safety chain again on what a recording says it was told, and compare every decision."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from mcap.records import Channel, Message
+from numpy.typing import NDArray
+
+from robopolicy.core.errors import DataError
+from robopolicy.core.untrusted import parse_json, refusing
+from robopolicy.real.recording.mcap_files import WHOLE, records
+from robopolicy.real.recording.recorder import FORMAT, LIBRARIES, decided, dumps
+from robopolicy.real.safety import SafetyChain
+from robopolicy.real.safety.chain import Measured
+from robopolicy.real.safety.profile import Profile, settings_of
+from robopolicy.real.safety.profile_data import check_data
+from robopolicy.real.safety.risk import RiskCritic
+from robopolicy.real.safety.safety_mode import Patience
+
+Array = NDArray[np.float64]
+
+
+@dataclass
+class Recording:
+    """What could be read of a file, in the order of writing."""
+
+    path: Path
+    messages: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # topic, content
+    damage: str = ""  # why reading ended early
+
+    @property
+    def header(self) -> dict[str, Any]:
+        return self.messages[0][1]
+
+    @property
+    def footer(self) -> dict[str, Any]:
+        return self.messages[-1][1]
+
+    def of(self, topic: str) -> list[dict[str, Any]]:
+        return [content for name, content in self.messages if name == topic]
+
+    @property
+    def lost(self) -> dict[str, int]:
+        """Messages by topic that the recorder had no time for."""
+        return {k: v for k, v in self.footer["dropped"].items() if v}
+
+
+class Replayed(NamedTuple):
+    """How far a recording was reproduced."""
+
+    path: Path
+    ticks: int  # in the file
+    reproduced: int  # from the first on, bit for bit
+    difference: str  # of the next one, "" where all were reproduced
+
+    def __str__(self) -> str:
+        if not self.difference:
+            return f"{self.path.name}: all {self.ticks} decisions reproduced bit for bit"
+        return f"{self.path.name}: {self.reproduced} of {self.ticks} decisions reproduced, then {self.difference}"
+
+
+def replay(*, recording: Path) -> list[Replayed]:
+    """Reproduce the decisions in a recording, or in all of a folder.
+
+    Raises:
+        DataError: no recording, a damaged or incomplete one, or a decision that comes out otherwise.
+    """
+    paths = sorted(recording.glob("*.mcap")) if recording.is_dir() else [recording]
+    if not paths:
+        raise DataError(
+            f"recording={recording}: holds no .mcap files. `robopolicy deploy … record=<folder>` writes them."
+        )
+    done = [reproduce(read(path)) for path in paths]
+    for result in done:
+        print(result)
+    if bad := [result for result in done if result.difference]:
+        raise DataError(f"{len(bad)} of {len(done)} recordings were not reproduced; the first: {bad[0]}")
+    return done
+
+
+def read(path: Path, *, whole: bool = True) -> Recording:
+    """Read a recording.
+
+    Args:
+        whole: refuse a file that is cut off or damaged; False takes what can be read of it.
+
+    Raises:
+        DataError: not a recording, of a newer format, or not whole; what could be read is said.
+    """
+    if not path.is_file():
+        raise DataError(f"recording={path}: no such file")
+    found, channels = Recording(path), dict[int, str]()
+    try:
+        with path.open("rb") as file:
+            unpacked = 0
+            for record in records(file):
+                if isinstance(record, Channel):
+                    channels[record.id] = record.topic.removeprefix("/")
+                elif isinstance(record, Message):
+                    unpacked += len(record.data)
+                    found.messages.append((channels[record.channel_id], _content(record.data, unpacked)))
+    except Exception as error:  # whatever a damaged file makes of the reader
+        found.damage = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
+    if not found.messages or found.messages[0][0] != "header":
+        why = f" ({found.damage})" if found.damage else ""
+        raise DataError(f"{path}: not a recording of robopolicy, or cut off before anything was written{why}")
+    if found.header.get("format") != FORMAT:
+        raise DataError(f"{path}: format {found.header.get('format')!r}, this robopolicy reads {FORMAT}. Upgrade it.")
+    if whole_footer := found.messages[-1][0] == "footer":
+        counts = ("messages", "dropped")
+        bad = [k for k in counts if not _are_counts(found.footer.get(k))]
+        if bad:
+            raise DataError(f"{path}: footer: {bad[0]}: expected numbers of messages by topic")
+    if whole and (found.damage or not whole_footer):
+        ticks = found.of("tick")
+        now = ticks[-1].get("now") if ticks else None
+        until = f", up to {now:.3f} s" if isinstance(now, float) else ""
+        raise DataError(
+            f"{path}: is cut off or damaged ({found.damage or 'there is no footer'}). {len(ticks)} ticks and "
+            f"{len(found.of('step'))} control steps could be read{until}. Restore it from a copy."
+        )
+    return found
+
+
+def reproduce(recording: Recording) -> Replayed:
+    """Run the chain again. The recording's own limits and critic are used, this robopolicy's code.
+
+    Raises:
+        DataError: the recording holds what a chain cannot have been told. SafetyError: limits that are none.
+    """
+    with refusing(str(recording.path), DataError):
+        return _reproduce(recording)
+
+
+def _reproduce(recording: Recording) -> Replayed:
+    clock = _Clock()
+    chain, ticks, expected = rebuild(recording.header, clock), len(recording.of("tick")), Counter[str]()
+    done = 0
+    for topic, content in recording.messages:
+        if topic not in ("activate", "tick"):
+            continue
+        if content["n"] != expected[topic]:
+            lost = content["n"] - expected[topic]
+            return Replayed(recording.path, ticks, done, f"{lost} {topic} messages are missing: they were not written")
+        expected[topic] += 1
+        if topic == "activate":
+            _activate(chain, content)
+            continue
+        for name, value in content["events"]:
+            _happen(chain, name, value)
+        clock.late = "late" in content["reasons"]
+        clock.calls = 0
+        decision = decided(chain.filter(_array(content["target"]), _measured(content), content["now"],
+                                        reason=content["reason"]))  # fmt: skip
+        for key, value in decision.items():
+            if dumps({key: value}) != dumps({key: content[key]}):
+                where = f"tick {content['n']} at {content['now']:.6f} s: "
+                differs = where + _difference(key, content[key], value, chain.profile.joints)
+                return Replayed(recording.path, ticks, done, differs + _versions(recording.header))
+        done += 1
+    footer = recording.footer["messages"]
+    for topic in ("activate", "tick"):  # lost at the end
+        if footer.get(topic, 0) != expected[topic]:
+            lost = footer[topic] - expected[topic]
+            return Replayed(recording.path, ticks, done, f"{lost} {topic} messages are missing: they were not written")
+    return Replayed(recording.path, ticks, done, "")
+
+
+def rebuild(header: dict[str, Any], clock: _Clock | None = None) -> SafetyChain:
+    """The chain that a header describes.
+
+    Raises:
+        DataError: the header does not describe one, or its limits are not those that its digest names.
+    """
+    try:
+        data = header["profile"]["data"]
+        check_data(data, "recording: profile.data")
+        profile = Profile(data, settings_of(header["profile"]["settings"]))
+        patience = {k: Patience(*(float(s) for s in v)) for k, v in header["watchdogs"].items()}
+        dt, budget = float(header["dt"]), float(header["budget_s"])
+        if not 0.0005 <= dt <= 0.1 or not 0.0 < budget <= 1.0:
+            raise ValueError(f"dt: expected 0.0005 to 0.1 s, budget_s up to 1 s, found {dt} and {budget}")
+        chain = SafetyChain(
+            profile, dt=dt, state=patience["state"], enable=patience.get("enable"), clock=clock,
+            budget=budget, risk=_critic(header["risk"], data),
+            inputs={k: v for k, v in patience.items() if k not in ("state", "enable")},
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise DataError(f"recording: its header does not describe a safety chain ({error!r})") from error
+    if profile.digest != header["digest"]:
+        raise DataError(f"recording: its limits have digest {profile.digest}, its header says {header['digest']}")
+    return chain
+
+
+# -- inside ---------------------------------------------------------------------------------------------------------
+class _Clock:
+    """Computation takes as long as it did: a tick that was late is late again."""
+
+    late = False
+    calls = 0
+
+    def __call__(self) -> float:
+        self.calls += 1
+        return np.inf if self.late and self.calls > 1 else 0.0
+
+
+def _activate(chain: SafetyChain, content: dict[str, Any]) -> None:
+    chain.deactivate()
+    settings = settings_of(content["settings"])
+    if settings != chain.profile.settings:
+        chain.tighten(**vars(settings))
+    measured = _measured(content)
+    assert measured is not None
+    if (enabled := content.get("enable", content["now"])) is not None:  # older chains fed themselves at activation
+        chain.enable(enabled)
+    chain.activate(measured, content["now"])
+    _stand(chain, content["governor"])
+    if chain.tank is not None:
+        n, tank = len(chain.profile.joints), content["tank"]
+        held = {k: _array(tank[k], n) for k in ("q", "torque")}
+        chain.tank.load_state_dict({"energy": float(tank["energy"]), **held})
+
+
+def _stand(chain: SafetyChain, governor: dict[str, Any]) -> None:
+    chain.governor.load_state_dict({k: np.array(v) for k, v in governor.items()})
+
+
+def _happen(chain: SafetyChain, name: str, value: Any) -> None:
+    if name == "heard":
+        played = _array(value, len(chain.profile.joints))
+        assert played is not None
+        chain.heard(played)
+    elif name == "resume":
+        chain.load_resumed({k: np.array(v) for k, v in value.items()})
+    elif name == "feed":
+        dog, now = value
+        chain.feed(str(dog), float(now))
+    elif name == "enable":  # of recordings before 2026-11-22
+        chain.enable(float(value))
+    elif name == "fault":
+        chain.fault(str(value))
+    elif name == "tighten":
+        chain.tighten(**vars(settings_of(value)))
+    else:
+        raise DataError(f"recording: unknown event {name!r}; it is of a newer robopolicy")
+
+
+def _critic(data: dict[str, Any] | None, profile: dict[str, Any]) -> RiskCritic | None:
+    if data is None:
+        return None
+    layers = tuple((np.array(w, dtype=np.float64), np.array(b, dtype=np.float64)) for w, b in data["layers"])
+    own = Profile(profile, settings_of(data["settings"]))
+    dt, low, high, floor = (float(data[k]) for k in ("dt", "low", "high", "floor"))
+    if not dt > 0.0:
+        raise ValueError(f"risk.dt: expected s > 0, found {dt}")
+    critic = RiskCritic(own, dt, layers, low, high, floor)
+    critic.check("recording: risk")
+    return critic
+
+
+def _array(value: Any, size: int | None = None) -> Array | None:
+    """Numbers, "nan" and the like among them; of so many joints.
+
+    Raises:
+        DataError: another shape.
+    """
+    if value is None:
+        return None
+    found = np.array(value, dtype=np.float64)
+    if size is not None and found.shape != (size,):
+        raise DataError(f"recording: expected {size} numbers, one a joint, found shape {found.shape}")
+    return found
+
+
+def _content(data: bytes, whole: int) -> dict[str, Any]:
+    """One message; `whole` bytes have been read up to it."""
+    if whole > WHOLE:
+        raise DataError(f"unpacks to more than {WHOLE} bytes")
+    found = parse_json(data, "a message", error=DataError)
+    if not isinstance(found, dict):
+        raise DataError(f"a message is a {type(found).__name__}, expected an object")
+    return found
+
+
+def _are_counts(value: object) -> bool:
+    return isinstance(value, dict) and all(type(v) is int and 0 <= v < 2**53 for v in value.values())
+
+
+def _measured(content: dict[str, Any]) -> Measured | None:
+    q = _array(content["q"])
+    return None if q is None else Measured(q, _array(content["torque"]))
+
+
+def _difference(key: str, was: Any, now: Any, joints: tuple[str, ...]) -> str:
+    if key == "command" and len(was) == len(now):
+        k = next(k for k, (a, b) in enumerate(zip(was, now, strict=True)) if dumps({"": a}) != dumps({"": b}))
+        return f"{joints[k]} was commanded to {was[k]!r} rad, now {now[k]!r} ({abs(now[k] - was[k]):.1e} apart)"
+    return f"{key} was {was!r}, now {now!r}"
+
+
+def _versions(header: dict[str, Any]) -> str:
+    """What is not as it was, for the end of a message."""
+    found = {n: importlib.metadata.version(n) for n in LIBRARIES} | {"machine": platform.machine()}
+    was = {**header["versions"], "machine": header["machine"]}
+    other = [f"{n} {was[n]} → {found[n]}" for n in found if n in was and was[n] != found[n]]
+    return f" ({', '.join(other)})" if other else ""

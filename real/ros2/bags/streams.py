@@ -1,0 +1,210 @@
+"""What a bag holds of a wiring's topics, as arrays over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sensor_msgs.msg import JointState
+from std_msgs.msg import Bool, Float64
+from trajectory_msgs.msg import JointTrajectory
+
+from robopolicy.core.errors import DataError
+from robopolicy.real.control.joint_order import JointOrder
+from robopolicy.real.ros2 import messages
+from robopolicy.real.ros2.bags.checks import Stream, newest
+from robopolicy.real.ros2.bags.reader import Bag, Item, decode, stamp_of, type_name
+from robopolicy.real.ros2.images import ImageReader, message_type, size_of
+from robopolicy.real.ros2.wiring import CameraTopic, Topic, Wiring
+from robopolicy.real.safety import SafetyError, load_profile
+
+Array = NDArray[np.float64]
+
+
+class Streams:
+    """A bag read as the wiring says.
+
+    Args:
+        commanded: what the joints were told is needed.
+        image_size: (height, width) of pictures; None: as they come.
+
+    Raises:
+        DataError: a topic is missing, of another type, or holds what the robot would not take.
+    """
+
+    def __init__(self, bag: Bag, wiring: Wiring, *, commanded: bool, image_size: tuple[int, int] | None) -> None:
+        self.bag, self.wiring, self.commanded = bag, wiring, commanded
+        self._profile = load_profile(wiring.limits)
+        self.states = self._states()
+        self.commands = self._commands() if commanded else None
+        self.feature_names: list[str] = []
+        self.features = self._features()
+        self.grip = self._simple("gripper", Float64)
+        self._human = self._simple("intervention", Bool)
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.cameras: dict[str, Stream] = {}  # values: number of the message on its topic
+        for key, camera in wiring.cameras.items():
+            if (name := self._find(camera, message_type(camera))) is not None:
+                self.cameras[key] = self._camera(key, name, camera, image_size)
+
+    # -- at times -----------------------------------------------------------------------------------------------------
+    def checked(self) -> Iterator[tuple[str, Stream, Topic, float]]:
+        """Name, stream, topic and patience [s] of what must come all the time."""
+        w, dogs = self.wiring, self.wiring.watchdogs
+        yield "joint_states", self.states, w.topic("joint_states"), min(dogs["state"].hold, dogs["state"].fault)
+        if self.commands is not None:
+            role = "joint_commands" if w.topics["joint_commands"] is not None else "trajectory"
+            yield role, self.commands, w.topic(role), min(dogs["state"].hold, dogs["state"].fault)
+        if self.features is not None:
+            patience = min(dogs["features"].hold, dogs["features"].fault)
+            yield "features", self.features, w.topic("features"), patience
+        for key, stream in self.cameras.items():
+            yield key, stream, w.cameras[key], min(dogs["images"].hold, dogs["images"].fault)
+
+    def state(self, at: Array) -> Array:
+        """[T Ds] positions, velocities, opening and features at `at` [T] s."""
+        found = self.states.values[newest(self.states, at)]
+        if self.features is not None:
+            found = np.concatenate([found, self.features.values[newest(self.features, at)]], axis=1)
+        return found
+
+    def told(self, at: Array) -> Array:
+        """[T Da] where joints, and the gripper, were told to be at `at` [T] s."""
+        n, measured = len(self.wiring.joints), self.states.values[newest(self.states, at)]
+        joints = measured[:, :n] if self.commands is None else self._commanded(at)
+        if not self.wiring.gripper:
+            return joints
+        opening = measured[:, 2 * n]
+        if self.grip is not None and self.commanded and len(self.grip.arrived):
+            index = newest(self.grip, at)
+            opening = np.where(index >= 0, self.grip.values[index], opening)
+        return np.concatenate([joints, opening[:, None]], axis=1)
+
+    def intervened(self, at: Array) -> NDArray[np.bool_]:
+        """[T] a human drove."""
+        if self._human is None or not len(self._human.arrived):
+            return np.zeros(len(at), dtype=bool)
+        index = newest(self._human, at)
+        return (index >= 0) & (self._human.values[index] > 0)
+
+    def pictures(self, at: Array) -> dict[str, NDArray[np.uint8]]:
+        """[T 3 H W] by feature; read now, as a bag's pictures may be more than memory holds."""
+        out: dict[str, NDArray[np.uint8]] = {}
+        for key, stream in self.cameras.items():
+            camera, wanted = self.wiring.cameras[key], newest(stream, at)
+            reader, kind = ImageReader(key, self.shapes[key], camera), message_type(camera)
+            out[key] = np.empty((len(at), *self.shapes[key]), np.uint8)
+            frames = {int(m): np.flatnonzero(wanted == m) for m in np.unique(wanted)}
+            name = self.bag.topic(camera.name)
+            for number, item in enumerate(self.bag.items([name] if name else [])):
+                if number in frames:
+                    out[key][frames[number]] = self._take(item, lambda m, r=reader: r.read(m), kind)
+        return out
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+    def _find(self, topic: Topic | None, kind: type) -> str | None:
+        """What the bag calls `topic`; None where either has none."""
+        name = None if topic is None else self.bag.topic(topic.name)
+        if name is not None and (found := self.bag.types[name]) != (wanted := type_name(kind)):
+            raise DataError(f"{self.bag.path}: {name!r} holds {found}, the wiring expects {wanted}")
+        return name
+
+    def _need(self, role: str, kind: type) -> str:
+        topic = self.wiring.topic(role)
+        if (name := self._find(topic, kind)) is None:
+            more = " Guided by hand? Then give bag.action=measured." if role in ("joint_commands", "trajectory") else ""
+            raise DataError(
+                f"{self.bag.path}: no topic {topic.name!r} (topics.{role} of the wiring); it holds "
+                f"{sorted(self.bag.types)}.{more}"
+            )
+        return name
+
+    def _take(self, item: Item, read: Any, kind: type) -> Any:
+        """What `read` makes of the message."""
+        try:
+            return read(decode(item, kind))
+        except SafetyError as error:
+            raise DataError(f"{self.bag.path}: {error}") from error
+
+    def _stream(self, name: str, kind: type, read: Any, *, stamped: bool = True) -> Stream:
+        found: list[tuple[float, float, Any]] = []
+        for item in self.bag.items([name]):
+            found.append((item.arrived, stamp_of(item) if stamped else 0.0, self._take(item, read, kind)))
+        arrived, stamps = (np.array([f[k] for f in found]) for k in (0, 1))
+        return Stream(arrived, stamps if stamped else None, np.array([f[2] for f in found]))
+
+    def _states(self) -> Stream:
+        reader = messages.StateReader(self.wiring, self._profile)
+        grip = bool(self.wiring.gripper)
+
+        def row(message: JointState) -> Array:
+            state = reader.read(message)
+            return np.concatenate([state.q, state.qd, [state.opening] * grip])
+
+        return self._stream(self._need("joint_states", JointState), JointState, row)
+
+    def _commands(self) -> Stream:
+        """Joints by time; of trajectories the serialised number alone, see `_commanded`."""
+        if self.wiring.topics["joint_commands"] is not None:
+            order = JointOrder(self.wiring.joints, extra=tuple(self.wiring.gripper))
+            name = self._need("joint_commands", JointState)
+            return self._stream(name, JointState, lambda m: order.arrange(list(m.name), m.position))
+        if self.wiring.output.type != "trajectory":
+            raise DataError(
+                f"{self.bag.path}: what the joints were told is read of joint_commands, or of trajectories; this "
+                f"wiring has neither (type {self.wiring.output.type}). Give bag.action=measured."
+            )
+        name = self._need("trajectory", JointTrajectory)
+        items = [i for i in self.bag.items([name]) if len(self._plan(i)[1])]
+        self._plans = [i.data for i in items]
+        arrived = np.array([i.arrived for i in items])
+        return Stream(arrived, None, np.arange(len(items), dtype=np.float64))
+
+    def _plan(self, item: Item) -> tuple[Array, Array]:
+        """Times [K] s of the arm and joints [K n] rad."""
+        m = self._take(item, lambda m: m, JointTrajectory)
+        start = messages.to_ns(m.header.stamp)
+        order = JointOrder(self.wiring.joints)
+        times = [1e-9 * (start + messages.to_ns(p.time_from_start)) for p in m.points]
+        try:
+            points = [order.arrange(list(m.joint_names), p.positions) for p in m.points]
+        except SafetyError as error:
+            raise DataError(f"{self.bag.path}: {item.topic}: {error}") from error
+        return np.array(times), np.array(points)
+
+    def _commanded(self, at: Array) -> Array:
+        assert self.commands is not None
+        index = newest(self.commands, at)
+        if self.wiring.topics["joint_commands"] is not None:
+            return self.commands.values[index]
+        assert self.states.stamped is not None
+        ahead = float(np.min(self.states.arrived - self.states.stamped))  # of the arm's clock, by the fastest state
+        out = np.empty((len(at), len(self.wiring.joints)))
+        for row, (number, t) in enumerate(zip(index, at, strict=True)):
+            times, points = self._plan(Item("trajectory", 0.0, self._plans[number]))
+            out[row] = [np.interp(t - ahead, times, column) for column in points.T]
+        return out
+
+    def _features(self) -> Stream | None:
+        name = self._find(self.wiring.topics["features"], JointState)
+        first = None if name is None else next(iter(self.bag.items([name])), None)
+        if name is None or first is None:
+            return None
+        self.feature_names = list(decode(first, JointState).name)
+        order = JointOrder(self.feature_names)
+        return self._stream(name, JointState, lambda m: order.arrange(list(m.name), m.position))
+
+    def _simple(self, role: str, kind: type) -> Stream | None:
+        name = self._find(self.wiring.topics[role], kind)
+        return None if name is None else self._stream(name, kind, lambda m: float(m.data), stamped=False)
+
+    def _camera(self, key: str, name: str, camera: CameraTopic, size: tuple[int, int] | None) -> Stream:
+        found: list[tuple[float, float]] = []
+        for item in self.bag.items([name]):
+            if not found:
+                self.shapes[key] = (3, *(size or self._take(item, size_of, message_type(camera))))
+            found.append((item.arrived, stamp_of(item)))
+        times = np.array(found).reshape(-1, 2)
+        return Stream(times[:, 0], times[:, 1], np.arange(len(times), dtype=np.float64))

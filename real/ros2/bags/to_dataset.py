@@ -1,0 +1,176 @@
+"""`robopolicy convert recording=<bag> wiring=…`: rosbag2 bags of a robot as a LeRobotDataset v3 to train on.
+
+What the wiring names becomes what joint_state_adapter.py understands: `observation.state` of joints, gripper and
+features by name, pictures by feature, absolute joint targets as actions. A frame holds what had *arrived* at its time,
+which is what a policy node would have seen then; an action is where the arm was told to be when the control step was
+over.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.core.errors import ConfigError, DataError
+from robopolicy.core.types import STATE, TASK, ActionSpec, Feature
+from robopolicy.datasets.lerobot_writer import DatasetWriter
+from robopolicy.real.datasets.bag_options import BagOptions
+from robopolicy.real.datasets.converted import Converted, UnusableError
+from robopolicy.real.ros2.bags.checks import check_stream
+from robopolicy.real.ros2.bags.reader import Bag, bags_in
+from robopolicy.real.ros2.bags.streams import Streams
+from robopolicy.real.ros2.wiring import Wiring, load_wiring
+from robopolicy.real.safety import load_profile
+from robopolicy.sim.arm import FINGER_STROKE
+
+Array = NDArray[np.float64]
+RATE = 20.0  # Hz, where nobody says it
+# In the custom_data of bags that were made of a dataset, whose frames are all kept:
+TASK_KEY, SUCCESS_KEY, RATE_KEY = "robopolicy.task", "robopolicy.success", "robopolicy.rate_hz"
+MOVED = 2e-3  # rad or m: what counts as the first motion
+
+
+class Frames(NamedTuple):
+    """One episode of T control steps."""
+
+    obs: dict[str, NDArray[Any]]  # [T ...]
+    action: Array  # [T Da]
+    intervention: NDArray[np.bool_]  # [T]
+
+
+def convert_bags(
+    recording: Path, out: Path, options: BagOptions, *, only_success: bool = False, overwrite: bool = False
+) -> Converted:
+    """Write a bag, or a folder of bags, as a dataset with one episode a bag.
+
+    Instruction, rate and success are those of `options`, else those that bags/from_dataset.py left in the bag.
+
+    Raises:
+        DataError: a bag is damaged, lacks a topic, holds other types, or other cameras or another rate than the first;
+            none is usable.
+        ConfigError: nothing says what was done, or, with `only_success`, whether it succeeded; the rate is too high.
+    """
+    o, robot = options, load_wiring(str(options.wiring))
+    bags, left_out = [Bag(path) for path in bags_in(recording)], dict[str, str]()
+    tasks = [o.task or bag.about.get(TASK_KEY, "") for bag in bags]
+    if "" in tasks:
+        path = bags[tasks.index("")].path
+        raise ConfigError(f"bag.task: {path.name} does not say what was done; give the instruction, bag.task='…'")
+
+    rate = _rate_of(bags, o)
+    if rate > 0.5 / robot.tick_s:
+        raise ConfigError(f"bag.rate_hz: expected up to {0.5 / robot.tick_s:.0f}, found {rate:g}")
+    if only_success and not o.success and (silent := [b.path.name for b in bags if SUCCESS_KEY not in b.about]):
+        raise ConfigError(f"only_success: nothing in {silent[0]} says whether it succeeded. Leave it out.")
+
+    def streams_of(bag: Bag) -> Streams:
+        return Streams(bag, robot, commanded=o.action == "commanded", image_size=o.image_size)
+
+    begun = streams_of(bags[0])
+    first, frames, marked = features_of(begun, robot), 0, 0
+    with DatasetWriter(
+        out, observation=first | ({TASK: Feature((), "int64")} if len(set(tasks)) > 1 else {}),
+        action=action_of(robot), dt=1.0 / rate, tasks=tuple(dict.fromkeys(tasks)),
+        provenance={"source": "rosbag2", "wiring": robot.limits, "action": o.action},
+        marks={"intervention": Feature((), "bool")}, overwrite=overwrite,
+    ) as writer:  # fmt: skip
+        for number, (bag, task) in enumerate(zip(bags, tasks, strict=True)):
+            path, success = bag.path, o.success or bag.about.get(SUCCESS_KEY) == "true"
+            if only_success and not success:
+                left_out[path.name] = "did not succeed"
+                continue
+            streams = streams_of(bag) if number else begun
+            if (found := features_of(streams, robot)) != first:
+                raise DataError(f"{path}: holds {_brief(found)}, the first bag {_brief(first)}; convert them apart")
+            try:
+                episode = frames_of(streams, robot, 1.0 / rate, whole=RATE_KEY in bag.about)
+            except UnusableError as error:
+                left_out[path.name] = str(error)
+                continue
+            done = np.zeros(len(episode.action), dtype=bool)
+            done[-1] = success
+            writer.add_episode(
+                obs=episode.obs, action=episode.action, reward=done.astype(np.float32), success=done,
+                terminated=success, task=task, seed=number, marks={"intervention": episode.intervention},
+            )  # fmt: skip
+            frames, marked = frames + len(done), marked + int(episode.intervention.sum())
+        if not writer.num_episodes:
+            raise DataError(f"recording={recording}: no episode to keep of {len(bags)}: {left_out}")
+    why = "".join(f"\n  left out {name}: {reason}" for name, reason in left_out.items())
+    print(f"{writer.num_episodes} episodes, {frames} frames of {_brief(first)} in {out}; in {marked} of them a human "
+          f"drove{why}")  # fmt: skip
+    return Converted(out, writer.num_episodes, frames, marked, left_out)
+
+
+def _rate_of(bags: list[Bag], options: BagOptions) -> float:
+    if options.rate_hz is not None:
+        return options.rate_hz
+    rates = {bag.path.name: float(bag.about.get(RATE_KEY, RATE)) for bag in bags}
+    if len(set(rates.values())) > 1:
+        raise DataError(f"bag.rate_hz: the bags were made of datasets of different rates, {rates}; give one of them")
+    return next(iter(rates.values()))
+
+
+def action_of(wiring: Wiring) -> ActionSpec:
+    """Absolute targets of all joints and, where there is one, of the gripper's opening."""
+    profile = load_profile(wiring.limits)
+    grip = bool(wiring.gripper)
+    names = [f"{joint}.pos" for joint in profile.joints]
+    return ActionSpec(
+        names=(*names, "gripper.pos") if grip else tuple(names), units=("rad",) * len(names) + ("m",) * grip,
+        low=(*profile.maker["low"].tolist(), *[0.0] * grip),
+        high=(*profile.maker["high"].tolist(), *[2 * FINGER_STROKE] * grip),
+        frame="joint", tcp=wiring.frames["tcp"], rotation="joint", reference="absolute",
+        gripper=len(names) if grip else None, gripper_meaning="opening" if grip else "",
+    )  # fmt: skip
+
+
+def features_of(streams: Streams, wiring: Wiring) -> dict[str, Feature]:
+    """What a policy would see."""
+    joints = load_profile(wiring.limits).joints
+    names = [f"{j}.{what}" for what in ("pos", "vel") for j in joints] + ["gripper.pos"] * bool(wiring.gripper)
+    names += streams.feature_names
+    images = {key: Feature(shape, "uint8") for key, shape in streams.shapes.items()}
+    return {STATE: Feature((len(names),), names=tuple(names)), **images}
+
+
+def frames_of(streams: Streams, wiring: Wiring, dt: float, *, whole: bool = False) -> Frames:
+    """The control steps of a bag, from the first motion on; or the `whole` of it.
+
+    Raises:
+        UnusableError: messages are missing, late or out of order; nothing moved.
+    """
+    s = streams
+    for name, stream, topic, patience in s.checked():
+        check_stream(name, stream, topic.rate_hz, patience)
+    begin = max(stream.arrived[0] for _, stream, _, _ in s.checked())
+    end = min(stream.arrived[-1] for _, stream, _, _ in s.checked())
+    count = math.floor((end - begin) / dt + 1e-6)
+    at = begin + dt * np.arange(count + 1)  # s; the last one only ends the step before it
+    told = s.told(at)
+    if not whole:
+        moved = np.flatnonzero(np.abs(told - told[0]).max(axis=1) > MOVED) if count > 0 else np.array([])
+        if not len(moved):
+            raise UnusableError("nothing moved")
+        at, told = at[max(0, moved[0] - 1) :], told[max(0, moved[0] - 1) :]
+    if len(at) < 4:
+        raise UnusableError(f"only {len(at) - 1} control steps after the first motion")
+    seen = at[:-1]
+    spec = action_of(wiring)
+    inside = (np.array(spec.low) - MOVED <= told) & (told <= np.array(spec.high) + MOVED)  # NaN fails
+    if (outside := ~inside).any():
+        step, k = np.argwhere(outside)[0]
+        raise UnusableError(
+            f"{spec.names[k]} was told {told[step, k]:.3f} {spec.units[k]}, expected {spec.low[k]:.3f} to "
+            f"{spec.high[k]:.3f}"
+        )
+    obs: dict[str, NDArray[Any]] = {STATE: s.state(seen).astype(np.float32), **s.pictures(seen)}
+    return Frames(obs, np.clip(told[1:], spec.low, spec.high), s.intervened(seen))
+
+
+def _brief(features: dict[str, Feature]) -> list[str]:
+    return [f"{key} {list(f.shape)}" for key, f in features.items()]

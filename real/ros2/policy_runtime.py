@@ -1,0 +1,264 @@
+"""What a policy node needs from a checkpoint: its task's env, the policy, and a control loop for a robot."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.core.errors import SpecError
+from robopolicy.core.specs import PolicySpec, check_fits
+from robopolicy.core.types import BASE_ACTION, IMAGES
+from robopolicy.evaluation.policy_ref import PolicyRef
+from robopolicy.policies.base import Policy
+from robopolicy.policies.io import read_spec
+from robopolicy.real.control.control_loop import ControlLoop
+from robopolicy.real.control.joint_filter import without
+from robopolicy.real.control.joints import ActionDecoder, Ahead
+from robopolicy.real.control.robots import Robot, State
+from robopolicy.real.planning.chunking import Chunking, chunking_of
+from robopolicy.real.planning.planner import PlanningError
+from robopolicy.real.planning.process_planner import ProcessPlanner
+from robopolicy.real.planning.remote_planner import RemotePlanner
+from robopolicy.real.planning.thread_planner import ThreadRunner
+from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder, header_of
+from robopolicy.real.ros2.joint_state_adapter import NamedJoints, PlainObserver, plain_spec
+from robopolicy.real.ros2.observation import Observer, check_features, check_robot, one_env
+from robopolicy.real.ros2.teleop_keys import RemoteKeys
+from robopolicy.real.ros2.trajectory_stream import PLAYED
+from robopolicy.real.ros2.wiring import Wiring
+from robopolicy.real.safety import SafetyChain, SafetyError, load_profile
+from robopolicy.real.safety.profile import slowed
+from robopolicy.real.safety.risk import RiskCritic
+from robopolicy.real.safety.tracking import checked, guarded
+from robopolicy.real.teleoperation.teleoperator import Drive, Hand
+from robopolicy.runs.checkpointer import load_policy
+from robopolicy.runs.run_dir import own_task, read_config
+from robopolicy.sim.arm import FINGER_STROKE
+from robopolicy.sim.control import Controller
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a policy node runs. `settings`: of real.safety.Settings, whose speeds count `speed` times; `latency`: s that
+    plans are held back.
+
+    `process`: plan in a process of its own, which real time needs and lockstep does not.
+    `operator`: a human may take over, by what comes on the `keys` topic; `human_first`: and begins every episode.
+    `task`: of the native suite, whose observations and actions the policy has; None: the policy was trained on data of
+    the robot itself (robopolicy.real.ros2.joint_state_adapter).
+    `server`: host:port of `robopolicy serve`, which plans instead; `server_token`, `server_ca`: see RemotePlanner.
+    """
+
+    checkpoint: Path | None
+    task: dict[str, Any] | None
+    which: Literal["latest", "best"] = "latest"
+    settings: dict[str, Any] = field(default_factory=dict)
+    speed: float = 1.0
+    latency: float = 0.0
+    chunking: Chunking = "async"
+    dry_run: bool = False
+    lockstep: bool = False
+    process: bool = True
+    risk: Path | None = None
+    record: Path | None = None
+    policy_id: str = ""
+    operator: bool = False
+    human_first: bool = False
+    drive: Drive = field(default_factory=Drive)
+    server: str | None = None
+    server_token: Path | None = None
+    server_ca: Path | None = None
+
+
+class Brain:
+    """A policy, ready to drive an arm.
+
+    Raises:
+        SpecError: the policy does not fit the task or the robot, or cannot bridge the latency.
+        PlanningError: its server, or its process, cannot be reached or refuses.
+    """
+
+    names: tuple[str, ...] = ()  # features that must come beside the arm's state
+
+    def __init__(self, options: Options, wiring: Wiring, recorder: Recorder | None = None) -> None:
+        assert options.checkpoint is not None
+        self.options, self.wiring, self.dry_run = options, wiring, options.dry_run
+        self.policy, self.recorder = _policy(options), recorder
+        try:
+            self._set_up()
+        except BaseException:  # a server has few lines
+            if isinstance(self.policy, RemotePlanner):
+                self.policy.close()
+            raise
+
+    def _set_up(self) -> None:
+        options, wiring = self.options, self.wiring
+        levels = _specs(self.policy)
+        for spec in levels:
+            check_robot(spec, wiring)
+        images = {k: f for spec in levels for k, f in spec.observation.items() if k in wiring.cameras}
+        self.cameras = {k: f.shape for k, f in images.items()}
+        self.age = max((wiring.cameras[k].latency_s for k in images), default=0.0)
+        if self.age and options.chunking != "async":
+            raise SpecError(
+                f"chunking={options.chunking}: goes on from what the arm does now, and pictures that are {self.age} s "
+                "old (cameras.latency_s of the wiring) show what it did before. Use chunking=async"
+            )
+        self.chunks = chunking_of(options.chunking, self.policy, options.latency + self.age)
+        self.observer: Observer | PlainObserver
+        if options.task is None:
+            self.observer = PlainObserver(levels[-1], wiring, tuple(images))
+            self.controller = cast(Controller, NamedJoints(self.policy.spec.action, wiring, dt=self.policy.spec.dt))
+            self.spec = plain_spec(levels[-1], wiring)
+        else:  # pictures come from the robot's cameras: no renderer is needed here
+            env = one_env({**without(options.task), "pictures": False})
+            for spec in levels:
+                check_fits(spec, env.spec, ignore=(BASE_ACTION,))
+            self.observer, self.controller, self.spec = Observer(env, tuple(images)), env.controller, env.spec
+        self.names = self.observer.names
+        check_features(self.names, wiring)
+        self.press: Callable[[str], None] | None = None  # takes a human's keys
+        self.hand: Hand | None = None
+        if options.operator:
+            keys = RemoteKeys()
+            self.press = keys.press
+            self.hand = Hand(keys, self.policy.spec.action, self.policy.spec.dt, options.drive, policy=True,
+                             first="human" if options.human_first else "policy", stick=keys.stick)  # fmt: skip
+        self.planner = self.chunks.planner
+        self.process: ProcessPlanner | None = None
+        if options.process and not options.lockstep and options.server is None:
+            how = {"which": options.which, "chunking": options.chunking, "latency": options.latency}
+            assert options.checkpoint is not None
+            self.planner = self.process = ProcessPlanner(options.checkpoint, how)
+        self.runner = ThreadRunner(self.planner, latency=options.latency, wait=60.0 if options.lockstep else 0.0)
+
+    def take(self, names: Sequence[str], values: Sequence[float], /) -> None:
+        """Features beside the arm's state, by name."""
+        self.observer.take(names, values)
+
+    def take_image(self, key: str, picture: NDArray[np.uint8], /) -> None:
+        """A camera's picture [3 H W]."""
+        self.observer.take_image(key, picture)
+
+    def chain(self) -> SafetyChain:
+        """The limits that `options` asks for."""
+        settings, dt = slowed(self.options.settings, self.options.speed), self.wiring.tick_s
+        profile = load_profile(self.wiring.limits, **guarded(settings, dry_run=self.dry_run))
+        if not self.dry_run:
+            checked(profile, dt)
+        if profile.settings.energy is not None:
+            raise SafetyError(
+                "energy: the tank needs external torques, and no topic of a wiring brings them (effort of "
+                "sensor_msgs/JointState is not external). Expected null"
+            )
+        risk = None if self.options.risk is None else RiskCritic.load(self.options.risk, profile, dt)
+        dogs = self.wiring.watchdogs
+        inputs = {"features": dogs["features"]} if self.names else {}
+        if self.wiring.topics["joint_commands"] is not None:
+            inputs[PLAYED] = dogs["state"]  # the same driver sends both
+        how: Any = dict(
+            dt=dt, state=dogs["state"], enable=dogs["enable"], risk=risk,
+            inputs={**inputs, **dict.fromkeys(self.cameras, dogs["images"])},
+            clock=None if self.options.lockstep else time.monotonic,  # simulated time has no late ticks
+        )  # fmt: skip
+        if self.recorder is None:
+            return SafetyChain(profile, **how)
+        return RecordedChain(profile, put=self.recorder.put, **how)
+
+    def loop(self, robot: Robot, chain: SafetyChain, clock: Callable[[], float]) -> ControlLoop:
+        """The control loop, on the session's clock [s]."""
+        chunks = self.chunks
+        return ControlLoop(
+            robot, chain, ActionDecoder(self.controller, stroke=FINGER_STROKE, dt=self.spec.dt), self.runner,
+            self.observer, chunks.buffer, clock=clock, history=self.planner.history, lead=chunks.lead,
+            shadow=self.options.dry_run, early=self.wiring.plan_ahead_s, grace=self.wiring.grace_s,
+            delays=chunks.delays, operator=self.hand, age=self.age,
+            journal=None if self.recorder is None else PolicyJournal(self.recorder.put),
+        )  # fmt: skip
+
+    def begin(self, chain: SafetyChain, seed: int) -> None:
+        """An episode is about to begin; what is recorded of another one ends."""
+        self.end(None)
+        if self.process is not None and self.process.ended:
+            raise PlanningError("the planner's process has ended; configure the node anew")
+        if self.recorder is not None:
+            o = self.options
+            self.recorder.begin(header_of(
+                chain, self.spec, self.chunks.buffer.spec, seed=seed, shadow=o.dry_run,
+                policy_id=self.policy.ident if isinstance(self.policy, RemotePlanner) else o.policy_id,
+                chunking=o.chunking,
+            ))  # fmt: skip
+
+    def end(self, success: bool | None, **outcome: object) -> None:
+        """The episode is over; None: nobody said how it went."""
+        if self.recorder is not None:
+            self.recorder.end(success=success, **outcome)
+
+    def warm_up(self, state: State) -> None:
+        """Plan once, so that the first plan that counts is not slow."""
+        if self.names:
+            self.observer.take(self.names, [0.0] * len(self.names))
+        for key, shape in self.cameras.items():
+            self.observer.take_image(key, np.zeros(shape, np.uint8))
+        frame = self.observer(state)
+        self.planner.reset(0)
+        obs = {k: v[:, None].expand(-1, self.planner.history, *v.shape[1:]) for k, v in frame.items()}
+        chunk = self.planner.plan(obs, 0)
+        if self.chunks.delays is not None:
+            self.planner.plan(obs, 0, Ahead(chunk[-1:], 0))
+        self.observer.forget()
+
+    def close(self) -> None:
+        self.end(None)
+        self.runner.close()
+        for planner in (self.process, self.policy):
+            if isinstance(planner, (ProcessPlanner, RemotePlanner)):
+                planner.close()
+
+
+def _policy(options: Options) -> Policy | RemotePlanner:
+    assert options.checkpoint is not None
+    if options.server is None:
+        return load_policy(options.checkpoint, which=options.which)
+    spec = read_spec(options.checkpoint, which=options.which)
+    return RemotePlanner(options.server, spec, token=options.server_token, ca=options.server_ca)
+
+
+def _specs(policy: Policy | RemotePlanner) -> list[PolicySpec]:
+    """Of a policy and of those that it corrects, which see and act too; the undermost comes last."""
+    if isinstance(policy, Policy):
+        return [policy.spec, *([] if policy.base is None else _specs(policy.base))]
+    if unknown := [k for k in policy.keys if k.startswith(IMAGES) and k not in policy.spec.observation]:
+        raise SpecError(f"server: its policy corrects one that sees {unknown}, of which nothing is known here")
+    return [policy.spec]
+
+
+def options_of(checkpoint: Path, given: dict[str, Any]) -> Options:
+    """Options from JSON values; where no task is given, it is the one that the run of `checkpoint` was trained on."""
+    paths = ("risk", "record", "server_token", "server_ca")
+    options: dict[str, Any] = {k: Path(v) if k in paths and v is not None else v for k, v in given.items()}
+    if "task" not in options:
+        run_dir = PolicyRef.of(checkpoint, options.get("which", "latest"), Path()).run
+        options["task"] = None if run_dir is None else own_task(read_config(run_dir) or {})
+    options.setdefault("policy_id", PolicyRef.of(checkpoint, options.get("which", "latest"), Path()).ident)
+    options["drive"] = Drive(**options.get("drive", {}))
+    return Options(checkpoint=checkpoint, **options)
+
+
+def brains(options: Options, wiring: Wiring) -> Callable[[], Brain]:
+    """Makes a brain at every call; all of them record into the one folder."""
+    recorder: Recorder | None = None
+
+    def make() -> Brain:
+        nonlocal recorder
+        if recorder is None and options.record is not None:
+            recorder = Recorder(options.record)
+        return Brain(options, wiring, recorder)
+
+    return make

@@ -1,0 +1,247 @@
+"""A node that is a simulated arm: MuJoCo at 1 kHz under the maker's abort conditions, playing trajectories by time.
+
+    python -m robopolicy.real.ros2.sim_arm_node --task '<node as JSON>' [--wiring …] [--lost 0.05] [--lockstep]
+
+It keeps to a steady clock; where the machine was late it catches up before it speaks. With --lockstep it waits for the
+answer to every state instead: simulated time, which no load can disturb.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+
+import numpy as np
+import torch
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
+from numpy.typing import NDArray
+from rclpy.node import Node
+from sensor_msgs.msg import JointState
+from std_msgs.msg import Float64
+from std_srvs.srv import Trigger
+from trajectory_msgs.msg import JointTrajectory
+
+from robopolicy.core.types import IMAGES
+from robopolicy.real.control.robots import MujocoArm
+from robopolicy.real.ros2 import messages
+from robopolicy.real.ros2.cdr import TrajectoryBytes
+from robopolicy.real.ros2.images import image, message_type
+from robopolicy.real.ros2.observation import feature_names, feature_values, one_env
+from robopolicy.real.ros2.qos import profile_of
+from robopolicy.real.ros2.spin import run, start, take_priority
+from robopolicy.real.ros2.timeline import Timeline
+from robopolicy.real.ros2.wiring import Wiring, load_wiring
+from robopolicy.real.safety import SafetyError, load_profile
+from robopolicy.sim.arm import ARM_DOF
+from robopolicy.sim.env import SimEnv
+
+Array = NDArray[np.float64]
+
+NAME = "mujoco_arm"
+STALL_NS = 1_000_000_000  # what the machine was late beyond this is not made good
+PATIENCE = 10.0  # s that --lockstep waits for an answer before it goes on by the clock
+
+
+class ArmNode(Node):
+    """The arm and its driver.
+
+    Args:
+        env: of the task, one env: scene, features and success.
+        wiring: names and ticks.
+        lost: fraction of trajectories that are dropped on arrival.
+        lockstep: wait for the answer to every state.
+    """
+
+    def __init__(self, env: SimEnv, wiring: Wiring, *, lost: float = 0.0, lockstep: bool = False) -> None:
+        super().__init__(NAME)
+        if wiring.output.type != "trajectory":
+            raise SafetyError(
+                f"topics.trajectory: type {wiring.output.type!r}: the simulated arm plays trajectories alone"
+            )
+        if wiring.output.points != "control":
+            raise SafetyError(
+                f"topics.trajectory: points {wiring.output.points!r}: the simulated arm plays control points "
+                "alone. Set points: control"
+            )
+        self.env, self.wiring, self.lost, self.lockstep = env, wiring, lost, lockstep
+        self.rng = np.random.default_rng(0)
+        self.arm = MujocoArm(env.task, load_profile(wiring.limits), dt=wiring.tick_s)
+        self.names, self.dt_ns = feature_names(env), wiring.dt_ns
+        self._bytes = TrajectoryBytes(wiring.joints, wiring.dt_ns)
+        start = time.time_ns() // self.dt_ns
+        self.timeline = Timeline(self.arm.points[-1], start)
+        self.began = time.monotonic_ns() - start * self.dt_ns  # our steady clock at tick 0
+        self.counts = dict.fromkeys(("received", "lost", "refused", "stalled_ms"), 0)
+        self.why, self.answers, self.asked_at = "", 0, 0.0
+        self.locked, self.waiting_since, self.handled = False, 0.0, 0
+        self.declare_parameter("seed", 0)
+        self._pub = {
+            role: self.create_publisher(kind, topic.name, profile_of(topic))
+            for role, kind in (
+                ("joint_states", JointState), ("joint_commands", JointState), ("features", JointState),
+                ("diagnostics", DiagnosticArray),
+            )
+            if (topic := wiring.topics[role]) is not None
+        }  # fmt: skip
+        self.create_subscription(
+            JointTrajectory,
+            wiring.topic("trajectory").name,
+            self._on_trajectory,
+            profile_of(wiring.topic("trajectory")),
+            raw=True,
+        )
+        self.create_subscription(
+            Float64, wiring.topic("gripper").name, self._on_gripper, profile_of(wiring.topic("gripper"))
+        )
+        self.create_service(Trigger, "~/reset", self._on_reset)
+        features = wiring.topics["features"]
+        self.features_every = 1 if features is None else max(1, round(1 / (features.rate_hz * wiring.tick_s)))
+        self._cameras = {
+            key: (self.create_publisher(message_type(topic), topic.name, profile_of(topic)), topic,
+                  max(1, round(1 / (topic.rate_hz * wiring.tick_s))))
+            for name in env.cameras if (topic := wiring.cameras.get(key := IMAGES + name)) is not None
+        }  # fmt: skip
+        self._names = (*wiring.joints, *wiring.gripper)
+        self.reset(0)
+
+    def reset(self, seed: int) -> None:
+        """Begin the episode of test seed `seed`, at rest."""
+        self.seed = seed
+        self.env.reset(torch.tensor([seed], dtype=torch.int64))
+        self.arm.place(self.env.physics.qpos[0], self.env.task_state())
+        self.timeline.rest(self.arm.points[-1], self.timeline.tick)
+        self.counts = dict.fromkeys(self.counts, 0)
+        self.why, self.moved, self.step, self.held, self.success = "", -1, -1, 0, -1
+        self.locked = False
+
+    # -- callbacks --------------------------------------------------------------------------------------------------
+    def _on_trajectory(self, data: bytes) -> None:
+        self.handled += 1
+        try:
+            first, points = self._bytes.read(data)
+        except SafetyError as error:
+            self._refuse(str(error))
+            return
+        if not len(points):  # nothing more will come
+            self.locked = False
+            return
+        if self.lockstep and not self.locked:
+            self.locked, self.waiting_since = True, time.monotonic()
+        self.answers += 1
+        self.counts["received"] += 1
+        if self.moved >= 0 and self.rng.random() < self.lost:
+            self.counts["lost"] += 1
+            return
+        if why := self.timeline.offer(first, points):
+            self._refuse(why)
+        elif self.moved < 0:
+            self.moved = self.timeline.tick
+
+    def _refuse(self, why: str) -> None:
+        self.counts["refused"] += 1
+        self.why = why
+
+    def _on_gripper(self, message: Float64) -> None:
+        self.handled += 1
+        if np.isfinite(message.data):
+            self.arm.opening = float(message.data)
+
+    def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        del request
+        self.reset(int(self.get_parameter("seed").value))
+        response.success, response.message = True, f"episode {self.seed}"
+        return response
+
+    # -- time -------------------------------------------------------------------------------------------------------
+    def pump(self) -> float:
+        """Play what is due; s until there is something to do again."""
+        now = time.monotonic_ns()
+        if self.locked:
+            if self.answers == 0 and time.monotonic() - self.waiting_since < PATIENCE:
+                return 0.05
+            self.locked = self.answers > 0
+            self._tick()
+            self.began = now - self.timeline.tick * self.dt_ns
+            self.waiting_since = time.monotonic()
+            return 0.0 if not self.locked else 0.05
+        late = now - self.began - self.timeline.tick * self.dt_ns
+        if late > STALL_NS:
+            self.counts["stalled_ms"] += late // 1_000_000
+            self.began += late
+        if late >= 0:
+            self._tick()
+        return max(0.0, (self.began + self.timeline.tick * self.dt_ns - time.monotonic_ns()) * 1e-9)
+
+    def _tick(self) -> None:
+        tick, self.answers = self.timeline.tick, 0
+        q = self.timeline.play()
+        self.arm.write(q, self.arm.opening, q[None])
+        self.arm.advance()
+        ns, data = tick * self.dt_ns, self.arm.data
+        self._judge(tick)
+        if "features" in self._pub and tick % self.features_every == 0:
+            obs, _ = self.env.sense(data.qpos[None], data.qvel[None], pictures=False)
+            self._pub["features"].publish(messages.joint_state(self.names, ns, feature_values(self.env, obs)))
+        self._film(tick)
+        if "joint_commands" in self._pub:
+            self._pub["joint_commands"].publish(messages.joint_state(self.wiring.joints, ns, q))
+        self._tell(tick)  # the last of the tick: it is what the policy node answers
+        if tick % 25 == 0:
+            self.report()
+
+    def _tell(self, tick: int) -> None:
+        """Publish where the arm is."""
+        data, size = self.arm.data, ARM_DOF + len(self.wiring.gripper)
+        state = messages.joint_state(self._names, tick * self.dt_ns, data.qpos[:size], data.qvel[:size])
+        self._pub["joint_states"].publish(state)
+
+    def _film(self, tick: int) -> None:
+        """Publish the pictures that are due."""
+        if due := {key: camera for key, camera in self._cameras.items() if tick % camera[2] == 0}:
+            obs, _ = self.env.sense(self.arm.data.qpos[None], self.arm.data.qvel[None])
+            for key, (publisher, topic, _) in due.items():
+                publisher.publish(image(obs[key][0].numpy(), tick * self.dt_ns, topic))
+
+    def _judge(self, tick: int) -> None:
+        """Success, at the policy's rate, counted from the first motion."""
+        if self.moved < 0:
+            return
+        step = int((tick - self.moved) * self.wiring.tick_s / self.env.dt + 1e-6)
+        if step <= self.step:
+            return
+        self.step = step
+        _, success = self.env.sense(self.arm.data.qpos[None], self.arm.data.qvel[None], pictures=False)
+        self.held = self.held + 1 if success[0] else 0
+        if self.held >= self.env.task.hold and self.success < 0:
+            self.success = step
+            self.report()
+
+    def report(self) -> None:
+        """Publish how the episode goes."""
+        aborted = self.arm.aborted
+        level = DiagnosticStatus.ERROR[0] if aborted else DiagnosticStatus.OK[0]
+        values = {
+            "seed": self.seed, "step": self.step, "success_step": self.success, "aborted": aborted, "why": self.why,
+            "speed": float(np.abs(self.arm.data.qvel[:ARM_DOF]).max()), **self.counts,
+        }  # fmt: skip
+        found = messages.status(NAME, self.wiring.limits, level, f"aborted: {aborted}" if aborted else "ok", values)
+        self._pub["diagnostics"].publish(messages.diagnostics(self.timeline.tick * self.dt_ns, found))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", required=True, type=json.loads)
+    parser.add_argument("--wiring", default="mujoco_panda")
+    parser.add_argument("--lost", type=float, default=0.0)
+    parser.add_argument("--lockstep", action="store_true")
+    args, rest = parser.parse_known_args()
+    if not args.lockstep:
+        take_priority()  # as a driver would
+    start(rest)
+    torch.set_num_threads(1)
+    run(ArmNode(one_env(args.task), load_wiring(args.wiring), lost=args.lost, lockstep=args.lockstep))
+
+
+if __name__ == "__main__":
+    main()

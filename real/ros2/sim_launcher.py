@@ -1,0 +1,141 @@
+"""`robopolicy deploy robot=mujoco_ros2`: simulated arm and policy node as two processes, an episode at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+
+from robopolicy.real.deploy.deployment import Deployment
+from robopolicy.real.deploy.simulated_cell import Episode
+from robopolicy.real.ros2 import policy_node, sim_arm_node
+from robopolicy.real.ros2.episode_client import Operator, arm_command, node_command, private_environment, processes
+from robopolicy.real.ros2.wiring import load_wiring
+from robopolicy.real.safety import SafetyError
+from robopolicy.real.teleoperation.gamepad import PAD_MAP, PAD_POLICY
+from robopolicy.real.teleoperation.keys import Keys
+from robopolicy.real.teleoperation.teleoperated_sim import first_interrupt, source_of, status, stick_of
+from robopolicy.real.teleoperation.teleoperator import KEY_MAP, POLICY_KEYS
+
+STANDS = 0.005  # rad/s: no joint is faster
+LONGEST = 60.0  # s without any progress before an episode is given up
+
+
+def run_episodes(deployment: Deployment) -> Iterator[Episode]:
+    """Episodes over ROS 2, in the order of the deployment's seeds."""
+    d = deployment
+    options = {
+        "task": d.task, "which": d.which, "settings": d.settings, "latency": d.latency, "dry_run": d.dry_run,
+        "lockstep": d.lockstep, "chunking": d.chunking, "risk": None if d.risk is None else str(d.risk),
+        "record": None if d.record is None else str(d.record), "policy_id": d.policy_id,
+        "operator": d.operator is not None, "human_first": d.human_first, "drive": asdict(d.drive), "server": d.server,
+        **{k: None if (v := getattr(d, k)) is None else str(v) for k in ("server_token", "server_ca")},
+    }  # fmt: skip
+    wiring = load_wiring(d.wiring)
+    source: contextlib.AbstractContextManager[Keys | None] = contextlib.nullcontext()
+    if d.operator is not None:
+        source = source_of(d.operator, d.drive)
+    os.environ.update({k: v for k, v in private_environment().items() if k.startswith("ROS_")})
+    with (
+        source as keys,
+        processes(
+            arm_command(d.task, d.wiring, lost=d.lost, lockstep=d.lockstep),
+            node_command(d.checkpoint, d.wiring, options), logs=d.logs,
+        ) as running,
+        Operator(wiring) as operator,
+    ):  # fmt: skip
+        with alive(running):
+            operator.wait(lambda: all(operator.heard.values()), 120.0, "both nodes")
+            operator.transition("configure")
+        steps = d.env.task.horizon
+        if keys is not None:  # then the task's horizon does not end an episode
+            steps = round(d.drive.episode_s / d.env.dt)
+            print(f"{PAD_MAP}\n{PAD_POLICY}" if d.operator == "gamepad" else f"{KEY_MAP}\n{POLICY_KEYS}")
+            operator.listen(keys, stick_of(keys))
+        yield from episodes(operator, running, d.seeds, steps, dry_run=d.dry_run)
+
+
+def episodes(
+    operator: Operator, running: list[subprocess.Popen[bytes]], seeds: Iterable[int], steps: int, *,
+    dry_run: bool = False,
+) -> Iterator[Episode]:  # fmt: skip
+    """One after the other, of up to `steps` control steps, until a human who is listened to ends the session."""
+    human = operator.forwarder
+    with first_interrupt(human.quit) if human is not None else contextlib.nullcontext():
+        for seed in seeds:
+            with alive(running):
+                yield _episode(operator, seed, steps, dry_run)
+            if human is not None and human.over:
+                status("")
+                print(human.over)
+                return
+
+
+@contextlib.contextmanager
+def alive(running: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Says which process has ended where something failed for that reason."""
+    try:
+        yield
+    except SafetyError as error:
+        names = ("the arm", "the policy node")
+        ended = [f"{n} ended with {p.returncode}" for n, p in zip(names, running, strict=True) if p.poll() is not None]
+        if ended:
+            raise SafetyError(f"{error}; {', '.join(ended)}") from error
+        raise
+
+
+def _episode(operator: Operator, seed: int, horizon: int, dry_run: bool = False) -> Episode:
+    operator.reset_arm(seed)
+    activate(operator)
+    last, quiet, human = "", 0, operator.forwarder
+    while True:
+        operator.next_report(LONGEST)
+        mine, theirs = operator.status[policy_node.NAME], operator.status[sim_arm_node.NAME]
+        success = 0 <= int(theirs["success_step"]) <= horizon
+        # In a dry run the arm hears nothing, and counts no steps.
+        over = int(mine.get("step", "0")) > horizon and (dry_run or int(theirs["step"]) > horizon)
+        quiet = quiet + 1 if (now := mine.get("ticks", "") + theirs["step"]) == last else 0
+        last = now
+        if human is not None:
+            status(f"{mine.get('driver', '')}  control step {mine.get('step', '')}  {mine.get('mode', '')}")
+            if human.over and not mine.get("halted"):
+                operator.press("x")  # said before the episode had begun: then nobody heeded it
+            over = over or (bool(mine.get("halted")) and float(theirs["speed"]) < STANDS)
+        if success or over or theirs["aborted"] or mine.get("mode") == "FAULT" or quiet > 20 * LONGEST:
+            break
+    operator.set(policy_node.NAME, success=success)
+    operator.transition("deactivate")
+    mine = operator.status[policy_node.NAME]
+    ticks, steps = max(1, int(mine["ticks"])), max(1, int(mine["step"]))
+    counts = json.loads(mine["counts"])
+    return Episode(
+        seed, success, steps, theirs["aborted"], mine["mode"] or last_mode(mine), int(mine["changed"]) / ticks,
+        counts.get("loop_paced", 0) / steps, Counter(json.loads(mine["reasons"])),
+        (counts.get("loop_human", 0) + counts.get("loop_rewind", 0)) / steps,
+    )  # fmt: skip
+
+
+def activate(operator: Operator, *, patience: float = 5.0) -> None:
+    """Activate; what has only just begun may need up to `patience` s until all that is needed has come.
+
+    Raises:
+        SafetyError: refused to the last; with the node's reason.
+    """
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return operator.transition("activate")
+        except SafetyError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.5)
+
+
+def last_mode(status: dict[str, str]) -> str:
+    """The mode before deactivation, by the reasons that were given last."""
+    return "FAULT" if "fault:" in status["reasons_now"] else "RUN"

@@ -1,0 +1,174 @@
+"""A gamepad: sticks that move the arm while a button is held, and buttons that stand for keys.
+
+Linux's joystick interface is read as it is (linux/joystick.h: 8 bytes an event), so nothing needs to be installed:
+drivers for all common pads are in the kernel, the format has not changed in twenty years, and the arms that this drives
+are on Linux. Numbers of axes and buttons are those that the kernel gives to pads of the Xbox kind (driver xpad); sticks
+and shoulder buttons are the same for most others.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import fcntl
+import os
+import struct
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.core.errors import ConfigError
+from robopolicy.real.teleoperation.keys import OTHER, InputLostError
+
+Array = NDArray[np.float64]
+
+DEVICE = "/dev/input/js0"
+STICKS = {
+    1: (0, -1.0),
+    0: (1, -1.0),
+    4: (2, -1.0),
+    3: (3, -1.0),
+}  # axis: (of robopolicy.real.teleoperation.teleoperator.AXES, direction)
+BUTTONS = {
+    0: "space",
+    1: "b",
+    2: "p",
+    3: "t",
+    6: "backspace",
+    7: "enter",
+    8: "x",
+}  # the keys of robopolicy.real.teleoperation.teleoperator
+HOLD = (4, 5)  # the shoulder buttons, one of which must be held
+MOVING = ("space", "b", "p")  # count only while it is: what follows moves something
+PAD_MAP = """\
+  hold LB or RB to move anything; let go, and the arm stands
+  left stick    away from the base, back, left, right     A     close or open the gripper
+  right stick   up, down; turn left, right                guide, Ctrl-C   stop the arm and end"""
+PAD_RECORD = """\
+  start  keep this episode, end it        back   discard it, begin the same scene again"""
+PAD_POLICY = """\
+  Y      take over from the policy        X      hand back to the policy (held)
+  B      take over, and go back the way the arm came, while held"""
+
+_EVENT = struct.Struct("=IhBB")  # ms, value, type, number
+_BUTTON, _AXIS, _STATE = 0x01, 0x02, 0x80  # types; the last one: how it is, not a change
+_AXES, _NUMBER_OF_BUTTONS = 0x80016A11, 0x80016A12  # ioctls of one byte
+_FULL, _DEAD = 32767, 0.12  # of a deflection; what a stick at rest may be off by
+
+
+class Gamepad:
+    """A `robopolicy.real.teleoperation.keys.Keys` with sticks, and a context manager.
+
+    Args:
+        path: of the joystick device.
+        fd: instead, something that is open and hands over such events; for tests.
+
+    Raises:
+        ConfigError: there is none, it may not be read, or it has too few sticks or buttons.
+    """
+
+    def __init__(self, path: str | Path = DEVICE, *, fd: int | None = None) -> None:
+        self.path = str(path)
+        self.fd = self._open() if fd is None else fd
+        os.set_blocking(self.fd, False)
+        self._waiting: deque[str] = deque()
+        self._torn = b""  # of an event
+        self._at, self._held = np.zeros(4), set[int]()
+        self._centred = False  # the sticks were let go since the button is held
+        self._lost = ""
+
+    def __enter__(self) -> Gamepad:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
+
+    def __call__(self) -> str | None:
+        if not self._waiting:
+            self._read()
+        return self._waiting.popleft() if self._waiting else None
+
+    def stick(self) -> Array:
+        """[4] −1 … 1 along `teleoperator.AXES`; 0 unless a shoulder button is held and the sticks were let go since."""
+        return self._at.copy() if self._held and self._centred and not self._lost else np.zeros(4)
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+    def _open(self) -> int:
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"gamepad: there is no {self.path}. Plug one in (`ls /dev/input/js*` shows those that are there), or "
+                "name it: drive.gamepad=/dev/input/js1"
+            ) from error
+        except OSError as error:
+            raise ConfigError(
+                f"gamepad: {self.path} may not be read ({error}); `sudo usermod -aG input $USER`"
+            ) from error
+        found = []
+        for request in (_AXES, _NUMBER_OF_BUTTONS):
+            count = array.array("B", [0])
+            try:
+                fcntl.ioctl(fd, request, count)
+            except OSError as error:
+                os.close(fd)
+                raise ConfigError(f"gamepad: {self.path} is no joystick ({error})") from error
+            found.append(count[0])
+        if found[0] <= max(STICKS) or found[1] <= max(HOLD):
+            os.close(fd)
+            raise ConfigError(
+                f"gamepad: {self.path} has {found[0]} axes and {found[1]} buttons; two sticks ({max(STICKS) + 1} axes) "
+                f"and shoulder buttons ({max(HOLD) + 1} buttons) are needed"
+            )
+        return fd
+
+    def _read(self) -> None:
+        """Take all events that there are.
+
+        Raises:
+            InputLostError: the pad is gone.
+        """
+        if self._lost:
+            raise InputLostError(self._lost)
+        try:
+            data = os.read(self.fd, 64 * _EVENT.size)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            gone = "unplugged" if error.errno == errno.ENODEV else str(error)
+            self._lost = f"gamepad: gone ({gone})"
+            raise InputLostError(self._lost) from error
+        if not data:
+            self._lost = "gamepad: end of input"
+            raise InputLostError(self._lost)
+        data = self._torn + data
+        whole = len(data) - len(data) % _EVENT.size
+        self._torn = data[whole:]
+        for _, value, kind, number in _EVENT.iter_unpack(data[:whole]):
+            if kind & ~_STATE == _AXIS and number in STICKS:
+                axis, direction = STICKS[number]
+                off = max(0.0, abs(value) / _FULL - _DEAD) / (1.0 - _DEAD)
+                self._at[axis] = direction * np.sign(value) * min(1.0, off)
+                self._centred |= not self._at.any()
+            elif kind & ~_STATE == _BUTTON:
+                self._button(number, bool(value), told=not kind & _STATE)
+
+    def _button(self, number: int, down: bool, *, told: bool) -> None:
+        """A button went `down` or up; where it was not `told` as it happened, only that it is up is believed."""
+        if number in HOLD:
+            if down and told:
+                self._centred = self._centred if self._held else not self._at.any()
+                self._held.add(number)
+            elif not down and number in self._held:
+                self._held.discard(number)
+                if not self._held:
+                    self._waiting.append(OTHER)  # whatever goes on by itself stops
+        elif down and told and number in BUTTONS and (self._held or BUTTONS[number] not in MOVING):
+            self._waiting.append(BUTTONS[number])

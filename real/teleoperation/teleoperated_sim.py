@@ -1,0 +1,189 @@
+"""The simulated arm with a human at it: real time, an end that brakes first, Ctrl-C, and something to look at."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.core.types import STATE
+from robopolicy.real.deploy.simulated_cell import Episode, SimulatedCell
+from robopolicy.real.recording.recorder import Recorder
+from robopolicy.real.safety import Mode
+from robopolicy.real.teleoperation.gamepad import PAD_MAP, PAD_POLICY, Gamepad
+from robopolicy.real.teleoperation.keys import Terminal
+from robopolicy.real.teleoperation.teleoperator import KEY_MAP, POLICY_KEYS, Drive, Hand
+from robopolicy.sim.engine import compile_model
+
+if TYPE_CHECKING:
+    from robopolicy.real.deploy.deployment import Deployment
+
+Show = Callable[[str], None]
+Operator = Literal["keyboard", "gamepad"]
+_BEHIND = 0.1  # s; a machine that is further behind plays in slow motion, and never catches up in a rush
+
+
+class RealTime:
+    """Waits until the wall clock is where the loop's is. `clock`, `sleep`: for tests."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self.clock, self.sleep = clock, sleep
+        self.start: float | None = None  # of the wall clock, at the loop's 0
+
+    def __call__(self, now: float) -> None:
+        wall = self.clock()
+        if self.start is None or wall - (self.start + now) > _BEHIND:
+            self.start = wall - now
+        if (ahead := self.start + now - wall) > 0.0:
+            self.sleep(ahead)
+
+
+def nothing(*_: object) -> None:
+    """No pace, nothing shown."""
+
+
+class OperatedCell(SimulatedCell):
+    """A cell whose episodes end by success, after `hand.drive.episode_s`, or by a key; by a key the arm stands first.
+
+    Args:
+        pace: called with the loop's time after every tick, e.g. a RealTime.
+        show: called with a line about what goes on, every control step. look: called every control step.
+        options: of SimulatedCell.
+    """
+
+    def __init__(
+        self, *args: Any, hand: Hand, pace: Callable[[float], None] = nothing, show: Show = nothing,
+        look: Callable[[], None] = nothing, **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(*args, operator=hand, **options)
+        self.hand, self.pace, self.show, self.look = hand, pace, show, look
+        self.told = -1
+
+    def goes_on(self) -> bool:
+        if self.loop.halted:
+            return not bool(self.chain.governor.at_rest[0])
+        return self.loop.step * self.env.dt <= self.hand.drive.episode_s and self.held < self.env.task.hold
+
+    def ticked(self) -> None:
+        self.pace(self.time)
+        if self.loop.step != self.told:
+            self.told = self.loop.step
+            self.look()
+            self.show(self._line())
+
+    def interrupt(self) -> None:
+        """End the session, the arm standing first."""
+        self.hand.quit = True
+        self.loop.halted = self.loop.halted or "interrupted"
+
+    def _line(self) -> str:
+        """Who drives, how long so far, where the tool is, and where the things of the task are as seen from it."""
+        env, c = self.env, self.loop.decoder.commanded
+        seen = env.layout.unpack(self.loop.sight.newest[STATE].numpy()) if self.loop.sight.frames else {}
+        near = [
+            f"{name} {' '.join(f'{100 * x:+.1f}' for x in value[0])}"
+            for name, value in seen.items()
+            if name.endswith("_rel") and value.ndim == 2
+        ]
+        mode = "" if self.chain.mode is Mode.RUN else f"  {self.chain.mode.name}"
+        grip = "" if env.spec.action.gripper is None else f"  gripper {'open' if c.grip > 0 else 'closed'}"
+        tool = " ".join(f"{100 * x:.1f}" for x in c.pos)
+        return f"{self.loop.driver:6} {self.loop.step * env.dt:5.1f} s  tool {tool} cm{grip}  {', '.join(near)}{mode}"
+
+
+def source_of(operator: Operator, drive: Drive) -> Terminal | Gamepad:
+    """Where a human's keys come from; a context manager."""
+    return Gamepad(drive.gamepad) if operator == "gamepad" else Terminal()
+
+
+def stick_of(keys: object) -> Callable[[], NDArray[np.float64]] | None:
+    """What it says of its sticks, where it has any."""
+    return keys.stick if isinstance(keys, Gamepad) else None
+
+
+def operated(d: Deployment, options: dict[str, Any]) -> Iterator[Episode]:
+    """Episodes of a policy with a human at the keyboard or a gamepad, until the human ends or all are done."""
+    with source_of(d.operator or "keyboard", d.drive) as keys:
+        hand = Hand(keys, d.env.spec.action, d.env.dt, d.drive, policy=True, stick=stick_of(keys),
+                    first="human" if d.human_first else "policy")  # fmt: skip
+        recorder = None if d.record is None else Recorder(d.record)
+        cell = OperatedCell(d.env, d.policy, hand=hand, pace=RealTime(), show=status, recorder=recorder, **options)
+        with viewer(cell) as cell.look, first_interrupt(cell.interrupt):
+            print(f"{PAD_MAP}\n{PAD_POLICY}" if hand.stick else f"{KEY_MAP}\n{POLICY_KEYS}")
+            for seed in d.seeds:
+                episode = cell.run(seed)
+                status("")
+                yield episode
+                if hand.over:
+                    print(f"the {d.operator} is gone: stopped" if hand.lost else "stopped by the operator")
+                    return
+
+
+def status(line: str) -> None:
+    """Show a line in place of the one before."""
+    with suppress(OSError):  # a terminal that is gone must not keep the arm from stopping
+        sys.stdout.write(f"\r\x1b[K{line[:118]}")
+        sys.stdout.flush()
+
+
+@contextmanager
+def viewer(cell: SimulatedCell, *, wanted: bool = True) -> Iterator[Callable[[], None]]:
+    """MuJoCo's window onto the arm where there is a display; yields what redraws it."""
+    if not wanted or not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        if wanted:
+            print("no window: there is no display. The line below says where the tool is.")
+        yield nothing
+        return
+    import mujoco
+    import mujoco.viewer
+
+    task = cell.env.task
+    model = compile_model(task.xml())  # its own: what is drawn must not touch the physics
+    data, at = mujoco.MjData(model), task.bind(model)
+    try:
+        window = mujoco.viewer.launch_passive(model, data, show_left_ui=False, show_right_ui=False)
+    except Exception as error:  # whatever a display refuses with
+        print(f"no window: {type(error).__name__}: {error}. The line below says where the tool is.")
+        yield nothing
+        return
+
+    def redraw() -> None:
+        if not window.is_running():
+            return
+        with window.lock():
+            data.qpos[:] = cell.arm.data.qpos
+            task.decorate(at, model, data, cell.arm.extra[0])
+            mujoco.mj_forward(model, data)
+        window.sync()
+
+    with window:
+        yield redraw
+
+
+@contextmanager
+def first_interrupt(call: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C calls `call`, so that nothing is torn in the middle; another does what it always does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def first(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, before)
+        call()
+
+    signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,137 @@
+"""V(observation) of on-policy algorithms: advantages of a rollout, and learning from their targets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.algos.returns import RewardScale, chunk_weight, gae, standardize
+from robopolicy.buffers.rollout_collector import Rollout
+from robopolicy.core.errors import RobopolicyError
+from robopolicy.core.types import Metrics, Obs
+from robopolicy.utils.optim import load_optimizer_state, optimizer_state
+
+
+class Scores(NamedTuple):
+    """Of the D chunks of a rollout that may be learned from; `keep` says which of all these are."""
+
+    keep: Tensor  # [all chunks] bool: physics did not fail during the chunk
+    advantage: Tensor  # [D] of order one; zero where nothing is better or worse
+    target: Tensor  # [D]
+    value: Tensor  # [D] before any learning
+    weight: Tensor  # [D Ta] share of each executed step in a mean over the chunk; 0 for an unexecuted tail
+
+    @property
+    def explained(self) -> float:
+        """Share of the targets' variance that the values explain."""
+        left, all = (self.target - self.value).var(correction=0), self.target.var(correction=0)
+        return float(1.0 - left / all.clamp_min(1e-8))
+
+
+class Judge(Protocol):
+    """Says how good the chunks of a rollout were: a critic (Value), or a comparison that needs none (grpo.Groups)."""
+
+    def scores(self, rollout: Rollout, cond: Tensor, encode: Callable[[Obs], Tensor], chunk_steps: int) -> Scores: ...
+    def learn(self, cond: Tensor, target: Tensor) -> float: ...
+    def set_lr(self, factor: float) -> None: ...
+    def numbers(self, scores: Scores, losses: list[float]) -> Metrics: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Value:
+    """A network of the encoded observation [B C], its optimiser, and the scale of rewards that it learns in.
+
+    Args:
+        network: V [B 1] of cond [B C].
+        gamma: per primitive step. gae_lambda: per chunk.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        gamma: float,
+        gae_lambda: float,
+        lr: float,
+        grad_norm: float,
+        reward_clip: float = 10.0,
+    ) -> None:
+        self.network, self.parameters = network, list(network.parameters())
+        self.gamma, self.gae_lambda, self.lr, self.grad_norm = gamma, gae_lambda, lr, grad_norm
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=lr, weight_decay=0.0, fused=True)
+        self.reward_scale = RewardScale(gamma=gamma, clip=reward_clip)
+
+    @torch.no_grad()
+    def scores(self, rollout: Rollout, cond: Tensor, encode: Callable[[Obs], Tensor], chunk_steps: int) -> Scores:
+        """Advantages of all chunks, of which `cond` [all chunks, C] are the encoded observations.
+
+        Args:
+            encode: cond [B C] of further observations, on whatever device they are. chunk_steps: Ta.
+
+        Raises:
+            RobopolicyError: physics failed in every chunk, so that there is nothing to learn from.
+        """
+        reward = self.reward_scale(rollout.reward, rollout.terminated | rollout.truncated)
+        # An encoder need not take an empty batch.
+        final_cond = encode(rollout.final_obs) if bool(rollout.truncated.any()) else cond[:0]
+        value, last, final = (self.network(c)[:, 0].to(reward) for c in (cond, encode(rollout.last_obs), final_cond))
+        found = gae(
+            reward=reward, planned=rollout.planned, terminated=rollout.terminated, truncated=rollout.truncated,
+            valid=rollout.valid, value=value, last_value=last, final_value=final, gamma=self.gamma, lam=self.gae_lambda,
+        )  # fmt: skip
+        keep = found.valid
+        if not bool(keep.any()):
+            raise RobopolicyError(
+                f"PPO: physics failed in all {len(keep)} chunks of a rollout; nothing is left to learn from. Look at "
+                "what the policy commands (algo.noise, the base's normaliser) and at the task's contacts."
+            )
+        weight = chunk_weight(found.steps[keep], chunk_steps)
+        advantage = standardize(found.advantage[keep])
+        parts = (keep, advantage, found.target[keep], value[keep], weight)
+        return Scores(*(part.to(cond.device) for part in parts))
+
+    def learn(self, cond: Tensor, target: Tensor) -> float:
+        """One gradient step on [B C] and [B]; the loss.
+
+        Raises:
+            RobopolicyError: loss or gradient is not finite; the network is as before.
+        """
+        loss = nn.functional.mse_loss(self.network(cond)[:, 0], target)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.grad_norm)
+        error, size = torch.stack([loss.detach(), norm]).tolist()
+        if not (math.isfinite(error) and math.isfinite(size)):
+            raise RobopolicyError(
+                f"PPO: the critic's loss is {error:.3g}, its gradient's norm {size:.3g}. Look for NaN in rewards and "
+                "observations, or lower critic_lr."
+            )
+        self.optimizer.step()
+        return error
+
+    def set_lr(self, factor: float) -> None:
+        self.optimizer.param_groups[0]["lr"] = self.lr * factor
+
+    def numbers(self, scores: Scores, losses: list[float]) -> Metrics:
+        """What to log of a rollout's scores, and of what `learn` returned."""
+        return {
+            "critic_loss": sum(losses) / len(losses), "explained_variance": scores.explained,
+            "reward_scale": self.reward_scale.deviation,
+        }  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "network": self.network.state_dict(),
+            "optimizer": optimizer_state(self.optimizer),
+            "reward_scale": self.reward_scale.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.network.load_state_dict(state["network"])
+        load_optimizer_state(self.optimizer, state["optimizer"])
+        self.reward_scale.load_state_dict(state["reward_scale"])

@@ -1,0 +1,47 @@
+"""Base actions for stored frames: what the frozen policy would have done there."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.types import BASE_ACTION, Obs
+from robopolicy.datasets.episodes import Episodes
+from robopolicy.policies.base import Policy, told
+from robopolicy.policies.chunk_executor import ChunkExecutor
+
+CHUNK = 512  # frames that are read at a time
+
+
+@torch.no_grad()
+def base_actions(episodes: Episodes, base: Policy) -> Tensor:
+    """[F Da] the base's next action at every frame, replayed through its own chunk queue.
+
+    Each episode is an env of the executor, reset where it begins, its noise keyed by the episode's seed: exactly
+    what BaseActionEnv adds online.
+    """
+    underneath = {} if base.base is None else {BASE_ACTION: base_actions(episodes, base.base)}
+    count, lengths = episodes.num_episodes, episodes.lengths
+    executor = ChunkExecutor(base.eval(), count)
+    result = torch.empty_like(episodes.action)
+    for t in range(int(lengths.max())):
+        running = t < lengths
+        frames = episodes.starts[:-1] + torch.minimum(torch.full_like(lengths, t), lengths - 1)
+        obs = episodes.history(frames, base.spec.n_obs_steps) | {k: v[frames] for k, v in underneath.items()}
+        action = executor.next_action(obs, episodes.seeds, mask=running)
+        result[frames[running]] = action[running]
+    return result
+
+
+@torch.no_grad()
+def read_frames(episodes: Episodes, policy: Policy) -> Obs:
+    """What `policy.read` makes of every stored frame [F ...], with the base actions of `base_actions` where there is a
+    base; one that reads instructions is told those of the data."""
+    beside, parts = {} if policy.base is None else {BASE_ACTION: base_actions(episodes, policy.base)}, list[Obs]()
+    with nullcontext() if policy.base is not None else told(policy, episodes.tasks):
+        for frames in torch.arange(episodes.num_frames).split(CHUNK):
+            obs = episodes.history(frames, policy.spec.n_obs_steps) | {k: v[frames] for k, v in beside.items()}
+            parts.append(policy.read(obs))
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}

@@ -1,0 +1,250 @@
+"""Replay of vectorised experience. Stacks, n-step returns and discounts are formed at sampling."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from robopolicy.config.schema import Count, Fraction
+from robopolicy.core.errors import DataError
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import Obs, Step, check_finite
+from robopolicy.datasets.episodes import Episodes
+
+_TRIES = 1_000  # draws before transitions that are not valid are taken to be the rule
+
+
+class Batch(NamedTuple):
+    """B transitions over up to n primitive steps."""
+
+    obs: Obs  # [B ...] single frames
+    action: Tensor  # [B Da] executed first action, physical units
+    reward: Tensor  # [B] Σ γⁱ rᵢ over the window
+    discount: Tensor  # [B] γ^steps·(1 − terminated): what multiplies the value of next_obs
+    next_obs: Obs  # [B ...] the true successor after the window
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on `device`."""
+        obs, next_obs = ({k: v.to(device) for k, v in part.items()} for part in (self.obs, self.next_obs))
+        return Batch(obs, self.action.to(device), self.reward.to(device), self.discount.to(device), next_obs)
+
+
+class Replay:
+    """Ring of T rows × N envs. Each frame is kept once; the last frame of an episode is kept beside it.
+
+    A window starts at a valid transition and ends after `n_step` steps, at the episode's end, or before the first
+    transition that is not valid; it never crosses an episode. `discount` carries termination; there is no `done`.
+
+    Args:
+        capacity: transitions over all envs (rounded down to whole rows).
+        gamma: γ per primitive step.
+        spec: of the policy, whose names errors give.
+    """
+
+    def __init__(
+        self, *, capacity: Count, num_envs: Count, n_step: Count, gamma: Fraction, spec: PolicySpec | None = None
+    ) -> None:
+        self.rows = capacity // num_envs
+        if self.rows <= n_step:
+            raise DataError(f"replay capacity {capacity} holds {self.rows} rows of {num_envs} envs; n_step={n_step}")
+        self.num_envs, self.n_step, self.gamma = num_envs, n_step, gamma
+        self.names = None if spec is None else spec.action.names
+        self.added = 0  # rows ever added
+        self.obs: Obs = {}
+        self.final: Obs = {}  # [F ...] last frames of episodes, by slot
+        self.store: dict[str, Tensor] = {}
+        self.free: list[int] = []  # slots of `final` that may be overwritten
+
+    @property
+    def size(self) -> int:
+        """Rows held."""
+        return min(self.added, self.rows)
+
+    @property
+    def num_transitions(self) -> int:
+        return self.size * self.num_envs
+
+    @property
+    def can_sample(self) -> bool:
+        return self.size > self.n_step
+
+    def add(self, obs: Obs, step: Step) -> None:
+        """Append one row: `obs` [N ...] single frames acted on, and what the env answered; see `check_finite`."""
+        check_finite(step, self.names)
+        if not self.store:
+            self._allocate(obs, step)
+        row = self.added % self.rows
+        if self.added >= self.rows:
+            old = self.store["slot"][row]
+            self.free.extend(old[old >= 0].tolist())
+        for key, value in obs.items():
+            self.obs[key][row] = value
+        ended = step.ended
+        self.store["action"][row] = step.executed
+        self.store["reward"][row] = step.reward
+        self.store["terminated"][row] = step.terminated
+        self.store["ended"][row] = ended
+        self.store["valid"][row] = step.valid
+        self.store["slot"][row] = -1
+        if bool(ended.any()):
+            envs = ended.nonzero()[:, 0]
+            slots = torch.tensor([self._slot() for _ in range(len(envs))])
+            self.store["slot"][row, envs] = slots
+            for key, value in self.final.items():
+                value[slots] = step.next_obs[key][envs]
+        self.added += 1
+
+    def interrupt(self) -> None:
+        """The episodes under way do not go on in the next row: windows stop before their newest transitions."""
+        if self.added:
+            row = (self.added - 1) % self.rows
+            self.store["valid"][row] &= self.store["ended"][row]
+
+    def _allocate(self, obs: Obs, step: Step) -> None:
+        shape = (self.rows, self.num_envs)
+        self.obs = {k: torch.zeros(*shape, *v.shape[1:], dtype=v.dtype) for k, v in obs.items()}
+        self.final = {k: torch.zeros(0, *v.shape[1:], dtype=v.dtype) for k, v in obs.items()}
+        self.store = {
+            "action": torch.zeros(*shape, step.executed.shape[-1]),
+            "reward": torch.zeros(shape),
+            "terminated": torch.zeros(shape, dtype=torch.bool),
+            "ended": torch.zeros(shape, dtype=torch.bool),
+            "valid": torch.zeros(shape, dtype=torch.bool),
+            "slot": torch.full(shape, -1, dtype=torch.int64),
+        }
+
+    def _slot(self) -> int:
+        if not self.free:
+            held = next(iter(self.final.values())).shape[0]
+            more = max(64, held)  # doubling
+            self.final = {k: torch.cat([v, v.new_zeros(more, *v.shape[1:])]) for k, v in self.final.items()}
+            self.free = list(range(held + more - 1, held - 1, -1))
+        return self.free.pop()
+
+    def sample(self, batch_size: int, generator: torch.Generator) -> Batch:
+        """`batch_size` windows, uniform over the valid transitions that have n_step rows after them.
+
+        Raises:
+            DataError: fewer than n_step + 1 rows so far, or hardly one of them is valid.
+        """
+        if not self.can_sample:
+            raise DataError(f"replay holds {self.size} rows; sampling needs more than n_step={self.n_step}")
+        age, env = self._draw(batch_size, generator)
+        for _ in range(_TRIES):
+            if bool((ok := self.store["valid"][self._row(age), env]).all()):
+                return self.window(age, env)
+            again_age, again_env = self._draw(batch_size, generator)
+            age, env = torch.where(ok, age, again_age), torch.where(ok, env, again_env)
+        raise DataError(
+            f"replay: hardly one of its {self.num_transitions} transitions is valid: the physics diverges almost "
+            "everywhere. Check the task's timestep, contacts and action limits."
+        )
+
+    def _draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        flat = torch.randint((self.size - self.n_step) * self.num_envs, (count,), generator=generator)
+        return flat // self.num_envs, flat % self.num_envs
+
+    def _row(self, age: Tensor) -> Tensor:
+        """Ring row of the `age`-th oldest row held."""
+        return (age + (self.added - self.size)) % self.rows
+
+    def window(self, age: Tensor, env: Tensor) -> Batch:
+        """The n-step windows that start at the `age`-th oldest rows [B] of envs `env` [B]."""
+        flat = {k: v.flatten(0, 1) for k, v in self.store.items()}  # row · N + env, so that one index gathers
+        at, alive = self._steps(age, env, self.n_step)
+        reward = torch.where(alive, torch.take(flat["reward"], at), 0.0)  # may be NaN where not valid
+        steps = alive.sum(dim=1)
+        last = at.gather(1, steps[:, None] - 1)[:, 0]
+        slot, terminated = torch.take(flat["slot"], last), torch.take(flat["terminated"], last)
+        first, after, is_final = at[:, 0], self._row(age + steps) * self.num_envs + env, slot >= 0
+        frames = {k: v.flatten(0, 1) for k, v in self.obs.items()}
+        next_obs = {k: v.index_select(0, after) for k, v in frames.items()}
+        if bool(is_final.any()):
+            for key, value in next_obs.items():
+                value[is_final] = self.final[key][slot[is_final]]
+        powers = self.gamma ** torch.arange(self.n_step + 1)
+        return Batch(
+            obs={k: v.index_select(0, first) for k, v in frames.items()},
+            action=flat["action"].index_select(0, first),
+            reward=reward @ powers[:-1],
+            discount=powers[steps] * ~terminated,
+            next_obs=next_obs,
+        )
+
+    def _steps(self, age: Tensor, env: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Where the `length` steps [B n] from such rows on lie, as row · N + env, and which of them [B n] come before
+        the episode's end and the first step that is not valid."""
+        at = self._row(age[:, None] + torch.arange(length)) * self.num_envs + env[:, None]
+        goes_on = torch.take(self.store["valid"], at)
+        goes_on[:, 1:] &= ~torch.take(self.store["ended"], at[:, :-1])
+        return at, goes_on.cumprod(dim=1, dtype=torch.uint8).bool()
+
+    def _empty(self, capacity: int) -> Replay:
+        """Another replay for one env, with the same windows."""
+        return Replay(capacity=capacity, num_envs=1, n_step=self.n_step, gamma=self.gamma)
+
+    def of_episodes(self, episodes: Episodes, *, obs: Obs) -> Replay:
+        """Another replay with the same windows, over stored episodes as one timeline of F frames.
+
+        `obs` [F ...] takes the place of the stored observations (robopolicy.buffers.relabeling.read_frames).
+
+        The frame after an episode's last action is not in a dataset, so where an episode ends without termination
+        its last transition is not valid: windows stop before it.
+
+        Raises:
+            DataError: the dataset says nothing of rewards and successes, or none of its transitions is valid.
+        """
+        if not episodes.outcomes:
+            raise DataError(
+                "dataset: has neither rewards nor successes, which learning from its transitions needs. Where every "
+                "episode is a good one, say so once with annotate_dataset(path, action_spec=…, outcomes='success'); "
+                "or leave its transitions out with loop.demo_fraction=0"
+            )
+        frames, pad = episodes.num_frames, self.n_step + 1
+        replay = self._empty(frames + pad)
+        last = torch.zeros(frames, dtype=torch.bool)
+        last[episodes.starts[1:] - 1] = True
+
+        def padded(value: Tensor) -> Tensor:
+            # Rows that are never valid let the newest episode's windows be sampled too.
+            return torch.cat([value, value[-1:].expand(pad, *value.shape[1:]).clone()])[:, None]
+
+        replay.obs = {k: padded(v) for k, v in obs.items()}
+        replay.final = {k: v[last] for k, v in obs.items()}  # stands in for the successor; its discount is 0
+        slot = torch.where(last, last.cumsum(0) - 1, -1)
+        valid = ~last | episodes.terminated
+        replay.store = {
+            "action": padded(episodes.action),
+            "reward": padded(episodes.reward),
+            "terminated": padded(episodes.terminated),
+            "ended": padded(last),
+            "valid": padded(valid),
+            "slot": padded(slot),
+        }
+        replay.store["valid"][frames:] = False
+        replay.added = frames + pad
+        if not bool(valid.any()):
+            raise DataError("no transition of the dataset can be learned from: no episode terminates or has two frames")
+        return replay
+
+    def state_dict(self) -> dict[str, Any]:
+        size = self.size  # rows beyond are zeros; what was never written is not saved
+        return {
+            "obs": {k: v[:size].clone() for k, v in self.obs.items()},
+            "final": {k: v.clone() for k, v in self.final.items()},
+            "store": {k: v[:size].clone() for k, v in self.store.items()},
+            "free": list(self.free),
+            "added": self.added,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.added, self.free = int(state["added"]), [int(i) for i in state["free"]]
+
+        def grown(value: Tensor, fill: int = 0) -> Tensor:
+            return torch.cat([value, value.new_full((self.rows - value.shape[0], *value.shape[1:]), fill)])
+
+        self.obs = {k: grown(v) for k, v in state["obs"].items()}
+        self.final = {k: v.clone() for k, v in state["final"].items()}
+        self.store = {k: grown(v, -1 if k == "slot" else 0) for k, v in state["store"].items()}

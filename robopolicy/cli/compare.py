@@ -1,0 +1,81 @@
+"""`robopolicy compare`: two checkpoints on the same episodes, with a paired test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from robopolicy.config.schema import Count, Device, Natural, Node
+from robopolicy.core.errors import ConfigError
+from robopolicy.evaluation import compare as comparing
+from robopolicy.evaluation import video
+from robopolicy.evaluation.forgetting import forgetting, frame, table
+from robopolicy.evaluation.policy_ref import PolicyRef, env_of
+from robopolicy.evaluation.saved import Split, evaluated_rows, filming, joined
+from robopolicy.reporting.run_reader import label
+from robopolicy.runs.checkpointer import load_policy
+from robopolicy.runs.inputs import there
+from robopolicy.runs.run_dir import read_config
+from robopolicy.utils.atomic import write_atomically
+from robopolicy.utils.threads import set_threads
+
+
+def compare(
+    *,
+    a: Path,
+    b: Path,
+    task: Node | None = None,
+    names: tuple[str, str] | None = None,
+    episodes: Count = 500,
+    split: Split = "test",
+    deterministic: bool = False,
+    videos: Natural = 4,
+    out: Path | None = None,
+    num_envs: Count = 100,
+    device: Device = "cpu",
+    threads: Count | None = None,
+) -> comparing.Comparison:
+    """Both checkpoints on the same episodes; rows of both, films and comparison.json go to `out`.
+
+    Of several instructions also tasks.csv: what each gained or lost, so that forgetting shows.
+
+    Raises:
+        ConfigError: `names` are not two different ones.
+    """
+    set_threads(threads)
+    place_b = PolicyRef.of(b, "latest", out)
+    place_a = PolicyRef.of(a, "latest", place_b.out)
+    called = names or _names(place_a, place_b)
+    if called[0] == called[1] or not all(called):
+        raise ConfigError(f"names: expected two different names, found {list(called)}; they name the files of the rows")
+    how: dict[str, Any] = {"deterministic": deterministic, "split": split}
+    label_a = label(called[0], checkpoint=place_a.checkpoint, **how)
+    label_b = label(called[1] if called[1] != place_b.name else "", checkpoint=place_b.checkpoint, **how)
+    env = env_of(task, place_b, min(num_envs, episodes))
+    first, second = (load_policy(path, device=device, env=env.spec) for path in (a, b))
+    rows_a = evaluated_rows(first, env, place_a, label_a, episodes, split, deterministic)
+    rows_b = evaluated_rows(second, env, place_b, label_b, episodes, split, deterministic)
+    result = comparing.compare(rows_a, rows_b, names=called)
+    mark = label(checkpoint=place_b.checkpoint, **how)
+    result.save(place_b.out / f"{joined('comparison', mark)}.json")
+    print(result.text())
+    if len(changes := forgetting(rows_a, rows_b)) > 1:
+        text = frame(changes).to_csv(index=False, lineterminator="\n")
+        write_atomically(place_b.out / f"{joined('tasks', mark)}.csv", text)
+        print(f"\nby instruction, {called[0]} before and {called[1]} after:\n{table(changes)}")
+    if videos:
+        filming(lambda: video.film_pairs(
+            (first, rows_a), (second, rows_b), env, place_b.out / "videos" / joined("pairs", mark), names=called,
+            count=videos, deterministic=deterministic,
+        ))  # fmt: skip
+    if place_b.run is not None:
+        print(f"rows and comparison are in {place_b.out}; to look at them: robopolicy report run_dir={place_b.run}")
+    return result
+
+
+def _names(a: PolicyRef, b: PolicyRef) -> tuple[str, str]:
+    config = (read_config(b.run) if b.run is not None else None) or {}
+    base = config.get("base")
+    if base and (found := there(base)) is not None and found in (a.run, a.lerobot_run):
+        return "base", b.name
+    return (a.name, b.name) if a.name != b.name else (f"{a.name} (a)", f"{b.name} (b)")

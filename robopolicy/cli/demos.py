@@ -1,0 +1,38 @@
+"""`robopolicy demos`: record demonstrations of an expert."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from robopolicy.config.instantiate import build
+from robopolicy.config.schema import Count, Fraction, Node
+from robopolicy.datasets.demonstrations import Recording, record_demos
+from robopolicy.runs.logger import Tracker
+
+
+def demos(
+    *,
+    out: Path,
+    task: Node,
+    expert: Node,
+    episodes: Count = 100,
+    imperfection: Fraction = 0.0,
+    only_success: bool = True,
+    cameras: tuple[str, ...] | None = None,
+    overwrite: bool = False,
+    num_envs: Count = 64,
+    max_attempts: Count | None = None,
+    seed: int = 0,
+) -> Recording:
+    """Record demonstrations of `expert` on `task` as a LeRobotDataset v3 in `out`."""
+    env = build(task, "task", num_envs=min(num_envs, 4 * episodes), seed=seed)
+    shown = build(expert, "expert", env=env, imperfection=imperfection)
+    recording = record_demos(
+        env=env, expert=shown, episodes=episodes, out=out, only_success=only_success, cameras=cameras, run_seed=seed,
+        max_attempts=max_attempts, overwrite=overwrite, tracker=Tracker(),
+    )  # fmt: skip
+    rate = recording.successes / max(1, recording.attempted)
+    print(f"{recording.episodes} demonstrations, {recording.frames} frames in {recording.path} "
+          f"(the expert succeeded in {100 * rate:.0f}% of {recording.attempted} episodes"
+          f"{f', {recording.dropped} with physics faults dropped' if recording.dropped else ''})")  # fmt: skip
+    return recording

@@ -1,0 +1,103 @@
+"""`robopolicy eval`: run a checkpoint on episodes of a split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from robopolicy.cli.eval_suite import evaluate_suite
+from robopolicy.config.instantiate import build
+from robopolicy.config.schema import Count, Device, Natural, Node
+from robopolicy.core.errors import ConfigError
+from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.policy_ref import PolicyRef, env_of, remind
+from robopolicy.evaluation.saved import Split, evaluated_rows, film
+from robopolicy.policies.finetuning import check_sampling, resampled
+from robopolicy.reporting.run_reader import label
+from robopolicy.reporting.suite import Suite, SuiteResult
+from robopolicy.runs.checkpointer import load_policy
+from robopolicy.utils.threads import set_threads
+
+
+def evaluate(
+    *,
+    checkpoint: Path,
+    task: Node | None = None,
+    world: Node | None = None,
+    suite: Suite | None = None,
+    memory: Path | None = None,
+    sampling: dict[str, Any] | None = None,
+    only: tuple[str, ...] = (),
+    which: Literal["latest", "best"] = "latest",
+    episodes: Count | None = None,
+    split: Split = "test",
+    deterministic: bool = False,
+    videos: Natural = 6,
+    variants: dict[str, dict[str, Any]] | None = None,
+    out: Path | None = None,
+    name: str | None = None,
+    num_envs: Count = 100,
+    jobs: Count | None = None,
+    device: Device = "cpu",
+    threads: Count | None = None,
+) -> Rows | SuiteResult:
+    """Run a checkpoint on `episodes` episodes of a split; rows and films go to `out`, called as `label` says.
+
+    In a `world` the seeds choose imagined episodes; these rows are called "imagined" where they have no name.
+    With a `suite` instead of a task: on all of its tasks, or those in `only` (suite_eval.py).
+
+    Args:
+        memory: dataset of demonstrations that the policy looks things up in, in place of those that it was saved with;
+            "none": in none. These rows are called "memory-<dataset>" where they have no name.
+        sampling: changes of the policy's sampler, as policy.sampling of `train`: {sampling_steps: 1}. These rows are
+            called "sampling_steps-1" and the like where they have no name; a name of your own is one file, whatever
+            the sampler.
+        variants: name → parameters of the task that differ; each is evaluated on its own, on the same seeds.
+
+    Returns:
+        The rows; of several variants those of the first.
+    """
+    if suite is not None:
+        if any(given is not None for given in (task, name, world, variants, memory, sampling)):
+            raise ConfigError(
+                "suite: brings its own tasks and names; leave task, name, world, variants, memory and sampling away"
+            )
+        return evaluate_suite(
+            suite, checkpoint, which=which, episodes=episodes, split=split, deterministic=deterministic, only=only,
+            out=out, num_envs=num_envs, jobs=jobs, device=device, threads=threads,
+        )  # fmt: skip
+    if only or jobs is not None:
+        raise ConfigError("only, jobs: are for suites; add suite=<name>, or leave them away")
+    episodes = episodes or 500
+    set_threads(threads)
+    place, every = PolicyRef.of(checkpoint, which, out), []
+    check_sampling(sampling or {}, "sampling")
+    sampler = "-".join(f"{k}-{v}" for k, v in sorted((sampling or {}).items()))
+    name = name or "-".join(
+        (["imagined"] if world is not None else [])
+        + ([f"memory-{memory.name}"] if memory is not None else [])
+        + ([sampler] if sampler else [])
+    )
+    for variant, changes in (variants or {"": {}}).items():
+        called = label(
+            "-".join(filter(None, (name, variant))), checkpoint=place.checkpoint, deterministic=deterministic,
+            split=split,
+        )  # fmt: skip
+        count = min(num_envs, episodes)
+        if world is None:
+            env = env_of(task, place, count, changes)
+        else:
+            env = build({**world, **changes}, "world", num_envs=count, seed=0)
+        if env.spec.branches:
+            raise ConfigError("world.branch: cuts episodes, and a policy is evaluated on whole ones. Leave it away.")
+        policy = load_policy(checkpoint, device=device, env=env.spec, which=which)
+        place.given = remind(policy, memory) if memory is not None else ""
+        if sampling:
+            policy, place.given = resampled(policy, sampling), f"{place.given}+{sampler}"
+        rows = evaluated_rows(policy, env, place, called, episodes, split, deterministic)
+        every.append(rows)
+        what = f"{env.spec.id}{f' ({variant})' if variant else ''}"
+        print(f"{place.name}{place.given} on {what}, {split} seeds: {rows.summary()}{rows.task_table()}")
+        if videos and world is None:
+            film(policy, env, rows, place.out / "videos" / (called or split), videos, deterministic)
+    return every[0]

@@ -1,0 +1,244 @@
+"""`robopolicy <verb> [hydra overrides]`. Exit codes: 0 done, 1 failed, 2 wrong command line, 130 interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import logging
+import os
+import select
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from robopolicy.core.errors import RobopolicyError, closest
+
+if TYPE_CHECKING:
+    from robopolicy.config.compose import Verb
+
+# name: (what it does, module:function, has a config in configs/). Modules are imported when their verb runs.
+_VERBS = {
+    "demos": ("record demonstrations of a scripted expert as a LeRobot dataset", "robopolicy.cli.demos:demos", True),
+    "teleop": (
+        "record demonstrations of your own, driving the arm by keys",
+        "robopolicy.real.teleoperation.teleop:teleop",
+        True,
+    ),
+    "train": (
+        "imitation (algo=bc) or reinforcement on a base (algo=residual_fast)",
+        "robopolicy.training.train:train",
+        True,
+    ),
+    "eval": ("run a checkpoint on test episodes: rates, intervals, videos", "robopolicy.cli.eval:evaluate", True),
+    "compare": ("two checkpoints on the same episodes, with a paired test", "robopolicy.cli.compare:compare", True),
+    "robustness": (
+        "success under latency, other friction and mass, noise",
+        "robopolicy.cli.robustness:robustness",
+        True,
+    ),
+    "report": ("one self-contained HTML page about a run", "robopolicy.cli.report:report", True),
+    "deploy": ("run a checkpoint on an arm, behind safety limits", "robopolicy.real.deploy.deploy:deploy", True),
+    "serve": ("a policy for arms on other machines", "robopolicy.real.planning.server:serve", True),
+    "replay": (
+        "reproduce every safety decision of a recorded deployment",
+        "robopolicy.real.recording.replay:replay",
+        True,
+    ),
+    "convert": (
+        "make training data of recorded deployments, or of others' files",
+        "robopolicy.real.datasets.convert:convert",
+        True,
+    ),
+    "data check": ("every defect of a dataset, by episode and frame", "robopolicy.datasets.inspect:data_check", True),
+    "export": ("a checkpoint for LeRobot's commands", "robopolicy.policies.lerobot.export:export", True),
+    "quickstart": ("all of the above on the pick task, in minutes", "robopolicy.cli.quickstart:quickstart", True),
+    "doctor": ("what this machine has, what is missing, how to mend it", "robopolicy.doctor:main", False),
+}
+
+_ANEW = "Nothing is left half done; the same command begins anew"
+_RESUMES = "What was saved is whole; the same command goes on from there"
+_EVALUATED = "Finished evaluations are kept; the same command uses them and begins the others anew"
+_WHAT_NOW = {  # after Ctrl-C
+    "demos": "Finished demonstrations are kept as an incomplete dataset, unless a whole one was to be replaced, which "
+    "is as it was; the same command records them again and replaces it",
+    "teleop": "Episodes that were kept are a whole dataset; the same command wants a new folder where it says out=",
+    "train": _RESUMES,
+    "eval": _EVALUATED,
+    "compare": _EVALUATED,
+    "robustness": _EVALUATED,
+    "report": _ANEW,
+    "deploy": "Recordings of finished episodes are kept; the same command begins with the first episode, and wants a "
+    "new folder where it says record=",
+    "serve": "The server is closed; the same command opens it again",
+    "replay": _ANEW,
+    "convert": "Finished episodes are kept as an incomplete dataset, unless one was to be replaced, which is as it "
+    "was; the same command with overwrite=true begins anew and replaces it",
+    "data check": _ANEW,
+    "export": _ANEW,
+    "quickstart": _RESUMES,
+    "doctor": _ANEW,
+}
+
+_RUNS = {"train": "run_dir", "quickstart": "out"}  # verbs that own a directory with one config for life
+
+_USAGE = """usage: robopolicy <verb> [key=value ...] [--help] [--cfg]
+
+{verbs}
+
+options, after the verb:
+  --help              groups, their options, and all keys with their defaults
+  --cfg               print the resolved configuration and stop
+  --config-dir DIR    further config groups of your own (DIR/task/mine.yaml → task=mine); repeatable
+  --allow MODULE      let configs name what your own module registers; repeatable
+  --debug             show a traceback where there would be a message
+
+The same command on the same run_dir resumes. A first run: robopolicy quickstart"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the `robopolicy` command."""
+    try:
+        done = _main(argv)
+        sys.stdout.flush()
+        return done
+    except BrokenPipeError:
+        watch = select.poll()
+        watch.register(sys.stdout.fileno(), 0)
+        if not any(event & select.POLLERR for _, event in watch.poll(0)):
+            raise  # another pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has seen enough, e.g. `head`
+        return 141  # as a shell says it
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        width = max(map(len, _VERBS))
+        print(_USAGE.format(verbs="\n".join(f"  {name:<{width}}  {about}" for name, (about, *_) in _VERBS.items())))
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from robopolicy.utils.provenance import version
+
+        print(f"robopolicy {version()}")
+        return 0
+    debug = "--debug" in arguments
+    words = 2 if " ".join(arguments[:2]) in _VERBS else 1
+    name = " ".join(arguments[:words])
+    try:
+        return _run(name, arguments[words:])
+    except KeyboardInterrupt:
+        command = shlex.join([_program(), *arguments])
+        _say(f"Interrupted. {_WHAT_NOW.get(name, _ANEW)}:\n  {command}")
+        return 130
+    except RobopolicyError as error:
+        if debug:
+            raise
+        _say(f"error: {error}")
+        return 2 if type(error).__name__ == "UsageError" else 1
+    except OSError as error:
+        if debug or isinstance(error, BrokenPipeError):
+            raise
+        full = " Free some space, then repeat the command." if error.errno == errno.ENOSPC else ""
+        _say(f"error: {error}.{full}")
+        return 1
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    from robopolicy.config.compose import UsageError, compose
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    options, overrides = _options().parse_known_args(arguments)
+    for text in overrides:
+        if text.startswith("-"):
+            raise UsageError(
+                f"unknown option {text!r}. {closest(text, ['--help', '--cfg', '--config-dir', '--allow'])}"
+            )
+    verb = find_verb(name)
+    if options.allow:
+        from robopolicy.config.registry import allow
+
+        sys.path.insert(0, str(Path.cwd()))  # a package beside the user, not installed
+        for module in options.allow:
+            allow(module)
+    if options.help:
+        from robopolicy.config.help import verb_help
+
+        print(verb_help(verb, overrides, options.config_dir))
+        return 0
+    if not verb.config:
+        return int(verb.load()(overrides))
+    config = compose(verb, overrides, config_dirs=options.config_dir, checked=not options.cfg)
+    if options.cfg:
+        from omegaconf import OmegaConf
+
+        print(OmegaConf.to_yaml(config), end="")
+        return 0
+    call(verb, config)
+    return 0
+
+
+def find_verb(name: str) -> Verb:
+    """A verb by name.
+
+    Raises:
+        UsageError: there is none; the closest names are offered.
+    """
+    from robopolicy.config.compose import UsageError, Verb
+
+    if name not in _VERBS:
+        raise UsageError(f"unknown verb {name!r}. {closest(name, _VERBS)}")
+    summary, target, config = _VERBS[name]
+    return Verb(name, summary, target, config)
+
+
+def call(verb: Verb, config: dict[str, Any]) -> Any:
+    """Carry out a verb with a composed and checked config; what it trains becomes a run that can be resumed."""
+    from robopolicy.config.instantiate import arguments_for
+
+    function = verb.load()
+    arguments = arguments_for(function, config)
+    if verb.name not in _RUNS:
+        return function(**arguments)
+    from robopolicy.runs.run_dir import has_checkpoint, has_stage, open_run
+
+    begun = has_stage if verb.name == "quickstart" else has_checkpoint
+    with open_run(arguments[_RUNS[verb.name]], config, begun=begun):
+        return function(**arguments)
+
+
+def invoke(name: str, *overrides: str, **settings: Any) -> Any:
+    """Carry out a verb from Python as the command line would; `settings` are values of top-level keys."""
+    from robopolicy.config.compose import compose
+
+    verb = find_verb(name)
+    return call(verb, compose(verb, overrides, settings=settings))
+
+
+def _options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--cfg", action="store_true")
+    parser.add_argument("--debug", action="store_true")
+    parser.add_argument("--config-dir", action="append", default=[], type=Path)
+    parser.add_argument("--allow", action="append", default=[])
+    return parser
+
+
+def _program() -> str:
+    """What to type to call this program again: its path, where the shell would not find it by name."""
+    called = Path(sys.argv[0])
+    if called.name != "robopolicy" or shutil.which("robopolicy") is not None:
+        return "robopolicy"
+    inside = called.absolute().is_relative_to(Path.cwd())
+    return str(called.absolute().relative_to(Path.cwd())) if inside else str(called)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

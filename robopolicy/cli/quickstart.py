@@ -1,0 +1,113 @@
+"""`robopolicy quickstart`: demonstrations → imitation → refinement → comparison → report, by the verbs themselves."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from robopolicy.cli.main import invoke
+from robopolicy.config.schema import Count, Fraction, Natural, Node
+from robopolicy.datasets.metadata import recorded
+from robopolicy.evaluation.compare import Comparison, format_p
+from robopolicy.evaluation.statistics import Interval
+
+
+def quickstart(
+    *,
+    out: Path,
+    task: Node,
+    tracker: Node,
+    demos: Count = 60,
+    imperfection: Fraction = 1.0,
+    bc_steps: Count = 3_000,
+    rl_steps: Count = 30_000,
+    episodes: Count = 500,
+    videos: Natural = 4,
+    seed: int = 0,
+    threads: Count | None = None,
+) -> Comparison:
+    """Everything once, in `out`: data/, bc/, residual/ with report.html. Stages that are done are not repeated.
+
+    Returns:
+        The comparison of the refined policy with its base.
+    """
+    console = Console()
+    data, base, refined = out / "data", out / "bc", out / "residual"
+    stages = Stages(console, total=5)
+    name = str(task.get("task", "the task"))
+
+    stages.run(
+        "demonstrations", f"{demos} of an imperfect scripted expert on {name}",
+        lambda: None if recorded(data) == "whole" else invoke(
+            "demos", task=task, out=data, episodes=demos, imperfection=imperfection, seed=seed,
+            overwrite=recorded(data) == "part",
+        ),
+    )  # fmt: skip
+    common: dict[str, Any] = {"dataset": data, "task": task, "seed": seed, "threads": threads, "tracker": tracker}
+    stages.run(
+        "imitation", "a diffusion policy learns from them",
+        lambda: invoke("train", "algo=bc", f"loop.steps={bc_steps}", run_dir=base, **common),
+    )  # fmt: skip
+    stages.run(
+        "refinement", "a residual learns from sparse success alone, on top of the frozen policy",
+        lambda: invoke(
+            "train", "algo=residual_fast", f"loop.total_steps={rl_steps}", run_dir=refined, base=base, **common,
+        ),
+    )  # fmt: skip
+    result = stages.run(
+        "comparison", f"both on the same {episodes} unseen episodes",
+        lambda: invoke("compare", a=base, b=refined, task=task, episodes=episodes, videos=videos, threads=threads),
+    )  # fmt: skip
+    page = stages.run("report", "one page with all of it", lambda: invoke("report", run_dir=refined))
+    _summary(console, stages, result, page)
+    return result
+
+
+class Stages:
+    """Announces and times the stages."""
+
+    def __init__(self, console: Console, *, total: int) -> None:
+        self.console, self.total = console, total
+        self.seconds: dict[str, float] = {}
+
+    def run(self, name: str, what: str, work: Callable[[], Any]) -> Any:
+        self.console.print(f"\n[bold]{len(self.seconds) + 1}/{self.total} {name}[/]: {what}")
+        began = time.monotonic()
+        result = work()
+        self.seconds[name] = time.monotonic() - began
+        if self.seconds[name] < 1.0 and result is None:
+            self.console.print("already there")
+        return result
+
+
+def _summary(console: Console, stages: Stages, result: Comparison, page: Path) -> None:
+    table = Table(title=f"{result.env}: {result.pairs.total} unseen episodes", title_justify="left")
+    for column in ("", "success", "95% interval"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, rate in ((f"{result.a} (imitation)", result.rate_a), (f"{result.b} (refined)", result.rate_b)):
+        table.add_row(name, *_percent(rate))
+    d = result.difference
+    table.add_row("difference", f"{100 * d.value:+.1f} points", f"{100 * d.low:+.1f} to {100 * d.high:+.1f}")
+    console.print()
+    console.print(table)
+    took = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in stages.seconds.items())
+    console.print(f"paired exact McNemar p = {format_p(result.p_value)}: {result.verdict}")
+    console.print(f"{sum(stages.seconds.values()):.0f} s in all ({took}), peak memory {peak_gib():.1f} GiB")
+    console.print(f"open [bold]{page}[/] in a browser", soft_wrap=True)
+
+
+def _percent(value: Interval) -> tuple[str, str]:
+    return f"{100 * value.value:.1f}%", f"{100 * value.low:.1f} to {100 * value.high:.1f}"
+
+
+def peak_gib() -> float:
+    """Peak resident memory of this process."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**30 if sys.platform == "darwin" else peak / 2**20

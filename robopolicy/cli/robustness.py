@@ -1,0 +1,95 @@
+"""`robopolicy robustness`: a policy, beside its base or alone, under conditions that it was not trained for."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+from robopolicy.config.schema import Count, Device, Node
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.untrusted import refusing
+from robopolicy.envs.perturbations import NOMINAL, UNITS, Grid, check_grid, perturbed
+from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.policy_ref import PolicyRef, task_of
+from robopolicy.evaluation.saved import Split, evaluated_rows
+from robopolicy.reporting.robustness import Point, Robustness
+from robopolicy.reporting.run_reader import label
+from robopolicy.runs.checkpointer import load_policy
+from robopolicy.runs.run_dir import CONFIG
+from robopolicy.utils.threads import set_threads
+
+
+def robustness(
+    *,
+    checkpoint: Path,
+    base: Path | None = None,
+    task: Node | None = None,
+    grid: Grid | None = None,
+    names: tuple[str, ...] | None = None,
+    episodes: Count = 200,
+    split: Split = "test",
+    deterministic: bool = False,
+    out: Path | None = None,
+    num_envs: Count = 100,
+    device: Device = "cpu",
+    threads: Count | None = None,
+) -> Robustness:
+    """Evaluate under every condition of the grid, one at a time, all policies on the same episodes.
+
+    Rows, tables and curves go to <out>/robustness; rows that are there already, of the same weights, task, seeds,
+    settings and code, are not evaluated again.
+
+    Args:
+        base: what the policy is compared with; None: it is evaluated alone.
+        names: of the base and the policy, or of the policy.
+
+    Raises:
+        ConfigError: the task cannot be changed like that; nothing was evaluated yet.
+    """
+    grid = grid or Grid()
+    if not grid.points():
+        raise ConfigError("grid: expected values of at least one condition, found none")
+    set_threads(threads)
+    place = PolicyRef.of(checkpoint, "latest", out)
+    node = task_of(task, place)
+    folder = place.out / "robustness"
+    places = [p for p in (None if base is None else PolicyRef.of(base, "latest", folder), place) if p is not None]
+    called = names or (("base", place.name) if base is not None else (place.name,))
+    if len(called) != len(places) or len({*called}) != len(called):
+        raise ConfigError(f"names: expected {len(places)} different names, found {list(called)}")
+    for p in places:
+        p.out = folder
+    count, rows = min(num_envs, episodes), dict[tuple[str, float], tuple[Rows, ...]]()
+    with nullcontext() if task else refusing(f"{place.run}/{CONFIG}: task", ConfigError):
+        first = perturbed(node, "latency", 0, num_envs=count)
+    check_grid(node, first.spec, grid)
+    policies = [load_policy(p, device=device, env=first.spec) for p in (base, checkpoint) if p is not None]
+    points = []
+    for what, value in grid.points():
+        nominal = value == NOMINAL[what]
+        key = ("nominal", 0.0) if nominal else (what, value)
+        if key not in rows:
+            env = first if nominal else perturbed(node, what, value, num_envs=count)
+            said = "nominal" if nominal else f"{what}-{value:g}"
+            files = [label(f"{name}-{said}", checkpoint=p.checkpoint, deterministic=deterministic, split=split)
+                     for name, p in zip(called, places, strict=True)]  # fmt: skip
+            rows[key] = tuple(
+                evaluated_rows(policy, env, p, file, episodes, split, deterministic)
+                for policy, p, file in zip(policies, places, files, strict=True)
+            )
+            _close(env)
+            found = ", ".join(
+                f"{n} {100 * r.success_rate().value:.1f}%" for n, r in zip(called, rows[key], strict=True)
+            )
+            print(f"{said}: {found}")
+        points.append(Point(what, float(value), rows[key]))
+    result = Robustness(tuple(called), points, UNITS)
+    report = result.save(folder)
+    print(result.text() + f"report: {report}")
+    return result
+
+
+def _close(env: object) -> None:
+    close = getattr(env, "close", None)
+    if close is not None:
+        close()

@@ -1,0 +1,219 @@
+"""Name what a config may build: for each slot, the registered names and the code behind each.
+
+A slot is the key that a node stands at: `policy`, `policy.network`, `algo.noise`. A node names its class or function
+by `_target_`, and only what is registered for its slot can be named. A checkpoint, run directory or dataset brings
+names alone, so it can call nothing else and can register nothing. Code of one's own joins by `register`, in a module
+that the user admits: `--allow my_robot`.
+
+Nothing is registered that writes a file or starts a process while it is constructed from a checkpoint's data.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+from robopolicy.core.errors import ConfigError, closest
+
+_log = logging.getLogger(__name__)
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+# Slots of the command line's own keys. Their nodes are built by the verbs, never as an argument of another node.
+ROOTS = frozenset({"algo", "coevolve", "expert", "look", "loop", "policy", "task", "tracker", "world", "world_model"})
+
+_SLOTS: dict[str, dict[str, Any]] = {  # slot → name → "module:attribute", or what `register` was given
+    "algo": {
+        "aloe": "robopolicy.algos.aloe:ALOE",
+        "bc": "robopolicy.algos.bc:BC",
+        "co_dppo": "robopolicy.algos.co_dppo:CoDPPO",
+        "dppo": "robopolicy.algos.dppo:DPPO",
+        "grpo": "robopolicy.algos.grpo:GRPO",
+        "pa_rl": "robopolicy.algos.pa_rl:PARL",
+        "policy_flow": "robopolicy.algos.policy_flow:PolicyFlow",
+        "ppo": "robopolicy.algos.ppo:PPO",
+        "residual": "robopolicy.algos.residual:ResidualTD3",
+        "rpd": "robopolicy.algos.rpd:RPD",
+    },
+    "coevolve": {"coevolve": "robopolicy.world_models.training.coevolve:coevolve"},
+    "critic": {
+        "ensemble": "robopolicy.networks.critics:CriticEnsemble",
+        "mlp": "robopolicy.networks.mlp:MLP",
+        "value_mlp": "robopolicy.networks.mlp:ValueMLP",
+    },
+    "expert": {"policy": "robopolicy.evaluation.policy_expert:PolicyExpert", "scripted": "robopolicy.sim:make_expert"},
+    "gate": {"gate": "robopolicy.world_models.training.gate:gate"},
+    "image_encoder": {"conv": "robopolicy.networks.vision:ConvEncoder", "vit": "robopolicy.networks.vision:ViTEncoder"},
+    "joint_filter": {"safety": "robopolicy.real.control.joint_filter:SafetyFilter"},
+    "look": {"world_model": "robopolicy.world_models.evaluation.world_model_report:look"},
+    "loop": {
+        "fit_trajectories": "robopolicy.world_models.training.fit_trajectories:fit",
+        "fit_world_model": "robopolicy.world_models.training.fit:fit",
+        "off_policy": "robopolicy.training.off_policy:off_policy",
+        "offline": "robopolicy.training.offline:offline",
+        "on_policy": "robopolicy.training.on_policy:on_policy",
+        "synthetic_off_policy": "robopolicy.training.synthetic:synthetic_off_policy",
+    },
+    "network": {
+        "action_expert": "robopolicy.networks.action_expert:ActionExpert",
+        "mlp": "robopolicy.networks.mlp:MLP",
+        "residual_mlp": "robopolicy.networks.mlp:ResidualMLP",
+        "transformer": "robopolicy.networks.transformer:Transformer",
+        "unet1d": "robopolicy.networks.unet1d:UNet1d",
+    },
+    "noise": {
+        "floor": "robopolicy.policies.denoising_chain:FloorNoise",
+        "learned": "robopolicy.policies.denoising_chain:LearnedNoise",
+    },
+    "policy": {
+        "diffusion": "robopolicy.policies.diffusion:DiffusionPolicy",
+        "flow": "robopolicy.policies.flow:FlowPolicy",
+        "gaussian": "robopolicy.policies.gaussian:GaussianPolicy",
+        "hold": "robopolicy.policies.zero_action:HoldPolicy",
+        "lerobot": "robopolicy.policies.lerobot.policy:LeRobotPolicy",
+        "lerobot_flow": "robopolicy.policies.lerobot.flow:LeRobotFlow",
+        "mixture": "robopolicy.policies.mixture:MixturePolicy",
+        "residual": "robopolicy.policies.residual:ResidualPolicy",
+        "ricl": "robopolicy.policies.ricl:RICLPolicy",
+        "ricl_adapted": "robopolicy.policies.ricl:in_context",
+        "sighted": "robopolicy.policies.frozen_encoder_student:SightedPolicy",
+        "sighted_student": "robopolicy.policies.frozen_encoder_student:sighted",
+        "tuned": "robopolicy.policies.finetuning:tuned",
+        "vla": "robopolicy.policies.vla:VLAPolicy",
+        "vla_adapted": "robopolicy.policies.vla:adapted",
+    },
+    "prefix": {"prefix": "robopolicy.networks.prefix:Prefix"},
+    "profile": {"robot": "robopolicy.real.safety.profile:load_profile"},
+    "replay": {
+        "chunk_replay": "robopolicy.buffers.chunk_replay_buffer:ChunkReplay",
+        "replay": "robopolicy.buffers.replay_buffer:Replay",
+    },
+    "state_encoder": {"mlp": "robopolicy.networks.mlp:MLP"},
+    "success": {"classifier": "robopolicy.world_models.models.success:SuccessClassifier"},
+    "synthetic": {"synthetic": "robopolicy.world_models.training.synthetic:Synthetic"},
+    "task": {
+        "gymnasium": "robopolicy.sim.suites.gymnasium:make",
+        "libero": "robopolicy.sim.suites.libero:make",
+        "maniskill": "robopolicy.sim.suites.maniskill:make",
+        "maniskill_gpu": "robopolicy.sim.suites.maniskill_gpu:make",
+        "metaworld": "robopolicy.sim.suites.metaworld:make",
+        "native": "robopolicy.sim:make_native",
+        "robosuite": "robopolicy.sim.suites.robosuite:make",
+    },
+    "tracker": {"tracker": "robopolicy.runs.logger:Tracker"},
+    "vision": {
+        "conv_tokens": "robopolicy.networks.vision:ConvTokens",
+        "keypoint_tokens": "robopolicy.networks.vision:KeypointTokens",
+        "patch_tokens": "robopolicy.networks.vision:PatchTokens",
+    },
+    "world": {
+        "imagined": "robopolicy.world_models.envs.imagined:make",
+        "recorded": "robopolicy.world_models.envs.recorded:make",
+    },
+    "world_model": {
+        "chunk_transformer": "robopolicy.world_models.models.chunk_transformer:ChunkTransformer",
+        "ensemble": "robopolicy.world_models.models.ensemble:PhaseEnsemble",
+        "rssm": "robopolicy.world_models.models.rssm:RSSM",
+        "trajectories": "robopolicy.world_models.models.trajectories:Trajectories",
+    },
+}
+
+_admitted: list[str] = []  # modules of the user's own, in the order of --allow
+
+
+def register[Target: Callable[..., Any]](slot: str, name: str) -> Callable[[Target], Target]:
+    """Register a class or function of your own: nodes at `slot` may name it as `_target_: name`.
+
+    Use it as a decorator, in a module that the command line admits by `--allow <module>`.
+
+    Raises:
+        ConfigError: `slot` or `name` is no lower-case identifier, or `name` already means something else there.
+    """
+    for key, given in (("slot", slot), ("name", name)):
+        if not isinstance(given, str) or not _NAME.fullmatch(given):
+            raise ConfigError(f"register: {key}={given!r}: expected a lower-case identifier, e.g. 'my_policy'")
+
+    def add(target: Target) -> Target:
+        there = _SLOTS.setdefault(slot, {})
+        if name in there and _place(there[name]) != _place(target):
+            raise ConfigError(f"register: {slot}={name} is {_place(there[name])} already; choose another name")
+        there[name] = target
+        return target
+
+    return add
+
+
+def names(slot: str) -> list[str]:
+    """The names that a node at `slot` may take; [] where no node may stand."""
+    return sorted(_SLOTS.get(slot, ()))
+
+
+def lookup(slot: str, name: Any, key: str) -> Callable[..., Any]:
+    """The class or function registered as `name` for `slot`.
+
+    Args:
+        key: dotted key of the name, for the messages.
+
+    Raises:
+        ConfigError: nothing can be built at `slot`, or `name` is not registered for it.
+    """
+    known = _SLOTS.get(slot)
+    if known is None:
+        raise ConfigError(f"{key}: got a node, and nothing can be built at {slot!r}. Give a plain value.")
+    if not isinstance(name, str) or name not in known:
+        own = " Code of your own joins by robopolicy.config.registry.register and --allow <module>."
+        raise ConfigError(
+            f"{key}: got {name!r}, which is not registered for {slot!r}. {closest(str(name), known)}{own}"
+        )
+    found = known[name]
+    if isinstance(found, str):
+        module, attribute = found.split(":")
+        found = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def allow(module: str) -> None:
+    """Import a module of the user's own, which may register code; the log says what it registered.
+
+    Only the user's command line calls this: what is read from a file never does.
+
+    Raises:
+        ConfigError: the module cannot be found.
+    """
+    parts = module.split(".")
+    if not all(part.isidentifier() for part in parts) or not _exists(parts):
+        raise ConfigError(
+            f"--allow {module}: no such module can be imported. Run from the folder that holds it, or install it into "
+            "this environment."
+        )
+    before = {slot: dict(known) for slot, known in _SLOTS.items()}
+    importlib.import_module(module)
+    if module not in _admitted:
+        _admitted.append(module)
+    added = [f"{s}={n}" for s, known in _SLOTS.items() for n in known if n not in before.get(s, {})]
+    _log.warning("--allow %s admits its code: %s", module, ", ".join(added) or "no new names for configs")
+
+
+def admitted() -> tuple[str, ...]:
+    """Modules that `allow` admitted."""
+    return tuple(_admitted)
+
+
+def _exists(parts: list[str]) -> bool:
+    """Whether a module can be found; its parents are imported, as the import system does."""
+    try:
+        return importlib.util.find_spec(".".join(parts)) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _place(target: Any) -> str:
+    """Where a class or function is defined, "module:attribute"."""
+    if isinstance(target, str):
+        return target
+    found = inspect.unwrap(target) if inspect.isroutine(target) else target
+    return f"{found.__module__}:{getattr(found, '__qualname__', found)}"

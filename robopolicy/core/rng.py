@@ -1,0 +1,89 @@
+"""Noise and seeds that depend on keys, not on order.
+
+Every random number that shapes an episode is a pure function of (key, counter): the episode seed and the
+primitive step. So an episode's outcome does not depend on N, on its neighbours or on how often anybody
+else drew. Philox-4x32-10 (Salmon et al., SC 2011) in int64 tensor arithmetic: the same on CPU and GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.errors import ConfigError
+
+_MASK = 0xFFFFFFFF
+_M0, _M1 = 0xD2511F53, 0xCD9E8D57
+_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+
+Split = Literal["train", "validation", "test"]
+_SPLITS = {"train": 0, "validation": 1, "test": 2}
+_SPLIT_BITS = 40  # seeds per split: 2^40; the splits are disjoint ranges of int64
+
+
+def _mulhilo(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
+    # The 64-bit product of two 32-bit numbers wraps into int64's sign bit; the masks undo that.
+    product = a * b
+    return (product >> 32) & _MASK, product & _MASK
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> Tensor:
+    """Philox-4x32-10 of int64 tensors that hold 32-bit words and broadcast together. Returns [... 4] words."""
+    c0, c1, c2, c3 = torch.broadcast_tensors(*counter)
+    k0, k1 = key
+    for _ in range(10):
+        hi0, lo0 = _mulhilo(_M0, c0)
+        hi1, lo1 = _mulhilo(_M1, c2)
+        c0, c1, c2, c3 = hi1 ^ c1 ^ k0, lo1, hi0 ^ c3 ^ k1, lo0
+        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+    return torch.stack([c0, c1, c2, c3], dim=-1)
+
+
+def keyed_uniform(seed: Tensor, step: Tensor, shape: tuple[int, ...], *, stream: int = 0) -> Tensor:
+    """Uniform float32 numbers in (0, 1), [B *shape], from int64 `seed` [B] and `step` [B].
+
+    `stream` separates consumers that share seeds and steps (a policy, its base, sensor noise …).
+    """
+    words = _words(seed, step, math.prod(shape), stream)
+    return ((words >> 8).to(torch.float32) + 0.5).mul_(2.0**-24).reshape(seed.shape[0], *shape)
+
+
+def keyed_normal(seed: Tensor, step: Tensor, shape: tuple[int, ...], *, stream: int = 0) -> Tensor:
+    """Standard normal float32 numbers [B *shape], keyed like `keyed_uniform` (Box–Muller on pairs of words)."""
+    count = math.prod(shape)
+    words = _words(seed, step, count + count % 2, stream)
+    uniform = ((words >> 8).to(torch.float32) + 0.5).mul_(2.0**-24)
+    radius = uniform[:, 0::2].log().mul_(-2.0).sqrt_()
+    angle = uniform[:, 1::2] * (2.0 * math.pi)
+    normal = torch.stack([radius * angle.cos(), radius * angle.sin()], dim=-1).flatten(1)
+    return normal[:, :count].reshape(seed.shape[0], *shape)
+
+
+def _words(seed: Tensor, step: Tensor, count: int, stream: int) -> Tensor:
+    blocks = torch.arange((count + 3) // 4, device=seed.device, dtype=torch.int64)
+    zero = torch.zeros_like(blocks)
+    key = ((seed & _MASK)[:, None], ((seed >> 32) & _MASK)[:, None])
+    counter = (blocks, (step & _MASK)[:, None], zero + stream, zero)
+    return philox(counter, key).flatten(1)[:, :count]
+
+
+def episode_seeds(split: Split, run_seed: int, count: int, *, start: int = 0) -> Tensor:
+    """int64 [count] episode seeds of a split: number `start`, `start`+1, … of the run's own stream.
+
+    The three splits are disjoint ranges, so evaluation never meets a training episode. Validation and test
+    seeds do not depend on `run_seed` unless it is given: pass 0 to pair runs with one another.
+    """
+    if split not in _SPLITS:
+        raise ConfigError(f"split must be one of {sorted(_SPLITS)}, found {split!r}")
+    index = torch.arange(start, start + count, dtype=torch.int64)
+    words = philox((index & _MASK, index >> 32, index * 0 + _SPLITS[split], index * 0), _key(run_seed, index))
+    low = (words[..., 0] | (words[..., 1] << 32)) & ((1 << _SPLIT_BITS) - 1)
+    return low | (_SPLITS[split] << _SPLIT_BITS)
+
+
+def _key(seed: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    word = torch.full_like(like, seed)
+    return word & _MASK, (word >> 32) & _MASK

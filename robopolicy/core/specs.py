@@ -1,0 +1,273 @@
+"""PolicySpec: what a policy reads and commands. It travels with every checkpoint as `spec.json`."""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal
+
+import pydantic
+
+from robopolicy.core.errors import CheckpointError, ConfigError, SpecError, closest
+from robopolicy.core.trees import flatten
+from robopolicy.core.types import IMAGES, STATE, ActionSpec, EnvSpec, Feature
+from robopolicy.core.untrusted import AXES, Strict, checked, parse_json
+
+SPEC_VERSION = 1
+
+# version found → function that turns its dict into the next version's. Filled when SPEC_VERSION grows.
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """The contract between a policy and whatever runs it; checked before any weight loads.
+
+    `observation`: the keys that `act` reads, shapes without batch and history axes.
+    `n_obs_steps` To · `horizon` H · `n_action_steps` Ta: the executed slice is the first Ta of H steps.
+    `dt`: seconds per primitive step at which the policy was trained.
+    """
+
+    observation: dict[str, Feature]
+    action: ActionSpec
+    dt: float
+    n_obs_steps: int
+    horizon: int
+    n_action_steps: int
+    tasks: tuple[str, ...]
+    version: int = SPEC_VERSION
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n_action_steps <= self.horizon:
+            raise SpecError(
+                f"n_action_steps (Ta) must lie between 1 and horizon (H={self.horizon}), found {self.n_action_steps}"
+            )
+        if self.n_obs_steps < 1:
+            raise SpecError(f"n_obs_steps (To) must be at least 1, found {self.n_obs_steps}")
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> PolicySpec:
+        """Read what `to_json` wrote; `text` may be a stranger's.
+
+        Raises:
+            CheckpointError: a newer version, missing or unknown fields, values that are none.
+        """
+        return cls.from_data(parse_json(text, "spec.json", finite=False))
+
+    @classmethod
+    def from_data(cls, data: Any) -> PolicySpec:
+        """As `from_json`, from the object that spec.json holds."""
+        if not isinstance(data, dict):
+            raise CheckpointError(f"spec.json: expected an object, found {type(data).__name__}")
+        version = data.get("version", 0)
+        if type(version) is not int or version > SPEC_VERSION:
+            raise CheckpointError(
+                f"spec.json has version {version!r}, this robopolicy reads up to {SPEC_VERSION}. Upgrade robopolicy."
+            )
+        while version < SPEC_VERSION:
+            if version not in MIGRATIONS:
+                raise CheckpointError(f"spec.json has version {version} and no migration leads from it")
+            data = MIGRATIONS[version](data)
+            version = data["version"]
+        known = {f.name for f in fields(cls)}
+        if set(data) != known:
+            raise CheckpointError(
+                f"spec.json: missing fields {sorted(known - set(data))}, unknown fields {sorted(set(data) - known)}"
+            )
+        found = checked(SpecFile, data, "spec.json")
+        try:
+            return cls(**{**found.shared(), "n_obs_steps": found.n_obs_steps, "n_action_steps": found.n_action_steps,
+                          "version": found.version})  # fmt: skip
+        except SpecError as error:
+            raise CheckpointError(f"spec.json does not describe a policy: {error}") from error
+
+
+Text = Annotated[str, pydantic.Field(max_length=4096)]
+
+
+# Of a feature: columns, modules and folders of films are called after it.
+Key = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z][^/\\\x00-\x1f]{0,255}$")]
+
+
+class FeatureFile(Strict):
+    """A `Feature` as JSON has it."""
+
+    shape: tuple[Annotated[int, pydantic.Field(ge=0, le=2**24)], ...] = pydantic.Field(max_length=AXES)
+    dtype: Literal["float16", "bfloat16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool"]
+    names: tuple[Text, ...] | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _size(self) -> FeatureFile:
+        if math.prod(self.shape) > 2**28:
+            raise ValueError("expected at most 2²⁸ numbers of a frame")
+        return self
+
+    @property
+    def feature(self) -> Feature:
+        return Feature(self.shape, self.dtype, self.names)
+
+
+class ActionFile(Strict):
+    """An `ActionSpec` as JSON has it; limits may be infinite."""
+
+    names: tuple[Text, ...] = pydantic.Field(min_length=1, max_length=4096)
+    units: tuple[Text, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    frame: Literal["base", "tcp", "joint", "world"]
+    tcp: Text
+    rotation: Literal["none", "yaw", "rotvec", "joint"]
+    reference: Literal["measured", "commanded", "absolute"]
+    gripper: pydantic.NonNegativeInt | None
+    gripper_meaning: Text
+
+    @property
+    def action(self) -> ActionSpec:
+        """Raises SpecError where its parts do not fit one another."""
+        return ActionSpec(**dict(self))
+
+
+class SharedFile(Strict):
+    """What the specs of policies and envs have in common."""
+
+    observation: dict[Key, FeatureFile]
+    action: ActionFile
+    tasks: tuple[Text, ...]
+    dt: Annotated[float, pydantic.Field(gt=0.0, le=3600.0, allow_inf_nan=False)]
+    horizon: Annotated[int, pydantic.Field(ge=1, le=10**7)]
+
+    def shared(self) -> dict[str, Any]:
+        """As keywords of a spec; raises SpecError as `ActionFile.action`."""
+        observation = {key: found.feature for key, found in self.observation.items()}
+        return {"observation": observation, "action": self.action.action, "tasks": self.tasks, "dt": self.dt,
+                "horizon": self.horizon}  # fmt: skip
+
+
+class SpecFile(SharedFile):
+    """spec.json of a policy."""
+
+    n_obs_steps: Annotated[int, pydantic.Field(ge=1, le=10**4)]
+    n_action_steps: Annotated[int, pydantic.Field(ge=1, le=10**5)]
+    horizon: Annotated[int, pydantic.Field(ge=1, le=10**5)]
+    version: int
+
+
+class EnvFile(SharedFile):
+    """spec.json of a world model: the env that it stands for."""
+
+    id: Text
+    digest: Text
+    history: pydantic.NonNegativeInt
+    chunk: pydantic.NonNegativeInt
+    joint_access: bool
+    resumable: bool
+    branches: bool = False  # which worlds written before 2026-11-25 do not say
+
+    def spec(self) -> EnvSpec:
+        """Raises SpecError as `shared`."""
+        own = {k: getattr(self, k) for k in EnvFile.model_fields if k not in SharedFile.model_fields}
+        return EnvSpec(**self.shared(), **own)
+
+
+def with_cameras(features: dict[str, Feature], cameras: Iterable[str] | None, *, where: str) -> dict[str, Feature]:
+    """`features` with the pictures of `cameras` alone; None: of all that there are. `where` is the key to blame.
+
+    Raises:
+        ConfigError: there is no such camera.
+    """
+    if cameras is None:
+        return dict(features)
+    offered = [k.removeprefix(IMAGES) for k in features if k.startswith(IMAGES)]
+    if strange := sorted(set(cameras) - set(offered)):
+        raise ConfigError(f"{where}: there is no {strange[0]!r}. {closest(strange[0], offered)}")
+    kept = {IMAGES + name for name in cameras}
+    return {k: f for k, f in features.items() if not k.startswith(IMAGES) or k in kept}
+
+
+def state_columns(feature: Feature, names: Sequence[str] | None, *, where: str) -> list[int]:
+    """Columns of `observation.state` with these names, in the order in which they are given, each once; None: all.
+
+    Args:
+        names: elements' own, or patterns as of file names: `cube_to_*`, `cube_?`. where: the key to blame.
+
+    Raises:
+        SpecError: it has no such element, or no names.
+    """
+    if names is None:
+        return list(range(feature.shape[0]))
+    if feature.names is None:
+        raise SpecError(f"{where}: the elements of {STATE!r} have no names to choose by")
+    found: dict[int, None] = {}
+    for name in names:
+        exact = [i for i, element in enumerate(feature.names) if element == name]
+        those = exact or [i for i, element in enumerate(feature.names) if fnmatchcase(element, name)]
+        if not those:
+            raise SpecError(f"{where}: {STATE!r} has no {name!r}. {closest(name, feature.names)}")
+        found |= dict.fromkeys(those)
+    return list(found)
+
+
+def check_features(needed: dict[str, Feature], offered: dict[str, Feature], *, needs: str, offers: str) -> list[str]:
+    """Every way in which `offered` fails to supply `needed`, one sentence each; empty when it fits."""
+    problems = []
+    for key, feature in needed.items():
+        if key not in offered:
+            problems.append(f"{needs} needs {key!r}, which {offers} does not have. {closest(key, offered)}")
+        elif tuple(offered[key].shape) != tuple(feature.shape):
+            problems.append(f"{key!r}: {needs} expects shape {feature.shape}, {offers} has {offered[key].shape}")
+        elif offered[key].dtype != feature.dtype:
+            problems.append(f"{key!r}: {needs} expects dtype {feature.dtype}, {offers} has {offered[key].dtype}")
+        elif _named(feature) and _named(offered[key]) and feature.names != offered[key].names:
+            pairs = zip(feature.names or (), offered[key].names or (), strict=True)
+            differ = [f"{a}≠{b}" for a, b in pairs if a != b]
+            problems.append(f"{key!r}: element names differ between {needs} and {offers}: {', '.join(differ[:5])}")
+    return problems
+
+
+def _named(feature: Feature) -> bool:
+    """Whether its elements have names; main_0, main_1, … of a Gymnasium env that has none say nothing."""
+    return bool(feature.names) and feature.names != tuple(f"main_{i}" for i in range(feature.shape[0]))
+
+
+def check_action_spec(policy: ActionSpec, env: ActionSpec, *, needs: str, offers: str) -> list[str]:
+    """Every field in which two action representations differ, one sentence each."""
+    return [
+        f"action.{f.name}: {needs} has {getattr(policy, f.name)!r}, {offers} has {getattr(env, f.name)!r}"
+        for f in fields(ActionSpec)
+        if getattr(policy, f.name) != getattr(env, f.name)
+    ]
+
+
+def changes(before: PolicySpec, now: PolicySpec) -> list[str]:
+    """Every key in which two specs of one policy differ, with both values; [] where they are equal."""
+    old, new = flatten(asdict(before)), flatten(asdict(now))
+    return [f"{k}: {_change(old.get(k), new.get(k))}" for k in sorted({*old, *new}) if old.get(k) != new.get(k)]
+
+
+def _change(old: Any, new: Any) -> str:
+    """Of long lists (names of elements, limits) only what differs."""
+    if isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new):
+        pairs = [f"{a!r} → {b!r}" for a, b in zip(old, new, strict=True) if a != b]
+        return ", ".join(pairs[:5]) + (f" and {len(pairs) - 5} more" if len(pairs) > 5 else "")
+    return f"was {reprlib.repr(old)}, now {reprlib.repr(new)}"
+
+
+def check_fits(policy: PolicySpec, env: EnvSpec, *, ignore: Iterable[str] = ()) -> None:
+    """Raise SpecError with *all* differences between what a policy needs and what an env is.
+
+    `ignore` names observation keys that a wrapper will add (the residual policy's base action).
+    """
+    needed = {k: v for k, v in policy.observation.items() if k not in set(ignore)}
+    problems = check_features(needed, env.observation, needs="the policy", offers=env.id)
+    problems += check_action_spec(policy.action, env.action, needs="the policy", offers=env.id)
+    if not abs(policy.dt - env.dt) <= 1e-6:
+        problems.append(f"dt: the policy was trained at {policy.dt} s a step, {env.id} runs at {env.dt} s")
+    if problems:
+        raise SpecError("policy and environment do not fit:\n  - " + "\n  - ".join(problems))

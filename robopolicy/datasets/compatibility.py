@@ -1,0 +1,77 @@
+"""Whether what meets in a training is of one kind: base and data, imagination and truth, a run and its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.errors import CheckpointError, SpecError
+from robopolicy.core.specs import PolicySpec, changes, check_action_spec, check_features
+from robopolicy.core.types import BASE_ACTION, EnvSpec
+from robopolicy.core.untrusted import read_json
+from robopolicy.datasets.episodes import Episodes
+
+
+def check_same_data(spec: PolicySpec, episodes: Episodes, *, base: Path, dataset: Path) -> None:
+    """Raise SpecError with all differences between a base's spec and the dataset that something on it learns from."""
+    problems = data_problems(spec, episodes, needs="the base")
+    if problems:
+        raise SpecError(
+            f"base={base} and dataset={dataset} do not fit:\n  - " + "\n  - ".join(problems)
+            + "\nIs one of them of another task?"
+        )  # fmt: skip
+
+
+def data_problems(spec: PolicySpec, episodes: Episodes, *, needs: str, skip: Iterable[str] = ()) -> list[str]:
+    """Every difference between what `needs` reads and commands and what a dataset holds, one sentence each."""
+    needed = {k: v for k, v in spec.observation.items() if k not in {BASE_ACTION, *skip}}
+    problems = check_features(needed, episodes.observation, needs=needs, offers="the dataset")
+    problems += check_action_spec(spec.action, episodes.action_spec, needs=needs, offers="the dataset")
+    if not abs(spec.dt - episodes.dt) <= 1e-6:
+        problems.append(f"dt: {needs} acts every {spec.dt} s, the dataset has a frame every {episodes.dt} s")
+    return problems
+
+
+def check_same_spec(checkpoint: Path, spec: PolicySpec) -> None:
+    """Raise CheckpointError unless `spec`, of data and env as they are now, is the one that a run began with.
+
+    Weights mean what they meant only under the spec that they were trained under.
+    """
+    saved = PolicySpec.from_data(read_json(checkpoint / "policy" / "spec.json", finite=False))
+    found = changes(saved, spec)
+    if found:
+        raise CheckpointError(
+            f"{checkpoint}: data and env are not those that the run began with:\n  - " + "\n  - ".join(found) + "\n"
+            "Restore them (dataset, task, code of the env) to resume it, or give a new run_dir."
+        )
+
+
+def check_same_statistics(
+    checkpoint: Path, fitted: Mapping[str, Tensor], saved: Mapping[str, Tensor], *, dataset: Path | None
+) -> None:
+    """Raise CheckpointError where the normaliser, `fitted` to the dataset, is not the one that was `saved`.
+
+    So other demonstrations of the same spec show.
+    """
+    for name in (n for n in fitted if n.startswith("normalizer.") and n in saved):
+        if fitted[name].shape == saved[name].shape and not torch.allclose(fitted[name], saved[name], rtol=1e-3):
+            was, now = (x[name].flatten()[(fitted[name] - saved[name]).abs().argmax()] for x in (saved, fitted))
+            raise CheckpointError(
+                f"{checkpoint}: dataset={dataset} is not what the run began with: {name} was "
+                f"{float(was):.4g} and is {float(now):.4g} when fitted to it. Restore it, or give a new run_dir."
+            )
+
+
+def check_same_world(imagined: EnvSpec, true: EnvSpec) -> None:
+    """Raise SpecError with all differences between an imagined env and the true one that it stands for."""
+    problems = check_features(imagined.observation, true.observation, needs="the world model", offers="the task")
+    problems += check_action_spec(imagined.action, true.action, needs="the world model", offers="the task")
+    if not abs(imagined.dt - true.dt) <= 1e-6:
+        problems.append(f"dt: the world model steps {imagined.dt} s, the task {true.dt} s")
+    if imagined.tasks != true.tasks:
+        problems.append(f"tasks: the world model knows {imagined.tasks}, the task is {true.tasks}")
+    if problems:
+        raise SpecError(f"world: {imagined.id} is not of task={true.id}:\n  - " + "\n  - ".join(problems))

@@ -1,0 +1,90 @@
+"""Episodes in memory: what training reads, whatever file format it came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.types import ActionSpec, Feature, Obs
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """E whole episodes as flat tensors over F frames, in order; episode e is frames starts[e]:starts[e+1].
+
+    Frame t holds the observation *before* action t, as LeRobotDataset does; the frame after an episode's last
+    action is not stored.
+    """
+
+    obs: Obs  # [F ...] single frames, images uint8
+    action: Tensor  # [F Da] physical units
+    reward: Tensor  # [F] float32, of action t (LeRobot: next.reward)
+    terminated: Tensor  # [F] bool: the task ended with action t (LeRobot: next.done and not next.truncated)
+    success: Tensor  # [F] bool: success condition held after action t (next.success)
+    starts: Tensor  # [E+1] int64
+    seeds: Tensor  # [E] int64: episode seeds, or the episode index where the source has none
+    observation: dict[str, Feature]
+    action_spec: ActionSpec
+    dt: float  # seconds per frame
+    tasks: tuple[str, ...]
+    driver: Tensor | None = None  # [F] int64 who drove, index into tables.DRIVERS; None: nobody says
+    outcomes: bool = True  # False: the source had neither rewards nor successes, those above are zeros
+
+    @property
+    def num_frames(self) -> int:
+        return int(self.action.shape[0])
+
+    @property
+    def num_episodes(self) -> int:
+        return int(self.starts.shape[0]) - 1
+
+    @property
+    def lengths(self) -> Tensor:
+        """[E] int64 frames per episode."""
+        return self.starts[1:] - self.starts[:-1]
+
+    @property
+    def episode_of(self) -> Tensor:
+        """[F] int64: the episode that each frame belongs to."""
+        return torch.repeat_interleave(torch.arange(self.num_episodes), self.lengths)
+
+    def history(self, frames: Tensor, length: int) -> Obs:
+        """Observation windows [B To ...] that end at `frames` [B], the first frame repeated at an episode's start."""
+        first = self.starts[self.episode_of[frames]]
+        index = frames[:, None] + torch.arange(1 - length, 1)
+        index = torch.maximum(index, first[:, None])
+        return {key: value[index] for key, value in self.obs.items()}
+
+    def chunk(self, frames: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Action chunks [B H Da] that start at `frames` [B], the last action repeated past an episode's end.
+
+        Returns the chunks and `action_is_pad` [B H] bool, True where an action was repeated.
+        """
+        last = self.starts[1:][self.episode_of[frames]] - 1
+        index = frames[:, None] + torch.arange(length)
+        pad = index > last[:, None]
+        return self.action[torch.minimum(index, last[:, None])], pad
+
+
+def concatenate(parts: list[Episodes]) -> Episodes:
+    """Episodes of several datasets of the same features and tasks in a row.
+
+    Who drove is known only where all say so, and outcomes only where all have them.
+    """
+    first = parts[0]
+    lengths = torch.cat([p.lengths for p in parts])
+    drivers = [p.driver for p in parts if p.driver is not None]
+    return replace(
+        first,
+        obs={k: torch.cat([p.obs[k] for p in parts]) for k in first.observation if k in first.obs},
+        action=torch.cat([p.action for p in parts]),
+        reward=torch.cat([p.reward for p in parts]),
+        terminated=torch.cat([p.terminated for p in parts]),
+        success=torch.cat([p.success for p in parts]),
+        starts=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]),
+        seeds=torch.cat([p.seeds for p in parts]),
+        driver=torch.cat(drivers) if len(drivers) == len(parts) else None,
+        outcomes=all(p.outcomes for p in parts),
+    )

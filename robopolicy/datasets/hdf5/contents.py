@@ -1,0 +1,229 @@
+"""What the formats have in common: a file that is opened with care, and what it holds in words of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import psutil
+import pydantic
+from numpy.typing import NDArray
+
+from robopolicy.core.errors import ConfigError, DataError, closest
+from robopolicy.datasets.checks import Defect
+from robopolicy.datasets.files import check_regular, parse_json, problems
+
+Group = Any  # h5py.Group; h5py is an extra
+Column = Any  # h5py.Dataset
+Rate = Annotated[float, pydantic.Field(strict=True, gt=0.0, allow_inf_nan=False)]  # Hz
+AGAIN = "The file is damaged or was edited: take it from its source again, or leave the episode out"
+_DEPTH = 16  # groups within one another; links may form a ring
+_MEMORY = 0.8  # of that which is free, for one column
+
+
+class BrokenError(DataError):
+    """A part of a file that cannot be used; the others are still read, so that all defects are listed at once."""
+
+    def __init__(self, key: str, problem: str, fix: str = AGAIN) -> None:
+        self.defect = Defect(key, problem.rstrip("."), fix)
+        super().__init__(str(self.defect))
+
+
+class Defects(list[Defect]):
+    """What is wrong with the parts of a file."""
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Go on behind a block that a broken part ended."""
+        try:
+            yield
+        except BrokenError as error:
+            self.append(error.defect)
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """An episode of T control steps as it lies in the file; columns are read when they are indexed."""
+
+    name: str
+    obs: Mapping[str, Column]  # [T ...], or [T+1 ...] with the last successor
+    action: Column  # [T Da]
+    reward: Column | None  # [T]
+    success: NDArray[np.bool_] | bool | None  # [T], or of the whole episode; None: the file does not say
+    terminated: bool | None  # the task itself ended; None: where it succeeded
+    task: str | None = None
+    seed: int | None = None
+    length: int | None = None  # T as the file claims it elsewhere
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A file. `action`: the fields of `ActionSpec` that it settles; one value may stand for all channels.
+
+    `control`: what the file calls its actions, one of `controls` where that is known here. `successor`: observations
+    have one frame more than actions. `usual`: keys of which the state is made where all of them are there. `hints`:
+    what to say beside a key that must be given. `defects`: of parts that are left out of `episodes`.
+    """
+
+    format: str
+    episodes: tuple[Trajectory, ...]
+    rate_hz: float | None
+    action: Mapping[str, Any]
+    control: str
+    controls: tuple[str, ...]
+    successor: bool
+    usual: tuple[str, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    hints: Mapping[str, str] = field(default_factory=dict)
+    defects: tuple[Defect, ...] = ()
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Group]:
+    """An HDF5 file to read.
+
+    Raises:
+        ConfigError: h5py is missing.
+        DataError: not HDF5, cut off, or damaged wherever it is read.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise ConfigError(
+            f"{path}: reading HDF5 needs h5py, which is not installed: ./scripts/setup.sh suites, or elsewhere: "
+            "pip install 'robopolicy[hdf5]'"
+        ) from error
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    check_regular(path)
+    try:
+        with h5py.File(path, "r") as file:
+            yield file
+    except (OSError, RuntimeError, MemoryError) as error:
+        raise DataError(f"{path}: cannot be read as HDF5 ({error}). Is it whole? Copy or download it again.") from error
+
+
+def numbered(group: Group, prefix: str) -> list[str]:
+    """Names of the groups called <prefix><number>, by number."""
+    return sorted((k for k in group if k.startswith(prefix) and k[len(prefix) :].isdecimal()),
+                  key=lambda k: int(k[len(prefix) :]))  # fmt: skip
+
+
+def leaves(group: Group | Column, depth: int = 0) -> dict[str, Column]:
+    """Every dataset below a group by its path, in alphabetical order; a dataset itself is called "main".
+
+    Raises:
+        BrokenError: it leads into another file, is too large, or its groups form a ring.
+    """
+    if not hasattr(group, "keys"):
+        return {"main": group}
+    if depth > _DEPTH:
+        raise BrokenError(group.name, f"holds groups more than {_DEPTH} deep")
+    found: dict[str, Column] = {}
+    for key in sorted(group):
+        inner = get(group, key)
+        found |= {f"{key}/{k}": v for k, v in leaves(inner, depth + 1).items()} if hasattr(inner, "keys") \
+            else {key: inner}  # fmt: skip
+    return found
+
+
+def get(group: Group, key: str) -> Any:
+    """`group[key]`.
+
+    Raises:
+        BrokenError: it is missing (the closest keys are offered), lies in another file, or is too large.
+    """
+    where = f"{group.name.rstrip('/')}/{key}"
+    if not hasattr(group, "keys"):
+        raise BrokenError(group.name, "expected a group, found an array")
+    if type(group.get(key, getlink=True)).__name__ == "ExternalLink":
+        raise BrokenError(where, "leads into another file, which is not followed")
+    if key not in group:
+        raise BrokenError(where, f"is missing. {closest(key, group)}")
+    try:
+        found = group[key]
+    except (KeyError, OSError, RuntimeError, ValueError) as error:
+        raise BrokenError(where, f"cannot be read ({error})") from error
+    if getattr(found, "is_virtual", False) or getattr(found, "external", None):
+        raise BrokenError(where, "takes its values from another file, which is not followed")
+    free = psutil.virtual_memory().available
+    if getattr(found, "nbytes", 0) > _MEMORY * free:
+        raise BrokenError(where, f"needs {found.nbytes / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free")
+    return found
+
+
+def column(group: Group, key: str) -> Column:
+    """`group[key]`, a dataset of numbers with an axis of time.
+
+    Raises:
+        BrokenError: it is missing, a group, a single value, or holds something else than numbers.
+    """
+    found = get(group, key)
+    if not getattr(found, "shape", ()):
+        raise BrokenError(found.name, "expected an array over time, found none")
+    if found.dtype.kind not in "fiub":
+        raise BrokenError(found.name, f"expected numbers, found {found.dtype}")
+    return found
+
+
+def flags(values: Any, where: str) -> NDArray[np.bool_]:
+    """[T] yes or no, given as booleans or as 0 and 1; of arrays [T 1] the one element.
+
+    Raises:
+        BrokenError: something else is among them: NaN, a fraction, a text.
+    """
+    array = np.asarray(values)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise BrokenError(where, f"expected one value a step, found shape {array.shape}")
+    if not (good := (array == 0) | (array == 1)).all():
+        raise BrokenError(where, f"expected true or false, found {array[~good][0]!r} in step {int(np.argmin(good))}")
+    return array.astype(bool)
+
+
+def whole_attribute(group: Group, key: str) -> int | None:
+    """A whole number among a group's attributes; None where it is not there.
+
+    Raises:
+        BrokenError: it is no whole number.
+    """
+    value = group.attrs.get(key)
+    if value is None:
+        return None
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not float(value).is_integer() or value < 0:
+        raise BrokenError(f"{group.name}, attribute {key}", f"expected a whole number, found {value!r}")
+    return int(value)
+
+
+def parsed(text: Any, where: str) -> dict[str, Any]:
+    """A JSON object that a file carries as text.
+
+    Raises:
+        BrokenError: it is none.
+    """
+    try:
+        found = parse_json(text)
+    except ValueError as error:
+        raise BrokenError(where, f"expected a JSON object, found what is none ({error})") from error
+    if not isinstance(found, dict):
+        raise BrokenError(where, f"expected a JSON object, found {type(found).__name__}")
+    return found
+
+
+def modelled[M: pydantic.BaseModel](model: type[M], data: Any, where: str) -> M:
+    """`data` as `model`.
+
+    Raises:
+        BrokenError: a value is missing or of another type; all are named.
+    """
+    try:
+        return model.model_validate(data)
+    except pydantic.ValidationError as error:
+        wrong = [f"{'.'.join(place) or 'it'}: {problem}" for place, problem in problems(error, depth=4)]
+        raise BrokenError(where, "; ".join(wrong)) from error

@@ -1,0 +1,148 @@
+"""Minari's datasets: episode_<i>/{observations, actions, rewards, terminations, truncations, infos} in main_data.hdf5.
+
+Observations (and each info) have a frame more than actions; dictionaries and tuples of spaces are groups. Beside the
+file lies metadata.json with the spaces, whose bounds are the action's limits; early versions had it as attributes.
+https://minari.farama.org/content/dataset_standards
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pydantic
+from numpy.typing import NDArray
+
+from robopolicy.core.errors import DataError
+from robopolicy.datasets.checks import Defect
+from robopolicy.datasets.files import read_json
+from robopolicy.datasets.hdf5.contents import (
+    BrokenError,
+    Contents,
+    Defects,
+    Group,
+    Trajectory,
+    column,
+    flags,
+    get,
+    leaves,
+    modelled,
+    numbered,
+    parsed,
+    whole_attribute,
+)
+
+_Number = Annotated[float, pydantic.Field(strict=True)]
+_Bounds = _Number | list[_Number] | list[list[_Number]]
+
+
+def recognises(file: Group) -> bool:
+    return bool(numbered(file, "episode_"))
+
+
+class _Meta(pydantic.BaseModel):
+    """metadata.json, or the attributes that early versions kept instead."""
+
+    dataset_id: str | None = None
+    total_episodes: int | None = None
+    env_spec: str | None = None
+    action_space: str | None = None
+
+
+class _Env(pydantic.BaseModel):
+    id: str | None = None
+
+
+class _Space(pydantic.BaseModel):
+    type: Literal["Box"]
+    low: _Bounds = []
+    high: _Bounds = []
+
+
+def read(file: Group, path: Path, filter_key: str | None) -> Contents:
+    """What the file holds; what is broken is among its `defects`."""
+    found, meta, env = Defects(), _Meta(), _Env()
+    names = numbered(file, "episode_")
+    where = "metadata.json"
+    with found.noted():
+        meta = _meta(file, path.with_name(where))
+    if meta.total_episodes not in (None, len(names)):
+        problem = f"holds {len(names)} episodes, its metadata say {meta.total_episodes}"
+        found.append(Defect("total_episodes", problem, "Was it cut off? Copy or download it again"))
+    action: dict[str, Any] = {}
+    with found.noted():
+        action = _limits(meta.action_space, f"{where}, action_space") if meta.action_space else {}
+    with found.noted():
+        if meta.env_spec:
+            env = modelled(_Env, parsed(meta.env_spec, f"{where}, env_spec"), f"{where}, env_spec")
+    episodes: list[Trajectory] = []
+    for name in names:
+        with found.noted():
+            episodes.append(_trajectory(get(file, name)))
+    return Contents(
+        format="Minari", episodes=tuple(episodes), rate_hz=None, action=action, control="", controls=(),
+        successor=True, provenance={"dataset_id": meta.dataset_id, "env": env.id}, defects=tuple(found),
+    )  # fmt: skip
+
+
+def _meta(file: Group, beside: Path) -> _Meta:
+    if not beside.is_file():
+        attributes = {k: v.item() if isinstance(v, np.generic) else v for k, v in file.attrs.items()}
+        return modelled(_Meta, attributes, "attributes of the file")
+    try:
+        data = read_json(beside)
+    except DataError as error:
+        raise BrokenError(beside.name, str(error)) from error
+    return modelled(_Meta, data, beside.name)
+
+
+def _limits(text: str, where: str) -> dict[str, Any]:
+    """`low` and `high` of a bounded Box."""
+    space = modelled(_Space, parsed(text, where), where)
+    try:
+        low, high = (np.asarray(v, dtype=float).reshape(-1).tolist() for v in (space.low, space.high))
+    except ValueError as error:
+        raise BrokenError(where, f"low, high: expected arrays ({error})") from error
+    if len(low) != len(high) or not all(a < b for a, b in zip(low, high, strict=False)):
+        raise BrokenError(where, f"low: expected values below those of high, found {low} and {high}")
+    bounded = low and all(map(math.isfinite, (*low, *high)))
+    return {"low": tuple(low), "high": tuple(high)} if bounded else {}
+
+
+def _trajectory(episode: Group) -> Trajectory:
+    where = f"{episode.name}/terminations"
+    terminations = flags(column(episode, "terminations")[()], where)
+    if not len(terminations):
+        raise BrokenError(where, "is empty")
+    return Trajectory(
+        episode.name.lstrip("/"), leaves(get(episode, "observations")), column(episode, "actions"),
+        column(episode, "rewards"), _success(episode), bool(terminations[-1]),
+        seed=_number(episode.attrs.get("seed")), length=whole_attribute(episode, "total_steps"),
+    )  # fmt: skip
+
+
+def _number(value: Any) -> int | None:
+    """Not every dataset has seeds; some say so in words."""
+    return int(value) if isinstance(value, int | np.integer) else None
+
+
+def _success(episode: Group) -> NDArray[np.bool_] | None:
+    """[T] of infos["success"], of which there may be T, or T+1 with that of the reset; None: it is not there."""
+    if "infos" not in episode:
+        return None
+    infos, count = get(episode, "infos"), len(column(episode, "rewards"))
+    where = f"{episode.name}/infos, success"
+    if hasattr(infos, "keys"):
+        values = get(infos, "success")[()] if "success" in infos else None
+    else:  # since 0.6: a JSON object a step
+        objects = [parsed(text, f"{episode.name}/infos") for text in np.atleast_1d(infos[()])[-count:]]
+        there = [o["success"] for o in objects if "success" in o]
+        values = there or None
+    if values is None or not np.size(values):
+        return None
+    found = flags(values, where)
+    if len(found) not in (count, count + 1):
+        raise BrokenError(where, f"expected {count} or {count + 1} steps, found {len(found)}")
+    return found[-count:]

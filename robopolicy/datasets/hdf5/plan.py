@@ -1,0 +1,239 @@
+"""How a file becomes a dataset: which columns, at which rate, with which actions; and everything that is in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from robopolicy.core.errors import ConfigError, DataError, closest
+from robopolicy.core.types import IMAGES, STATE, ActionSpec, Feature
+from robopolicy.datasets.checks import Defect, outside_limits
+from robopolicy.datasets.hdf5.contents import AGAIN, Column, Contents, Trajectory
+from robopolicy.datasets.hdf5.options import Hdf5Options
+
+_ASKED = {  # how to give what is missing
+    "names": "[dx,dy,…], one for each of the {dim} channels",
+    "units": "[m,rad,1,…], one for each of the {dim} channels, or one for all",
+    "low": "[…], one limit for each of the {dim} channels, or one for all",
+    "high": "[…], likewise",
+    "frame": "base, tcp, joint or world: in which the action is expressed",
+    "tcp": "<the site that moves>",
+    "rotation": "none, yaw, rotvec or joint",
+    "reference": "measured or commanded: what a delta is added to; or absolute",
+    "gripper": "<index of its channel>, or none",
+    "gripper_meaning": "<what its ends do, e.g. 'absolute: -1 closed, +1 open'>",
+}
+_PER_CHANNEL = ("units", "low", "high")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`state`: keys joined to `observation.state`. `images`: our feature → the file's key. `left`: keys that are not
+    taken."""
+
+    action: ActionSpec
+    rate_hz: float
+    tasks: tuple[str, ...]
+    observation: dict[str, Feature]
+    state: tuple[str, ...]
+    images: dict[str, str]
+    left: tuple[str, ...]
+
+
+def plan_of(contents: Contents, path: Path, options: Hdf5Options) -> Plan:
+    """What the file says together with what the user says.
+
+    Raises:
+        ConfigError: facts are missing (all of them are asked for, by key), or the two contradict each other.
+        DataError: no episodes, or none of the columns wanted.
+    """
+    if not contents.episodes:
+        raise DataError(f"{path}: holds no episodes")
+    first = contents.episodes[0]
+    dim = int(first.action.shape[1]) if len(first.action.shape) == 2 else 0
+    if not dim:
+        raise DataError(f"{path}: {first.name}: actions must be [T Da], found {first.action.shape}")
+    said, given = contents.rate_hz, options.rate_hz
+    if said is not None and given is not None and not abs(float(said) - given) <= 1e-6:
+        raise ConfigError(
+            f"hdf5.rate_hz={given:g}: {path} was recorded at {said:g} Hz, as it says itself. Leave it out."
+        )
+    missing: dict[str, str] = {}
+    if said is None and given is None:
+        missing["rate_hz"] = "<control steps a second>" + _hint(contents, "rate_hz")
+    tasks = (options.task,) if options.task else tuple(dict.fromkeys(e.task or "" for e in contents.episodes))
+    if "" in tasks:
+        missing["task"] = "'<the instruction>'"
+    if options.success is None and any(e.success is None for e in contents.episodes):
+        missing["success"] = "true or false: whether all of its episodes succeeded"
+    action, unknown = _action(contents, options, dim)
+    missing |= {f"action.{k}": _ASKED[k].format(dim=dim) for k in unknown}
+    if missing:
+        raise ConfigError(_please(contents, path, missing))
+    state, images, left = _columns(contents, options)
+    observation = _features(first, state, images, options.names)
+    return Plan(ActionSpec(**action), float(said or given or 0.0), tasks, observation, state, images, left)
+
+
+def check(contents: Contents, plan: Plan, options: Hdf5Options) -> list[Defect]:
+    """Everything in the file that cannot become a dataset: ragged lengths, missing columns, NaN, actions outside."""
+    keys, limits = (*plan.state, *plan.images.values()), None if options.clip else _Limits.of(plan.action)
+    return [d for e in contents.episodes for d in _check_one(e, contents, keys, limits, bool(plan.images))]
+
+
+def check_file(contents: Contents) -> list[Defect]:
+    """The same without a plan: of all columns that may be taken, and of limits as far as the file says them."""
+    if not contents.episodes:
+        return []
+    try:
+        state, images, _ = _columns(contents, Hdf5Options())
+    except DataError as error:
+        return [Defect("observations", str(error), AGAIN)]
+    first, action = contents.episodes[0], dict(contents.action)
+    if len(first.action.shape) != 2:
+        return [Defect(f"{first.name}/actions", f"expected [T Da], found shape {first.action.shape}", AGAIN)]
+    dim = int(first.action.shape[1])
+    limits = None
+    if {"low", "high"} <= action.keys() and len(action.get("names", ())) in (0, dim):
+        low, high = (action[k] * dim if len(action[k]) == 1 else action[k] for k in ("low", "high"))
+        if len(low) != dim:
+            return [Defect("action_space", f"has {len(low)} limits, actions have {dim} channels", AGAIN)]
+        limits = _Limits(tuple(action.get("names", map(str, range(dim)))), low, high)
+    keys = (*state, *images.values())
+    return [d for e in contents.episodes for d in _check_one(e, contents, keys, limits, bool(images))]
+
+
+def picture_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """(3, h, w) of frames [T h w 3] or [T 3 h w]."""
+    h, w = (shape[1], shape[2]) if shape[3] == 3 else (shape[2], shape[3])
+    return 3, int(h), int(w)
+
+
+# -- inside ---------------------------------------------------------------------------------------------------------
+def _hint(contents: Contents, key: str) -> str:
+    return f" ({contents.hints[key]})" if key in contents.hints else ""
+
+
+def _please(contents: Contents, path: Path, missing: Mapping[str, str]) -> str:
+    text = f"{path} ({contents.format}): does not say all that training must know."
+    if contents.control and contents.control not in contents.controls:
+        text += f" Its control {contents.control!r} is not known here. {closest(contents.control, contents.controls)}"
+    return text + " Please add:" + "".join(f"\n  hdf5.{key}={how}" for key, how in missing.items())
+
+
+def _action(contents: Contents, options: Hdf5Options, dim: int) -> tuple[dict[str, Any], list[str]]:
+    """Fields of `ActionSpec`, and those that nobody knows."""
+    from_file = dict(contents.action)
+    if len(from_file.get("names", ())) not in (0, dim):
+        from_file = {}  # another robot than the one that the control is known of
+    asked = {f.name: getattr(options.action, f.name) for f in fields(options.action)}
+    found = {**from_file, **{k: v for k, v in asked.items() if v is not None}}
+    if found.get("gripper") == "none":
+        found |= {"gripper": None, "gripper_meaning": found.get("gripper_meaning", "")}
+    unknown = [f.name for f in fields(ActionSpec) if f.name not in found]
+    for key in _PER_CHANNEL:
+        if len(found.get(key, ())) == 1:
+            found[key] = found[key] * dim
+    wrong = {k: len(found[k]) for k in ("names", *_PER_CHANNEL) if k in found and len(found[k]) != dim}
+    if wrong:
+        raise ConfigError(f"hdf5.action: expected {dim} values, as its actions have channels, found {wrong}")
+    return found, unknown
+
+
+def _columns(contents: Contents, options: Hdf5Options) -> tuple[tuple[str, ...], dict[str, str], tuple[str, ...]]:
+    """Keys of the state, pictures by feature, and what is left."""
+    offered = contents.episodes[0].obs
+    pictures = {k for k, v in offered.items() if v.dtype == np.uint8 and len(v.shape) == 4 and 3 in v.shape[1:]}
+    vectors = [k for k, v in offered.items() if v.dtype.kind in "fiub" and len(v.shape) in (1, 2)]
+    for key in options.state:
+        if key not in vectors:
+            raise ConfigError(
+                f"hdf5.state: no vector {key!r} over time among the observations. {closest(key, vectors)}"
+            )
+    usual = contents.usual if contents.usual and set(contents.usual) <= set(vectors) else tuple(vectors)
+    state = options.state or usual
+    cameras = _cameras(sorted(pictures))
+    for name in options.cameras or ():
+        if name not in cameras:
+            raise ConfigError(f"hdf5.cameras: no camera {name!r}. {closest(name, cameras)}")
+    images = {IMAGES + n: k for n, k in cameras.items() if options.cameras is None or n in options.cameras}
+    if not state and not images:
+        raise DataError(f"{contents.format}: no observation that can be taken among {sorted(offered)}")
+    return state, images, tuple(k for k in offered if k not in {*state, *images.values()})
+
+
+def _cameras(keys: list[str]) -> dict[str, str]:
+    """Short names, or whole ones where two were the same: sensor_data/hand/rgb is hand, agentview_image agentview."""
+    short = {k: _short(k) for k in keys}
+    return {n if list(short.values()).count(n) == 1 else k.replace("/", "_"): k for k, n in short.items()}
+
+
+def _short(key: str) -> str:
+    last = [part for part in key.split("/") if part != "rgb"][-1:] or [key]
+    return last[0].removesuffix("_image").removesuffix("_rgb") or last[0]
+
+
+def _features(first: Trajectory, state: tuple[str, ...], images: Mapping[str, str], named: bool) -> dict[str, Feature]:
+    found: dict[str, Feature] = {}
+    if state:
+        names = tuple(f"{k.replace('/', '.')}_{i}" for k in state for i in range(_width(first.obs[k])))
+        found[STATE] = Feature((len(names),), names=names if named else None)
+    return found | {name: Feature(picture_shape(first.obs[key].shape), "uint8") for name, key in images.items()}
+
+
+def _width(column: Column) -> int:
+    return 1 if len(column.shape) == 1 else int(column.shape[1])
+
+
+class _Limits(NamedTuple):
+    names: tuple[str, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    @classmethod
+    def of(cls, spec: ActionSpec) -> _Limits:
+        return cls(spec.names, spec.low, spec.high)
+
+
+def _check_one(
+    episode: Trajectory, contents: Contents, wanted: Sequence[str], limits: _Limits | None, filmed: bool
+) -> Iterator[Defect]:
+    first, name, length = contents.episodes[0], episode.name, len(episode.action)
+    if length < (2 if filmed else 1):
+        yield Defect(name, f"has {length} frames of actions", AGAIN)
+        return
+    if episode.length not in (None, length):
+        yield Defect(name, f"has {length} actions, the file says {episode.length}", AGAIN)
+    for key in wanted:
+        if key not in episode.obs:
+            yield Defect(f"{name}/{key}", f"is missing. {closest(key, episode.obs)}".rstrip("."), AGAIN)
+    columns = {k: (episode.obs[k], first.obs[k].shape[1:], length + contents.successor)
+               for k in wanted if k in episode.obs}  # fmt: skip
+    columns["actions"] = (episode.action, first.action.shape[1:], length)
+    if episode.reward is not None:
+        columns["rewards"] = (episode.reward, (), length)
+    for key, (column, like, frames) in columns.items():
+        if column.dtype.kind not in "fiub":
+            yield Defect(f"{name}/{key}", f"expected numbers, found {column.dtype}", AGAIN)
+        elif column.shape != (frames, *like):
+            yield Defect(f"{name}/{key}", f"expected shape {(frames, *like)}, found {column.shape}", AGAIN)
+        elif column.dtype.kind == "f" and not np.isfinite(values := column[()]).all():
+            bad = np.argwhere(~np.isfinite(values))[0]
+            frame = int(bad[0])
+            yield Defect(f"{name}/{key}", f"is {values[tuple(bad)]} at {bad[1:].tolist()}", AGAIN, frame=frame)
+    if episode.success is not None and np.ndim(episode.success) and len(np.asarray(episode.success)) != length:
+        yield Defect(f"{name}/success", f"expected {length} frames, found {len(np.asarray(episode.success))}", AGAIN)
+    if limits is not None and episode.action.shape[1:] == first.action.shape[1:]:
+        yield from _outside(episode, limits)
+
+
+def _outside(episode: Trajectory, limits: _Limits) -> Iterator[Defect]:
+    values, (names, low, high) = episode.action[()], limits
+    for frame, k in np.argwhere(outside_limits(values, low, high))[:1]:
+        problem = f"{names[k]!r} is {values[frame, k]:.4g}, limits are [{low[k]:g}, {high[k]:g}]"
+        fix = "Give hdf5.action.low and .high, or hdf5.clip=true where the simulator clamped its actions"
+        yield Defect(f"{episode.name}/actions", problem, fix, frame=int(frame))

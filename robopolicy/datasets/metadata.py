@@ -1,0 +1,129 @@
+"""`meta/robopolicy.json`: what a LeRobot dataset does not say about itself but training must know."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+
+from robopolicy.core.errors import DataError, SpecError, closest
+from robopolicy.core.types import ActionSpec
+from robopolicy.datasets.files import problems, read_json
+from robopolicy.utils.atomic import write_atomically
+
+META_VERSION = 1
+META_FILE = Path("meta") / "robopolicy.json"
+RESTORE = "Restore it, or delete it and give action_spec=…."
+SEED = "episode_seed"  # column that robopolicy adds; edits of the dataset by LeRobot's tools keep it right
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of the packages that shape a recording."""
+    versions = {}
+    for name in ("robopolicy", "lerobot", "mujoco", "torch", "numpy"):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+@dataclass
+class RecordingMeta:
+    """Contents of `meta/robopolicy.json`.
+
+    `dt`: seconds per frame. `tasks`: instructions in the env's order, which `task_index` counts in.
+    `observation`: keys that the env emitted. `complete`: the recording reached its end (ask `recorded`).
+    `rename`, `outcomes`: how to read a dataset that others recorded, see `load_episodes` and `annotate_dataset`.
+    `provenance`: env id and digest, expert, imperfection, episodes asked for and attempted … whatever the recorder
+    knows.
+    """
+
+    action: ActionSpec
+    dt: Annotated[float, pydantic.Field(gt=0.0, allow_inf_nan=False)]
+    tasks: tuple[str, ...]
+    observation: tuple[str, ...]
+    complete: bool = False
+    rename: dict[str, str] = field(default_factory=dict)
+    outcomes: Literal["recorded", "success"] = "recorded"
+    provenance: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=installed_versions)
+    version: int = META_VERSION
+
+    def save(self, root: Path) -> None:
+        write_atomically(root / META_FILE, json.dumps(asdict(self), indent=2))
+
+    @classmethod
+    def load(cls, root: Path) -> RecordingMeta | None:
+        """None where the dataset was recorded by something else.
+
+        Raises:
+            DataError: not JSON, a newer version, fields missing, unknown or of another type.
+        """
+        path = root / META_FILE
+        if not path.exists():
+            return None
+        data = read_json(path)
+        if not isinstance(data, dict):
+            raise DataError(f"{path}: expected an object, found {type(data).__name__}. {RESTORE}")
+        version = data.get("version")
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise DataError(f"{path}: version: expected a whole number, found {version!r}. {RESTORE}")
+        if version > META_VERSION:
+            raise DataError(f"{path}: version {version}; this robopolicy reads up to {META_VERSION}. Upgrade it.")
+        missing = {"action", "dt", "tasks", "observation"} - set(data)
+        unknown = set(data) - {f.name for f in fields(cls)}
+        if missing or unknown:
+            raise DataError(f"{path}: missing fields {sorted(missing)}, unknown fields {sorted(unknown)}")
+        try:
+            return _MODEL.validate_python(data)
+        except pydantic.ValidationError as error:
+            wrong = "; ".join(f"{'.'.join(place)}: {problem}" for place, problem in problems(error, depth=2))
+            raise DataError(f"{path}: {wrong}. {RESTORE}") from error
+        except SpecError as error:
+            raise DataError(f"{path}: action: {error}. {RESTORE}") from error
+
+
+_MODEL = pydantic.TypeAdapter(RecordingMeta)
+
+
+def recorded(root: Path) -> Literal["nothing", "part", "whole"]:
+    """What lies at `root`: no dataset, one whose recording was interrupted, or a whole one (or somebody else's).
+
+    Raises:
+        DataError: its `meta/robopolicy.json` is damaged.
+    """
+    if not (root / "meta" / "info.json").exists():
+        return "nothing"
+    meta = RecordingMeta.load(root)
+    return "whole" if meta is None or meta.complete else "part"
+
+
+def num_episodes(root: Path) -> int:
+    """Episodes of a LeRobot dataset, by its `meta/info.json`.
+
+    Raises:
+        DataError: it does not say.
+    """
+    file = root / "meta" / "info.json"
+    data = read_json(file)
+    count = data.get("total_episodes") if isinstance(data, dict) else None
+    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        raise DataError(f"{file}: total_episodes: expected a whole number, found {count!r}. Restore it from a copy.")
+    return count
+
+
+def task_order(recorded: tuple[str, ...], wanted: tuple[str, ...]) -> dict[int, int]:
+    """Index of each recorded instruction in `wanted`.
+
+    Raises:
+        DataError: an instruction is not in `wanted`.
+    """
+    for text in recorded:
+        if text not in wanted:
+            raise DataError(f"task: no instruction {text!r}. {closest(text, wanted)}")
+    return {i: wanted.index(text) for i, text in enumerate(recorded)}

@@ -1,0 +1,193 @@
+"""What a LeRobot dataset says about itself (`meta/info.json`), before any frame is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from robopolicy.core.errors import DataError, closest
+from robopolicy.core.specs import check_action_spec
+from robopolicy.core.types import ENV_STATE, TASK, ActionSpec, Feature
+from robopolicy.datasets.checks import Defect, raise_defects
+from robopolicy.datasets.files import problems, read_json
+from robopolicy.datasets.info_models import Column, Info
+from robopolicy.datasets.metadata import META_FILE, RESTORE, RecordingMeta
+
+INFO_FILE = Path("meta") / "info.json"
+_GIVE_SPEC = (
+    "It was not recorded by robopolicy, so nothing says what its actions mean. Say it once with "
+    "robopolicy.datasets.lerobot_reader.annotate_dataset(path, action_spec=ActionSpec(names=…, units=…, low=…, "
+    "high=…, frame=…, "
+    "tcp=…, rotation=…, reference=…, gripper=…, gripper_meaning=…)), or pass action_spec= whenever it is loaded; "
+    "docs/bring_your_own/dataset.md shows how."
+)
+_RESTORE = "Restore meta/info.json from a copy, or record again"
+# Stands for a value that is unusable, so that a check can go on with the others.
+_INSTEAD: dict[str, Any] = {
+    "codebase_version": "v3.0", "fps": 1.0, "total_episodes": 0, "total_frames": 0, "video_path": None, "features": {},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Source:
+    """What `meta/info.json` says, with images as uint8 (3, h, w).
+
+    `unknown`: top-level keys of info.json that were unusable; empty after `open`.
+    """
+
+    root: Path
+    fps: float  # NaN: unknown
+    columns: dict[str, Column]  # info.json's "features"
+    offered: dict[str, Feature]  # observation keys, renamed
+    names_there: dict[str, str]  # our key -> the dataset's
+    total_frames: int
+    total_episodes: int
+    video_path: str | None
+    meta: RecordingMeta | None
+    unknown: frozenset[str] = field(default_factory=frozenset)
+
+    @classmethod
+    def open(cls, path: Path, rename: Mapping[str, str] | None = None) -> Source:
+        """Read the metadata. `rename`: the dataset's key -> ours; None: as it was annotated.
+
+        Raises:
+            DataError: no LeRobot v3 dataset; names every value that is missing or of another type.
+        """
+        source, defects = cls.examine(path, rename)
+        raise_defects(defects, path)
+        return source
+
+    @classmethod
+    def examine(cls, path: Path, rename: Mapping[str, str] | None = None) -> tuple[Source, list[Defect]]:
+        """As `open`, but everything that is wrong is listed, and left out of the source.
+
+        Raises:
+            DataError: no dataset, damaged JSON, or another version of the format.
+        """
+        info, unknown, defects = _read_info(path)
+        meta = None
+        try:
+            meta = RecordingMeta.load(path)
+        except DataError as error:
+            problem = str(error).removeprefix(f"{path / META_FILE}: ").removesuffix(RESTORE).rstrip(" .")
+            defects.append(Defect(str(META_FILE), problem, RESTORE.rstrip(".")))
+        columns = info.features
+        rename = rename if rename is not None else meta.rename if meta else {}
+        for old in rename:
+            if old not in columns:
+                raise DataError(f"{path}: rename names {old!r}, which is not there. {closest(old, columns)}")
+        offered: dict[str, Feature] = {}
+        names_there: dict[str, str] = {}
+        for key, column in columns.items():
+            copied = key == ENV_STATE and meta is not None and key not in meta.observation
+            if not key.startswith("observation") or column.is_text or copied or column.is_depth:
+                continue
+            try:
+                feature = _feature(key, column, info.video_path)
+            except ValueError as error:
+                defects.append(Defect(f"meta/info.json, features.{key}", str(error), _RESTORE))
+                continue
+            name = rename.get(key, key)
+            if name in offered:
+                defects.append(Defect(name, f"{key!r} and {names_there[name]!r} both have this name", "Rename one"))
+                continue
+            offered[name], names_there[name] = feature, key
+        if meta is None or TASK in meta.observation:
+            offered[TASK] = Feature((), "int64")
+        fps = math.nan if "fps" in unknown else info.fps
+        if meta is not None and math.isfinite(fps) and not abs(meta.dt * fps - 1.0) <= 1e-3:
+            problem = f"is {meta.dt:g} s a frame, meta/info.json says {fps:g} frames a second"
+            defects.append(Defect("dt", problem, "Correct the one that is wrong, in meta/robopolicy.json or info.json"))
+        source = cls(path, fps, columns, offered, names_there, info.total_frames, info.total_episodes,
+                     info.video_path, meta, unknown)  # fmt: skip
+        return source, defects
+
+    def has_film(self, key: str) -> bool:
+        """Whether column `key` is a video whose files can be named."""
+        return self.columns[key].dtype == "video" and self.video_path is not None and _is_plain(key)
+
+    def film(self, key: str, chunk: int, file: int) -> Path:
+        """The video file of camera `key` (the dataset's name)."""
+        return self.root / str(self.video_path).format(video_key=key, chunk_index=chunk, file_index=file)
+
+
+def _read_info(path: Path) -> tuple[Info, frozenset[str], list[Defect]]:
+    """The file's contents, its top-level keys that are unusable, and what is wrong with them."""
+    file = path / INFO_FILE
+    if not file.exists():
+        killed = sorted(path.parent.glob(f".{path.name}.recording-*"))
+        hint = (
+            f"A recording of it was killed before it could finish ({killed[0]}): remove that and record again."
+            if killed
+            else "Expected the directory of a LeRobotDataset v3 (meta/info.json, data/…)."
+        )
+        raise DataError(f"{path}: no dataset here, {file} is missing. {hint}")
+    data = read_json(file)
+    if not isinstance(data, dict):
+        raise DataError(f"{file}: expected an object, found {type(data).__name__}. {_RESTORE}.")
+    version = data.get("codebase_version")
+    if isinstance(version, str) and not version.startswith("v3."):
+        raise DataError(
+            f"{path}: LeRobot format {version}, expected v3.x. Convert it: "
+            "python -m lerobot.scripts.convert_dataset_v21_to_v30 --repo-id=…"
+        )
+    try:
+        return Info.model_validate(data), frozenset(), []
+    except pydantic.ValidationError as error:
+        wrong = list(problems(error, depth=3))
+    defects = [Defect(f"meta/info.json, {'.'.join(place)}", problem, _RESTORE) for place, problem in wrong]
+    unknown = frozenset(place[0] for place, _ in wrong if place[0] != "features" or len(place) < 2)
+    usable = {**_INSTEAD, **{k: v for k, v in data.items() if k not in unknown}}
+    broken = {place[1] for place, _ in wrong if len(place) > 1}
+    usable["features"] = {k: v for k, v in usable["features"].items() if k not in broken}
+    return Info.model_validate(usable), unknown, defects
+
+
+def _feature(key: str, column: Column, video_path: str | None) -> Feature:
+    """The feature that a column offers; raises ValueError where it is none that can be read."""
+    if column.is_picture:
+        if column.dtype == "video" and not _is_plain(key):
+            raise ValueError("expected a name without / \\ and .., which a film's path is made of")
+        if column.dtype == "video" and video_path is None:
+            raise ValueError("is a video, and video_path says nothing of where it lies")
+        return Feature((3, *column.picture_size()), "uint8")
+    if not column.is_number:
+        raise ValueError(f"dtype: expected numbers, video or image, found {column.dtype!r}")
+    names = column.names if len(column.shape) == 1 and column.names and len(column.names) == column.shape[0] else None
+    return Feature(column.shape, "float32" if column.dtype.startswith("float") else column.dtype, names)
+
+
+def _is_plain(key: str) -> bool:
+    """Whether a name leads nowhere else as part of a path."""
+    return "/" not in key and "\\" not in key and ".." not in key
+
+
+def resolve_action_spec(source: Source, given: ActionSpec | None) -> ActionSpec:
+    """What the actions of a dataset mean.
+
+    Raises:
+        DataError: it has no actions, of another size, or with another meaning than `given`; nothing says what they are.
+    """
+    recorded = source.meta.action if source.meta else None
+    if "action" not in source.columns:
+        raise DataError(f"{source.root}: has no 'action'. {closest('action', source.columns)}")
+    if recorded and given:
+        problems = check_action_spec(given, recorded, needs="action_spec", offers="the dataset")
+        if problems:
+            raise DataError(f"{source.root}: recorded with other actions:\n  - " + "\n  - ".join(problems))
+    spec = given or recorded
+    column = source.columns["action"]
+    if not column.is_number:
+        raise DataError(f"{source.root}: action: expected numbers, found dtype {column.dtype!r}")
+    if spec is None:
+        raise DataError(f"{source.root}: action_spec is missing. {_GIVE_SPEC} Its action names are {column.names}.")
+    if column.shape != (spec.dim,):
+        raise DataError(
+            f"{source.root}: action has shape {column.shape}, action_spec has {spec.dim} dimensions {spec.names}"
+        )
+    return spec

@@ -1,0 +1,236 @@
+"""Parquet files of a LeRobot dataset as arrays: read whole, verified, no row-by-row access."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from robopolicy.core.errors import DataError
+from robopolicy.datasets.checks import Defect, raise_defects
+from robopolicy.datasets.files import check_regular
+from robopolicy.datasets.metadata import SEED, task_order
+from robopolicy.datasets.parquet import Kind, number, parquet_files, read_parts, whole
+from robopolicy.datasets.source import Source
+from robopolicy.datasets.spans import EpisodeTable, blocks_of, check_blocks, check_spans, read_episodes
+
+DRIVER = {"driver": "int64", "intervention": "bool"}  # columns that say who drove, and their types
+OUTCOMES = ("next.reward", "next.done", "next.truncated", "next.success")
+_PLACES = ("frame_index", "episode_index", "task_index")
+_KILLED = "The recording was killed before `finalize`, or the file was damaged: copy it again, or record again"
+DRIVERS = ("policy", "human", "rewind")  # what `driver` counts in
+
+
+class Rows(NamedTuple):
+    """Frames of whole episodes: their columns, `starts` [E+1], and which seconds of film are theirs."""
+
+    table: pa.Table
+    starts: Tensor
+    episodes: EpisodeTable
+
+
+def read_files(source: Source, keys: Sequence[str]) -> tuple[pa.Table | None, list[Defect]]:
+    """All rows that there are, with the columns `keys` and those that say where a frame belongs; and all defects.
+
+    A column that is unusable, or a file that cannot be read, is left out of the table.
+
+    Raises:
+        DataError: no files.
+    """
+    files = parquet_files(source.root / "data")
+    if not files:
+        raise DataError(f"{source.root}: empty, no parquet file under data/. Copy the whole folder, or record again.")
+    wanted: dict[str, Kind] = {"action": "any", "timestamp": "number", **dict.fromkeys(_PLACES, "whole")}
+    wanted |= {k: "any" for k in (SEED, *OUTCOMES) if k in source.columns}
+    wanted |= {k: "any" for k, dtype in DRIVER.items() if k in source.columns and source.columns[k].dtype == dtype}
+    wanted |= {k: "any" for k in keys if source.columns[k].dtype != "video" and k not in wanted}
+    return read_parts(files, wanted, source.root, fix=_KILLED)
+
+
+def read_table(source: Source, episodes: Sequence[int] | None, keys: Sequence[str]) -> Rows:
+    """All wanted columns of `episodes` (None: all).
+
+    Args:
+        keys: columns; of videos the spans of their films.
+
+    Raises:
+        DataError: as `read_files`; frames are missing, or belong to no episode, or to several; films do not fit.
+    """
+    table, found = read_files(source, keys)
+    raise_defects(found, source.root)
+    if table is None or table.num_rows != source.total_frames:
+        raise DataError(
+            f"{source.root}: data/ holds {table.num_rows if table else 0} frames, meta/info.json says "
+            f"{source.total_frames}. A file is missing or the recording was cut off."
+        )
+    if not table.num_rows:
+        raise DataError(f"{source.root}: empty, 0 frames")
+    if episodes is not None:
+        known = pc.unique(table["episode_index"]).to_pylist()
+        unknown = sorted(set(episodes) - set(known))
+        if unknown or not len(episodes):
+            raise DataError(f"{source.root}: episodes {unknown or 'none'} asked for; it has 0 to {max(known)}")
+    cameras = [k for k in keys if source.columns[k].dtype == "video"]
+    spans = _check_places(source, table, cameras, episodes)
+    if episodes is not None:
+        table = table.filter(pc.is_in(table["episode_index"], pa.array(sorted(set(episodes)), pa.int64())))
+    table = table.combine_chunks()
+    index, inside = whole(table, "episode_index"), whole(table, "frame_index")
+    blocks = blocks_of(index)
+    starts = np.array([b.first for b in blocks])
+    expected = np.arange(len(index)) - np.repeat(starts, [b.end - b.first for b in blocks])
+    if not (inside == expected).all():
+        row = int(np.flatnonzero(inside != expected)[0])
+        raise DataError(
+            f"{source.root}: frame_index, episode {index[row]}: expected {expected[row]}, found {inside[row]}. "
+            f"Frames are missing or out of order."
+        )
+    return Rows(table, torch.from_numpy(np.r_[starts, len(index)]), spans)
+
+
+def _check_places(
+    source: Source, table: pa.Table, cameras: Sequence[str], episodes: Sequence[int] | None
+) -> EpisodeTable:
+    """Which frames and films are whose; raises DataError where that cannot be true of one of `episodes`."""
+    spans, found = read_episodes(source, cameras)
+    raise_defects(found, source.root)
+    if spans is None:
+        raise DataError(f"{source.root}: meta/episodes cannot be read")
+    blocks, stamps = blocks_of(whole(table, "episode_index")), number(table, "timestamp")
+    found = check_blocks(blocks, spans).of(episodes)
+    for camera in cameras:
+        found += check_spans(camera, spans, blocks, stamps, source.fps).of(episodes)
+    raise_defects(found, source.root)
+    return spans
+
+
+@dataclass(frozen=True)
+class Columns:
+    table: pa.Table
+    starts: Tensor
+    source: Source
+
+    def __call__(self, key: str, shape: tuple[int, ...]) -> NDArray[Any]:
+        """Column `key` as a writable array [F *shape]; a trailing axis of one is dropped for shape ()."""
+        column = self.table[key].combine_chunks()
+        flat = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+        while isinstance(flat, pa.ExtensionArray):
+            flat = flat.storage
+        count = math.prod(shape)
+        outer = flat
+        while pa.types.is_nested(flat.type):  # lists of lists
+            flat = flat.flatten()
+        if flat.null_count:
+            raise DataError(f"{self.source.root}: {key!r} holds empty (null) values")
+        if not (pa.types.is_integer(flat.type) or pa.types.is_floating(flat.type) or pa.types.is_boolean(flat.type)):
+            raise DataError(f"{self.source.root}: {key!r} must hold numbers, found {flat.type}")
+        values = flat.to_numpy(zero_copy_only=False)
+        if len(values) != self.table.num_rows * count:
+            where = ""
+            if outer is not flat and len(shape) == 1:
+                row = int(np.flatnonzero(pc.list_value_length(outer).to_numpy(zero_copy_only=False) != count)[0])
+                episode = int(torch.searchsorted(self.starts, torch.tensor(row), right=True)) - 1
+                found = pc.list_value_length(outer)[row].as_py()
+                where = f"; episode {episode}, frame {row - int(self.starts[episode])} has {found}"
+            raise DataError(f"{self.source.root}: {key!r} must have shape {shape} in every frame{where}")
+        return np.array(values.reshape(self.table.num_rows, *shape))
+
+
+def read_tasks(source: Source, index: NDArray[np.int64]) -> tuple[tuple[str, ...], Tensor]:
+    """Instructions, in the env's order where it is known, and the index [F] into them."""
+    by_index = _task_table(source)
+    unknown = sorted(set(np.unique(index).tolist()) - set(by_index))
+    if unknown:
+        raise DataError(
+            f"{source.root}: task_index {unknown[0]} is used in data/ but has no text in meta/tasks.parquet"
+        )
+    recorded = tuple(by_index.values())
+    tasks = source.meta.tasks if source.meta else recorded
+    order = task_order(recorded, tasks)
+    position = {i: order[k] for k, i in enumerate(by_index)}
+    return tasks, torch.tensor([position[i] for i in index.tolist()], dtype=torch.int64)
+
+
+def task_texts(source: Source) -> tuple[str, ...]:
+    """The dataset's instructions in the order of its task_index."""
+    return tuple(_task_table(source).values())
+
+
+def _task_table(source: Source) -> dict[int, str]:
+    """Instruction by index, in the order of the indices.
+
+    Raises:
+        DataError: the table cannot be read, lacks a text, or has an index twice.
+    """
+    file = source.root / "meta" / "tasks.parquet"
+    try:
+        check_regular(file)
+        known = pq.read_schema(file).names
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DataError(f"{file}: cannot be read ({error})") from error
+    text = next((k for k in ("task", "__index_level_0__") if k in known), "task")
+    wanted: dict[str, Kind] = {"task_index": "whole", text: "text"}
+    table, found = read_parts([file], wanted, source.root, fix="Restore it from a copy, or record again")
+    raise_defects(found, source.root)
+    assert table is not None
+    index, texts = table["task_index"].to_pylist(), table[text].to_pylist()
+    if len(set(index)) < len(index):
+        twice = next(i for i in index if index.count(i) > 1)
+        raise DataError(f"{source.root}: task_index {twice} is twice in meta/tasks.parquet: restore it from a copy")
+    if not all(t.strip() for t in texts):
+        raise DataError(f"{source.root}: task {index[[bool(t.strip()) for t in texts].index(False)]} has no text in "
+                        "meta/tasks.parquet: restore it from a copy")  # fmt: skip
+    return dict(sorted(zip(index, texts, strict=True)))
+
+
+def read_driver(column: Columns) -> Tensor | None:
+    """[F] int64 who drove, see Episodes; None where the dataset does not say.
+
+    Recordings of deployments say it under `driver`, data made of bags under `intervention`: a human, or his rewind.
+
+    Raises:
+        DataError: a number that names nobody.
+    """
+    for key in DRIVER:
+        if key in column.table.column_names:
+            driver = torch.from_numpy(column(key, ())).to(torch.int64)
+            wrong = ((driver < 0) | (driver >= len(DRIVERS))).nonzero()
+            if len(wrong):
+                who = ", ".join(f"{i} ({name})" for i, name in enumerate(DRIVERS))
+                frame = int(wrong[0, 0])
+                raise DataError(
+                    f"{column.source.root}: {key!r} is {int(driver[frame])} in frame {frame}, expected {who}. Correct "
+                    "the column, or remove it: its frames are demonstrations then."
+                )
+            return driver
+    return None
+
+
+def read_outcomes(column: Columns, starts: Tensor, frames: int, outcomes: str) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """reward [F], terminated [F], success [F], and whether the dataset (or the caller) says so."""
+    last = torch.zeros(frames, dtype=torch.bool)
+    last[starts[1:] - 1] = True
+    if outcomes == "success":
+        return last.float(), last, last.clone(), True
+    if outcomes != "recorded":
+        raise DataError(f"outcomes must be 'recorded' or 'success', found {outcomes!r}")
+
+    def get(key: str) -> Tensor | None:
+        return torch.from_numpy(column(key, ())) if key in column.table.column_names else None
+
+    reward, done, truncated, success = (get(f"next.{k}") for k in ("reward", "done", "truncated", "success"))
+    terminated = torch.zeros(frames, dtype=torch.bool) if done is None else done.bool()
+    if truncated is not None:
+        terminated &= ~truncated.bool()
+    known = reward is not None or success is not None
+    success = torch.zeros(frames, dtype=torch.bool) if success is None else success.bool()
+    return torch.zeros(frames) if reward is None else reward.float(), terminated, success, known

@@ -1,0 +1,284 @@
+"""Env wrappers that turn training difficulties into observations; two pipelines and only these.
+
+Learners on a base:  BaseActionEnv(HistoryEnv(env), base)      Others:  HistoryEnv(env), whose collector plays chunks
+Under either, GroupedEnv(env) lets envs start alike.
+
+They live beside the executor rather than in `sim`, because imagination and the real arm wear them too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.errors import ConfigError, SpecError
+from robopolicy.core.rng import episode_seeds
+from robopolicy.core.specs import check_fits
+from robopolicy.core.types import BASE_ACTION, TASK, Feature, Obs, Selective, Stateful, Step, VecEnv
+from robopolicy.policies.base import Policy
+from robopolicy.policies.chunk_executor import ChunkExecutor
+
+_PLACE = 48  # bit of an episode seed at which the place in a group begins; seeds themselves lie below
+
+
+class Wrapper:
+    """Passes on everything that it does not change, `state_dict` of the inner env included. Not `look` of Selective: a
+    wrapper that reads no pictures of its own passes that on by `look_at`.
+
+    Where `spec.resumable` is False the inner env is elsewhere after `load_state_dict`: reset it then.
+    """
+
+    def __init__(self, env: VecEnv) -> None:
+        self.env = env
+        self.spec = env.spec
+        self.num_envs, self.device = env.num_envs, env.device
+
+    @property
+    def episode_seed(self) -> Tensor:
+        return self.env.episode_seed
+
+    def render(self, index: int, **kwargs: Any) -> Tensor:
+        return self.env.render(index, **kwargs)  # type: ignore[attr-defined]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"env": self.env.state_dict() if isinstance(self.env, Stateful) else {}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if isinstance(self.env, Stateful):
+            self.env.load_state_dict(state["env"])
+
+
+def look_at(env: VecEnv, rows: Tensor) -> None:
+    """See Selective; in vain where `env` is not."""
+    if isinstance(env, Selective):
+        env.look(rows)
+
+
+class HistoryEnv(Wrapper):
+    """Stacks the last `length` frames: every key becomes [N To ...]; an episode's first frame is repeated.
+
+    Raises:
+        SpecError: the env stacks already; or its episodes begin amid others, so that a repeated frame would say falsely
+            that nothing moved.
+    """
+
+    def __init__(self, env: VecEnv, length: int) -> None:
+        if env.spec.history or env.spec.chunk:
+            raise SpecError(f"{env.spec.id}: HistoryEnv goes directly on an env that emits single frames")
+        if env.spec.branches and length > 1:
+            raise SpecError(
+                f"{env.spec.id}: the policy reads {length} frames, and branches begin with one. Leave world.branch "
+                "away, or take a policy with n_obs_steps=1."
+            )
+        super().__init__(env)
+        self.spec = replace(env.spec, history=length)
+        self.length = length
+        self.frames: Obs = {}
+
+    def reset(self, seeds: Tensor | None = None) -> Obs:
+        self.frames = {k: self._repeat(v) for k, v in self.env.reset(seeds).items()}
+        return self.frames
+
+    def step(self, action: Tensor) -> Step:
+        step = self.env.step(action)
+        next_obs = {k: torch.cat([old[:, 1:], step.next_obs[k][:, None]], dim=1) for k, old in self.frames.items()}
+        obs, ended = next_obs, step.ended
+        if bool(ended.any()):
+            obs = {k: v.clone() for k, v in next_obs.items()}
+            for key, value in obs.items():
+                value[ended] = self._repeat(step.obs[key][ended])
+        self.frames = obs
+        return step._replace(obs=obs, next_obs=next_obs)
+
+    def look(self, rows: Tensor) -> None:
+        """See Selective. A picture that is read later, as one of To, has to be taken now."""
+        if self.length == 1:
+            look_at(self.env, rows)
+
+    def _repeat(self, frame: Tensor) -> Tensor:
+        return frame[:, None].repeat_interleave(self.length, dim=1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"env": super().state_dict()["env"], "frames": {k: v.clone() for k, v in self.frames.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.frames = dict(state["frames"])
+
+
+class GroupedEnv(Wrapper):
+    """Starts each `size` neighbouring envs in the same state, all together, every `horizon` steps.
+
+    For algorithms that compare episodes of the same start. An env whose episode is over earlier waits: its steps have
+    no length and are not valid, until they end, truncated, where all envs start anew. What it simulates meanwhile
+    nobody sees. Within a group the reported `episode_seed` differs in its highest bits, or envs would draw the same
+    noise and do the same; the state they start in comes from what lies below these bits.
+
+    Args:
+        size: envs of a group. seed: names the stream of training episodes.
+
+    Raises:
+        ConfigError: the envs do not make up whole groups of at least two, or their episodes have no outcome.
+    """
+
+    def __init__(self, env: VecEnv, size: int, *, seed: int = 0) -> None:
+        if env.spec.history or env.spec.chunk:
+            raise SpecError(f"{env.spec.id}: GroupedEnv goes directly on an env that emits single frames")
+        if env.spec.branches:
+            raise ConfigError(
+                f"group_size={size}: compares the outcomes of episodes, and those of {env.spec.id} are cut before they "
+                "have one. Leave world.branch away."
+            )
+        if size < 2 or env.num_envs % size:
+            raise ConfigError(
+                f"group_size={size}: num_envs={env.num_envs} envs do not make up whole groups of two or more. Set "
+                "num_envs to a multiple of it."
+            )
+        super().__init__(env)
+        self.size, self.seed = size, seed
+        self.place = (torch.arange(env.num_envs, device=env.device) % size) << _PLACE
+        self.start = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)  # seed of the common start
+        self.waits = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
+        self.handed, self.clock = 0, 0  # starts handed out, and steps since the newest
+
+    @property
+    def episode_seed(self) -> Tensor:
+        return self.start + self.place
+
+    def look(self, rows: Tensor) -> None:
+        """See Selective."""
+        look_at(self.env, rows)
+
+    def reset(self, seeds: Tensor | None = None) -> Obs:
+        """Start anew everywhere. seeds: [≥ N/size], one for each group; None: the training stream."""
+        groups = self.num_envs // self.size
+        if seeds is None:
+            seeds = episode_seeds("train", self.seed, groups, start=self.handed)
+            self.handed += groups
+        self.start = seeds[:groups].to(self.start).repeat_interleave(self.size)
+        self.waits, self.clock = torch.zeros_like(self.waits), 0
+        return self.env.reset(self.start)
+
+    def step(self, action: Tensor) -> Step:
+        step, waited = self.env.step(action), self.waits
+        self.waits, self.clock = waited | step.ended, self.clock + 1
+        anew = self.clock == self.spec.horizon
+        if anew and not bool(self.waits.all()):
+            raise SpecError(
+                f"{self.spec.id}: {int((~self.waits).sum())} episodes go on after {self.clock} steps, its horizon is "
+                f"{self.spec.horizon}. The env must truncate there."
+            )
+        step = step._replace(
+            steps=step.steps.masked_fill(waited, 0),
+            reward=step.reward.masked_fill(waited, 0.0),
+            terminated=step.terminated & ~waited,
+            truncated=torch.where(waited, anew, step.truncated),
+            success=step.success & ~waited,
+            valid=step.valid & ~waited,
+            info={k: v.masked_fill(waited, 0) for k, v in step.info.items()},
+        )
+        return step._replace(obs=self.reset()) if anew else step
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {"start": self.start.clone(), "waits": self.waits.clone(), "handed": self.handed, "clock": self.clock}
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.start, self.waits = state["start"].clone(), state["waits"].clone()
+        self.handed, self.clock = int(state["handed"]), int(state["clock"])
+
+
+class BaseActionEnv(Wrapper):
+    """Adds the frozen base policy's next action to the observation: `base_action` [N Da]. It changes nothing else.
+
+    At an episode's end the base action of `next_obs` comes from the *old* queue, then queue and history are
+    reset, then the base plans on `obs`; otherwise the base is asked once a step.
+    """
+
+    def __init__(self, env: VecEnv, base: Policy) -> None:
+        if not env.spec.history or env.spec.chunk:
+            raise SpecError(f"{env.spec.id}: BaseActionEnv goes on HistoryEnv(env); found {type(env).__name__}")
+        if env.spec.history < base.spec.n_obs_steps:
+            raise SpecError(
+                f"{env.spec.id}: the base reads {base.spec.n_obs_steps} frames, HistoryEnv stacks {env.spec.history}"
+            )
+        check_fits(base.spec, env.spec, ignore=[BASE_ACTION])
+        super().__init__(env)
+        feature = Feature((env.spec.action.dim,), names=env.spec.action.names)
+        self.spec = replace(env.spec, observation={**env.spec.observation, BASE_ACTION: feature})
+        self.executor = ChunkExecutor(base.eval(), env.num_envs, device=env.device)
+
+    def reset(self, seeds: Tensor | None = None) -> Obs:
+        obs = self.env.reset(seeds)
+        self.executor.reset()
+        return self._with(obs, self.executor.next_action(obs, self.env.episode_seed))
+
+    def step(self, action: Tensor) -> Step:
+        seed = self.env.episode_seed.clone()
+        step = self.env.step(action)
+        following = self.executor.next_action(step.next_obs, seed)
+        next_obs = self._with(step.next_obs, following)
+        obs, ended = next_obs, step.ended
+        if bool(ended.any()):
+            self.executor.reset(ended)
+            first = self.executor.next_action(step.obs, self.env.episode_seed, mask=ended)
+            obs = self._with(step.obs, torch.where(ended[:, None], first, following))
+        return step._replace(obs=obs, next_obs=next_obs)
+
+    def look(self, rows: Tensor) -> None:
+        """See Selective; the base reads pictures where it will plan."""
+        look_at(self.env, rows | self.executor.due)
+
+    @staticmethod
+    def _with(obs: Obs, base_action: Tensor) -> Obs:
+        return {**obs, BASE_ACTION: base_action}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"env": super().state_dict()["env"], "executor": self.executor.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.executor.load_state_dict(state["executor"])
+
+
+def wrap_for(policy: Policy, env: VecEnv, *, teacher: Policy | None = None) -> VecEnv:
+    """The pipeline that `policy` needs: history always, and a base action for each policy underneath it.
+
+    Args:
+        teacher: another policy that is asked about the same observations.
+
+    Raises:
+        SpecError: policy and env do not fit; all differences are listed. Or both policy and teacher have a base.
+    """
+    chain, beside = chain_of(policy), [] if teacher is None else chain_of(teacher)
+    bases = chain[1:] or beside[1:]
+    if chain[1:] and beside[1:]:
+        raise SpecError(f"teacher: {type(teacher).__name__} and the policy both have a policy underneath, and only one "
+                        f"of these can be in {BASE_ACTION!r}")  # fmt: skip
+    for member in (*chain, *beside):
+        check_fits(member.spec, env.spec, ignore=[BASE_ACTION] if member.base is not None else [])
+        blind = member.base is not None and TASK in member.base.spec.observation and TASK not in member.spec.observation
+        if blind and len(env.spec.tasks) > 1:
+            raise SpecError(
+                f"{env.spec.id}: has {len(env.spec.tasks)} tasks, which the base tells apart by {TASK!r} and "
+                f"{type(member).__name__} does not. Refine it on one task at a time."
+            )
+        if TASK in member.spec.observation and member.spec.tasks != env.spec.tasks:
+            raise SpecError(
+                f"{env.spec.id}: its instructions are not those that the policy was trained on, or in another order: "
+                f"{', '.join(sorted(set(env.spec.tasks) ^ set(member.spec.tasks))[:6]) or 'the same ones'}. A policy "
+                "that reads instructions (policy=vla) takes others where it is loaded for the env."
+            )
+    wrapped: VecEnv = HistoryEnv(env, max(member.spec.n_obs_steps for member in (*chain, *beside)))
+    for base in reversed(bases):
+        wrapped = BaseActionEnv(wrapped, base)
+    return wrapped
+
+
+def chain_of(policy: Policy) -> list[Policy]:
+    """`policy` and those underneath it, from the top."""
+    return [policy] if policy.base is None else [policy, *chain_of(policy.base)]

@@ -1,0 +1,161 @@
+"""Two policies on the same episodes: what the seeds have in common cancels, so fewer episodes decide."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from robopolicy.core.errors import DataError
+from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.statistics import Interval, Pairs, holm, mcnemar, paired_difference
+from robopolicy.utils.atomic import write_atomically
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Policy B against policy A on the same seeds; `difference` is B − A."""
+
+    a: str
+    b: str
+    env: str
+    digest: str
+    criterion: str
+    level: float
+    pairs: Pairs
+    rate_a: Interval
+    rate_b: Interval
+    difference: Interval
+    p_value: float  # two-sided exact McNemar
+    diverged_a: int
+    diverged_b: int
+
+    @property
+    def verdict(self) -> str:
+        if not self.p_value <= 1 - self.level:
+            return f"no difference shown at the {100 * (1 - self.level):.0f}% level"
+        return f"{self.b if self.difference.value > 0 else self.a} is better"
+
+    def text(self) -> str:
+        """The paired table and what follows from it, in plain text."""
+        width = max(len(self.a), len(self.b), 1)
+        both, only_a, only_b, neither = self.pairs
+        cell = max(len(str(n)) for n in self.pairs) + 2
+
+        def rate(name: str, value: Interval, diverged: int) -> str:
+            note = f"  ({diverged} diverged, counted as failures)" if diverged else ""
+            return f"  {name:<{width}}  {_percent(value)}{note}"
+
+        d = self.difference
+        points = f"{100 * d.value:+.1f} points ({100 * d.low:+.1f} to {100 * d.high:+.1f}, Tango)"
+        return "\n".join(
+            [
+                f"{self.env}: {self.criterion} on {self.pairs.total} paired episodes, {100 * self.level:g}% intervals",
+                rate(self.a, self.rate_a, self.diverged_a),
+                rate(self.b, self.rate_b, self.diverged_b),
+                f"  {self.b} − {self.a}: {points}",
+                "",
+                f"  {'':<{width + 9}}{self.b} succeeds   fails",
+                f"  {self.a:<{width}} succeeds{both:>{cell + len(self.b)}}{only_a:>{cell + 9}}",
+                f"  {'':<{width}} fails   {only_b:>{cell + len(self.b)}}{neither:>{cell + 9}}",
+                "",
+                f"  exact McNemar p = {format_p(self.p_value)}: {self.verdict}",
+            ]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values; rates and differences as fractions."""
+        return {
+            "a": self.a,
+            "b": self.b,
+            "env": self.env,
+            "digest": self.digest,
+            "criterion": self.criterion,
+            "level": self.level,
+            "episodes": self.pairs.total,
+            "pairs": self.pairs._asdict(),
+            "rate_a": self.rate_a._asdict(),
+            "rate_b": self.rate_b._asdict(),
+            "difference": {**self.difference._asdict(), "method": "Tango (1998) score interval"},
+            "mcnemar_p": self.p_value,
+            "diverged_a": self.diverged_a,
+            "diverged_b": self.diverged_b,
+            "verdict": self.verdict,
+        }
+
+    def save(self, path: Path | str) -> Path:
+        return write_atomically(path, json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
+
+
+def compare(
+    a: Rows, b: Rows, *, names: tuple[str, str] = ("A", "B"), criterion: str = "success_once", level: float = 0.95
+) -> Comparison:
+    """Compare policy B with policy A, episode by episode.
+
+    Raises:
+        DataError: the rows are not of the same task (id and digest) or not of the same seeds.
+    """
+    env, digest = _same_task(a, b, names)
+    outcome_b = dict(zip(b.seeds, b.successes(criterion), strict=True))
+    pairs = Pairs.of(a.successes(criterion), [outcome_b[s] for s in a.seeds])
+    return Comparison(
+        a=names[0],
+        b=names[1],
+        env=env,
+        digest=digest,
+        criterion=criterion,
+        level=level,
+        pairs=pairs,
+        rate_a=a.success_rate(criterion, level=level),
+        rate_b=b.success_rate(criterion, level=level),
+        difference=paired_difference(pairs, level=level),
+        p_value=mcnemar(pairs),
+        diverged_a=a.diverged,
+        diverged_b=b.diverged,
+    )
+
+
+def worse_than_base(
+    base: Rows, evaluations: Sequence[Rows], *, criterion: str = "success_once"
+) -> list[tuple[float, float]]:
+    """Was a policy worse than its base at any evaluation of its training?
+
+    Returns, per evaluation, the difference to the base and the Holm-adjusted p-value of a one-sided exact McNemar
+    test for "worse". None below 0.05: no evaluation was shown to be worse, at a family-wise 5%.
+    """
+    found = [compare(base, rows, names=("base", f"evaluation {i}"), criterion=criterion)
+             for i, rows in enumerate(evaluations)]  # fmt: skip
+    adjusted = holm([mcnemar(c.pairs, alternative="worse") for c in found])
+    return [(c.difference.value, p) for c, p in zip(found, adjusted, strict=True)]
+
+
+def format_p(p: float) -> str:
+    """`0.034`, `3e-07`, `< 1e-99`."""
+    if p < 1e-99:
+        return "< 1e-99"
+    return f"{p:.0e}" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+def _percent(value: Interval) -> str:
+    return f"{100 * value.value:5.1f}%  ({100 * value.low:.1f}–{100 * value.high:.1f}, Wilson)"
+
+
+def _same_task(a: Rows, b: Rows, names: tuple[str, str]) -> tuple[str, str]:
+    if not len(a) or not len(b):
+        raise DataError(f"compare: {names[0]} has {len(a)} episodes and {names[1]} has {len(b)}; both need some")
+    for column in ("env", "digest"):
+        left, right = (sorted(set(rows.frame[column])) for rows in (a, b))
+        if left != right or len(left) != 1:
+            raise DataError(
+                f"compare: {column} must be one and the same, {names[0]} has {left} and {names[1]} has {right}. "
+                "Evaluate both checkpoints on the same task with the same parameters."
+            )
+    only_a, only_b = set(a.seeds) - set(b.seeds), set(b.seeds) - set(a.seeds)
+    if only_a or only_b:
+        raise DataError(
+            f"compare: the seeds must be the same; {len(only_a)} of {len(a)} are in {names[0]} alone and "
+            f"{len(only_b)} of {len(b)} in {names[1]} alone. Evaluate both with the same split and episode count."
+        )
+    return str(a.frame["env"].iloc[0]), str(a.frame["digest"].iloc[0])

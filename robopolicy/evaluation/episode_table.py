@@ -1,0 +1,194 @@
+"""Rows: one line an episode, the raw material of every number that we publish."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+from pandas.api.types import is_bool_dtype, is_integer_dtype, is_numeric_dtype
+
+from robopolicy.core.errors import DataError
+from robopolicy.core.types import Metrics
+from robopolicy.core.untrusted import read_bytes, refusing
+from robopolicy.evaluation.statistics import Interval, wilson
+from robopolicy.utils.atomic import write_atomically
+
+# Column → pandas dtype; the order is that of the file.
+COLUMNS = {
+    "seed": "int64",  # the episode's; which split it belongs to follows from its value (noise.episode_seeds)
+    "env": "str",
+    "digest": "str",  # hash of every parameter that defines the task
+    "task": "str",  # instruction
+    "success_once": "bool",  # the success condition held after some step
+    "success_at_end": "bool",  # … after the last step
+    "return": "float64",  # undiscounted sum of rewards
+    "length": "int64",  # primitive steps
+    "ended_by": "str",  # success | terminated | truncated | diverged
+    "policy": "str",  # checkpoint id
+    "deterministic": "bool",  # mode instead of a sample
+    "version": "str",  # of the code
+    "wall_s": "float64",  # from the episode's start to its end, among its neighbours
+}
+ENDED_BY = ("success", "terminated", "truncated", "diverged")
+CRITERIA = ("success_once", "success_at_end")
+_LARGEST, _MOST = 2**28, 10**7  # bytes and rows of a file
+_SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Episodes in the order of their seeds. A diverged episode (physics went non-finite) counts as a failure.
+
+    Raises:
+        DataError: a column is missing, an episode occurs twice, or a diverged episode claims success.
+    """
+
+    frame: pd.DataFrame
+
+    def __post_init__(self) -> None:
+        missing = [name for name in COLUMNS if name not in self.frame.columns]
+        if missing:
+            raise DataError(f"episode rows: columns {missing} are missing, found {list(self.frame.columns)}")
+        _check_kinds(self.frame)
+        frame = self.frame[list(COLUMNS)].astype({k: v for k, v in COLUMNS.items() if v != "str"})
+        frame = frame.assign(**{k: frame[k].fillna("").astype(str) for k, v in COLUMNS.items() if v == "str"})
+        object.__setattr__(self, "frame", frame.reset_index(drop=True))
+        unknown = sorted(set(frame["ended_by"]) - set(ENDED_BY))
+        if unknown:
+            raise DataError(f"episode rows: ended_by must be one of {ENDED_BY}, found {unknown}")
+        twice = frame["seed"][frame["seed"].duplicated()].tolist()
+        if twice:
+            raise DataError(f"episode rows: {len(twice)} seeds occur twice, the first is {twice[0]}")
+        if bool((self._diverged & (frame["success_once"] | frame["success_at_end"])).any()):
+            raise DataError("episode rows: a diverged episode claims success; it must count as a failure")
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    @property
+    def commits(self) -> list[str]:
+        """Commits of the code that evaluated them, "+dirty" where it differed from the commit."""
+        found = (str(v).partition("+g")[2] for v in dict.fromkeys(self.frame["version"]))
+        return [v.replace(".dirty", "+dirty") for v in found if v]
+
+    @property
+    def _diverged(self) -> pd.Series:
+        return self.frame["ended_by"] == "diverged"
+
+    @property
+    def seeds(self) -> list[int]:
+        return self.frame["seed"].tolist()
+
+    @property
+    def diverged(self) -> int:
+        """Episodes whose physics went non-finite."""
+        return int(self._diverged.sum())
+
+    @property
+    def split(self) -> str:
+        """The split that all seeds belong to: "train", "validation", "test", "mixed", or "none" without episodes."""
+        found = sorted({s >> 40 for s in self.seeds})
+        if len(found) != 1:
+            return "mixed" if found else "none"
+        return _SPLITS[found[0]] if 0 <= found[0] < len(_SPLITS) else "mixed"
+
+    def successes(self, criterion: str = "success_once") -> list[bool]:
+        """[E] bool in the order of `seeds`."""
+        if criterion not in CRITERIA:
+            raise DataError(f"criterion must be one of {CRITERIA}, found {criterion!r}")
+        return self.frame[criterion].tolist()
+
+    def success_rate(self, criterion: str = "success_once", *, level: float = 0.95) -> Interval:
+        """Success rate with its Wilson interval."""
+        return wilson(sum(self.successes(criterion)), len(self), level=level)
+
+    def by_task(self, criterion: str = "success_once") -> dict[str, Interval]:
+        """Success rate of each instruction."""
+        groups = self.frame.groupby("task", sort=True)[criterion]
+        return {str(task): wilson(int(part.sum()), len(part)) for task, part in groups}
+
+    def task_table(self) -> str:
+        """For people: a line for each instruction, each after a line break; "" where there is but one."""
+        found = self.by_task()
+        if len(found) < 2:
+            return ""
+        counts = self.frame["task"].value_counts()
+        return "".join(f"\n  {100 * rate.value:5.1f}% of {counts[task]:3d}  {task}" for task, rate in found.items())
+
+    def metrics(self) -> Metrics:
+        """What training logs, under `eval/`."""
+        rate = self.success_rate()
+        return {
+            "success_rate": rate.value,
+            "success_low": rate.low,
+            "success_high": rate.high,
+            "success_at_end": self.success_rate("success_at_end").value,
+            "return": float(self.frame["return"].mean()),
+            "length": float(self.frame["length"].mean()),
+            "episodes": float(len(self)),
+            "diverged": float(self.diverged),
+        }
+
+    def summary(self) -> str:
+        """One line for people: `success 97.0% (95% CI 95.1–98.2), at end 96.4%, 500 episodes of 38 steps`."""
+        rate, end = self.success_rate(), self.success_rate("success_at_end")
+        if not len(self):
+            return "no episodes"
+        text = (
+            f"success {100 * rate.value:.1f}% (95% CI {100 * rate.low:.1f}–{100 * rate.high:.1f}), "
+            f"at end {100 * end.value:.1f}%, {len(self)} episodes of {self.frame['length'].mean():.0f} steps"
+        )
+        return text + (f", {self.diverged} diverged (counted as failures)" if self.diverged else "")
+
+    def save(self, path: Path | str) -> Path:
+        """Write .csv or .parquet, whole or not at all."""
+        path = Path(path)
+        if path.suffix == ".csv":
+            return write_atomically(path, self.frame.to_csv(index=False, lineterminator="\n"))
+        if path.suffix == ".parquet":
+            buffer = io.BytesIO()
+            self.frame.to_parquet(buffer, index=False)
+            return write_atomically(path, buffer.getvalue())
+        raise DataError(f"episode rows are written as .csv or .parquet, found {path.name!r}")
+
+    @classmethod
+    def load(cls, path: Path | str) -> Rows:
+        """Read what `save` wrote.
+
+        Raises:
+            DataError: no such file, or not episode rows; names the file.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise DataError(f"{path.name}: no such file of episode rows in {path.parent.name or '.'}/")
+        data = read_bytes(path, limit=_LARGEST, error=DataError)
+        with refusing(f"{path.name}: not readable as episode rows", DataError):
+            if path.suffix == ".parquet":
+                with pq.ParquetFile(io.BytesIO(data)) as file:
+                    if file.metadata.num_rows > _MOST:
+                        raise DataError(f"{path.name}: has {file.metadata.num_rows} rows, expected {_MOST} at most")
+                    return cls(file.read(columns=list(COLUMNS)).to_pandas(ignore_metadata=True))
+            text = [name for name, kind in COLUMNS.items() if kind == "str"]
+            return cls(
+                pd.read_csv(
+                    io.StringIO(data.decode("utf-8")), float_precision="round_trip", dtype=dict.fromkeys(text, str),
+                    keep_default_na=False,
+                )
+            )  # fmt: skip
+
+    @classmethod
+    def concat(cls, parts: Sequence[Rows]) -> Rows:
+        """Rows of disjoint seeds as one."""
+        return cls(pd.concat([part.frame for part in parts], ignore_index=True))
+
+
+def _check_kinds(frame: pd.DataFrame) -> None:
+    """Raise DataError where a column holds something else: the text "False" is true, and 0.25 is no success."""
+    wanted = {"bool": is_bool_dtype, "int64": is_integer_dtype, "float64": is_numeric_dtype}
+    for name, kind in COLUMNS.items():
+        if kind in wanted and len(frame) and not wanted[kind](frame[name].dtype):
+            raise DataError(f"episode rows: {name}: expected {kind}, found {frame[name].iloc[0]!r} and the like")

@@ -1,0 +1,77 @@
+"""A trained policy as the one who shows the task, with noise: what world models and offline learners need beside
+demonstrations. `robopolicy demos expert._target_=policy expert.checkpoint=…`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from robopolicy.config.schema import Count, Fraction
+from robopolicy.core.errors import SpecError
+from robopolicy.core.rng import keyed_normal, keyed_uniform
+from robopolicy.core.types import Obs, VecEnv
+from robopolicy.policies.chunk_executor import ChunkExecutor
+from robopolicy.runs.checkpointer import load_policy
+
+_STREAM = 9401  # level of an episode, noise of a step, noise of a block: this and the next two
+
+
+class PolicyExpert:
+    """Acts as `checkpoint` does, plus noise in half widths of the action's limits.
+
+    Each episode has a noise level of its own, uniform between 0 and `imperfection`, so that the data holds what the
+    policy does and what lies around it. Half of the noise's variance changes every step, half every `block` steps.
+    All of it is keyed by (episode seed, step), as the policy's own noise is.
+
+    Raises:
+        SpecError: the policy does not fit the env, or refines another (its base would have to run beside it).
+    """
+
+    def __init__(
+        self, env: VecEnv, checkpoint: Path, *, imperfection: Fraction = 0.0, block: Count = 8, gripper: Fraction = 1.0
+    ) -> None:
+        self.policy = load_policy(checkpoint, env=env.spec)
+        if self.policy.base is not None:
+            raise SpecError(f"expert.checkpoint={checkpoint}: refines another policy; give one that stands alone")
+        self.imperfection, self.block = imperfection, block
+        action, n = env.spec.action, env.num_envs
+        self.half = (torch.tensor(action.high) - torch.tensor(action.low)) / 2
+        if action.gripper is not None:
+            self.half[action.gripper] *= gripper
+        self.executor = ChunkExecutor(self.policy, n, device=env.device)
+        self.frames: Obs = {}
+        self.clock = torch.zeros(n, dtype=torch.int64)
+        self.seed = torch.zeros(n, dtype=torch.int64)
+        self.begins = torch.ones(n, dtype=torch.bool)
+
+    def reset(self, mask: Tensor | None, *, episode_seed: Tensor) -> None:
+        """Begin new episodes where `mask` [N] bool is true (None: everywhere)."""
+        mask = torch.ones_like(self.begins) if mask is None else mask.cpu()
+        self.executor.reset(mask)
+        self.seed, self.begins = episode_seed.cpu().clone(), self.begins | mask
+        self.clock[mask] = 0
+
+    def act(self, obs: Obs) -> Tensor:
+        """[N Da] for single frames `obs`."""
+        length = self.policy.spec.n_obs_steps
+        for key in self.policy.spec.observation:
+            frame = obs[key][:, None]
+            repeated = frame.repeat_interleave(length, dim=1)
+            if key not in self.frames:
+                self.frames[key] = repeated
+            pushed = torch.cat([self.frames[key][:, 1:], frame], dim=1)
+            begins = self.begins.view(-1, *[1] * (frame.ndim - 1))
+            self.frames[key] = torch.where(begins, repeated, pushed)
+        self.begins = torch.zeros_like(self.begins)
+        action = self.executor.next_action(self.frames, self.seed)
+        noise = self._noise(action.shape[1])
+        self.clock += 1
+        return action + noise
+
+    def _noise(self, dim: int) -> Tensor:
+        level = self.imperfection * keyed_uniform(self.seed, self.seed * 0, (1,), stream=_STREAM)
+        quick = keyed_normal(self.seed, self.clock, (dim,), stream=_STREAM + 1)
+        slow = keyed_normal(self.seed, self.clock // self.block, (dim,), stream=_STREAM + 2)
+        return level * (quick + slow) / 2**0.5 * self.half

@@ -1,0 +1,117 @@
+"""Where a policy lies, where its results go, and the task that it was trained on."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+from robopolicy.config.instantiate import build
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.types import TASK, Feature, VecEnv
+from robopolicy.core.untrusted import check_links, leads_inside, pointed, refusing
+from robopolicy.datasets.lerobot_reader import dataset_features, load_episodes
+from robopolicy.policies.base import Policy
+from robopolicy.policies.io import is_ours, policy_digest
+from robopolicy.policies.lerobot.find import HUB, training_run
+from robopolicy.runs.checkpointer import find_policy
+from robopolicy.runs.run_dir import CONFIG, own_task, read_config
+
+_NOTHING = "none"  # memory=none
+
+
+class PolicyRef:
+    """Where a policy lies and where what is found out about it goes."""
+
+    lerobot_run: Path | None = None
+    given = ""  # names what the policy was given that is not its own: a memory, a sampler
+
+    def __init__(self, policy: Path, run: Path | None, out: Path, name: str, *, checkpoint: str = "") -> None:
+        self.policy, self.run, self.out, self.name, self.checkpoint = policy, run, out, name, checkpoint
+
+    @classmethod
+    def of(cls, path: Path, which: Literal["latest", "best"], out: Path | None) -> PolicyRef:
+        policy = find_policy(path, which=which)
+        if not is_ours(policy):
+            return cls._of_lerobot(path, policy, out)
+        run = next((p for p in policy.resolve().parents if (p / CONFIG).is_file()), None)
+        if out is None and run is None:
+            raise ConfigError(f"{path}: is not inside a run directory; say with out=<folder> where results shall go")
+        if run is not None:
+            check_links(run)
+        name = (run or policy.resolve()).name
+        checkpoint = which if which == "best" else _checkpoint(policy.resolve(), run)
+        return cls(policy, run, out or run or policy, name, checkpoint=checkpoint)
+
+    @classmethod
+    def _of_lerobot(cls, path: Path, policy: Path, out: Path | None) -> PolicyRef:
+        """A policy of LeRobot's: results go to <run>/robopolicy where `lerobot-train` wrote it."""
+        found = training_run(policy)
+        if out is None and found is None:
+            raise ConfigError(f"{path}: is not inside a run of lerobot-train; say with out=<folder> where results go")
+        if found is None:
+            called = str(path).partition("@")[0].rsplit("/", 1)[-1] if str(path).startswith(HUB) else policy.name
+            return cls(policy, None, out or policy, called)
+        run, step = found
+        if not leads_inside(run / "robopolicy", run):
+            raise ConfigError(f"{run}: its robopolicy/ is a link that leads out of it; say with out=<folder>")
+        check_links(run / "robopolicy")
+        newest = (run / "checkpoints" / "last").resolve().name
+        place = cls(policy, None, out or run / "robopolicy", run.name, checkpoint="" if step == newest else step)
+        place.lerobot_run = run
+        return place
+
+    @property
+    def ident(self) -> str:
+        """Names the weights: run, checkpoint, and the beginning of a checksum over all of its files; and `given`."""
+        digest = policy_digest(self.policy)[:12]
+        inner = ("policy", "pretrained_model")
+        step = self.policy.resolve().parent.name if self.policy.name in inner else self.policy.name
+        return f"{self.name}/{step}@{digest}{self.given}"
+
+
+def _checkpoint(policy: Path, run: Path | None) -> str:
+    """ "" for the newest of its run, or of none; else "best", its own name, or "base" for what lies inside it."""
+    folder = None if run is None else run / "checkpoints"
+    if folder is None or folder not in policy.parents:
+        return ""
+    step, *inner = policy.relative_to(folder).parts  # step_…, policy, perhaps base
+    if len(inner) > 1:
+        return "-".join(inner[1:])
+    marks = {pointed(folder / mark).name: name for mark, name in
+             (("best", "best"), ("latest", "")) if (folder / mark).is_file()}  # fmt: skip
+    return marks.get(step, step)
+
+
+def task_of(given: dict[str, Any] | None, place: PolicyRef) -> dict[str, Any]:
+    """The task on the command line, or the one that the run was trained on."""
+    task = given or own_task((read_config(place.run) if place.run is not None else None) or {})
+    if task is None:
+        raise ConfigError(f"task: {place.name} does not say what it was trained on; choose one: task=<name>")
+    return task
+
+
+def env_of(
+    given: dict[str, Any] | None, place: PolicyRef, num_envs: int, changes: dict[str, Any] | None = None
+) -> VecEnv:
+    """Build what `task_of` says, with `changes` of its parameters.
+
+    Raises:
+        ConfigError: it cannot be built; where a run says it, whatever the env raised.
+    """
+    node = {**task_of(given, place), **(changes or {})}
+    with nullcontext() if given else refusing(f"{place.run}/{CONFIG}: task", ConfigError):
+        env: VecEnv = build(node, "task", num_envs=num_envs, seed=0)
+    return env
+
+
+def remind(policy: Policy, memory: Path) -> str:
+    """Replace what a policy has in memory by a dataset, or nothing ("none"); returns a name for it."""
+    episodes = None
+    if policy.memory is not None and memory != Path(_NOTHING):
+        index = {TASK: Feature((), "int64")} if TASK in dataset_features(memory) else {}
+        own = {k: f for k, f in policy.spec.observation.items() if k != TASK}
+        episodes = load_episodes(memory, needed={**own, **index})
+    policy.recall(episodes)
+    assert policy.memory is not None
+    return f"+{memory.name}@{policy.memory.digest()[:12]}"

@@ -1,0 +1,185 @@
+"""Run a policy on a list of episodes that was fixed beforehand, every one of them to its end.
+
+"The first 500 that finish" would favour short episodes, which are mostly successes. Here episodes are assigned by
+seed, all are waited for, and whatever an env does after the list is used up is ignored.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from robopolicy.core.errors import SpecError
+from robopolicy.core.types import TASK, Obs, Step, VecEnv
+from robopolicy.envs.wrappers import look_at, wrap_for
+from robopolicy.evaluation.episode_table import COLUMNS, Rows
+from robopolicy.policies.base import Policy
+from robopolicy.policies.chunk_executor import ChunkExecutor
+from robopolicy.utils.provenance import version
+
+
+class Running(NamedTuple):
+    """An episode of the list that is under way in env number `slot`, before its step number `step`."""
+
+    slot: int
+    seed: int
+    step: int
+
+
+# Called with the wrapped env before every step; films are taken here.
+Watcher = Callable[[VecEnv, list[Running]], None]
+Progress = Callable[[int, int, float], None]  # episodes done, episodes in all, success rate so far
+
+
+def evaluate(
+    policy: Policy,
+    env: VecEnv,
+    seeds: Tensor,
+    *,
+    deterministic: bool = False,
+    policy_id: str = "",
+    watch: Watcher | None = None,
+    progress: Progress | None = None,
+) -> Rows:
+    """One row for each of `seeds`, in their order, whatever N is.
+
+    Args:
+        env: emits single frames; history and base actions are added here. It is reset, and left amid episodes that
+            nobody asked for, so a training env must not be passed.
+        seeds: [E] int64, all different, from `noise.episode_seeds("validation" | "test", 0, E)`.
+        deterministic: the policy's mode instead of a sample; deployment samples unless told otherwise.
+        policy_id: names the checkpoint in every row.
+
+    Raises:
+        SpecError: policy and env do not fit, seeds repeat, or the env breaks the seed or horizon contract.
+    """
+    todo = [int(s) for s in seeds.tolist()]
+    if len(set(todo)) != len(todo):
+        raise SpecError(f"evaluate: the {len(todo)} episode seeds must all differ, {len(set(todo))} do")
+    modes = [(module, module.training) for module in policy.modules()]  # a frozen base stays in its own
+    policy.eval()
+    try:
+        tally = _Tally(env, todo)
+        if todo:
+            _run(policy, wrap_for(policy, env), tally, deterministic=deterministic, watch=watch, progress=progress)
+    finally:
+        for module, training in modes:
+            module.training = training
+    return tally.rows(policy_id=policy_id, deterministic=deterministic)
+
+
+def _run(
+    policy: Policy, env: VecEnv, tally: _Tally, *, deterministic: bool, watch: Watcher | None, progress: Progress | None
+) -> None:
+    # The env wants at least N seeds. Fillers repeat the last one: claimed once, its copies are nobody's.
+    filled = tally.todo + tally.todo[-1:] * (env.num_envs - len(tally.todo))
+    obs = env.reset(torch.tensor(filled, dtype=torch.int64, device=env.device))
+    executor = ChunkExecutor(policy, env.num_envs, device=env.device)
+    tally.claim(torch.ones(env.num_envs, dtype=torch.bool), env.episode_seed, obs)
+    while not tally.finished:
+        if watch is not None:
+            watch(env, tally.running())
+        action = executor.next_action(
+            obs, env.episode_seed, mask=tally.active.to(env.device), deterministic=deterministic
+        )
+        look_at(env, executor.due & tally.active.to(env.device))
+        step = env.step(action)
+        done = tally.add(step)
+        obs = step.obs
+        if bool(step.ended.any()):
+            executor.reset(step.ended)
+            tally.claim(step.ended.cpu(), env.episode_seed, obs)
+        if done and progress is not None:
+            progress(len(tally.done), len(tally.todo), tally.successes / len(tally.done))
+
+
+class _Tally:
+    """Which env runs which episode of the list, and what has happened in it so far."""
+
+    def __init__(self, env: VecEnv, todo: list[int]) -> None:
+        n = env.num_envs
+        self.spec, self.todo = env.spec, todo
+        self.pending = set(todo)
+        self.done: dict[int, dict[str, Any]] = {}
+        self.successes = 0
+        self.active = torch.zeros(n, dtype=torch.bool)  # [N] runs an episode of the list
+        self.seed = [0] * n
+        self.task = [""] * n
+        self.began = [0.0] * n
+        self.length = torch.zeros(n, dtype=torch.int64)
+        self.once = torch.zeros(n, dtype=torch.bool)
+        self.diverged = torch.zeros(n, dtype=torch.bool)
+        self.total = torch.zeros(n, dtype=torch.float64)
+
+    @property
+    def finished(self) -> bool:
+        if self.pending and not bool(self.active.any()):
+            raise SpecError(
+                f"{self.spec.id}: {len(self.pending)} of {len(self.todo)} episode seeds were never handed out, "
+                f"the first is {next(s for s in self.todo if s in self.pending)}. "
+                "`reset(seeds)` must start the first N seeds and hand out the others in order as episodes end."
+            )
+        return len(self.done) == len(self.todo)
+
+    def running(self) -> list[Running]:
+        return [Running(i, self.seed[i], int(self.length[i])) for i in self.active.nonzero()[:, 0].tolist()]
+
+    def claim(self, started: Tensor, episode_seed: Tensor, obs: Obs) -> None:
+        """Take over the envs of `started` [N] whose new episode is on the list and not under way elsewhere."""
+        for i in started.nonzero()[:, 0].tolist():
+            seed = int(episode_seed[i])
+            self.active[i] = seed in self.pending
+            if self.active[i]:
+                self.pending.remove(seed)
+                self.seed[i], self.task[i], self.began[i] = seed, self._task(obs, i), time.perf_counter()
+                self.length[i], self.once[i], self.diverged[i], self.total[i] = 0, False, False, 0.0
+
+    def _task(self, obs: Obs, index: int) -> str:
+        tasks = self.spec.tasks
+        if TASK in obs:
+            return tasks[int(obs[TASK][index].reshape(-1)[-1])]  # the newest of To frames
+        return tasks[0] if len(tasks) == 1 else ""
+
+    def add(self, step: Step) -> bool:
+        """Account for one step; True where an episode of the list ended."""
+        valid, success = step.valid.cpu(), step.success.cpu() & step.valid.cpu()
+        self.length += step.steps.cpu()
+        self.once |= success
+        self.diverged |= ~valid
+        self.total += torch.where(valid, step.reward.cpu().double(), 0.0)
+        ended = step.ended.cpu()
+        endless = self.active & ~ended & (self.length >= self.spec.horizon)
+        if bool(endless.any()):
+            i = int(endless.nonzero()[0, 0])
+            raise SpecError(
+                f"{self.spec.id}: the episode of seed {self.seed[i]} took {int(self.length[i])} steps without ending, "
+                f"its horizon is {self.spec.horizon}. The env must truncate there."
+            )
+        over = (ended & self.active).nonzero()[:, 0].tolist()
+        for i in over:
+            fine = not bool(self.diverged[i])
+            by = "diverged" if not fine else "success" if step.terminated[i] and success[i] else None
+            self.done[self.seed[i]] = {
+                "seed": self.seed[i],
+                "task": self.task[i],
+                "success_once": fine and bool(self.once[i]),
+                "success_at_end": fine and bool(success[i]),
+                "return": float(self.total[i]),
+                "length": int(self.length[i]),
+                "ended_by": by or ("terminated" if step.terminated[i] else "truncated"),
+                "wall_s": time.perf_counter() - self.began[i],
+            }
+            self.successes += fine and bool(self.once[i])
+            self.active[i] = False
+        return bool(over)
+
+    def rows(self, *, policy_id: str, deterministic: bool) -> Rows:
+        same: dict[str, Any] = {"env": self.spec.id, "digest": self.spec.digest}
+        same |= {"policy": policy_id, "version": version()}
+        same |= {"deterministic": deterministic}
+        return Rows(pd.DataFrame([{**self.done[s], **same} for s in self.todo], columns=list(COLUMNS)))

@@ -1,0 +1,68 @@
+"""Evaluated rows on disk, used again while policy, task, seeds, settings and code are the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from robopolicy.core.errors import ConfigError, DataError
+from robopolicy.core.rng import episode_seeds
+from robopolicy.core.types import VecEnv
+from robopolicy.evaluation import rollout, video
+from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.policy_ref import PolicyRef
+from robopolicy.policies.base import Policy
+from robopolicy.runs.logger import Tracker
+from robopolicy.utils.provenance import version
+
+Split = Literal["test", "validation"]
+
+
+def evaluated_rows(
+    policy: Policy, env: VecEnv, place: PolicyRef, called: str, episodes: int, split: Split, deterministic: bool
+) -> Rows:
+    """Evaluate, or take the rows on disk where they are of these very weights, task, seeds, settings and code."""
+    file = place.out / f"{joined('episodes', called)}.csv"
+    seeds = episode_seeds(split, 0, episodes)
+    if file.is_file():
+        rows = Rows.load(file)
+        wanted = {"policy": {place.ident}, "digest": {env.spec.digest}, "deterministic": {deterministic}}
+        if rows.seeds == seeds.tolist() and all(set(rows.frame[k]) == v for k, v in wanted.items()):
+            found = set(rows.frame["version"])
+            if found == {version()}:
+                if "dirty" in version():
+                    print(f"{file.name}: reused; {version()} has uncommitted changes, remove the file if they matter")
+                return rows
+            print(f"{file.name}: is of code {', '.join(sorted(found))}, this is {version()}: evaluated again")
+    try:  # before the work, not after it
+        place.out.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(f"out={place.out}: is a file, or lies below one. Give a folder.") from None
+    with Tracker().progress(episodes, f"evaluating {called or place.name}") as bar:
+        rows = rollout.evaluate(
+            policy, env, seeds, deterministic=deterministic, policy_id=place.ident,
+            progress=lambda done, total, rate: bar.update(done, success=rate),
+        )  # fmt: skip
+    rows.save(file)
+    return rows
+
+
+def film(policy: Policy, env: VecEnv, rows: Rows, out: Path, count: int, deterministic: bool) -> None:
+    """Films of evaluated episodes; a machine that cannot render is told so and loses nothing else."""
+    filming(lambda: video.film(policy, env, rows, out, count=count, deterministic=deterministic))
+
+
+def filming(work: Any) -> None:
+    try:
+        paths = work()
+    except DataError:
+        raise
+    except Exception as error:
+        print(f"no films: {type(error).__name__}: {error}. `robopolicy doctor` says how to mend rendering.")
+        return
+    if paths:
+        print(f"films: {paths[0].parent}")
+
+
+def joined(stem: str, called: str) -> str:
+    return f"{stem}-{called}" if called else stem

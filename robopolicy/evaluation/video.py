@@ -1,0 +1,261 @@
+"""Films of evaluated episodes, failures first.
+
+Episodes are a function of their seed, so they are filmed afterwards: the chosen seeds run again, and the outcome must
+be the one on record. A picture is taken before every step, so the very last state (the env has already reset by
+then) is missing; the last picture is held instead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from fractions import Fraction
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypedDict, Unpack
+
+import av
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from robopolicy.core.errors import DataError, SpecError
+from robopolicy.core.types import Renderable, VecEnv
+from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.rollout import Running, evaluate
+from robopolicy.policies.base import Policy
+from robopolicy.utils.atomic import create, write_atomically
+
+INDEX = "index.json"  # beside the films: [{"file", "kind", "seed", "outcome", ...}], in the order to show them
+_log = logging.getLogger(__name__)
+_HOLD_S = 0.8  # seconds for which the last picture is held
+_GOOD, _BAD = (64, 168, 107), (214, 84, 72)
+
+
+class Options(TypedDict, total=False):
+    """What `film` and `film_pairs` share."""
+
+    deterministic: bool  # as it was in the evaluation
+    strict: bool  # default True; False leaves out, with a warning, an episode that runs otherwise than on record
+    camera: str | None
+    width: int  # pixels of one picture
+    height: int
+
+
+def choose(rows: Rows, count: int, *, criterion: str = "success_once") -> list[int]:
+    """At most `count` seeds, failures first; at least one success is among them where there is one and room for it."""
+    outcome = list(zip(rows.seeds, rows.successes(criterion), strict=True))
+    failures, successes = [s for s, ok in outcome if not ok], [s for s, ok in outcome if ok]
+    failures = failures[: max(count - 1, 1)] if successes else failures
+    return (failures + successes)[:count]
+
+
+def film(
+    policy: Policy, env: VecEnv, rows: Rows, out: Path | str, *, count: int = 6, seeds: list[int] | None = None,
+    label: str = "", criterion: str = "success_once", **options: Unpack[Options],
+) -> list[Path]:  # fmt: skip
+    """Film episodes of `rows` again, as H.264 files in `out` with an index beside them.
+
+    Args:
+        rows: what `evaluate` gave for this policy and task, with the same `deterministic`.
+        seeds: which episodes; `choose` picks `count` of them when None.
+        label: burnt in before seed, outcome and step; the policy's name, say.
+
+    Raises:
+        SpecError: the env cannot be filmed, or is not the task of the rows.
+        DataError: `strict`, and an episode ended otherwise than on record.
+    """
+    chosen = choose(rows, count, criterion=criterion) if seeds is None else list(seeds)
+    out = Path(out)
+    entries = _film(policy, env, rows, out, seeds=chosen, label=label, criterion=criterion, **options)
+    _write_index(out, entries)
+    return [out / entry["file"] for entry in entries]
+
+
+def film_pairs(
+    a: tuple[Policy, Rows], b: tuple[Policy, Rows], env: VecEnv, out: Path | str, *,
+    names: tuple[str, str] = ("base", "refined"), count: int = 4, criterion: str = "success_once",
+    **options: Unpack[Options],
+) -> list[Path]:  # fmt: skip
+    """Films of A (left) and B (right) on the same seeds: first what only A manages, then what only B manages."""
+    left, right = (dict(zip(rows.seeds, rows.successes(criterion), strict=True)) for _, rows in (a, b))
+    kinds: dict[tuple[bool, bool], list[int]] = {
+        (True, False): [],
+        (False, True): [],
+        (False, False): [],
+        (True, True): [],
+    }
+    for seed in (s for s in left if s in right):
+        kinds[left[seed], right[seed]].append(seed)
+    kinds[True, False] = kinds[True, False][: max(1, count // 2)]
+    chosen = list(itertools.chain(*kinds.values()))[:count]
+    out, entries = Path(out), list[dict[str, Any]]()
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".") as temp:
+        single: list[dict[int, Path]] = []
+        for name, (policy, rows) in zip(names, (a, b), strict=True):
+            part = Path(temp) / f"{len(single)}"
+            found = _film(policy, env, rows, part, seeds=chosen, label=name, criterion=criterion, **options)
+            single.append({entry["seed"]: part / entry["file"] for entry in found})
+        for n, seed in enumerate(s for s in chosen if all(s in films for films in single)):
+            outcomes = ["success" if side[seed] else "failure" for side in (left, right)]
+            file = f"{n:02d}-{outcomes[0]}-{outcomes[1]}-{seed}.mp4"
+            side_by_side(single[0][seed], single[1][seed], out / file)
+            entries.append({"file": file, "kind": "pair", "label": " | ".join(names), "seed": seed,
+                            "outcome": " | ".join(outcomes)})  # fmt: skip
+    _write_index(out, entries)
+    return [out / entry["file"] for entry in entries]
+
+
+def _film(
+    policy: Policy, env: VecEnv, rows: Rows, out: Path, *, seeds: list[int], label: str, criterion: str,
+    deterministic: bool = False, strict: bool = True, camera: str | None = None, width: int = 320, height: int = 240,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Film `seeds`; index entries of the films, in the order of the seeds."""
+    if not isinstance(env, Renderable):
+        raise SpecError(f"{env.spec.id}: cannot be filmed, it has no render(index, camera=…, width=…, height=…)")
+    if len(rows) and set(rows.frame["digest"]) != {env.spec.digest}:
+        raise SpecError(
+            f"{env.spec.id}: the rows belong to digest {sorted(set(rows.frame['digest']))}, this task has "
+            f"{env.spec.digest!r}. Film on the task that was evaluated."
+        )
+    record = rows.frame.set_index("seed")[["success_once", "success_at_end", "length", "ended_by"]]
+    unknown = [s for s in seeds if s not in record.index]
+    if unknown:
+        raise DataError(f"film: seeds {unknown[:3]} are not among the {len(rows)} evaluated episodes")
+    good = {s: bool(record.loc[s, criterion]) for s in seeds}
+    entries: dict[int, dict[str, Any]] = {
+        s: {"file": f"{n:02d}-{'success' if good[s] else 'failure'}-{s}.mp4", "kind": "single", "label": label,
+            "seed": s, "outcome": "success" if good[s] else "failure", "ended_by": str(record.loc[s, "ended_by"]),
+            "length": int(record.loc[s, "length"])}
+        for n, s in enumerate(seeds)
+    }  # fmt: skip
+    with ExitStack() as stack:
+        writers = {s: stack.enter_context(Mp4Writer(out / entries[s]["file"], fps=1 / env.spec.dt)) for s in seeds}
+
+        def watch(wrapped: VecEnv, running: list[Running]) -> None:
+            for slot, seed, step in running:
+                picture = wrapped.render(slot, camera=camera, width=width, height=height)  # type: ignore[attr-defined]
+                text = f"{label + '  ' if label else ''}seed {seed}  step {step + 1}/{entries[seed]['length']}"
+                writers[seed].add(burn(picture, text, mark=entries[seed]["outcome"], good=good[seed]))
+
+        again = evaluate(policy, env, torch.tensor(seeds, dtype=torch.int64), deterministic=deterministic, watch=watch)
+        now = again.frame.set_index("seed")[record.columns]
+        for seed in [s for s in seeds if not now.loc[s].equals(record.loc[s])]:
+            message = (
+                f"film: the episode of seed {seed} ran otherwise than on record: {dict(now.loc[seed])} instead of "
+                f"{dict(record.loc[seed])}. The same checkpoint, task, `deterministic` and code must be used, and env "
+                "and policy must be functions of the seed."
+            )
+            if strict:
+                raise DataError(message)
+            _log.warning("%s It is left out.", message)
+            writers[seed].discard()
+            del entries[seed]
+    return list(entries.values())
+
+
+def side_by_side(left: Path | str, right: Path | str, out: Path | str) -> Path:
+    """Join two films of equal height; the shorter one is held at its last picture."""
+    films = [list(read_mp4(path)) for path in (left, right)]
+    with av.open(str(left)) as container:
+        fps = float(container.streams.video[0].average_rate or 10)
+    gap = np.full((films[0][0].shape[0], 4, 3), 24, dtype=np.uint8)
+    with Mp4Writer(out, fps=fps, hold_s=0.0) as writer:
+        for t in range(max(map(len, films))):
+            a, b = (frames[min(t, len(frames) - 1)] for frames in films)
+            writer.add(np.concatenate([a, gap, b], axis=1))
+    return Path(out)
+
+
+class Mp4Writer:
+    """Writes uint8 [h w 3] pictures as H.264 that browsers play; the file appears when it is complete.
+
+    hold_s: seconds for which the last picture stands still at the end.
+    """
+
+    def __init__(self, path: Path | str, *, fps: float, hold_s: float = _HOLD_S, crf: int = 24) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.part = self.path.with_name(f".{self.path.name}.part")
+        self.fps, self.hold_s, self.crf = Fraction(fps).limit_denominator(1000), hold_s, crf
+        self.last: np.ndarray | None = None
+
+    def __enter__(self) -> Mp4Writer:
+        self.part.unlink(missing_ok=True)  # of a killed process, or a link, which would be followed
+        os.close(create(self.part))
+        self.container = av.open(str(self.part), "w", format="mp4", options={"movflags": "+faststart"})
+        self.stream = self.container.add_stream("libx264", rate=self.fps)
+        self.stream.pix_fmt = "yuv420p"
+        self.stream.options = {"crf": str(self.crf), "preset": "veryfast"}
+        self.stream.thread_count = 1
+        return self
+
+    def add(self, picture: np.ndarray) -> None:
+        if self.last is None:
+            self.stream.height, self.stream.width = (side - side % 2 for side in picture.shape[:2])
+        self._encode(picture)
+        self.last = picture
+
+    def discard(self) -> None:
+        """Leave no file."""
+        self.last = None
+
+    def _encode(self, picture: np.ndarray) -> None:
+        even = np.ascontiguousarray(picture[: self.stream.height, : self.stream.width])
+        self.container.mux(self.stream.encode(av.VideoFrame.from_ndarray(even, format="rgb24")))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None and self.last is not None:
+            for _ in range(round(self.hold_s * float(self.fps))):
+                self._encode(self.last)
+            self.container.mux(self.stream.encode())
+            self.container.close()
+            self.part.replace(self.path)
+            return
+        self.container.close()
+        self.part.unlink(missing_ok=True)
+
+
+def read_mp4(path: Path | str) -> Iterator[np.ndarray]:
+    """uint8 [h w 3] pictures of a film."""
+    with av.open(str(path)) as container:
+        for frame in container.decode(video=0):
+            yield frame.to_ndarray(format="rgb24")
+
+
+def burn(picture: Tensor, text: str, *, mark: str, good: bool) -> np.ndarray:
+    """uint8 [h w 3]: `picture` uint8 [3 h w] with a strip of `text` and a coloured `mark` along its upper edge.
+
+    Players lay their controls over the lower edge.
+    """
+    image = Image.fromarray(picture.permute(1, 2, 0).contiguous().cpu().numpy())
+    draw = ImageDraw.Draw(image, "RGBA")
+    size = max(9, round(image.height / 20))
+    font, pad = ImageFont.load_default(size), size // 2
+    bottom = size + 2 * pad
+    draw.rectangle((0, 0, image.width, bottom), fill=(16, 18, 22, 190))
+    start = image.width - pad - draw.textlength(mark, font=font)
+    draw.rectangle((start - pad, 0, image.width, bottom), fill=(*(_GOOD if good else _BAD), 235))
+    draw.text((start, pad * 0.7), mark, font=font, fill=(255, 255, 255, 255))
+    while text and pad + draw.textlength(text, font=font) > start - 2 * pad:
+        text = text[:-1]
+    draw.text((pad, pad * 0.7), text, font=font, fill=(240, 240, 240, 255))
+    return np.asarray(image)
+
+
+def _write_index(folder: Path, entries: list[dict[str, Any]]) -> None:
+    """Write the index; films that are no longer in it, from an earlier evaluation, go."""
+    names = {entry["file"] for entry in entries}
+    for old in folder.glob("*.mp4"):
+        if old.name not in names:
+            old.unlink()
+    write_atomically(folder / INDEX, json.dumps(entries, indent=1) + "\n")

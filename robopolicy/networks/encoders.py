@@ -1,0 +1,82 @@
+"""ObservationEncoder: one vector per observation, from states, cameras and the task, history included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.core.errors import SpecError
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import IMAGES, TASK, Obs
+from robopolicy.networks.mlp import identity
+from robopolicy.networks.task_conditioned import by_task
+from robopolicy.networks.vision import ConvEncoder, random_shift
+
+
+class ObservationEncoder(nn.Module):
+    """cond [B C] from *normalised* observations [B To ...]; `out_dim` is C.
+
+    Float keys are concatenated over keys and history and go through the state encoder. Each camera has an encoder of
+    its own, applied frame by frame. `task_index`, where the spec has it, selects a learned vector.
+
+    Args:
+        state_encoder: makes a module from the flattened size; identity when None.
+        image_encoder: makes a module from a camera's shape (3, h, w); ConvEncoder when None.
+        image_shift: pixels of random shift in training (0: none).
+        task_dim: size of the task vector.
+        task_weights: of several tasks each has places of its own for what the state encoder reads, see `by_task`.
+
+    Raises:
+        SpecError: a key that is neither float32, nor an image, nor the task.
+    """
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        *,
+        state_encoder: Callable[[int], nn.Module] | None = None,
+        image_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
+        image_shift: int = 4,
+        task_dim: int = 16,
+        task_weights: bool = False,
+    ) -> None:
+        super().__init__()
+        keys = spec.observation
+        self.cameras = tuple(k for k in keys if k.startswith(IMAGES))
+        self.floats = tuple(k for k, f in keys.items() if f.dtype == "float32" and k not in self.cameras)
+        self.has_task = TASK in keys
+        strange = sorted(set(keys) - {*self.cameras, *self.floats, TASK})
+        if strange or not keys:
+            raise SpecError(
+                f"observation keys must be float32, {IMAGES}<camera> or {TASK}; "
+                f"found {strange or 'none at all'}. Convert them to float32 in the dataset or leave them out."
+            )
+        self.image_shift = image_shift
+        self.out_dim = 0
+        self.told = len(spec.tasks) if task_weights and self.has_task and len(spec.tasks) > 1 else 0
+        if self.floats:
+            size = spec.n_obs_steps * sum(torch.Size(keys[k].shape).numel() for k in self.floats) * (1 + self.told)
+            self.state = (state_encoder or identity)(size)
+            self.out_dim += self.state.out_dim
+        self.images = nn.ModuleList((image_encoder or ConvEncoder)(tuple(keys[k].shape)) for k in self.cameras)
+        self.out_dim += spec.n_obs_steps * sum(encoder.out_dim for encoder in self.images)
+        if self.has_task:
+            self.task = nn.Embedding(len(spec.tasks), task_dim)
+            self.out_dim += task_dim
+
+    def forward(self, obs: Obs, *, augment: bool = False) -> Tensor:
+        """cond [B C] from normalised obs [B To ...]; `augment` shifts images at random (training only)."""
+        parts = []
+        if self.floats:
+            state = torch.cat([obs[k].flatten(1) for k in self.floats], dim=1)
+            parts.append(self.state(by_task(state, obs[TASK][:, -1], self.told) if self.told else state))
+        for key, encoder in zip(self.cameras, self.images, strict=True):
+            image = obs[key]
+            if augment and self.image_shift:
+                image = random_shift(image, self.image_shift)
+            parts.append(encoder(image.flatten(0, 1)).view(image.shape[0], -1))
+        if self.has_task:
+            parts.append(self.task(obs[TASK][:, -1]))
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]

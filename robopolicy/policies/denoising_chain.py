@@ -1,0 +1,142 @@
+"""The fine-tuned end of a denoising chain as a stochastic process: what was drawn, and with how much noise.
+
+Every deviation that sampling or scoring uses comes from a ChainNoise; nothing else knows of floors.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.config.schema import Count, NonNegative, Positive
+from robopolicy.core.errors import ConfigError
+
+
+class Chain(NamedTuple):
+    """The last K' denoising steps of B chunks, normalised units; nothing in it was ever clamped."""
+
+    x: Tensor  # [B K'+1 H Da]: step k goes from x[:, k] to x[:, k+1]; x[:, -1] is the chunk
+    log_prob: Tensor  # [B K' Ta Da]: of each element of the executed slice of x[:, k+1]
+
+
+class ChainNoise(nn.Module):
+    """Deviation of the steps of an exploring chain, from the deviation that the sampler itself has there.
+
+    Made with `cond_dim`, `action_dim` Da and `steps` K' of the policy; it reads the first `cond_dim` numbers of cond.
+    """
+
+    @abstractmethod
+    def sampling(self, std: Tensor, k: Tensor | int, cond: Tensor) -> Tensor:
+        """Deviation to draw with; broadcasts to [B H Da].
+
+        Args:
+            std: the sampler's own, broadcasts to [B H Da]. k: fine-tuned step, 0 the noisiest … K'−1, one or [B].
+            cond: [B C].
+        """
+
+    def likelihood(self, std: Tensor, k: Tensor | int, cond: Tensor) -> Tensor:
+        """Deviation to score with: the one that was drawn with."""
+        return self.sampling(std, k, cond)
+
+    def check(self, std: Tensor) -> None:
+        """Raise ConfigError where a sampler of deviations `std` [K' ...] would be another policy than the one that
+        explores, but for less noise."""
+
+
+class FloorNoise(ChainNoise):
+    """max(the sampler's, floor): scheduled noise (DPPO, Ren et al. 2024).
+
+    Args:
+        floor: of the deviation of every fine-tuned step, normalised units. The last step of DDPM and every step of a
+            deterministic sampler have none of their own.
+        likelihood_floor: another one for scoring, as the published furniture settings have it (0.04 and 0.1);
+            what is scored is then not quite what was drawn. None: the same.
+    """
+
+    def __init__(
+        self,
+        *,
+        cond_dim: int = 0,
+        action_dim: int = 0,
+        steps: int = 0,
+        floor: NonNegative = 0.1,
+        likelihood_floor: NonNegative | None = None,
+    ) -> None:
+        super().__init__()
+        self.floor, self.likelihood_floor = floor, floor if likelihood_floor is None else likelihood_floor
+        if min(self.floor, self.likelihood_floor) < 0.0:
+            raise ConfigError(
+                f"noise: floor and likelihood_floor must not be negative, found {floor}, {likelihood_floor}"
+            )
+
+    def sampling(self, std: Tensor, k: Tensor | int, cond: Tensor) -> Tensor:
+        return std.clamp_min(self.floor)
+
+    def likelihood(self, std: Tensor, k: Tensor | int, cond: Tensor) -> Tensor:
+        return std.clamp_min(self.likelihood_floor)
+
+
+class LearnedNoise(ChainNoise):
+    """A deviation per step, observation and action dimension, learned with the policy (ReinFlow, Zhang et al. 2025).
+
+    log σ lies between log `low` and log `high`; it begins in the middle. For samplers that draw nothing themselves.
+
+    Args:
+        low, high: bounds of σ, normalised units; published: 0.08 to 0.14 for manipulation.
+        width: of its hidden layer.
+    """
+
+    def __init__(
+        self,
+        *,
+        cond_dim: int,
+        action_dim: int,
+        steps: int,
+        low: Positive = 0.08,
+        high: Positive = 0.14,
+        width: Count = 64,
+    ) -> None:
+        super().__init__()
+        if not 0.0 < low <= high:
+            raise ConfigError(f"noise: needs 0 < low ≤ high, found low={low} and high={high}")
+        self.centre = 0.5 * (math.log(low) + math.log(high))
+        self.reach = 0.5 * (math.log(high) - math.log(low))
+        self.cond = nn.Linear(cond_dim, width)
+        self.step = nn.Embedding(steps, width)
+        self.out = nn.Linear(width, action_dim)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def check(self, std: Tensor) -> None:
+        """Raise ConfigError where the sampler has noise of its own, which nothing would have trained the policy for."""
+        if bool((std > 0.0).any()):
+            raise ConfigError(
+                f"algo.noise: LearnedNoise explores in place of the sampler's own noise (deviations up to "
+                f"{float(std.max()):.2g}), with which the policy is evaluated and deployed. Take a sampler without: "
+                "policy.sampling={sampler: ddim, eta: 0}, or noise_level: 0 of a flow; or keep FloorNoise."
+            )
+
+    def sampling(self, std: Tensor, k: Tensor | int, cond: Tensor) -> Tensor:
+        index = torch.as_tensor(k, device=cond.device).expand(len(cond))
+        h = torch.tanh(self.cond(cond[:, : self.cond.in_features]) + self.step(index))
+        return (self.centre + self.reach * torch.tanh(self.out(h))).exp()[:, None]
+
+
+def gaussian_log_prob(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """log N(x; mean, std²) of each element; `std` broadcasts."""
+    return -0.5 * ((x - mean) / std).square() - std.log() - 0.5 * math.log(2.0 * math.pi)
+
+
+def check_stochastic(std: Tensor) -> None:
+    """Raise ConfigError unless every step of [K' ...] deviations draws something that can be scored."""
+    dead = (std.reshape(len(std), -1).amin(1) <= 0.0).nonzero()[:, 0].tolist()
+    if dead:
+        raise ConfigError(
+            f"the sampler is deterministic in fine-tuned steps {dead} of {len(std)}: nothing is drawn there, so there "
+            "is no likelihood to learn from. Give the chain noise: algo.noise.floor=0.1, or a stochastic sampler "
+            "(sampler=ddpm, ddim with eta>0, flow with noise_level>0)."
+        )

@@ -1,0 +1,27 @@
+"""Build a policy from its config node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from robopolicy.config.instantiate import build
+from robopolicy.config.schema import TARGET, join, plain
+from robopolicy.core.errors import ConfigError
+from robopolicy.policies.base import Policy
+
+
+def build_policy(node: Mapping[str, Any], where: str = "policy", /, **runtime: Any) -> Policy:
+    """Build a policy; `runtime` holds what its constructor needs beside the config (`spec`, `normalizer`, `base`).
+
+    The node stays with the policy as `policy.config`, from which checkpoint.py rebuilds it, unless what it names has
+    already left another one there.
+
+    Raises:
+        ConfigError: as `build`, or what was built is not a Policy.
+    """
+    policy = build(node, "policy", where, **runtime)
+    if not isinstance(policy, Policy):
+        raise ConfigError(f"{join(where, TARGET)}: {node[TARGET]!r} built a {type(policy).__name__}, not a Policy")
+    policy.config = getattr(policy, "config", None) or plain(node)
+    return policy

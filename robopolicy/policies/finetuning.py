@@ -1,0 +1,126 @@
+"""From a base to the policy whose chain reinforcement learning changes, or that another sampler runs."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from dataclasses import asdict
+from typing import Any
+
+from robopolicy.config.schema import Count, Natural
+from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
+from robopolicy.policies.base import LikelihoodPolicy, Policy
+from robopolicy.policies.denoising import ChunkDenoiser
+from robopolicy.policies.lerobot.flow import LeRobotFlow, Memory, opened
+from robopolicy.policies.lerobot.policy import LeRobotPolicy
+
+SAMPLER = {"sampler", "eta", "sampling_steps", "noise_level"}
+
+
+def tuned(
+    base: Policy,
+    *,
+    tuned_steps: Count = 5,
+    lora_rank: Natural = 0,
+    sampling: dict[str, Any] | None = None,
+    expert: Memory | None = None,
+) -> ChunkDenoiser | LikelihoodPolicy:
+    """`base` with a copy of its denoiser for the last K' steps; before training it *is* the base.
+
+    The result is a policy like any other of its class: its config says `tuned_steps`, its weights hold both halves.
+    One that is fine-tuned already goes on as it is. A Gaussian or mixture base has no chain: its copy is all.
+
+    Args:
+        base: diffusion or flow policy; SmolVLA, π0 and π0.5 of LeRobot are flows.
+        tuned_steps: K'. lora_rank: see Common.
+        sampling: changes of the base's sampler: `sampler`, `eta`, `sampling_steps`, `noise_level`. What is fine-tuned
+            is the chain that the policy is later deployed with, so they stay with it.
+        expert: of a policy of LeRobot: how its weights are kept and learned.
+
+    Raises:
+        SpecError: the base has no denoising chain. ConfigError: K' > K, another split than the base's own, low-rank
+            changes of a policy that has none, or `expert` of a policy that is not LeRobot's.
+        CheckpointError: the base's weights are not those of its config.
+    """
+    if isinstance(base, LikelihoodPolicy) and not sampling:
+        if lora_rank:
+            raise ConfigError(f"policy.lora_rank={lora_rank}: a {type(base).__name__} is fine-tuned whole. Set it to 0")
+        return copy.deepcopy(base)
+    base = _chain_of(base)
+    if expert is not None and not isinstance(base, LeRobotFlow):
+        raise ConfigError(
+            f"policy.expert: says how a VLA of LeRobot keeps its weights; the base is a {type(base).__name__}. "
+            "Set it to null."
+        )
+    check_sampling(sampling or {}, "policy.sampling", type(base))
+    node: dict[str, Any] = base.config  # type: ignore[assignment]
+    wanted = {
+        **(sampling or {}),
+        **(asdict(expert) if expert else {}),
+        "tuned_steps": tuned_steps,
+        "lora_rank": lora_rank,
+    }
+    if base.tuned_steps:
+        own = {k: node.get(k) for k in wanted}
+        if own != wanted:
+            raise ConfigError(
+                f"base: is fine-tuned with {own}, and cannot go on with {wanted}. Set policy.* to the former, or give "
+                "the base that it was made from."
+            )
+        return base
+    if tuned_steps < 1:
+        raise ConfigError(f"policy.tuned_steps (K') must be at least 1, found {tuned_steps}")
+    policy = _changed(base, wanted)
+    policy.begin_tuning()
+    return policy.eval()
+
+
+def resampled(base: Policy, sampling: dict[str, Any], key: str = "sampling") -> ChunkDenoiser:
+    """`base` as another sampler runs it, its weights the same.
+
+    Args:
+        base: as in `tuned`, nothing of it fine-tuned. sampling: as in `tuned`. key: what errors blame.
+
+    Raises:
+        SpecError: the base has no denoising chain. ConfigError: more than the sampler would change, or its chain is
+            fine-tuned and cannot be another.
+    """
+    try:
+        base = _chain_of(base)
+    except SpecError as error:
+        raise SpecError(
+            f"{key}: only a diffusion or flow policy of which we can run the chain is sampled from in another way "
+            f"({error}). Leave {key} away, or give the diffusion or flow policy itself."
+        ) from error
+    check_sampling(sampling, key, type(base))
+    if base.tuned_steps:
+        raise ConfigError(
+            f"{key}: the chain of this policy is fine-tuned as it is, in {base.tuned_steps} of {len(base.times)} "
+            "steps, and another would not run what was learned. Leave it away, or give what it was made from."
+        )
+    return _changed(base, sampling).eval()
+
+
+def check_sampling(sampling: dict[str, Any], key: str, kind: type[ChunkDenoiser] | None = None) -> None:
+    """Raise ConfigError, which blames `key`, unless these are options of samplers, or of those that `kind` has."""
+    known = SAMPLER if kind is None else SAMPLER & set(inspect.signature(kind).parameters)
+    if strange := sorted(set(sampling) - known):
+        whose = "the sampler" if kind is None else f"the sampler of a {kind.__name__}"
+        raise ConfigError(f"{key}: {strange} change more than {whose}; known: {sorted(known)}. Leave the others away.")
+
+
+def _chain_of(policy: Policy) -> ChunkDenoiser:
+    policy = opened(policy) if isinstance(policy, LeRobotPolicy) else policy
+    if not isinstance(policy, ChunkDenoiser):
+        raise SpecError(f"base: a diffusion or flow policy has a chain to fine-tune, {type(policy).__name__} has not")
+    return policy
+
+
+def _changed(base: ChunkDenoiser, options: dict[str, Any]) -> ChunkDenoiser:
+    """A policy with other options, and the base's weights and memory."""
+    policy = base.changed(**options)
+    missing, strange = policy.load_state_dict(base.state_dict(), strict=False)
+    if strange or (missing := [k for k in missing if not k.startswith("tuned.")]):
+        raise CheckpointError(f"policy: its weights are not those of its config: missing {missing}, unknown {strange}")
+    policy.memory = copy.deepcopy(base.memory)
+    return policy

@@ -1,0 +1,270 @@
+"""Policies on disk: safetensors and JSON, checksummed, written whole or not at all, versioned. Never a pickle.
+
+policy directory      policy.json (the config node that rebuilds it) · spec.json · model.safetensors · manifest.json
+                      memory.safetensors · memory.json, where it looks things up in demonstrations
+                      base/ (a policy directory), where there is a policy underneath
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from robopolicy.config.instantiate import resolve
+from robopolicy.config.schema import parameters, plain
+from robopolicy.core.errors import CheckpointError, ConfigError
+from robopolicy.core.specs import PolicySpec, check_fits
+from robopolicy.core.types import BASE_ACTION, EnvSpec
+from robopolicy.core.untrusted import (
+    Strict,
+    check_links,
+    check_numbers,
+    checked,
+    pointed,
+    read_bytes,
+    read_json,
+    refusing,
+)
+from robopolicy.policies.base import Policy
+from robopolicy.policies.factory import build_policy
+from robopolicy.policies.lerobot.find import find_lerobot, fingerprint
+from robopolicy.policies.lerobot.load import load_lerobot
+from robopolicy.policies.normalizer import Normalizer
+from robopolicy.utils.allocation import allocating_at_most, budget
+from robopolicy.utils.provenance import version
+from robopolicy.utils.storage import (
+    LEVELS,
+    MANIFEST,
+    PICKLES,
+    load_weights,
+    new_directory,
+    read_tensors,
+    refuse_pickle,
+    verify,
+    write_manifest,
+    write_tensors,
+)
+
+FORMAT = 1
+_BASE = "base"
+
+
+@dataclass
+class PolicyFiles:
+    """A policy directory in memory, as migrations see it."""
+
+    meta: dict[str, Any]  # policy.json
+    spec: dict[str, Any]  # spec.json; has a version and migrations of its own (spec.py)
+    tensors: dict[str, Tensor] | None = None  # read for migrations, else only once the spec has been checked
+
+
+# format found → function that turns its files into the next format's. Filled when FORMAT grows.
+MIGRATIONS: dict[int, Callable[[PolicyFiles], PolicyFiles]] = {}
+
+
+def save_policy(policy: Policy, path: Path | str, *, config_node: dict[str, Any] | None = None) -> Path:
+    """Write a policy directory, whole or not at all; an older one at `path` is replaced.
+
+    Args:
+        config_node: rebuilds the policy; `policy.config`, which build_policy sets, when None.
+
+    Raises:
+        CheckpointError: no config node, a full disk, or `path` holds something else.
+    """
+    path = Path(path)
+    if path.exists() and not (path / "policy.json").exists() and any(path.iterdir()):
+        raise CheckpointError(f"{path}: holds other files and is not overwritten. Give a new directory.")
+    with new_directory(path) as folder:
+        write_policy(policy, folder, config_node)
+    return path
+
+
+def load_policy(
+    path: Path | str,
+    *,
+    device: torch.device | str = "cpu",
+    env: EnvSpec | None = None,
+    which: Literal["latest", "best"] = "latest",
+) -> Policy:
+    """Rebuild a policy and load its weights strictly.
+
+    Args:
+        path: a policy directory, a checkpoint, or a run directory, of which `which` is taken; or one of LeRobot's,
+            or hub:<owner>/<name> (robopolicy/policies/lerobot/find.py).
+        env: what the policy shall run on; checked before weights load.
+
+    Raises:
+        CheckpointError: missing, damaged, a pickle, a newer format, weights that do not fit.
+        SpecError: the policy does not fit `env`.
+    """
+    folder = find_policy(path, which=which)
+    if not is_ours(folder):
+        return load_lerobot(folder, device=device, env=env)
+    check_links(folder)
+    return _load_policy(folder, device, env).eval()
+
+
+def find_policy(path: Path | str, *, which: Literal["latest", "best"] = "latest") -> Path:
+    """The policy directory that a run directory, checkpoint, pointer or policy directory stands for; LeRobot's too."""
+    path = Path(path)
+    if (lerobot := find_lerobot(path)) is not None:
+        if which == "best":
+            raise CheckpointError(f"{path}: LeRobot marks no best checkpoint; name one: <run>/checkpoints/<step>")
+        return lerobot
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file or directory; expected a run directory, checkpoint or policy")
+    if path.is_file():
+        refuse_pickle(path)
+        if path.name not in ("latest", "best"):
+            raise CheckpointError(f"{path}: is a file. Give the directory that holds it (policy.json lies beside it).")
+        path = pointed(path)
+    if (path / "checkpoints").is_dir():
+        pointer = path / "checkpoints" / which
+        if not pointer.is_file():
+            raise CheckpointError(f"{path}: its training has not written a {which!r} checkpoint yet")
+        path = pointed(pointer)
+    if (path / "policy").is_dir():
+        path = path / "policy"
+    if not (path / "policy.json").is_file():
+        for file in sorted(p for p in path.glob("*") if p.suffix in PICKLES):
+            refuse_pickle(file)
+        found = sorted(p.name for p in path.glob("*"))[:8] if path.is_dir() else "nothing"
+        raise CheckpointError(f"{path}: no policy here; expected policy.json, spec.json, {MANIFEST}, or "
+                              f"LeRobot's config.json; found {found}")  # fmt: skip
+    return path
+
+
+def read_spec(path: Path | str, *, which: Literal["latest", "best"] = "latest") -> PolicySpec:
+    """The spec of a policy of ours; its weights are not read.
+
+    Raises:
+        CheckpointError: as `find_policy`, or the policy is LeRobot's, whose directories have none.
+    """
+    folder = find_policy(path, which=which)
+    if not is_ours(folder):
+        raise CheckpointError(
+            f"{path}: is a policy of LeRobot, which holds no spec.json. Save it as ours first: "
+            "save_policy(load_policy(path, env=env.spec), new_path); docs/lerobot.md shows how."
+        )
+    return PolicySpec.from_data(read_json(folder / "spec.json", finite=False))
+
+
+def is_ours(folder: Path) -> bool:
+    """A policy directory that `save_policy` wrote, not LeRobot."""
+    return (folder / "policy.json").is_file()
+
+
+def policy_digest(folder: Path) -> str:
+    """sha256 over all files of a policy directory."""
+    if is_ours(folder):
+        return hashlib.sha256(read_bytes(folder / MANIFEST)).hexdigest()
+    return fingerprint(folder)
+
+
+def write_policy(policy: Policy, folder: Path, config_node: dict[str, Any] | None = None) -> None:
+    """Fill an empty folder with a policy; `save_policy` for a part of something larger."""
+    node = getattr(policy, "config", None) if config_node is None else config_node
+    if node is None:
+        raise CheckpointError(
+            f"{type(policy).__name__} does not know the config that rebuilds it. Build it with "
+            "robopolicy.policies.factory.build_policy(node, spec=…), or pass config_node={'_target_': …}."
+        )
+    meta = {"format": FORMAT, "robopolicy": version(), "node": plain(node), _BASE: policy.base is not None}
+    (folder / "policy.json").write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+    (folder / "spec.json").write_text(policy.spec.to_json() + "\n", encoding="utf-8")
+    tensors = policy.state_dict()
+    if policy.base is not None:
+        tensors = {k: v for k, v in tensors.items() if not k.startswith(f"{_BASE}.")}
+        (folder / _BASE).mkdir()
+        write_policy(policy.base, folder / _BASE)
+    write_tensors(tensors, folder / "model.safetensors")
+    if policy.memory is not None:
+        policy.memory.write(folder)
+    write_manifest(folder)
+
+
+class _Meta(Strict):
+    """policy.json."""
+
+    format: int
+    robopolicy: str = ""
+    node: dict[str, Any]
+    base: bool = False
+
+
+def _load_policy(folder: Path, device: torch.device | str, env: EnvSpec | None, *, levels: int = LEVELS) -> Policy:
+    if levels < 0:
+        raise CheckpointError(f"{folder}: lies on more than {LEVELS} bases")
+    files = _read_files(folder)
+    spec = PolicySpec.from_data(files.spec)
+    meta = checked(_Meta, files.meta, f"{folder}/policy.json")
+    if env is not None:
+        check_fits(spec, env, ignore=[BASE_ACTION] if meta.base else [])
+    base = _load_policy(folder / _BASE, device, env, levels=levels - 1) if meta.base else None
+    policy = _built(folder, meta.node, spec, base)
+    if files.tensors is None:
+        files.tensors = read_tensors(folder / "model.safetensors")
+    load_weights(policy, files.tensors, skip=f"{_BASE}." if policy.base is not None else "", where=str(folder))
+    if policy.memory is not None:
+        policy.memory.read(folder)
+    if env is not None:
+        policy.instruct(env.tasks)
+    return policy.to(device)
+
+
+def _built(folder: Path, node: dict[str, Any], spec: PolicySpec, base: Policy | None) -> Policy:
+    """The policy that a checkpoint's node describes, its weights not loaded yet.
+
+    Whatever a constructor makes of a stranger's numbers is a CheckpointError, and it may not allocate much more than
+    the weights that are there.
+    """
+    where = f"{folder}/policy.json"
+    check_numbers(node, f"{where}: node")
+    runtime: dict[str, Any] = {} if base is None else {"base": base}
+    try:
+        known, _ = parameters(resolve(node, "policy"), node)
+        with allocating_at_most(budget(folder / "model.safetensors"), where), refusing(f"{where}: node"):
+            if "normalizer" in known:
+                runtime["normalizer"] = Normalizer(spec.observation, spec.action)
+            policy = build_policy(node, "policy", spec=spec, **runtime)
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{folder}: policy.json does not describe a policy of this robopolicy: {error}"
+        ) from error
+    if policy.spec != spec:
+        raise CheckpointError(f"{folder}: spec.json and the policy that policy.json builds have different specs")
+    return policy
+
+
+def _read_files(folder: Path) -> PolicyFiles:
+    meta = read_json(folder / "policy.json")
+    found = meta.get("format", 0)
+    if not isinstance(found, int) or found > FORMAT:
+        raise CheckpointError(
+            f"{folder}: format {found!r} is newer than this robopolicy reads ({FORMAT}). Upgrade robopolicy."
+        )
+    if found >= 1 or (folder / MANIFEST).exists():
+        try:
+            verify(folder)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error}. Restore it from a copy, or take another checkpoint (<run directory>/checkpoints/step_…)."
+            ) from error
+    whole = (folder / "model.safetensors").exists()
+    for file in [folder / "model.safetensors"] if whole else folder.glob("*"):
+        refuse_pickle(file)
+    files = PolicyFiles(meta, read_json(folder / "spec.json", finite=False))
+    while found < FORMAT:
+        files.tensors = files.tensors or read_tensors(folder / "model.safetensors")
+        if found not in MIGRATIONS:
+            raise CheckpointError(f"{folder}: has format {found}, and no migration leads from it to {FORMAT}")
+        files = MIGRATIONS[found](files)
+        found = files.meta["format"]
+    return files

@@ -1,0 +1,111 @@
+"""Our checkpoints as directories that LeRobot's commands run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from robopolicy.core.errors import CheckpointError
+from robopolicy.core.types import BASE_ACTION, IMAGES, TASK, Feature
+from robopolicy.policies.io import find_policy, is_ours, load_policy
+from robopolicy.policies.lerobot.find import CONFIG, WEIGHTS
+from robopolicy.policies.lerobot.flow import STEPS, LeRobotFlow
+from robopolicy.policies.lerobot.load import PROCESSORS
+from robopolicy.policies.lerobot.metadata import annotate_policy
+from robopolicy.utils.storage import new_directory, write_tensors
+
+
+def export(
+    *,
+    checkpoint: Path,
+    out: Path,
+    which: Literal["latest", "best"] = "latest",
+    format: Literal["native", "robopolicy"] | None = None,
+) -> Path:
+    """Write a checkpoint as a LeRobot policy directory.
+
+    Args:
+        format: "robopolicy": of the type of that name. The directory holds the policy as it is, in policy/, and
+            LeRobot's config and processors, which change nothing. "native": of LeRobot's own type, which knows nothing
+            of us: policies of LeRobot's that were fine-tuned through their chain. None: native where it can be.
+
+    Raises:
+        CheckpointError: it is LeRobot's already, cannot be loaded, is nothing that LeRobot's own types can hold, or
+            `out` exists.
+    """
+    folder = find_policy(checkpoint, which=which)
+    if not is_ours(folder):
+        raise CheckpointError(f"{checkpoint}: is a policy of LeRobot already; its commands run it as it is")
+    if out.exists():
+        raise CheckpointError(f"{out}: exists already. Give a new directory.")
+    policy = load_policy(folder)  # whole, and of this version
+    if format != "robopolicy" and isinstance(policy, LeRobotFlow):
+        with new_directory(out) as made:
+            write_native(policy, made)
+        print(f"exported: {out}\n  lerobot-eval --policy.path={out} --env.type=…")
+        return out
+    if format == "native":
+        raise CheckpointError(
+            f"{checkpoint}: format=native: LeRobot has no type for a {type(policy).__name__}; expected a policy of its "
+            "own that was fine-tuned through its chain. Leave format out, or give format=robopolicy."
+        )
+    chain = [policy]
+    while chain[-1].base is not None:
+        chain.append(chain[-1].base)
+    features: dict[str, Feature] = {}
+    for member in chain:
+        features |= {k: f for k, f in member.spec.observation.items() if k not in (BASE_ACTION, TASK)}
+    config: dict[str, Any] = {
+        "type": "robopolicy",
+        "n_obs_steps": 1,  # histories are the policy's own
+        "input_features": {k: _feature(k, f) for k, f in features.items()},
+        "output_features": {"action": {"type": "ACTION", "shape": [policy.spec.action.dim]}},
+        "device": "cpu",
+        "push_to_hub": False,
+    }
+    device = {"registry_name": "device_processor", "config": {"device": "cpu", "float_dtype": None}}
+    rename = {"registry_name": "rename_observations_processor", "config": {"rename_map": {}}}
+    steps = dict(zip(PROCESSORS, ([rename, device], [device]), strict=True))
+    with new_directory(out) as made:
+        shutil.copytree(folder, made / "policy")
+        (made / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        for name, parts in steps.items():
+            document = {"name": name.removesuffix(".json"), "steps": parts}
+            (made / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    print(f"exported: {out}\n  lerobot-eval --policy.path={out} --env.type=robopolicy --env.task=<task> "
+          "--env.discover_packages_path=robopolicy.lerobot_plugin")  # fmt: skip
+    return out
+
+
+def write_native(policy: LeRobotFlow, folder: Path) -> None:
+    """Fill an empty folder with what LeRobot's own loader reads: config, weights, processors with their statistics.
+
+    Raises:
+        CheckpointError: LeRobot's type cannot hold it; see LeRobotFlow.lerobot_state.
+    """
+    write_tensors(policy.lerobot_state(), folder / WEIGHTS)
+    node = policy.config
+    config = {**node["config"], STEPS[node["config"]["type"]]: node["sampling_steps"]}
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for name, document in zip(PROCESSORS, (node["preprocessor"], node["postprocessor"]), strict=True):
+        for file, numbers in document.get("state", {}).items():
+            tensors = {k: torch.tensor(v, dtype=torch.float32) for k, v in numbers.items()}
+            write_tensors(tensors, folder / f"{file}.safetensors")
+        kept = {k: v for k, v in document.items() if k != "state"}
+        (folder / name).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    annotate_policy(
+        folder, action=policy.spec.action, dt=policy.spec.dt, tasks=policy.spec.tasks, rename=_renamed(policy)
+    )
+
+
+def _renamed(policy: LeRobotFlow) -> dict[str, str]:
+    reads = policy.config["config"]["input_features"]
+    return {theirs: ours for theirs, ours in policy.inputs.items() if theirs != ours and theirs in reads}
+
+
+def _feature(key: str, feature: Feature) -> dict[str, Any]:
+    return {"type": "VISUAL" if key.startswith(IMAGES) else "STATE", "shape": list(feature.shape)}

@@ -1,0 +1,78 @@
+"""Where LeRobot's policy directories are: on this machine, or on the hub."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from robopolicy.core.errors import CheckpointError
+from robopolicy.core.untrusted import leads_inside, read_json
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+HUB = "hub:"
+
+
+def find_lerobot(path: Path) -> Path | None:
+    """The LeRobot policy directory that `path` stands for: itself, a checkpoint or a run of `lerobot-train`, or
+    hub:<owner>/<name>[@<revision>]. None: something else.
+
+    Raises:
+        CheckpointError: the hub has it not, or cannot be reached.
+    """
+    if str(path).startswith(HUB):
+        folder = download(str(path).removeprefix(HUB))
+        if (folder / "policy" / "policy.json").is_file():
+            raise CheckpointError(f"{path}: is a policy of ours, exported. Give the downloaded directory: {folder}")
+        return folder
+    if (path / "policy" / "policy.json").is_file():
+        return None  # ours, perhaps exported for LeRobot
+    for inner in (".", "pretrained_model", "checkpoints/last/pretrained_model"):
+        file = path / inner / CONFIG
+        if file.is_file() and not (file.parent / "policy.json").is_file() and "type" in read_json(file):
+            if not leads_inside(file.parent, path):
+                raise CheckpointError(f"{path}: {inner} is a link that leads out of it, and is not followed")
+            return file.parent
+    return None
+
+
+def training_run(folder: Path) -> tuple[Path, str] | None:
+    """<run> and <step> of <run>/checkpoints/<step>/pretrained_model, as `lerobot-train` writes it."""
+    folder = folder.resolve()
+    run = folder.parents[2] if len(folder.parents) > 2 else folder
+    return (run, folder.parent.name) if folder.parent.parent.name == "checkpoints" else None
+
+
+def fingerprint(folder: Path) -> str:
+    """sha256 over what makes the policy: all JSON and safetensors files, by name."""
+    digest = hashlib.sha256()
+    for file in sorted(p for p in folder.iterdir() if p.suffix in (".json", ".safetensors")):
+        if not file.is_file():
+            raise CheckpointError(f"{file}: expected a regular file, found a folder, pipe or device")
+        with file.open("rb") as opened:
+            digest.update(f"{file.name} {hashlib.file_digest(opened, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def download(ident: str) -> Path:
+    """A copy of <owner>/<name>[@<revision>] of the hub, weights and JSON alone.
+
+    Raises: see `find_lerobot`.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    name, _, revision = ident.partition("@")
+    try:
+        found = snapshot_download(
+            name, revision=revision or None, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"]
+        )
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise CheckpointError(
+            f"{HUB}{ident}: could not be fetched ({first}). Expected {HUB}<owner>/<name>[@<revision>]; without a "
+            "network give a local directory."
+        ) from error
+    folder = Path(found)
+    if not (folder / CONFIG).is_file():
+        raise CheckpointError(f"{HUB}{ident}: holds no {CONFIG}, so it is not a LeRobot policy")
+    return folder

@@ -1,0 +1,230 @@
+"""LeRobotFlow: SmolVLA, π0 and π0.5 of LeRobot as flow policies, open to whatever fine-tunes a denoising chain.
+
+The vision-language prefix is encoded once per observation and frozen; the action expert is the denoiser, of which the
+fine-tuned steps have a copy. LeRobot's processors stay outside, as in lerobot.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.config.schema import Count, Natural, NonNegative
+from robopolicy.core.errors import CheckpointError, RobopolicyError, SpecError
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import Metrics, Obs
+from robopolicy.networks.lora import merged_state
+from robopolicy.policies.denoising import ChunkDenoiser
+from robopolicy.policies.factory import build_policy
+from robopolicy.policies.flow import FlowPolicy
+from robopolicy.policies.lerobot.config import Document, check_inputs, decode, prepared
+from robopolicy.policies.lerobot.kinds import kind_of, seeds_of
+from robopolicy.policies.lerobot.layout import Layout
+from robopolicy.policies.lerobot.policy import LeRobotPolicy, Reader, pipeline
+from robopolicy.policies.normalizer import ACTION, Normalizer
+
+if TYPE_CHECKING:
+    from robopolicy.policies.lerobot.flow_network import Prefix
+
+STEPS = {"smolvla": "num_steps", "pi0": "num_inference_steps", "pi05": "num_inference_steps"}  # S, by type
+
+
+@dataclass(frozen=True)
+class Memory:
+    """How the weights of a large policy are kept and learned.
+
+    precision: "bfloat16" halves frozen weights and kept prefixes, and computes in it; what is learned stays in float32.
+    checkpointing: keep no activations of the expert's layers for the gradient, but compute them twice.
+    """
+
+    precision: Literal["float32", "bfloat16"] = "float32"
+    checkpointing: bool = False
+
+
+class LeRobotFlow(Reader, FlowPolicy):
+    """See FlowPolicy for the flow. Latents [R Da] hold the chunk in their first H rows and, below, the numbers that
+    LeRobot pads actions with (networks.lerobot_layout); these are drawn and denoised like the rest, and not
+    scored. `pack` turns LeRobot's noise into ours.
+
+    Args:
+        spec, config, preprocessor, postprocessor, inputs, network: see LeRobotPolicy.
+        sampling_steps: S; None: as LeRobot's config says. noise_level: see FlowPolicy.
+        tuned_steps, lora_rank: see Common. precision, checkpointing: see Memory.
+
+    Raises:
+        SpecError: a type without a flow. CheckpointError: actions that LeRobot changes in other ways than by a scale.
+    """
+
+    encoder: Prefix
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        *,
+        config: Document,
+        preprocessor: Document,
+        postprocessor: Document,
+        inputs: dict[str, str],
+        network: nn.Module | None = None,
+        sampling_steps: Count | None = None,
+        noise_level: NonNegative = 0.0,
+        tuned_steps: Natural = 0,
+        lora_rank: Natural = 0,
+        precision: Literal["float32", "bfloat16"] = "float32",
+        checkpointing: bool = False,
+    ) -> None:
+        from lerobot.policies.factory import get_policy_class
+
+        config = prepared(config)
+        settings = decode(config)
+        check_flow(settings)
+        check_inputs(settings, preprocessor, spec, inputs)
+        from robopolicy.policies.lerobot.flow_network import take_apart
+
+        layout = Layout(spec.horizon, spec.action.dim, settings.max_action_dim)
+        steps = sampling_steps or int(getattr(settings, STEPS[settings.type]))
+        whole = get_policy_class(settings.type)(settings) if network is None else network
+        whole.requires_grad_(False)
+        expert: Any
+        prefix, expert = take_apart(whole, layout, steps=steps, compact=precision == "bfloat16")
+        super().__init__(
+            spec, ChunkScale.of(pipeline(postprocessor, action=True), spec), sampling_steps=steps,
+            noise_level=noise_level, tuned_steps=tuned_steps, lora_rank=lora_rank, encoder=lambda _: prefix,
+            network=lambda **_: expert,
+        )  # fmt: skip
+        for weight in self.tuned_parameters():
+            weight.data = weight.data.float()
+        tuned: Any = self.tuned
+        if checkpointing and tuned is not None:
+            tuned.checkpointed()
+        self.whole = (whole,)  # for `changed`; not a module of this one: its weights are those above
+        self.layout, self.inputs, self.kind = layout, dict(inputs), kind_of(settings)
+        self.pre = pipeline(preprocessor, action=False)
+        self.noise_shape = (*self.noise_shape[:-2], layout.rows, spec.action.dim)
+        self.chain_noise_shape = (steps + 1, layout.rows, spec.action.dim)
+        self.config: Document = {
+            "_target_": "lerobot_flow", "config": config, "preprocessor": preprocessor,
+            "postprocessor": postprocessor, "inputs": self.inputs, "sampling_steps": steps, "noise_level": noise_level,
+            "tuned_steps": tuned_steps, "lora_rank": lora_rank, "precision": precision, "checkpointing": checkpointing,
+        }  # fmt: skip
+        self.eval()
+
+    def pack(self, noise: Tensor) -> Tensor:
+        """[B R Da] from LeRobot's noise [B H Dl]: with it `act` does as LeRobot does."""
+        return self.layout.pack(noise)
+
+    @torch.no_grad()
+    def encode(self, obs: Obs) -> Tensor:
+        """cond [B C] from obs [B To ...] in physical units."""
+        return self.encoder(self.batch(obs))
+
+    def prediction(self, cond: Tensor, x: Tensor, k: Tensor, *, frozen: bool = False) -> Tensor:
+        """See ChunkDenoiser."""
+        network: Any = self.network if frozen else self.tuned
+        assert network is not None
+        time = network.embed_time(self.times[k + len(self.times) - self.tuned_steps])
+        return network.denoise(x, network.embed_cond(cond) + time)
+
+    def tuned_loss(self, cond: Tensor, action: Tensor, keep: Tensor, *, k: Tensor, noise: Tensor) -> Tensor:
+        """See ChunkDenoiser; LeRobot pads actions with zeros, and their noise here is a function of `noise`."""
+        below = (len(action), self.layout.rows - action.shape[1], action.shape[2])
+        generator = torch.Generator().manual_seed(seeds_of(noise.flatten()[None])[0])
+        noise = torch.cat([noise, torch.randn(below, generator=generator).to(noise)], dim=1)
+        action = torch.cat([action, action.new_zeros(below)], dim=1)
+        return super().tuned_loss(cond, action, keep, k=k, noise=noise)
+
+    def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
+        """Not here.
+
+        Raises:
+            RobopolicyError: always.
+        """
+        raise RobopolicyError("a policy of LeRobot is trained by imitation by lerobot-train; see docs/lerobot.md")
+
+    def changed(self, **options: Any) -> ChunkDenoiser:
+        """See ChunkDenoiser; the weights are shared, there is room for them but once."""
+        policy = build_policy({**self.config, **options}, spec=self.spec, network=self.whole[0]).to(self.times.device)
+        assert isinstance(policy, ChunkDenoiser)
+        return policy
+
+    def lerobot_state(self) -> dict[str, Tensor]:
+        """The weights under LeRobot's names, its expert the fine-tuned one.
+
+        Raises:
+            CheckpointError: LeRobot cannot run this policy, which needs two experts, or noise.
+        """
+        steps, tuned = len(self.times), self.tuned_steps
+        if tuned not in (0, steps) or len(self.noise_shape) > 2:
+            why = f"its last {tuned} of {steps} denoising steps have an expert of their own"
+            why = (
+                why
+                if tuned not in (0, steps)
+                else f"noise_level={self.config['noise_level']} makes its flow stochastic"
+            )
+            raise CheckpointError(
+                f"{why}, and LeRobot runs one expert for all of an ordinary flow. Fine-tune it with policy.tuned_steps="
+                f"{steps} and no noise_level (algo.noise explores without), or export it with format=robopolicy."
+            )
+        return {k.removeprefix("policy."): v for k, v in self.encoder.state_dict().items()} | self.lerobot_expert()
+
+    def lerobot_expert(self) -> dict[str, Tensor]:
+        """The weights of the expert that runs the last steps, under LeRobot's names."""
+        return merged_state(self.network if self.tuned is None else self.tuned)
+
+
+class ChunkScale(Normalizer):
+    """The scale of LeRobot's actions: of latents [B R Da] it makes the chunk [B H Da], their first rows."""
+
+    horizon: int
+
+    @classmethod
+    def of(cls, post: Any, spec: PolicySpec) -> ChunkScale:
+        """From LeRobot's postprocessor, which is asked for it.
+
+        Raises:
+            CheckpointError: it is no scale and shift of each element.
+        """
+        self = cls({}, spec.action)
+        self.horizon = spec.horizon
+        zero, one, two = (post(torch.full((1, 1, spec.action.dim), x))[0, 0].double() for x in (0.0, 1.0, -2.0))
+        if not torch.allclose(two, zero - 2.0 * (one - zero), rtol=1e-4, atol=1e-5):
+            raise CheckpointError(
+                "policy_postprocessor.json: does more than scale and shift actions, and a chain can only be fine-tuned "
+                "where that is all. Refine the policy by a residual (algo=residual_fast)."
+            )
+        self._affine(ACTION).set(zero.float(), ((one - two) / 3.0).float())
+        return self
+
+    def unnormalize(self, key: str, y: Tensor) -> Tensor:
+        """See Normalizer."""
+        return super().unnormalize(key, y[..., : self.horizon, :] if y.ndim > 2 else y)
+
+
+def check_flow(settings: Any) -> None:
+    """Raise SpecError unless LeRobot's config is of a policy whose chain can be run here."""
+    if settings.type not in STEPS:
+        raise SpecError(
+            f"base: LeRobot's {settings.type!r} has no chain that is fine-tuned here; expected {', '.join(STEPS)}. "
+            "Refine it by a residual (algo=residual_fast)."
+        )
+    for name in ("adapt_to_pi_aloha", "use_relative_actions"):
+        if getattr(settings, name, False):
+            raise SpecError(f"config.json: {name}=true changes actions in a way that a chain is not fine-tuned through")
+    if settings.rtc_config is not None and settings.rtc_config.enabled:
+        raise SpecError(
+            "config.json: rtc_config.enabled=true: chunks are continued by the executor here; set it to null"
+        )
+
+
+def opened(base: LeRobotPolicy) -> LeRobotFlow:
+    """`base` as a flow policy, nothing fine-tuned yet; they share their weights.
+
+    Raises: see LeRobotFlow.
+    """
+    node: Document = {**base.config, "_target_": "lerobot_flow"}
+    policy = build_policy(node, spec=base.spec, network=base.network).to(next(base.parameters()).device)
+    assert isinstance(policy, LeRobotFlow)
+    return policy

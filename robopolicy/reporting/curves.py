@@ -1,0 +1,91 @@
+"""Learning curves of runs, from what they logged."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from robopolicy.reporting.plots import Series, line_chart
+from robopolicy.reporting.run_reader import Run
+
+_MAX_POINTS = 400
+_COLOURS = ("c1", "c2", "c3", "c4", "c5", "c0")
+
+
+def learning_curves(runs: Sequence[Run], base: tuple[float, str] | None = None) -> list[str]:
+    """Success against env steps and against time, one SVG each. `base`: rate and name of a dashed reference."""
+    marks = [base] if base is not None else []
+    charts = []
+    for x, label in (("step", "steps"), ("seconds", "minutes of training")):
+        series = [s for run, colour in zip(runs, _cycle(len(runs)), strict=True) if (s := _success(run, x, colour))]
+        if any(len(s.x) > 1 for s in series):
+            charts.append(line_chart(series, title=f"Success by {label}", x_label=label, share=True, marks=marks))
+    return charts
+
+
+def _success(run: Run, x: str, colour: str) -> Series | None:
+    key = "eval/success_rate" if any("eval/success_rate" in m for m in run.metrics) else "train/success"
+    points = [m for m in run.metrics if _number(m, key) is not None and _number(m, "step") is not None]
+    if not points:
+        return None
+    steps = [float(m["step"]) for m in points]
+    at = steps if x == "step" else [t / 60 for t in _seconds(run, steps, points)]
+    if any(math.isnan(v) for v in at):
+        return None
+    low, high = ([_number(m, f"eval/success_{side}") for m in points] for side in ("low", "high"))
+    band = key.startswith("eval") and None not in low and None not in high
+    rate = [float(m[key]) for m in points]
+    return Series(run.name, at, rate, low if band else [], high if band else [], colour)  # type: ignore[arg-type]
+
+
+def _seconds(run: Run, steps: Sequence[float], points: Sequence[dict]) -> list[float]:
+    """Training time at `steps`: `train/seconds` leaves out evaluations; `wall_s` where that was not logged."""
+    xs, ts = run.curve("train/seconds")
+    if xs:
+        return [_interpolate([0.0, *xs], [0.0, *ts], s) for s in steps]
+    return [_number(m, "wall_s") if _number(m, "wall_s") is not None else math.nan for m in points]  # type: ignore[misc]
+
+
+def training_charts(runs: Sequence[Run], *, limit: int = 24) -> list[str]:
+    """Small charts of every scalar under `train/`, losses first."""
+    keys = sorted(
+        {k for run in runs for m in run.metrics for k in m if k.startswith("train/")},
+        key=lambda k: ("loss" not in k, k),
+    )
+    charts = []
+    for key in keys[:limit]:
+        series = []
+        for run, colour in zip(runs, _cycle(len(runs)), strict=True):
+            x, y = run.curve(key)
+            if len(x) > 1:
+                series.append(Series(run.name, *_thin(x, y), colour=colour))
+        if series:
+            charts.append(line_chart(series, title=key.removeprefix("train/"), width=300, height=170, legend=False))
+    return charts
+
+
+def _thin(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:
+    """At most _MAX_POINTS points: means over equal runs of points, so that nothing is picked by chance."""
+    if len(x) <= _MAX_POINTS:
+        return list(x), list(y)
+    size = math.ceil(len(x) / _MAX_POINTS)
+    parts = [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
+    return [sum(a) / len(a) for a, _ in parts], [sum(b) / len(b) for _, b in parts]
+
+
+def _interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
+    """Piecewise linear, continued with the last slope."""
+    i = min(max(bisect_left(xs, x), 1), len(xs) - 1)
+    span = xs[i] - xs[i - 1]
+    return ys[i] if span <= 0 else ys[i - 1] + (ys[i] - ys[i - 1]) * (x - xs[i - 1]) / span
+
+
+def _number(row: dict, key: str) -> float | None:
+    value = row.get(key)
+    fine = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if fine else None  # type: ignore[arg-type]
+
+
+def _cycle(count: int) -> list[str]:
+    return [_COLOURS[i % len(_COLOURS)] for i in range(count)]

@@ -1,0 +1,137 @@
+"""How success falls as conditions get worse: table, curves and rows, for one policy or two on the same seeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from robopolicy.evaluation.compare import Comparison, compare, format_p
+from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.statistics import holm
+from robopolicy.reporting import plots
+from robopolicy.reporting.html_report import page
+from robopolicy.utils.atomic import write_atomically
+from robopolicy.utils.provenance import command, hardware, version
+
+_NOTE = (
+    "Intervals: 95%, Wilson's score for a rate, Tango's for a difference of two policies on the same episodes; each "
+    "holds for its own point, not for the curve as a whole. p: exact McNemar, adjusted by Holm over all points."
+)
+
+
+class Point(NamedTuple):
+    """Rows of every policy under one condition."""
+
+    what: str
+    value: float
+    rows: tuple[Rows, ...]
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """Curves of the policies `names`, of which the second, where there are two, is compared with the first.
+
+    `units`: what the values of each condition are. The unchanged task stands in every curve, but was run once.
+    """
+
+    names: tuple[str, ...]
+    points: Sequence[Point]
+    units: Mapping[str, str]
+
+    def curves(self) -> dict[str, list[Point]]:
+        """Points of each condition, by value."""
+        found: dict[str, list[Point]] = {}
+        for point in sorted(self.points, key=lambda p: p.value):
+            found.setdefault(point.what, []).append(point)
+        return {what: found[what] for what in dict.fromkeys(p.what for p in self.points)}
+
+    def comparisons(self) -> dict[str, tuple[Comparison, float]]:
+        """Of two policies at every distinct task, by its digest, with the p-value adjusted for their number."""
+        if len(self.names) != 2:
+            return {}
+        names = (self.names[0], self.names[1])
+        found = {_digest(p): compare(*p.rows, names=names) for p in self.points}
+        adjusted = holm([c.p_value for c in found.values()])
+        return {digest: (c, p) for (digest, c), p in zip(found.items(), adjusted, strict=True)}
+
+    def records(self) -> list[dict[str, Any]]:
+        """One mapping for each policy at each point, and one for each difference."""
+        pairs, out = self.comparisons(), list[dict[str, Any]]()
+        for point in (p for curve in self.curves().values() for p in curve):
+            at = {"condition": point.what, "at": point.value, "digest": _digest(point), "episodes": len(point.rows[0])}
+            for name, rows in zip(self.names, point.rows, strict=True):
+                rate = rows.success_rate()._asdict()
+                out.append({**at, "policy": name, "metric": "success_rate", **rate, "diverged": rows.diverged,
+                            "checkpoint": str(rows.frame["policy"].iloc[0])})  # fmt: skip
+            if pairs:
+                found, p = pairs[_digest(point)]
+                out.append({**at, "policy": f"{self.names[1]} − {self.names[0]}", "metric": "difference",
+                            **found.difference._asdict(), "mcnemar_p": found.p_value, "holm_p": p})  # fmt: skip
+        return out
+
+    def text(self) -> str:
+        """Markdown: a table for each condition."""
+        rows = self.points[0].rows[0]
+        head = f"# {rows.frame['env'].iloc[0]}: robustness\n\n{len(rows)} {rows.split} episodes a point. {_NOTE}\n"
+        return head + "".join(self._table(what, curve) for what, curve in self.curves().items())
+
+    def charts(self) -> dict[str, str]:
+        """An SVG for each condition that has more than one value."""
+        return {w: self._chart(w, curve, standalone=True) for w, curve in self.curves().items() if len(curve) > 1}
+
+    def save(self, out: Path) -> Path:
+        """Write robustness.json, table.md, <condition>.svg and report.html into `out`; the page's path."""
+        rows = self.points[0].rows[0]
+        facts = {"env": str(rows.frame["env"].iloc[0]), "split": rows.split, "policies": list(self.names),
+                 "units": dict(self.units), "intervals": _NOTE, "command": command(), "version": version(),
+                 "hardware": hardware(), "rows": self.records()}  # fmt: skip
+        write_atomically(out / "robustness.json", json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+        write_atomically(out / "table.md", self.text())
+        for what, chart in self.charts().items():
+            write_atomically(out / f"{what}.svg", chart + "\n")
+        return write_atomically(out / "report.html", self._page(facts))
+
+    def _table(self, what: str, curve: list[Point]) -> str:
+        pairs = self.comparisons()
+        columns = [what, *(c for name in self.names for c in (name, "95% CI"))]
+        columns += ["difference", "95% CI", "p"] if pairs else []
+        lines = ["", f"## {what}", "", f"{self.units[what]}".capitalize() + ".", ""]
+        lines += ["| " + " | ".join(columns) + " |", "| " + " | ".join(["---:"] * len(columns)) + " |"]
+        for point in curve:
+            cells = [f"{point.value:g}"]
+            for rate in (rows.success_rate() for rows in point.rows):
+                cells += [f"{100 * rate.value:.1f}%", f"{100 * rate.low:.1f} – {100 * rate.high:.1f}"]
+            if pairs:
+                found, p = pairs[_digest(point)]
+                d = found.difference
+                cells += [f"{100 * d.value:+.1f}", f"{100 * d.low:+.1f} – {100 * d.high:+.1f}", format_p(p)]
+            lines.append("| " + " | ".join(cells) + " |")
+        return "\n".join(lines) + "\n"
+
+    def _chart(self, what: str, curve: list[Point], *, standalone: bool) -> str:
+        series = []
+        for i, name in enumerate(self.names):
+            rates = [point.rows[i].success_rate() for point in curve]
+            colour = "c1" if i == len(self.names) - 1 else "c0"
+            series.append(plots.Series(name, [p.value for p in curve], [r.value for r in rates],
+                                       [r.low for r in rates], [r.high for r in rates], colour))  # fmt: skip
+        return plots.line_chart(series, title=f"Success by {what}", x_label=self.units[what], share=True,
+                                standalone=standalone, legend=True)  # fmt: skip
+
+    def _page(self, facts: Mapping[str, Any]) -> str:
+        charts = [self._chart(w, curve, standalone=False) for w, curve in self.curves().items() if len(curve) > 1]
+        body = (
+            f"<section><h2>Curves</h2><p class=note>{escape(_NOTE)}</p>{''.join(charts)}</section>"
+            f"<section><h2>Numbers</h2><pre>{escape(self.text())}</pre></section>"
+            f"<section><h2>Reproduce</h2><pre>{escape(str(facts['command']))}</pre>"
+            f"<p class=note>{escape(str(facts['version']))}, {escape(str(facts['hardware']))}</p></section>"
+        )
+        return page(f"{facts['env']}: robustness", escape(", ".join(self.names)), body)
+
+
+def _digest(point: Point) -> str:
+    return str(point.rows[0].frame["digest"].iloc[0])

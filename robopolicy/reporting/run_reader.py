@@ -1,0 +1,205 @@
+"""Reads what a run left behind, whatever is there: a report is wanted most when something went wrong."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from robopolicy.core.errors import ConfigError, DataError
+from robopolicy.core.untrusted import check_links, parse_json, read_bytes, read_json, refusing
+from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.video import INDEX
+
+# What a complete run directory holds, and what each piece is there for.
+PIECES = {
+    "config.yaml": "the resolved configuration",
+    "spec.json": "the policy's observation and action spec",
+    "metrics.jsonl": "learning curves",
+    "provenance.json": "command, commit, versions and hardware",
+}
+
+
+_LARGEST = 2**30  # bytes of metrics.jsonl
+_MARKS = ("best", "deterministic", "validation")
+
+
+def label(name: str = "", *, checkpoint: str = "", deterministic: bool = False, split: str = "test") -> str:
+    """What `episodes-<label>.csv` is called after: `name`, and whatever tells it from the usual evaluation.
+
+    The usual one is of the newest checkpoint, sampled, on test episodes; without a name it is "" (`episodes.csv`).
+
+    Args:
+        checkpoint: "" for the newest, else "best" or its own name.
+
+    Raises:
+        ConfigError: `name` is no name of a file, or would be taken for one of another evaluation.
+    """
+    marks = [checkpoint, "deterministic" if deterministic else "", split if split != "test" else ""]
+    parts = name.split("-")
+    for part in parts:
+        if part not in marks and (part in _MARKS or part.startswith("step_")):
+            raise ConfigError(
+                f"name {name!r}: {part!r} marks evaluations of another kind, and this is none. Give another."
+            )
+    if Path(name).name != name:
+        raise ConfigError(f"name {name!r}: becomes part of a file name. Give one without '/'.")
+    return "-".join(p for p in (name, *(m for m in marks if m not in parts)) if p)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One file of episode rows: `episodes.csv` is named after the run, `episodes-<label>.csv` is named <label>."""
+
+    name: str
+    rows: Rows
+    aside: bool = False  # not of the newest checkpoint, or not sampled: see `label`
+
+
+@dataclass(frozen=True)
+class Video:
+    path: Path
+    kind: str  # single | pair
+    label: str
+    outcome: str  # success | failure | "" where no index says so; pairs: "failure | success"
+    seed: int | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory in memory; absent pieces are empty and named in `missing`."""
+
+    path: Path
+    config: str = ""
+    spec: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    videos: list[Video] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    def curve(self, key: str, x: str = "step") -> tuple[list[float], list[float]]:
+        """Finite values of `key` against `x`, in the order logged."""
+        pairs = [(m[x], m[key]) for m in self.metrics if _finite(m.get(key)) and _finite(m.get(x))]
+        return [float(a) for a, _ in pairs], [float(b) for _, b in pairs]
+
+
+def read_run(path: Path | str) -> Run:
+    """Everything under a run directory that can be read.
+
+    Raises:
+        DataError: no such directory.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise DataError(f"{path.name}: no such run directory. A run directory holds {', '.join(PIECES)}.")
+    check_links(path, where=path.name, error=DataError)
+    missing = [f"{name} ({meaning})" for name, meaning in PIECES.items() if not (path / name).is_file()]
+    metrics, torn = _metrics(path / "metrics.jsonl")
+    if torn:
+        missing.append(f"metrics.jsonl: {torn} unreadable line{'s' * (torn > 1)} left out")
+    evaluations, broken = _evaluations(path)
+    missing += broken
+    if not evaluations:
+        missing.append("episodes*.csv or episodes*.parquet (evaluated episodes)")
+    videos = _videos(path / "videos")
+    if not videos:
+        missing.append("videos/ (filmed episodes)")
+    config = path / "config.yaml"
+    return Run(
+        path=path,
+        config=_text(config) if config.is_file() else "",
+        spec=_json(path / "spec.json", missing),
+        provenance=_json(path / "provenance.json", missing),
+        metrics=metrics,
+        evaluations=evaluations,
+        videos=videos,
+        missing=missing,
+    )
+
+
+def _json(path: Path, missing: list[str]) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return read_json(path, error=DataError, finite=False)
+    except DataError:
+        missing.append(f"{path.name}: not readable as a JSON object")
+        return {}
+
+
+def _text(path: Path) -> str:
+    """What of a text file can be read."""
+    try:
+        return read_bytes(path, limit=_LARGEST, error=DataError).decode("utf-8", errors="replace")
+    except DataError as error:
+        return f"not readable: {error}"
+
+
+def _metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Objects of a JSON-lines file and the number of lines that are none (a kill can tear the last one)."""
+    rows: list[dict[str, Any]] = []
+    torn = 0
+    for line in _text(path).splitlines() if path.is_file() else []:
+        try:
+            row = parse_json(line, path.name, error=DataError, finite=False)
+        except DataError:
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            torn += bool(line.strip())
+    return rows, torn
+
+
+def _evaluations(path: Path) -> tuple[list[Evaluation], list[str]]:
+    found, broken = [], []
+    files = [f for pattern in ("episodes*.csv", "episodes*.parquet") for f in path.glob(pattern)]
+    for file in sorted(files, key=lambda f: ("base" not in f.stem, f.stem)):  # the base comes first
+        try:
+            rows = Rows.load(file)
+        except DataError as error:
+            broken.append(str(error))
+            continue
+        if len(rows):
+            name = file.stem.removeprefix("episodes").strip("-_ ")
+            aside = any(p in ("best", "deterministic") or p.startswith("step_") for p in name.split("-"))
+            found.append(Evaluation(name or path.resolve().name, rows, aside))
+    return found, broken
+
+
+def _videos(folder: Path) -> list[Video]:
+    found = []
+    for file in sorted(folder.rglob("*.mp4")) if folder.is_dir() else []:
+        if any(part.startswith(".") for part in file.relative_to(folder).parts):
+            continue
+        entry = _index(file.parent).get(file.name, {})
+        seed = entry.get("seed")
+        found.append(
+            Video(
+                path=file,
+                kind=str(entry.get("kind", "single")),
+                label=str(entry.get("label") or (file.parent.name if file.parent != folder else "")),
+                outcome=str(entry.get("outcome", "")),
+                seed=seed if isinstance(seed, int) else None,
+            )
+        )
+    return found
+
+
+def _index(folder: Path) -> dict[str, dict[str, Any]]:
+    try:
+        with refusing(INDEX, DataError):
+            data = read_bytes(folder / INDEX, error=DataError)
+            return {str(e["file"]): dict(e) for e in parse_json(data, INDEX, error=DataError)}
+    except DataError:
+        return {}
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

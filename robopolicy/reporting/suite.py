@@ -1,0 +1,159 @@
+"""A suite of tasks as data, and what an evaluation over all of it found: table, JSON and page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from robopolicy.config.schema import Count, Node
+from robopolicy.core.errors import ConfigError, closest
+from robopolicy.core.rng import Split, episode_seeds
+from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.statistics import Interval, wilson
+from robopolicy.reporting import plots
+from robopolicy.reporting.html_report import page
+from robopolicy.utils.atomic import write_atomically
+from robopolicy.utils.provenance import command, hardware, version
+
+_SPLIT_BITS = 40  # as in noise.py: a split's seeds are its number << 40 and up
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A benchmark: which tasks, how they are built, which episodes, and when one counts as a success.
+
+    Args:
+        name: of the results' folder.
+        protocol: the rules in words; they stand in every table and report.
+        task: the node that builds a task, without what differs from task to task.
+        tasks: for each, what is added to the node; `name` is its key where it is not given.
+        episodes: of each task.
+        seeds: "drawn": `episode_seeds(split, 0, episodes)`; "in_order": numbers 0, 1, … of the split, for suites whose
+            initial states are a fixed list.
+        criterion: the success rule: after some step, or after the last one.
+        num_envs: at most so many in a process, where each takes much memory.
+    """
+
+    name: str
+    protocol: str
+    task: Node
+    tasks: dict[str, dict[str, Any]]
+    episodes: Count = 50
+    seeds: Literal["drawn", "in_order"] = "drawn"
+    criterion: Literal["success_once", "success_at_end"] = "success_once"
+    num_envs: Count = 50
+
+    def nodes(self, only: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
+        """The config node of every task, or of those in `only`.
+
+        Raises:
+            ConfigError: the suite is empty, or has no such task.
+        """
+        unknown = sorted(set(only) - set(self.tasks))
+        if unknown:
+            raise ConfigError(f"only: {self.name} has no task {unknown[0]!r}. {closest(unknown[0], self.tasks)}")
+        if not self.tasks:
+            raise ConfigError(f"suite.tasks: {self.name} has none")
+        return {key: {**self.task, "name": key, **own} for key, own in self.tasks.items() if not only or key in only}
+
+    def episode_seeds(self, split: Split, episodes: int) -> Tensor:
+        """int64 [episodes], the same for every task.
+
+        Raises:
+            ConfigError: validation episodes, or more than there are, of a suite whose episodes are a fixed list.
+        """
+        if self.seeds == "drawn":
+            return episode_seeds(split, 0, episodes)
+        if split != "test" or episodes > self.episodes:
+            raise ConfigError(
+                f"suite={self.name}: its episodes are a fixed list of {self.episodes} initial states, all of them its "
+                f"test; found split={split}, episodes={episodes}. Take split=test and at most {self.episodes}."
+            )
+        first = (episode_seeds(split, 0, 1) >> _SPLIT_BITS) << _SPLIT_BITS
+        return first + torch.arange(episodes)
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """Rows of every task, in the suite's order; `missing`: tasks that have none yet, and why."""
+
+    suite: Suite
+    rows: Mapping[str, Rows]
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    def rate(self, task: str) -> Interval:
+        return self.rows[task].success_rate(self.suite.criterion)
+
+    def total(self) -> Interval:
+        """All episodes pooled, with Wilson's interval.
+
+        Every task counts by its episodes, of which all have the same number. Between tasks the rates differ, so the
+        interval is wider than it had to be, never narrower.
+        """
+        outcomes = [s for rows in self.rows.values() for s in rows.successes(self.suite.criterion)]
+        return wilson(sum(outcomes), len(outcomes))
+
+    def records(self) -> list[dict[str, Any]]:
+        """One mapping a task, then the total under the task name "all"."""
+        found = [
+            {"task": task, **_numbers(self.rate(task)), "episodes": len(rows), "diverged": rows.diverged,
+             "steps": float(rows.frame["length"].mean()), "policy": str(rows.frame["policy"].iloc[0])}
+            for task, rows in self.rows.items()
+        ]  # fmt: skip
+        everything = sum(len(rows) for rows in self.rows.values())
+        steps = sum(float(rows.frame["length"].sum()) for rows in self.rows.values()) / max(1, everything)
+        diverged = sum(rows.diverged for rows in self.rows.values())
+        total = {"task": "all", **_numbers(self.total()), "episodes": everything, "diverged": diverged, "steps": steps}
+        return [*found, total]
+
+    def text(self) -> str:
+        """The table as Markdown, under its protocol."""
+        lines = [f"# {self.suite.name}", "", self.suite.protocol.strip(), ""]
+        lines += ["| task | success | 95% CI | episodes | steps |", "| --- | ---: | ---: | ---: | ---: |"]
+        for r in self.records():
+            rate = f"{100 * r['value']:.1f}% | {100 * r['low']:.1f} – {100 * r['high']:.1f}"
+            lines.append(f"| {r['task']} | {rate} | {r['episodes']} | {r['steps']:.0f} |")
+        rule = {"success_once": "after some step", "success_at_end": "after the last step"}[self.suite.criterion]
+        lines += ["", f"Success: {rule}. Intervals: Wilson's score; the total's over all episodes pooled."]
+        lines += [f"Not evaluated: **{task}** ({why})." for task, why in self.missing.items()]
+        return "\n".join(lines) + "\n"
+
+    def save(self, out: Path) -> Path:
+        """Write table.md, suite.json and report.html into `out`."""
+        facts = {"suite": self.suite.name, "protocol": self.suite.protocol, "criterion": self.suite.criterion,
+                 "command": command(), "version": version(), "hardware": hardware(), "missing": dict(self.missing),
+                 "tasks": self.records()}  # fmt: skip
+        write_atomically(out / "suite.json", json.dumps(facts, indent=2) + "\n")
+        write_atomically(out / "table.md", self.text())
+        return write_atomically(out / "report.html", self._page())
+
+    def _page(self) -> str:
+        records = self.records()
+        bars = [
+            plots.Whisker(r["task"], r["value"], r["low"], r["high"], f"{100 * r['value']:.1f}%  n = {r['episodes']}",
+                          "c0" if r["task"] == "all" else "c1")
+            for r in records
+        ]  # fmt: skip
+        missing = "".join(f"<li><b>{escape(t)}</b>: {escape(why)}" for t, why in self.missing.items())
+        rule = "after some step" if self.suite.criterion == "success_once" else "after the last step"
+        body = (
+            f"<section><h2>Success</h2><p class=note>Success {rule}; 95% Wilson score intervals, the total's over all "
+            f'episodes pooled.</p><div class="wide">{plots.interval_chart(bars, width=1020)}</div></section>'
+            f"<section><h2>Protocol</h2><p>{escape(self.suite.protocol.strip())}</p></section>"
+            + (f"<section><h2>Not evaluated</h2><ul class=plain>{missing}</ul></section>" if missing else "")
+            + f"<section><h2>Reproduce</h2><pre>{escape(command())}</pre><p class=note>{escape(version())}, "
+            f"{escape(hardware())}</p></section>"
+        )
+        policies = sorted({str(r["policy"]) for r in records if "policy" in r})
+        return page(self.suite.name, escape(", ".join(policies[:3]) + (" …" if len(policies) > 3 else "")), body)
+
+
+def _numbers(interval: Interval) -> dict[str, float]:
+    return {"value": interval.value, "low": interval.low, "high": interval.high}

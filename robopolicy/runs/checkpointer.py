@@ -1,0 +1,266 @@
+"""The checkpoints of a run: a policy and all that its training resumes from, written whole or not at all.
+
+run directory         checkpoints/step_0000001000/ …, and the files `latest` and `best`, which hold a name of these
+checkpoint            policy/ (policy_files.py) or model/ (world_models/models/world.py) ·
+                      state.json · state.safetensors · checkpoint.json · manifest.json
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pydantic
+import torch
+
+from robopolicy.core.errors import CheckpointError, ConfigError
+from robopolicy.core.untrusted import checked, read_json, read_text, refusing
+from robopolicy.policies.base import Policy
+from robopolicy.policies.io import find_policy, load_policy, save_policy, write_policy
+from robopolicy.utils.atomic import remove_leftovers, write_atomically
+from robopolicy.utils.provenance import version
+from robopolicy.utils.storage import checkpoints_in, new_directory, read_state, verify, write_state
+
+__all__ = ["Checkpointer", "find_policy", "load_policy", "save_policy"]
+
+FORMAT = 4  # of the training state; policies have one of their own
+_log = logging.getLogger(__name__)
+
+
+def _from_1(state: dict[str, Any]) -> dict[str, Any]:
+    """The best success rate, the newest metrics and the tally of off-policy runs were not there from the beginning."""
+    state = {"best": -1.0, **state}
+    if "replay" in state:
+        tally = state.get("tally") or {"recent": state.pop("recent")}
+        state = {"metrics": {}, **state, "tally": {"diverged": 0, "rounds": 0, "sums": {}, **tally}}
+    return state
+
+
+def _from_2(state: dict[str, Any]) -> dict[str, Any]:
+    """Loops did not watch for a decline yet; they begin where they are resumed."""
+    unseen: dict[str, Any] = {"decline": {"recent": [], "first": None, "said": False}}
+    if "tally" in state:
+        return {**state, "tally": {**state["tally"], **unseen}}
+    return {**state, **unseen} if "collector" in state else state
+
+
+def _from_3(state: dict[str, Any]) -> dict[str, Any]:
+    """Off-policy runs did not play chunks yet: nothing is left of any."""
+    if "replay" not in state:
+        return state
+    action = state["replay"]["store"]["action"]  # [rows N Da]
+    none = action.new_zeros(action.shape[1], dtype=torch.int64)
+    queue = action.new_zeros(action.shape[1], 1, action.shape[2])
+    return {**state, "player": {"queue": queue, "left": none, "clock": none.clone()}}
+
+
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {  # format → to the next one
+    1: _from_1,
+    2: _from_2,
+    3: _from_3,
+}
+
+
+class _Meta(pydantic.BaseModel):
+    """checkpoint.json; further keys are a newer version's."""
+
+    model_config = pydantic.ConfigDict(strict=True)
+    format: int
+    step: pydantic.NonNegativeInt
+    robopolicy: str = "unknown"
+    threads: int | None = None
+
+
+class Product(Protocol):
+    """What a training makes where that is no policy: it knows how to be written, into a folder of its own name."""
+
+    folder: str
+
+    def write(self, folder: Path) -> None: ...
+
+
+class Checkpointer:
+    """The checkpoints of a run: written atomically, the newest `keep` and the best one kept.
+
+    Ctrl-C: inside `interruptible()` a first SIGINT or SIGTERM only sets `requested`; the loop saves at its next safe
+    point, and `save` raises KeyboardInterrupt once everything is on disk.
+
+    Args:
+        run_dir: `checkpoints/` is made in it.
+        keep: newest checkpoints to keep; from 2 on, a damaged one can be fallen back from.
+    """
+
+    def __init__(self, run_dir: Path | str, *, keep: int = 2) -> None:
+        if keep < 1:
+            raise ConfigError(f"keep: expected at least 1 checkpoint, found {keep}")
+        self.folder = Path(run_dir) / "checkpoints"
+        self.keep = keep
+        self.requested = False
+        remove_leftovers(self.folder)
+        self._valid: Path | None = None
+
+    def save(self, step: int, *, policy: Policy | Product, state: dict[str, Any], best: bool = False) -> Path:
+        """Write a checkpoint and move `latest` (and `best`) to it.
+
+        Args:
+            policy: what is to be evaluated and deployed, or another product of the training.
+            state: all that training resumes from; nested dicts, lists and tuples of tensors and JSON values. The
+                global torch RNG is added by itself.
+
+        Raises:
+            CheckpointError: the disk is full, or a value cannot be stored; the previous checkpoint stays.
+            KeyboardInterrupt: the user asked to stop; everything is saved.
+        """
+        previous = self._all()
+        repeats = [repeat for saved, repeat in map(_number, previous) if saved == step]
+        # Saved before under this number: never overwritten in place.
+        path = self.folder / (f"step_{step:010d}" + (f"_{max(repeats) + 1}" if repeats else ""))
+        keeps = f"The previous checkpoint ({previous[0].name}) is intact." if previous else ""
+        with new_directory(path, keeps=keeps) as folder:
+            inner = folder / ("policy" if isinstance(policy, Policy) else policy.folder)
+            inner.mkdir()
+            if isinstance(policy, Policy):
+                write_policy(policy, inner)
+            else:
+                policy.write(inner)
+            write_state({"training": state, "rng": _rng_state()}, folder)
+            (folder / "checkpoint.json").write_text(
+                json.dumps(
+                    {"format": FORMAT, "robopolicy": version(), "step": step, "threads": torch.get_num_threads()}
+                )
+                + "\n",
+                encoding="utf-8",
+            )
+        try:
+            for pointer in ("latest", "best") if best else ("latest",):
+                write_atomically(self.folder / pointer, path.name + "\n")
+        except OSError as error:
+            raise CheckpointError(f"{self.folder.name}: pointer could not be written: {error}. {path.name} is whole.") \
+                from error  # fmt: skip
+        self._valid = path
+        self._prune()
+        if self.requested:
+            raise KeyboardInterrupt
+        return path
+
+    def latest(self) -> dict[str, Any] | None:
+        """The `state` of the newest whole checkpoint, or None; restores the global torch RNG.
+
+        A damaged checkpoint is set aside with a warning, and the one before it taken. Another number of threads than
+        it was written with is warned of.
+
+        Raises:
+            CheckpointError: all are damaged, or written by a newer robopolicy.
+        """
+        path = self.latest_path()
+        if path is None:
+            return None
+        meta = _meta(path)
+        before, now = meta.threads, torch.get_num_threads()
+        if before not in (None, now):
+            _log.warning(
+                "%s: was computed with %d threads, training goes on with %d. Float sums depend on it, so the result "
+                "will not equal that of an uninterrupted run bit for bit. Give threads=%d if it shall.",
+                path, before, now, before,
+            )  # fmt: skip
+        state = read_state(path)
+        with refusing(f"{path}: state.json"):
+            _set_rng_state(state["rng"])
+            training = dict(state["training"])
+            for found in range(meta.format, FORMAT):
+                training = MIGRATIONS[found](training)
+        return training
+
+    def latest_path(self) -> Path | None:
+        """The newest checkpoint, verified; None before the first one."""
+        if self._valid is not None and self._valid.exists():
+            return self._valid
+        damaged: list[Path] = []
+        for path in self._all():
+            try:
+                verify(path)
+                meta = _meta(path)
+            except CheckpointError as error:
+                _log.warning("%s. Falling back to the checkpoint before it.", error)
+                damaged.append(path)
+                continue
+            if meta.format not in range(1, FORMAT + 1):
+                raise CheckpointError(
+                    f"{path}: its training state has format {meta.format} (robopolicy {meta.robopolicy}), this "
+                    f"one reads 1 to {FORMAT}. Finish the run with the version that began it; its policy loads anyhow."
+                )
+            for other in damaged:
+                aside = other.with_name("damaged_" + other.name)
+                shutil.rmtree(aside, ignore_errors=True)
+                other.rename(aside)
+            self._valid = path
+            write_atomically(self.folder / "latest", path.name + "\n")
+            return path
+        if damaged:
+            raise CheckpointError(
+                f"{self.folder}: all {len(damaged)} checkpoints are damaged. "
+                "Remove the folder to start from the beginning."
+            )
+        return None
+
+    @property
+    def step(self) -> int | None:
+        """Step of the newest whole checkpoint."""
+        path = self.latest_path()
+        return None if path is None else _meta(path).step
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Turn the first SIGINT or SIGTERM into `requested`; the second one interrupts at once."""
+
+        def ask(number: int, frame: Any) -> None:
+            if self.requested:
+                raise KeyboardInterrupt
+            self.requested = True
+            _log.warning("Stopping at the next safe point and saving. Press Ctrl-C again to stop without saving.")
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _all(self) -> list[Path]:
+        """Checkpoints, newest first; other folders, copies for instance, are none of ours to read or remove."""
+        return sorted(checkpoints_in(self.folder), key=_number, reverse=True)
+
+    def _prune(self) -> None:
+        best = self.folder / "best"
+        kept = {read_text(best, limit=4096).strip()} if best.exists() else set()
+        for path in self._all()[self.keep :]:
+            if path.name not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _meta(checkpoint: Path) -> _Meta:
+    return checked(_Meta, read_json(checkpoint / "checkpoint.json"), f"{checkpoint}/checkpoint.json")
+
+
+def _number(checkpoint: Path) -> tuple[int, int]:
+    """Step, and how often that step had been saved before: step_0000000005_1 → (5, 1)."""
+    step, _, repeat = checkpoint.name.removeprefix("step_").partition("_")
+    return int(step), int(repeat or 0)
+
+
+def _rng_state() -> dict[str, Any]:
+    """Of the global generators, which dropout and the like draw from."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"torch": torch.get_rng_state(), "cuda": cuda}
+
+
+def _set_rng_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])

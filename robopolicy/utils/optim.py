@@ -1,0 +1,52 @@
+"""Small pure helpers around PyTorch's optimisers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.core.errors import CheckpointError
+
+
+def cosine_with_warmup(step: int, *, steps: int, warmup: int) -> float:
+    """Factor on the learning rate of update `step` (from 0): linear from 0 to 1, then half a cosine down to 0."""
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(1, steps - warmup)
+    return 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
+
+
+def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Parameter groups of which only matrices are decayed; biases, gains and embeddings of one axis are not."""
+    trained = [p for p in parameters if p.requires_grad]
+    return [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+    """Per-parameter tensors keyed by position as a string (JSON knows no integer keys); the rest is configuration."""
+    return {str(i): dict(values) for i, values in optimizer.state_dict()["state"].items()}
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, dict[str, Tensor]]) -> None:
+    """Inverse of `optimizer_state`.
+
+    Raises:
+        CheckpointError: the state is of other parameters: PyTorch would write beyond them.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for i, values in state.items():
+        shapes = {tuple(v.shape) for v in values.values() if v.ndim}
+        if int(i) >= len(parameters) or shapes - {tuple(parameters[int(i)].shape)}:
+            found = tuple(parameters[int(i)].shape) if int(i) < len(parameters) else None
+            raise CheckpointError(
+                f"optimizer: parameter {i} was saved with state of shapes {sorted(shapes)}, this run's has {found}. "
+                "Resume with the version and config that it was saved under, or give a new run_dir."
+            )
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": {int(i): v for i, v in state.items()}})

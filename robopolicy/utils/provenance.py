@@ -1,0 +1,121 @@
+"""Where a number comes from: command, code version, libraries, hardware. Never a host, a user or a machine path."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from robopolicy.utils.atomic import write_atomically
+
+_LIBRARIES = ("torch", "mujoco", "numpy", "gymnasium", "lerobot", "diffusers", "hydra-core")
+
+
+@functools.cache
+def commit() -> str:
+    """Short git commit of this code, "+dirty" where tracked files differ from it, or "unknown" outside a checkout.
+
+    Files in docs/ do not count: results that were just recorded there change nothing in those that follow.
+    """
+    root = Path(__file__).resolve().parents[2]
+    if not (root / "pyproject.toml").exists():  # installed from a wheel, perhaps inside somebody else's repository
+        return "unknown"
+    found = _git(root, "rev-parse", "--short=12", "HEAD")
+    if not found:
+        return "unknown"
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)docs")
+    return found + ("+dirty" if changed else "")
+
+
+def _git(root: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+@functools.cache
+def version() -> str:
+    """Package version and commit, as every episode row carries them: `0.1.0+g1a2b3c4d5e6f`."""
+    try:
+        package = importlib.metadata.version("robopolicy")
+    except importlib.metadata.PackageNotFoundError:
+        package = "0"
+    return package if commit() == "unknown" else f"{package}+g{commit().replace('+', '.')}"
+
+
+def command(arguments: list[str] | None = None) -> str:
+    """The command line as a user would type it again; paths become relative to the working or home directory."""
+    given = list(sys.argv if arguments is None else arguments)
+    program = Path(given[0]).name if given else "python"
+    if program == "__main__.py":
+        program = f"python -m {Path(given[0]).parent.name}"
+    elif program.endswith(".py"):
+        program = f"python {_portable(given[0])}"
+    return " ".join([program, *(shlex.quote(_portable(a)) for a in given[1:])])
+
+
+def _portable(text: str) -> str:
+    for path, name in ((os.getcwd(), "."), (str(Path.home()), "~"), (tempfile.gettempdir(), "$TMPDIR")):
+        if len(path) > 1:
+            text = re.sub(rf"(?<![\w.-]){re.escape(path)}(?=/|$)", name.replace("\\", r"\\"), text)
+    return text.removeprefix("./")
+
+
+@functools.cache
+def hardware() -> str:
+    """Processor, usable cores, memory and GPU, in one line."""
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        models = re.findall(r"^model name\s*:\s*(.+)$", info.read_text(), flags=re.MULTILINE)
+        name = re.sub(r"\s+", " ", models[0]).strip() if models else name
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    parts = [name, f"{cores} cores"]
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        parts.append(f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB")
+    import torch
+
+    parts.append(torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU")
+    return ", ".join(parts)
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, this package and the libraries that shape results."""
+    found = {"python": platform.python_version(), "robopolicy": version()}
+    for library in _LIBRARIES:
+        try:
+            found[library] = importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def provenance(arguments: list[str] | None = None) -> dict[str, Any]:
+    """All of it, with the time, as `provenance.json` holds it in a run directory and reports show it."""
+    return {
+        "command": command(arguments),
+        "commit": commit(),
+        "versions": versions(),
+        "hardware": hardware(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def write_provenance(run_dir: Path | str, arguments: list[str] | None = None) -> Path:
+    """Write `provenance.json` into `run_dir`."""
+    return write_atomically(Path(run_dir) / "provenance.json", json.dumps(provenance(arguments), indent=2) + "\n")

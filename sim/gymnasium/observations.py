@@ -1,0 +1,169 @@
+"""What a Gymnasium vector env observes, as our features. Pictures that are not RGB of uint8 are refused."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Dict
+from numpy.typing import NDArray
+from torch import Tensor
+
+from robopolicy.core.errors import ConfigError, SpecError
+from robopolicy.core.types import IMAGES, STATE, TASK, Obs
+
+_PICTURE_SIDE = 16  # a Box with two axes of at least this length is taken for a picture
+_STATE_LIMIT = 4000  # numbers of `observation.state`; the smallest usual picture, 64×64, has more
+_CAMERA = re.compile(r"\w+([.-]\w+)*")  # it becomes part of file names
+
+
+class Layout(NamedTuple):
+    """Where an observation's boxes go: `images` become features of their own, `vectors` are joined into the state."""
+
+    boxes: dict[str, Box]
+    images: tuple[str, ...]
+    vectors: tuple[str, ...]
+    bare: bool  # one Box, no Dict
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """Names of the elements of the state."""
+        return tuple(f"{k}_{i}" for k in self.vectors for i in range(math.prod(self.boxes[k].shape)))
+
+
+def layout(space: gymnasium.Space, name: str) -> Layout:
+    """Sort the boxes of an observation space.
+
+    Raises:
+        ConfigError: another space than Box or Dict of Box, or one whose numbers are a picture that is not RGB uint8.
+    """
+    boxes = dict(space.spaces) if isinstance(space, Dict) else {"main": space}
+    if wrong := {k: type(v).__name__ for k, v in boxes.items() if not isinstance(v, Box)}:
+        raise ConfigError(
+            f"{name}: observation_space: expected Box or Dict of Box, found {wrong}. Flatten or drop the others with "
+            "gymnasium.wrappers.FlattenObservation, FilterObservation or TransformObservation."
+        )
+    for key, box in boxes.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"{name}: observation_space: expected text as keys, found {key!r}")
+        if is_rgb(box) and not _CAMERA.fullmatch(key):
+            raise ConfigError(
+                f"{name}: observation_space: picture {key!r}: a camera's name becomes part of file names; expected "
+                "letters, digits, '_', and '.' or '-' between them"
+            )
+        if not is_rgb(box) and (what := picture(box)):
+            raise ConfigError(
+                f"{name}: observation {key!r} is a Box {box.shape} of {box.dtype}: {what[0]}. Pictures are RGB of "
+                f"uint8, [h w 3] or [3 h w]. {what[1]} If it is no picture, give it one axis: "
+                "gymnasium.wrappers.ReshapeObservation."
+            )
+    images = tuple(k for k, v in boxes.items() if is_rgb(v))
+    found = Layout(boxes, images, tuple(k for k in boxes if k not in images), not isinstance(space, Dict))
+    count = sum(math.prod(boxes[k].shape) for k in found.vectors)
+    if not count <= _STATE_LIMIT or not (count or images):
+        raise ConfigError(
+            f"{name}: observation_space: expected 1 to {_STATE_LIMIT} numbers for {STATE!r}, found {count} in "
+            f"{ {k: boxes[k].shape for k in found.vectors} }. Pictures belong into boxes of their own, RGB of uint8."
+        )
+    return found
+
+
+def is_rgb(box: Box) -> bool:
+    """[h w 3] or [3 h w] of uint8, and not both."""
+    shape = box.shape
+    return bool(box.dtype == np.uint8 and len(shape) == 3 and (shape[0] == 3) != (shape[2] == 3) and 0 not in shape)
+
+
+def picture(box: Box) -> tuple[str, str] | None:
+    """For a Box that looks like a picture but is not RGB uint8: what it is, and the way out. Else None."""
+    shape, n = box.shape, len(box.shape)
+    if n < 2 or not (box.dtype == np.uint8 or sorted(shape)[-2] >= _PICTURE_SIDE):
+        return None
+    if n == 2 or (n == 3 and 1 in (shape[0], shape[2])):
+        return "a grey picture", (
+            "Leave gymnasium.wrappers.GrayscaleObservation away, or repeat the channel with TransformObservation."
+        )
+    if n == 3 and 3 in (shape[0], shape[2]) and box.dtype != np.uint8:
+        return "a picture of other numbers than uint8", (
+            "Leave what scales it away, or convert it with gymnasium.wrappers.TransformObservation."
+        )
+    if n == 3 and shape[2] == 4:
+        return "an RGBA picture, or four grey ones", (
+            "Keep the first three channels with gymnasium.wrappers.TransformObservation, or stack none."
+        )
+    return "a stack of pictures, or of channels", (
+        "Leave gymnasium.wrappers.FrameStackObservation away: policies stack frames themselves, n_obs_steps=…; or take "
+        "three channels with TransformObservation."
+    )
+
+
+class Observations:
+    """Converts batches of what an env observes, and holds them to its space."""
+
+    def __init__(self, layout: Layout, env: str) -> None:
+        self.layout, self.env = layout, env
+
+    def __call__(self, raw: Any, count: int) -> Obs:
+        """Gymnasium's batch of `count` to our features.
+
+        Raises:
+            SpecError: shapes or dtypes other than the space's, or numbers that are not finite.
+        """
+        parts = {"main": raw} if self.layout.bare else raw
+        if not isinstance(parts, Mapping):
+            raise SpecError(f"{self.env}: observation: expected a dict, found {type(raw).__name__}")
+        found: dict[str, NDArray[Any]] = {}
+        for key, box in self.layout.boxes.items():
+            if key not in parts:
+                raise SpecError(f"{self.env}: observation: expected key {key!r}, found {sorted(parts)}")
+            value = as_array(parts[key], f"{self.env}: observation {key!r}")
+            if value.shape != (count, *box.shape):
+                raise SpecError(
+                    f"{self.env}: observation {key!r}: expected shape {(count, *box.shape)}, found {value.shape}"
+                )
+            found[key] = value
+        obs: Obs = {}
+        for key in self.layout.images:
+            picture = found[key]
+            if picture.dtype != np.uint8:
+                raise SpecError(f"{self.env}: observation {key!r}: expected uint8, found {picture.dtype}")
+            picture = picture if picture.shape[-3] == 3 else np.moveaxis(picture, -1, -3)
+            obs[IMAGES + key] = torch.from_numpy(np.array(picture, dtype=np.uint8))
+        if self.layout.vectors:
+            obs[STATE] = self._state({k: found[k] for k in self.layout.vectors}, count)
+        obs[TASK] = torch.zeros(count, dtype=torch.int64)
+        return obs
+
+    def _state(self, vectors: dict[str, NDArray[Any]], count: int) -> Tensor:
+        parts = []
+        for key, value in vectors.items():
+            if value.dtype.kind not in "biuf":
+                raise SpecError(f"{self.env}: observation {key!r}: expected numbers, found {value.dtype}")
+            with np.errstate(over="ignore"):  # found below
+                parts.append(np.asarray(value, dtype=np.float32).reshape(count, -1))
+        state = np.concatenate(parts, axis=1)
+        if not (good := np.isfinite(state)).all():
+            row, i = (int(k) for k in np.argwhere(~good)[0])
+            raise SpecError(
+                f"{self.env}: observation {self.layout.counted[i]!r} of env {row}: expected a finite number, "
+                f"found {state[row, i]}. Where the physics failed, the env has to end the episode before it."
+            )
+        return torch.from_numpy(state)
+
+    def one(self, raw: Any) -> Obs:
+        """A batch of one, of one env's observation without batch axis."""
+        if isinstance(raw, Mapping):
+            return self({k: as_array(v, f"{self.env}: observation {k!r}")[None] for k, v in raw.items()}, 1)
+        return self(as_array(raw, f"{self.env}: observation")[None], 1)
+
+
+def as_array(value: Any, what: str) -> NDArray[Any]:
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged rows, or a tensor on a GPU
+        raise SpecError(f"{what}: expected a NumPy array, found {type(value).__name__} ({error})") from error

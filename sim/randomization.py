@@ -1,0 +1,98 @@
+"""Domain randomisation: off by default, keyed by the episode seed, part of the spec's digest."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.core.errors import ConfigError
+from robopolicy.sim.arm import ARM_DOF
+
+Range = tuple[float, float]
+_LATEST = 1000  # control steps
+
+
+@dataclass(frozen=True)
+class Randomization:
+    """What varies between episodes. Scales multiply the nominal value; (1, 1) leaves it alone.
+
+    Args:
+        mass: scale of the masses and inertias of everything but the arm.
+        friction: scale of all sliding friction coefficients.
+        damping: scale of joint damping and of the servos' velocity gains.
+        sensor_noise: standard deviation added to every entry of `observation.state`, in its own SI unit.
+        latency: (fewest, most) control steps by which an action is late; drawn per episode.
+    """
+
+    mass: Range = (1.0, 1.0)
+    friction: Range = (1.0, 1.0)
+    damping: Range = (1.0, 1.0)
+    sensor_noise: float = 0.0
+    latency: tuple[int, int] = (0, 0)
+
+    def __post_init__(self) -> None:
+        for key in ("mass", "friction", "damping"):
+            low, high = getattr(self, key)
+            if not 0 < low <= high:
+                raise ConfigError(f"randomization.{key}: expected 0 < low <= high, found ({low}, {high})")
+        if not 0 <= self.latency[0] <= self.latency[1] <= _LATEST:
+            raise ConfigError(
+                f"randomization.latency: expected 0 <= low <= high <= {_LATEST} steps, found {self.latency}"
+            )
+        if self.sensor_noise < 0:
+            raise ConfigError(f"randomization.sensor_noise must be >= 0, found {self.sensor_noise}")
+
+    @property
+    def physical(self) -> bool:
+        """Whether envs need models of their own."""
+        return any(getattr(self, k) != (1.0, 1.0) for k in ("mass", "friction", "damping"))
+
+    @property
+    def ranges(self) -> Mapping[str, Range]:
+        """Extra uniform numbers per episode; none where nothing varies, so that nominal episodes stay the same."""
+        ranges: dict[str, Range] = {}
+        for key in ("mass", "friction", "damping"):
+            if getattr(self, key) != (1.0, 1.0):
+                ranges[f"randomize_{key}"] = getattr(self, key)
+        if self.latency[1]:
+            ranges["randomize_latency"] = (self.latency[0], self.latency[1] + 1)
+        return ranges
+
+
+class ModelBank:
+    """N copies of a model whose physical parameters are set per episode."""
+
+    def __init__(self, model: mujoco.MjModel, num_envs: int) -> None:
+        self.nominal = model
+        self.models = [copy.copy(model) for _ in range(num_envs)]
+        self._data = mujoco.MjData(model)
+        arm = {i for i in range(model.nbody) if _in_arm(model, i)}
+        self._loose = np.array([i not in arm for i in range(model.nbody)])
+
+    def set(self, row: int, draw: Mapping[str, NDArray[np.float64]], k: int) -> None:
+        """Give env `row` the parameters of the k-th drawn episode."""
+        m, nominal = self.models[row], self.nominal
+        mass = draw["randomize_mass"][k] if "randomize_mass" in draw else 1.0
+        m.body_mass[self._loose] = nominal.body_mass[self._loose] * mass
+        m.body_inertia[self._loose] = nominal.body_inertia[self._loose] * mass
+        if "randomize_friction" in draw:
+            m.geom_friction[:, 0] = nominal.geom_friction[:, 0] * draw["randomize_friction"][k]
+        if "randomize_damping" in draw:
+            scale = draw["randomize_damping"][k]
+            m.dof_damping[:] = nominal.dof_damping * scale
+            m.actuator_biasprm[:ARM_DOF, 2] = nominal.actuator_biasprm[:ARM_DOF, 2] * scale
+        mujoco.mj_setConst(m, self._data)
+        m.stat.meaninertia = nominal.stat.meaninertia  # a task fixes it: solver tolerances are relative to it
+
+
+def _in_arm(model: mujoco.MjModel, body: int) -> bool:
+    while body:
+        if model.body(body).name == "base":
+            return True
+        body = int(model.body_parentid[body])
+    return False

@@ -1,0 +1,151 @@
+"""Any Gymnasium id as a task: gym-pusht, gymnasium-robotics' Fetch, or a package of your own.
+
+Protocol: the id's own observations (boxes joined into `observation.state`), actions and time limit; success is
+info["success"] or info["is_success"], which has to be there after every step, or what `task.success` names. Unless
+`own_reward` is set, success ends the episode and is the reward, as in every suite here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+from typing import Any
+
+import gymnasium
+
+from robopolicy.config import registry
+from robopolicy.core.errors import ConfigError, RobopolicyError, closest
+from robopolicy.core.types import ActionSpec
+from robopolicy.sim.gymnasium.adapter import GymVecEnv
+from robopolicy.sim.suites.versions import needs
+from robopolicy.sim.suites.workers import vector_env
+
+KNOWN = {"gym_pusht": "pusht", "gymnasium_robotics": "fetch"}  # package that registers ids: our extra
+FETCH = ActionSpec(  # 0.05 m at 1
+    names=("dx", "dy", "dz", "gripper"), units=("1",) * 4, low=(-1.0,) * 4, high=(1.0,) * 4, frame="world",
+    tcp="robot0:grip", rotation="none", reference="measured", gripper=3,
+    gripper_meaning="position: -1 closes, +1 opens, relative to measured; without effect where the task blocks it",
+)  # fmt: skip
+TEXTS = {
+    "gym_pusht/PushT-v0": "push the T onto its outline",
+    "FetchReach-v4": "move the hand to the goal",
+    "FetchPush-v4": "push the block to the goal",
+    "FetchSlide-v4": "slide the puck to the goal",
+    "FetchPickAndPlace-v4": "bring the block to the goal",
+}
+
+
+_FILES = re.compile(r"(^|_)(file|path|dir|folder|root)s?$")
+_SIDES = re.compile(r"(^|_)(width|height|size)$")
+_WIDEST = 4096  # pixels
+
+
+class OneEnv:
+    """A factory of envs of an id, which pickles."""
+
+    def __init__(self, package: str, ident: str, options: dict[str, Any]) -> None:
+        self.package, self.ident, self.options = package, ident, options
+
+    def __call__(self) -> gymnasium.Env:
+        """Raises ConfigError: the env takes no such options, or lacks a package."""
+        register(self.package)
+        try:
+            return gymnasium.make(self.ident, disable_env_checker=True, **self.options)
+        except RobopolicyError:
+            raise
+        except Exception as error:  # whatever an env makes of options that may be a stranger's
+            raise ConfigError(
+                f"task.name={self.ident!r} with task.options={self.options}: cannot be made "
+                f"({type(error).__name__}: {error})"
+            ) from error
+
+
+def register(package: str) -> None:
+    """Import the package that registers an id; "" for Gymnasium's own.
+
+    Raises:
+        ConfigError: it is neither known here nor admitted by --allow, or cannot be imported.
+    """
+    if package in KNOWN:
+        with needs(KNOWN[package]):
+            module = importlib.import_module(package)
+            if hasattr(module, "register_robotics_envs"):
+                gymnasium.register_envs(module)
+    elif package in registry.admitted():
+        importlib.import_module(package)
+    elif package:
+        raise ConfigError(
+            f"task.package={package!r}: expected one of {', '.join(KNOWN)}, or a package of your own that you admit: "
+            f"--allow {package}"
+        )
+
+
+def make(
+    name: str,
+    num_envs: int,
+    seed: int = 0,
+    *,
+    package: str = "",
+    text: str | None = None,
+    horizon: int | None = None,
+    success: str | None = None,
+    own_reward: bool = False,
+    options: dict[str, Any] | None = None,
+    processes: int = 0,
+) -> GymVecEnv:
+    """A Gymnasium id as a VecEnv.
+
+    Args:
+        name: the id, e.g. FetchReach-v4.
+        seed: names the stream of training episodes.
+        package: what to import so that the id is registered.
+        text: instruction; None: ours where there is one, else the id.
+        horizon: steps to truncation, at most the id's own; None: those.
+        success: the key of info that tells success, with dots into nested dicts; it has to be there when an episode
+            ends. "terminated": the env ends an episode only where it succeeded. None: as the module says.
+        own_reward: the env's reward, and success ends nothing.
+        options: keyword arguments of the env.
+        processes: 0: all envs in this process; else so many workers.
+
+    Raises:
+        ConfigError: an unknown package or id, no time limit, or an option that opens a window or a file.
+    """
+    _check_options(options or {}, "task.options")
+    register(package)
+    if name not in gymnasium.registry:
+        raise ConfigError(
+            f"task.name={name!r}: no such Gymnasium id is registered. {closest(name, gymnasium.registry)}"
+        )
+    own = gymnasium.registry[name].max_episode_steps
+    steps = own if horizon is None else horizon
+    if not steps or steps < 1 or (own and steps > own):
+        raise ConfigError(f"task.horizon: expected 1 to {own or 'any number of'} steps for {name}, found {horizon}")
+    options = dict(options or {})
+    facts = {"options": options, "own_reward": own_reward} | ({} if success is None else {"told_by": success})
+    envs = vector_env(OneEnv(package, name, options), name, num_envs, horizon=steps, processes=processes,
+                      success=success, sparse=not own_reward, **facts)  # fmt: skip
+    action = FETCH if name.startswith("Fetch") and package == "gymnasium_robotics" else None
+    said = TEXTS.get(name, name) if text is None else text
+    return GymVecEnv(envs, seed=seed, instructions=said, horizon=steps, action=action)
+
+
+def _check_options(value: Any, where: str) -> None:
+    """Refuse what a stranger's config may ask of any env: windows, files, and pictures that fill the memory.
+
+    Raises:
+        ConfigError: names the option.
+    """
+    key = where.rpartition(".")[2]
+    if key == "render_mode" and value not in (None, "rgb_array"):
+        raise ConfigError(f"{where}: expected null or 'rgb_array', found {value!r}: no windows are opened")
+    if value is not None and _FILES.search(key):
+        raise ConfigError(f"{where}: files are not read by options. Register an env of your own, task.package=…")
+    if isinstance(value, str) and ("/" in value or "\\" in value or value.startswith("~")):
+        raise ConfigError(f"{where}: expected no path, found {value!r}. Register an env of your own, task.package=…")
+    sides = value if isinstance(value, list | tuple) else (value,)
+    if _SIDES.search(key) and any(isinstance(n, int | float) and not abs(n) <= _WIDEST for n in sides):
+        raise ConfigError(f"{where}: expected at most {_WIDEST}, found {value!r}")
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for name, inner in items:
+        _check_options(inner, f"{where}.{name}")

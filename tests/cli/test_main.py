@@ -1,0 +1,90 @@
+"""The command line: one clear sentence for every mistake, the right exit code, never a traceback."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from robopolicy.cli import main as cli
+from robopolicy.cli.main import main
+
+
+def test_mistakes_of_a_command_line_are_listed_together(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["train", "run_dir=x", "loop.stepss=3", "loop.batch_size=0", "algo.lr=abc", "seed=abc"])
+    said = capsys.readouterr().err
+    assert code == 2
+    assert said.startswith("error: 4 problems in the configuration:\n")
+    for sentence in (
+        "loop.stepss: unknown key; robopolicy.training.offline.offline does not take it. Did you mean 'steps'",
+        "loop.batch_size: expected int ≥ 1, found 0",
+        "algo.lr: expected float > 0, found 'abc' (str)",
+        "seed: expected int, found 'abc' (str)",
+    ):
+        assert sentence in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "unknown verb 'trian'. Did you mean 'train'?"),
+        (["train", "task=pik", "run_dir=x"], "task=pik: no such option of the group 'task'. Did you mean 'pick'?"),
+        (["train", "polcy=flow", "run_dir=x"], "polcy: unknown key. Did you mean 'policy'?"),
+    ],
+)
+def test_typos_are_answered_with_the_closest_name(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
+def test_a_failed_start_does_not_stand_in_the_way_of_the_corrected_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("typo", "corrected"):
+        assert main(["train", "algo=bc", f"dataset={tmp_path / name}", f"run_dir={tmp_path / 'r'}"]) == 1
+        assert f"{name}: no dataset here" in capsys.readouterr().err
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def run(name: str, arguments: list[str]) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "_run", run)
+
+
+def test_a_full_disk_is_told_from_other_trouble(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing(monkeypatch, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/a/config.yaml"))
+    assert main(["train"]) == 1
+    said = capsys.readouterr().err
+    assert "No space left on device: 'runs/a/config.yaml'. Free some space, then repeat the command" in said
+    failing(monkeypatch, PermissionError(errno.EACCES, os.strerror(errno.EACCES), "runs"))
+    assert main(["train"]) == 1
+    assert capsys.readouterr().err == "error: [Errno 13] Permission denied: 'runs'.\n"
+
+
+def test_paths_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert main(["train", "dataset=x", f"run_dir={file / 'run'}"]) == 1
+    assert capsys.readouterr().err == f"error: run_dir={file / 'run'}: is a file, or lies below one. Give a folder, " \
+        "new or of a run.\n"  # fmt: skip
+    (tmp_path / "weights.pt").write_bytes(pickle.dumps({}))
+    assert main(["eval", f"checkpoint={tmp_path / 'weights.pt'}", f"out={tmp_path}"]) == 1
+    assert "looks like a pickle" in capsys.readouterr().err
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("{")
+    assert main(["train", "dataset=x", f"run_dir={tmp_path / 'run'}"]) == 1
+    assert "config.yaml" in capsys.readouterr().err
+
+
+def test_keys_need_a_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["teleop", "task=reach", f"out={tmp_path / 'd'}"]) == 1
+    assert "standard input is not a terminal" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,135 @@
+"""The verbs around training: no evaluation is taken for another, or written over it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from robopolicy.cli import compare, eval
+from robopolicy.core.errors import ConfigError
+from robopolicy.evaluation import rollout, saved
+from robopolicy.evaluation.episode_table import Rows
+from robopolicy.reporting.html_report import write_report
+from robopolicy.reporting.run_reader import label, read_run
+from robopolicy.runs.checkpointer import Checkpointer
+from tests.evaluation.points import make_rows
+from tests.fakes import PointEnv
+from tests.runs.test_checkpointer import gaussian
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """`bc`, and `refined` on it with an older, a best and a newest checkpoint, on the point env."""
+    bc, refined = tmp_path / "bc", tmp_path / "refined"
+    for run, base in ((bc, ""), (refined, bc)):
+        run.mkdir()
+        (run / "config.yaml").write_text(f"task: {{_target_: point}}\nbase: '{base}'\n")
+    Checkpointer(bc).save(1, policy=gaussian(0), state={})
+    checkpointer = Checkpointer(refined, keep=3)
+    for step in (1, 2, 3):
+        checkpointer.save(step, policy=gaussian(step), state={}, best=step == 2)
+    for verb in (compare, eval):
+        monkeypatch.setattr(verb, "env_of", lambda task, place, num_envs, changes=None: PointEnv(num_envs))
+    return bc, refined
+
+
+def files(run: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in run.glob("*.*") if p.suffix in (".csv", ".json")}
+
+
+def test_every_kind_of_evaluation_has_a_file_of_its_own(runs: tuple[Path, Path]) -> None:
+    run = runs[1]
+    usual: dict[str, Any] = {"checkpoint": run, "episodes": 3, "videos": 0}
+    written = {"": "episodes.csv"}
+    for options, name in (
+        ({}, "episodes.csv"),
+        ({"which": "best"}, "episodes-best.csv"),
+        ({"split": "validation"}, "episodes-validation.csv"),
+        ({"which": "best", "split": "validation"}, "episodes-best-validation.csv"),
+        ({"deterministic": True}, "episodes-deterministic.csv"),
+        ({"name": "mine", "split": "validation"}, "episodes-mine-validation.csv"),
+        ({"checkpoint": run / "checkpoints" / "step_0000000001"}, "episodes-step_0000000001.csv"),
+    ):
+        before = files(run)
+        rows = eval.evaluate(**{**usual, **options})  # type: ignore[arg-type]
+        after = files(run)
+        assert set(after) - set(before) == {name}
+        assert {k: after[k] for k in before} == before, "the others are as they were"
+        assert Rows.load(run / name).frame["policy"].tolist() == rows.frame["policy"].tolist()
+        written[name] = name
+    for path in ("latest", "best", "step_0000000002", "step_0000000003"):
+        assert eval.evaluate(**{**usual, "checkpoint": run / "checkpoints" / path}) is not None
+    assert set(files(run)) == set(written) - {""}, "pointers and names of the same checkpoints share their files"
+
+
+def test_comparisons_on_other_splits_leave_those_on_test_episodes(runs: tuple[Path, Path]) -> None:
+    bc, refined = runs
+    compare.compare(a=bc, b=refined, episodes=3, videos=0)
+    before = files(refined)
+    assert set(before) == {"episodes-base.csv", "episodes.csv", "comparison.json"}
+    compare.compare(a=bc, b=refined, episodes=3, videos=0, split="validation")
+    after = files(refined)
+    assert {k: after[k] for k in before} == before
+    assert set(after) - set(before) == {
+        "episodes-base-validation.csv", "episodes-validation.csv", "comparison-validation.json",
+    }  # fmt: skip
+    best = compare.compare(a=refined, b=refined / "checkpoints" / "best", episodes=3, videos=0, out=refined)
+    assert {k: v for k, v in files(refined).items() if k in after} == after
+    assert (best.a, best.b) == ("refined (a)", "refined (b)")
+
+
+@pytest.mark.parametrize("names", [("x", "x"), ("", "x"), ("x", "")])
+def test_compared_policies_have_different_names(runs: tuple[Path, Path], names: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match="names: expected two different names, found"):
+        compare.compare(a=runs[0], b=runs[1], names=names, episodes=3, videos=0)
+    assert not files(runs[1])
+
+
+def test_names_cannot_stand_for_evaluations_of_another_kind() -> None:
+    assert label("a-b", checkpoint="best", split="validation") == "a-b-best-validation"
+    assert label("best", checkpoint="best") == "best", "said once is enough"
+    for name in ("best", "x-validation", "deterministic", "step_0000000001"):
+        with pytest.raises(ConfigError, match="marks evaluations of another kind"):
+            label(name)
+    with pytest.raises(ConfigError, match="without '/'"):
+        label("a/b")
+
+
+def test_rows_of_other_code_are_not_reused_silently(
+    runs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluated, evaluate = [], rollout.evaluate
+
+    def counted(*arguments: Any, **options: Any) -> Rows:
+        evaluated.append(1)
+        return evaluate(*arguments, **options)
+
+    def look(version: str) -> str:
+        for module in (saved, rollout):
+            monkeypatch.setattr(module, "version", lambda: version)
+        eval.evaluate(checkpoint=runs[0], episodes=3, videos=0)
+        return capsys.readouterr().out
+
+    monkeypatch.setattr(rollout, "evaluate", counted)
+    look("1+ga")
+    assert "episodes.csv" not in look("1+ga") and len(evaluated) == 1
+    assert "episodes.csv: is of code 1+ga, this is 1+gb: evaluated again" in look("1+gb")
+    assert len(evaluated) == 2 and set(Rows.load(runs[0] / "episodes.csv").frame["version"]) == {"1+gb"}
+    look("1+gb.dirty")
+    assert "episodes.csv: reused; 1+gb.dirty has uncommitted changes" in look("1+gb.dirty")
+    assert len(evaluated) == 3
+
+
+def test_a_report_is_about_the_newest_checkpoint_on_test_episodes(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    rates = {"-base": 40, "-best": 99, "": 90, "-deterministic": 97, "-step_0000000001": 50, "-base-validation": 41,
+             "-best-validation": 98}  # fmt: skip
+    for name, rate in rates.items():
+        stem, split = f"episodes{name}", 1 if name.endswith("validation") else 2
+        make_rows([i < rate for i in range(100)], policy=stem, split=split).save(run / f"{stem}.csv")
+    page = write_report(run, tmp_path / "r.html").read_text()
+    assert "+50.0 points" in page and "run is better" in page and "5 more evaluations are below" in page
+    for evaluation in read_run(run).evaluations:
+        assert f"<tr><td>{evaluation.name}<td>" in page, "the others are shown by name"

@@ -1,0 +1,80 @@
+"""spec.py: what a policy and its world say of each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from robopolicy.core.errors import SpecError
+from robopolicy.core.specs import PolicySpec, changes, check_features, state_columns
+from robopolicy.core.types import STATE, Feature
+from tests import toy
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, []),
+        ({"dt": 0.1}, ["dt: was 0.05, now 0.1"]),
+        ({"action": replace(toy.ACTION, names=("x", "z"))}, ["action.names: 'y' → 'z'"]),
+        ({"observation": {STATE: Feature((4,))}}, [f"observation.{STATE}.shape: 3 → 4"]),
+        (
+            {"observation": {}},
+            ["observation: was None, now {}"]
+            + [f"observation.{STATE}.{k}: was {v}, now None" for k, v in (("dtype", "'float32'"), ("shape", "(3,)"))],
+        ),
+    ],
+)
+def test_changes_name_every_key_that_differs(change: dict[str, object], expected: list[str]) -> None:
+    now = toy.spec(**change)
+    assert changes(toy.spec(), now) == expected
+    assert changes(toy.spec(), PolicySpec.from_json(toy.spec().to_json())) == []
+
+
+def test_changes_of_long_lists_stay_short() -> None:
+    names = tuple(f"joint{i}" for i in range(40))
+    before, now = (toy.spec(observation={STATE: Feature((40,), names=n)}) for n in (names, names[::-1]))
+    (said,) = changes(before, now)
+    assert said.startswith(f"observation.{STATE}.names: 'joint0' → 'joint39', ")
+    assert said.endswith(" and 35 more")
+
+
+NAMED = Feature((6,), names=("hand_x", "hand_y", "to_x", "to_y", "to_[1]", "to_1"))
+
+
+@pytest.mark.parametrize(
+    ("names", "columns"),
+    [
+        (None, [0, 1, 2, 3, 4, 5]),
+        ((), []),
+        (("to_y", "hand_x"), [3, 0]),
+        (("to_?", "to_*", "to_x"), [2, 3, 5, 4]),
+        (("*_y", "hand_?"), [1, 3, 0]),
+        (("to_[1]",), [4]),  # a name before it is a pattern
+        (("to_[xy]",), [2, 3]),
+    ],
+)
+def test_elements_of_the_state_are_chosen_by_name_in_order_and_once(names, columns) -> None:
+    assert state_columns(NAMED, names, where="here") == columns
+
+
+def test_names_that_fit_nothing_are_refused_whatever_their_case() -> None:
+    with pytest.raises(SpecError, match=r"here: 'observation\.state' has no 'Hand_\*'\. Did you mean 'hand_"):
+        state_columns(NAMED, ("to_x", "Hand_*"), where="here")
+
+
+def test_of_elements_with_the_same_name_all_are_chosen() -> None:
+    assert state_columns(Feature((3,), names=("a", "b", "a")), ("a",), where="here") == [0, 2]
+
+
+def test_counted_elements_say_nothing_and_names_do() -> None:
+    """What was recorded or trained before a suite's elements had names still fits it."""
+    old, now, other = (
+        {STATE: Feature((2,), names=n)} for n in (("main_0", "main_1"), ("hand_x", "hand_y"), ("hand_y", "hand_x"))
+    )
+    said = {"needs": "the policy", "offers": "env"}
+    assert check_features(old, now, **said) == check_features(now, old, **said) == []
+    assert "hand_x≠hand_y, hand_y≠hand_x" in check_features(now, other, **said)[0]
+    partly = {STATE: Feature((2,), names=("main_0", "x"))}
+    assert "main_0≠hand_x" in check_features(partly, now, **said)[0]

@@ -1,0 +1,73 @@
+"""behave.py: a policy as the one who shows the task; its noise belongs to the episode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from robopolicy.core.errors import SpecError
+from robopolicy.core.rng import episode_seeds
+from robopolicy.evaluation import policy_expert
+from robopolicy.evaluation.policy_expert import PolicyExpert
+from robopolicy.policies.chunk_executor import ChunkExecutor
+from tests.fakes import PointEnv, PointPolicy
+
+SEEDS = episode_seeds("train", 7, 6)
+
+
+def expert(env: PointEnv, monkeypatch: pytest.MonkeyPatch, policy: PointPolicy, **kw: float) -> PolicyExpert:
+    monkeypatch.setattr(policy_expert, "load_policy", lambda path, env: policy)
+    return PolicyExpert(env, Path("somewhere"), **kw)  # type: ignore[arg-type]
+
+
+def actions(seeds: torch.Tensor, monkeypatch: pytest.MonkeyPatch, *, steps: int = 8, **kw: float) -> torch.Tensor:
+    """[T N Da], over the ends of episodes."""
+    env = PointEnv(len(seeds), horizon=5)
+    shown = expert(env, monkeypatch, PointPolicy(noise=0.05, n_obs_steps=2), **kw)
+    obs = env.reset(seeds)
+    shown.reset(None, episode_seed=env.episode_seed)
+    out = []
+    for _ in range(steps):
+        out.append(shown.act(obs))
+        step = env.step(out[-1])
+        if step.ended.any():
+            shown.reset(step.ended, episode_seed=env.episode_seed)
+        obs = step.obs
+    return torch.stack(out)
+
+
+def test_without_noise_it_is_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = PointEnv(3)
+    obs = env.reset(SEEDS[:3])
+    executor = ChunkExecutor(PointPolicy(noise=0.05, n_obs_steps=2), 3)
+    stacked = {k: v[:, None].repeat_interleave(2, dim=1) for k, v in obs.items()}
+    expected = executor.next_action(stacked, env.episode_seed)
+    assert torch.equal(actions(SEEDS[:3], monkeypatch, steps=1)[0], expected)
+
+
+def test_an_episode_does_not_know_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    together = actions(SEEDS, monkeypatch, steps=5, imperfection=0.5)
+    alone = actions(SEEDS[2:3], monkeypatch, steps=5, imperfection=0.5)
+    torch.testing.assert_close(together[:, 2:3], alone)
+
+
+def test_episodes_have_levels_of_noise_up_to_the_imperfection(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = PointEnv(2_000)
+    shown = expert(env, monkeypatch, PointPolicy(), imperfection=0.5)
+    shown.reset(None, episode_seed=episode_seeds("train", 1, 2_000))
+    noise = shown._noise(2) / 0.1  # half widths of the limits
+    # A uniform level times a normal number: variance 0.5² / 3.
+    assert float(noise.std()) == pytest.approx(0.5 / 3**0.5, rel=0.05)
+    assert torch.equal(shown._noise(2) / 0.1, noise), "keyed by seed and step"
+    shown.clock += 1
+    later = shown._noise(2) / 0.1
+    assert 0.4 < float(torch.corrcoef(torch.stack([noise.flatten(), later.flatten()]))[0, 1]) < 0.6, "half lasts"
+
+
+def test_a_refined_policy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    refined = PointPolicy()
+    refined.base = PointPolicy()
+    with pytest.raises(SpecError, match="refines another policy"):
+        expert(PointEnv(1), monkeypatch, refined)

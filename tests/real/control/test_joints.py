@@ -1,0 +1,225 @@
+"""What comes in from outside: names, descriptions, chunks, a policy that hangs, a life that is replayed."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from robopolicy import sim
+from robopolicy.core.errors import SpecError
+from robopolicy.real.control.control_loop import ControlLoop
+from robopolicy.real.control.joint_order import JointOrder
+from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer
+from robopolicy.real.deploy.simulated_cell import SimulatedCell
+from robopolicy.real.planning.planner import InlineRunner
+from robopolicy.real.ros2.urdf import check_urdf
+from robopolicy.real.safety import Mode, SafetyChain, SafetyError, load_profile, profile_names
+from robopolicy.real.safety.chain import Measured
+from robopolicy.sim.arm import FINGER_STROKE
+from tests import toy
+from tests.real.adversary import targets
+from tests.real.control.test_robots import WIDE, Drive
+from tests.real.safety.test_chain import DT, Rig
+
+NAMES = tuple(load_profile("panda").joints)
+
+
+# -- REAL.md, test 4 ------------------------------------------------------------------------------------------------
+def test_a_policy_that_hangs_is_held_and_its_old_chunk_refused():
+    """For 10 s: the limits tick on as ever, hold begins when the chunk ends, and what comes late is not executed."""
+    env = sim.make("reach", 1, joint_noise=0.0, horizon=2000)
+    it = SimulatedCell(env, Drive(env, [0.01, 0.0, 0.0, 0.0, 0.0]), settings=WIDE)
+    it.begin(1)
+    poll, hung = it.loop.runner.poll, [False]
+    it.loop.runner.poll = lambda now: None if hung[0] else poll(now)
+    seen, since = [], 0.0
+    for tick in range(3000):
+        if tick == 100:
+            hung[0], since = True, it.time
+        if it.time >= since + 10.0 and tick > 100:
+            hung[0] = False
+        decision = it.loop.tick()
+        it.arm.advance()
+        seen.append((it.time, decision.mode, hung[0], np.abs(it.arm.data.qvel[:7]).max()))
+        it.time += it.dt
+    assert it.arm.aborted == "" and not it.chain.error
+    held = min(t for t, mode, hangs, _ in seen if hangs and mode is Mode.HOLD)
+    chunk = it.loop.buffer.spec.n_action_steps * env.dt
+    assert held - since <= chunk + env.dt + it.dt, "the chunk it has is played, then it holds"
+    assert max(v for t, _, hangs, v in seen if hangs and t > held + 1.0) < 0.01
+    assert seen[-1][1] is Mode.RUN and max(v for t, _, hangs, v in seen if not hangs and t > since + 10.0) > 0.02
+
+
+# -- 7 --------------------------------------------------------------------------------------------------------------
+def test_every_order_of_joints_means_the_same():
+    """All 5040: the same numbers bit for bit, so the same command."""
+    rng, order = np.random.default_rng(0), JointOrder(NAMES, extra=["finger"])
+    q = np.array(load_profile("panda").data["home"]) + rng.normal(0, 0.1, 7)
+    value = dict(zip(NAMES, q, strict=True))
+    for names in itertools.permutations(NAMES):
+        assert np.array_equal(order.arrange(names, [value[n] for n in names]), q)
+    assert np.array_equal(order.arrange(["finger", *NAMES], [9.0, *q]), q)
+    assert np.array_equal(order.arrange([*NAMES, "finger"], [*q, 9.0]), q)
+
+
+def test_joints_that_are_missing_twice_or_foreign_are_refused():
+    order = JointOrder(NAMES, extra=["finger"])
+    for names, what in (
+        (NAMES[:-1], "'panda_joint7' is missing"), ((*NAMES, NAMES[0]), "'panda_joint1' comes 2 times"),
+        ((*NAMES, "panda_joint8"), "'panda_joint8' is not one of them"), ((), "'panda_joint1' is missing"),
+    ):  # fmt: skip
+        with pytest.raises(SafetyError, match=what):
+            order.arrange(names, np.zeros(len(names)))
+    with pytest.raises(SafetyError, match="7 names come with values of shape"):
+        order.arrange(NAMES, np.zeros(6))
+
+
+# -- 15, 17 ---------------------------------------------------------------------------------------------------------
+def test_a_hundred_lives_of_a_chain():
+    """Commands come only between activation and deactivation; a moving arm cannot be activated anew."""
+    profile = load_profile("panda", tcp_speed=1.0, reference_clip=10.0)
+    chain, home, now = SafetyChain(profile), np.array(profile.data["home"]), 0.0
+    for life in range(100):
+        with pytest.raises(SafetyError, match="activate"):
+            chain.filter(home, Measured(home), now)
+        chain.activate(Measured(home), now)
+        for _ in range(12 if life % 10 == 0 else 2):
+            now += DT
+            q = chain.governor.c[0, -1]
+            chain.filter(home + 0.3, Measured(q), now)
+        if life % 10 == 0:
+            with pytest.raises(SafetyError, match="still braking"):
+                chain.activate(Measured(chain.governor.c[0, -1]), now)
+            chain.fault("test")
+            assert chain.filter(home, Measured(chain.governor.c[0, -1]), now + DT).mode is Mode.FAULT
+        chain.deactivate()
+    with pytest.raises(SafetyError, match="stands where"):
+        chain.activate(Measured(home + 5.0), now)
+    with pytest.raises(SafetyError, match="degrees"):
+        chain.activate(Measured(np.rad2deg(home)), now)
+
+
+# -- 16 -------------------------------------------------------------------------------------------------------------
+def urdf(profile, **changes) -> str:
+    """A chain with the maker's limits; `changes`: joint number → (key, value)."""
+    joints = ""
+    for i, name in enumerate(profile.joints):
+        m = profile.maker
+        limit = {"lower": m["low"][i], "upper": m["high"][i], "velocity": m["velocity"][i], "effort": 87.0}
+        kind = "revolute"
+        if f"j{i}" in changes:
+            key, value = changes[f"j{i}"]
+            kind, name = (value if key == "type" else kind), (value if key == "name" else name)
+            limit |= {key: value} if key in limit else {}
+        ends = f'<parent link="l{i}"/><child link="l{i + 1}"/>'
+        numbers = " ".join(f"{k}={str(v)!r}" for k, v in limit.items())
+        joints += f'<joint name="{name}" type="{kind}">{ends}<limit {numbers}/></joint>'
+    return f'<robot name="arm">{joints}</robot>'
+
+
+@pytest.mark.parametrize("robot", profile_names())
+def test_the_arms_own_description_is_believed(robot):
+    check_urdf(load_profile(robot), urdf(load_profile(robot)))
+
+
+@pytest.mark.parametrize(("change", "what"), [
+    ({"j2": ("upper", 1.0)}, "panda_joint3: upper is 1 rad"),
+    ({"j0": ("lower", -1.0)}, "panda_joint1: lower is -1 rad"),
+    ({"j4": ("velocity", 0.5)}, "panda_joint5: velocity is 0.5 rad/s"), ({"j1": ("velocity", "x")}, "velocity is nan"),
+    ({"j6": ("name", "fr3_joint7")}, "panda_joint7: is not in it"), ({"j3": ("type", "fixed")}, "expected a revolute"),
+])  # fmt: skip
+def test_a_description_that_does_not_fit_is_refused_and_said_where(change, what):
+    profile = load_profile("panda")
+    with pytest.raises(SafetyError, match=what):
+        check_urdf(profile, urdf(profile, **change))
+
+
+def test_a_description_of_another_arm_is_refused():
+    profile = load_profile("panda")
+    with pytest.raises(SafetyError, match="panda_joint1: is not in it"):
+        check_urdf(profile, urdf(load_profile("ur5e")))
+    with pytest.raises(SafetyError, match="not readable"):
+        check_urdf(profile, "<robot>")
+    two, five = "panda_joint2", "panda_joint5"
+    swapped = urdf(profile).replace(two, "x").replace(five, two).replace('"x"', f'"{five}"')
+    with pytest.raises(SafetyError, match="does not come after"):
+        check_urdf(profile, swapped)
+
+
+# -- 18 -------------------------------------------------------------------------------------------------------------
+def test_a_life_is_replayed_bit_for_bit():
+    """What came in, fed to another chain: the same decisions, stops and reasons, to the last bit."""
+    settings = {"energy": 3.0, "tcp_speed": 0.6, "tracking_error": 10.0}
+    rng, tape = np.random.default_rng(4), []
+    rig = Rig(settings=settings)
+    with np.errstate(all="ignore"):
+        for k, target in enumerate(targets(rig.profile, 1, 300, seed=3)):
+            rig.now += DT
+            lost, torque = 140 < k < 155, rng.normal(0, 2.0, 7)
+            state = None if lost else Measured(rig.q + rng.normal(0, 1e-4, 7), torque)
+            wanted = None if k % 97 == 0 else target[0]
+            tape.append((wanted, state, rig.now, rig.chain.filter(wanted, state, rig.now)))
+        other = Rig(settings=settings)
+        for wanted, state, now, told in tape:
+            again = other.chain.filter(wanted, state, now)
+            assert np.array_equal(again.command, told.command) and np.array_equal(again.stop, told.stop)
+            assert again[2:] == told[2:]
+    assert len({told.mode for *_, told in tape}) >= 2 and rig.chain.counts == other.chain.counts
+
+
+# -- bad chunks and robots ------------------------------------------------------------------------------------------
+def test_a_chunk_of_another_shape_is_refused():
+    buffer = ChunkBuffer(toy.spec(horizon=4))
+    for shape in ((3, 2), (4, 3), (4,), (1, 4, 2)):
+        with pytest.raises(SpecError, match="expected shape"):
+            buffer.add(np.zeros(shape), observed=0.0, now=0.0)
+
+
+def test_actions_are_clamped_to_their_range():
+    env = sim.make("reach", 1, joint_noise=0.0)
+    decoder, q = ActionDecoder(env.controller, stroke=FINGER_STROKE, dt=env.dt), np.array(env.task.start)
+    profile = load_profile("panda", **WIDE)
+    decoder.reset(q, 0.04)
+    far = decoder.decode(np.array([5.0, 0.0, 0.0, 0.0, 1.0]), q, profile)
+    decoder.reset(q, 0.04)
+    most = decoder.decode(np.array([decoder.high[0], 0.0, 0.0, 0.0, 1.0]), q, profile)
+    assert np.array_equal(far.q, most.q)
+
+
+def test_the_arm_is_seen_as_old_as_the_pictures_and_plans_count_from_then():
+    env, age = sim.make("reach", 1, joint_noise=0.0, horizon=30), 0.1
+    it = SimulatedCell(env, Drive(env, [0.01, 0.0, 0.0, 0.0, 0.0], steps=8), settings=WIDE, latency=age)
+    was: list[np.ndarray] = []  # [n] rad, of every tick
+    ago, asked, late = [], [], []
+
+    def observe(state):
+        ago.append(min(k for k, q in enumerate(reversed(was)) if np.array_equal(q, state.q)))
+        return it._observe(state)
+
+    runner = InlineRunner(it.loop.runner.planner)
+    request = runner.request
+    runner.request = lambda obs, step, seen, ahead: asked.append(it.time - seen) or request(obs, step, seen, ahead)
+    it.loop = ControlLoop(
+        it.arm, it.chain, it.loop.decoder, runner, observe, it.loop.buffer, clock=lambda: it.time, lead=it.loop.lead,
+        age=age,
+    )  # fmt: skip
+    read = it.arm.read
+    it.arm.read = lambda: was.append(read().q) or read()
+    it.ticked = lambda: late.append(it.loop.buffer.late)
+    assert it.run(1).aborted == ""
+    moving = round(0.3 / it.dt)  # ticks, after which the arm is never twice in one place
+    assert len(was) > 200 and ago[0] == 0 and set(ago[round(moving * it.dt / env.dt) :]) == {round(age / it.dt)}
+    assert np.allclose(asked, age, atol=it.dt) and len(asked) > 3
+    assert late[-1] == 2 * len(asked), "two control steps of every chunk are over when it comes"
+
+
+def test_a_robot_with_other_joints_is_refused():
+    env = sim.make("reach", 1, joint_noise=0.0)
+    it = SimulatedCell(env, Drive(env, [0.0] * 5), settings=WIDE)
+    it.arm.joints = tuple(reversed(it.arm.joints))
+    with pytest.raises(SafetyError, match="robot: joints"):
+        ControlLoop(
+            it.arm, it.chain, it.loop.decoder, it.loop.runner, it.loop.sight.observe, it.loop.buffer, clock=lambda: 0.0
+        )

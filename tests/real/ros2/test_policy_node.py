@@ -1,0 +1,797 @@
+"""The policy node in this process, over real DDS on a domain of its own: life, faults, parameters, ways out, Ctrl-C.
+
+A driver that plays what comes exactly waits for every command, so that a busy machine changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("rclpy")
+
+import rclpy
+from diagnostic_msgs.msg import DiagnosticArray
+from rclpy.experimental import EventsExecutor
+from rclpy.lifecycle import TransitionCallbackReturn
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+from rclpy.qos import DurabilityPolicy, QoSProfile
+from rclpy.signals import SignalHandlerOptions
+from sensor_msgs.msg import JointState
+from std_msgs.msg import Bool, Float64, Float64MultiArray, String
+from std_srvs.srv import Trigger
+from trajectory_msgs.msg import JointTrajectory
+
+from robopolicy.real.control.joint_order import JointOrder
+from robopolicy.real.recording.recorder import RecordedChain, Recorder, describe
+from robopolicy.real.recording.replay import read, reproduce
+from robopolicy.real.ros2 import messages
+from robopolicy.real.ros2.policy_node import PolicyNode
+from robopolicy.real.ros2.qos import profile_of
+from robopolicy.real.ros2.spin import run
+from robopolicy.real.ros2.teleop_keys import RemoteKeys
+from robopolicy.real.ros2.timeline import Timeline
+from robopolicy.real.ros2.wiring import parse
+from robopolicy.real.safety import Mode, SafetyChain, load_profile
+from robopolicy.real.safety.chain import Measured
+from robopolicy.real.safety.profile import Plane
+from tests.real.control.test_joints import urdf
+from tests.real.ros2 import test_messages as inputs
+from tests.real.ros2.test_joint_state_adapter import SPEC
+from tests.real.ros2.test_messages import changed
+from tests.real.ros2.test_outputs import STREAM
+from tests.real.ros2.test_trajectory_stream import DT, FAST, HOME, Sweep
+from tests.real.ros2_graph import private_domain
+
+pytestmark = pytest.mark.timeout(240)
+OK, NO = TransitionCallbackReturn.SUCCESS, TransitionCallbackReturn.FAILURE
+
+
+@pytest.fixture
+def ros(monkeypatch):
+    """Starts ROS with arguments; ends it afterwards."""
+    for key, value in private_domain().items():
+        monkeypatch.setenv(key, value)
+    yield lambda *args: rclpy.init(args=list(args), signal_handler_options=SignalHandlerOptions.NO)
+    if rclpy.ok():
+        rclpy.shutdown()
+
+
+class Toy:
+    """A brain that drives a joint to and fro, and remembers which episodes began and ended."""
+
+    names, cameras, dry_run = (), {}, False
+
+    def __init__(self, wiring, recorder=None) -> None:
+        self.wiring, self.recorder, self.told, self.pressed = wiring, recorder, [], []
+        self.press = self.pressed.append
+
+    def chain(self):
+        dogs, profile = self.wiring.watchdogs, load_profile("panda", **FAST)
+        how = {"dt": DT, "state": dogs["state"], "enable": dogs["enable"]}
+        return SafetyChain(profile, **how) if self.recorder is None else RecordedChain(
+            profile, put=self.recorder.put, **how
+        )  # fmt: skip
+
+    def loop(self, robot, chain, clock):
+        return Sweep(robot, chain, clock)
+
+    def warm_up(self, state) -> None: ...
+
+    def begin(self, chain, seed) -> None:
+        self.told.append("begin")
+        if self.recorder is not None:
+            self.recorder.begin(describe(chain, observation={}, policy=SPEC, seed=seed))
+
+    def end(self, success, **outcome) -> None:
+        self.told.append(("end", success))
+        if self.recorder is not None:
+            self.recorder.end(success=success, **outcome)
+
+    def close(self) -> None:
+        self.end(None)
+
+
+class Driver(Node):
+    """An arm that is exactly where it is told to be."""
+
+    def __init__(self, wiring) -> None:
+        super().__init__("driver")
+        self.wiring, self.tick, self.enabling = wiring, 1_000_000, True
+        self.line, self.order = Timeline(HOME, self.tick), JointOrder(wiring.joints)
+        self.played, self.answers = [], []
+        self.pub = {
+            role: self.create_publisher(kind, topic.name, profile_of(topic))
+            for role, kind in (("joint_states", JointState), ("joint_commands", JointState), ("enable", Bool))
+            if (topic := wiring.topics[role]) is not None
+        }
+        self.listen()
+
+    def listen(self) -> None:
+        """Subscribe to what is commanded."""
+        output = self.wiring.output
+        kind = Float64MultiArray if output.type == "positions" else JointTrajectory
+        self.commands = self.create_subscription(
+            kind, output.name, lambda m: self.answers.append(m), profile_of(output)
+        )
+
+    def play(self) -> None:
+        """A tick: take what has come, move, say so."""
+        came, self.answers = self.answers, []
+        for message in came:
+            if isinstance(message, Float64MultiArray):
+                self.line.rest(np.array(message.data), self.tick)
+            elif message.points:
+                assert not (why := self.line.offer(*messages.points_of(message, self.order, self.wiring.dt_ns))), why
+        q = self.line.play()
+        self.played.append(q)
+        ns, names = self.tick * self.wiring.dt_ns, (*self.wiring.joints, *self.wiring.gripper)
+        self.pub["enable"].publish(Bool(data=self.enabling))
+        if "joint_commands" in self.pub:
+            self.pub["joint_commands"].publish(messages.joint_state(self.wiring.joints, ns, q))
+        state = np.array([*q, 0.04, 0.04])
+        self.pub["joint_states"].publish(messages.joint_state(names, ns, state, np.zeros(9)))
+        self.tick += 1
+
+    @property
+    def speed(self) -> float:
+        return float(np.abs(self.played[-1] - self.played[-2]).max() / DT)
+
+
+PATIENT = {"watchdogs__enable": {"fault": 2.0}}  # with a machine that is busy: an enable must be alive at a start
+
+
+class Rig:
+    """Node and driver, one step after the other."""
+
+    def __init__(self, wiring=None, recorder=None) -> None:
+        self.wiring = wiring or parse(changed(**PATIENT))
+        self.brain = Toy(self.wiring, recorder)
+        self.node, self.driver = PolicyNode(self.wiring, lambda: self.brain, lockstep=True), Driver(self.wiring)
+        self.executor = EventsExecutor()
+        for node in (self.node, self.driver):
+            self.executor.add_node(node)
+
+    def until(self, condition, what: str) -> None:
+        end = time.monotonic() + 60.0
+        while not condition():
+            assert time.monotonic() < end, f"in vain: {what}"
+            self.executor.spin_once(timeout_sec=0.02)
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            tick = self.driver.tick
+            self.driver.play()
+            session = self.node.session
+            expected = tick * DT
+            self.until(lambda: session.clock.newest >= expected - 1e-6, "the state")  # noqa: B023
+            if self.node.pump() and session.active:
+                self.until(lambda: bool(self.driver.answers), "a command")
+
+    def quiet(self, count: int) -> None:
+        """Ticks of an arm that is not commanded."""
+        for _ in range(count):
+            self.driver.play()
+            expected = (self.driver.tick - 1) * DT
+            self.until(lambda: self.node.session.clock.newest >= expected - 1e-6, "the state")  # noqa: B023
+            self.node.pump()
+
+    def close(self) -> None:
+        self.executor.shutdown(timeout_sec=1.0)
+        self.node.destroy_node()
+        self.driver.destroy_node()
+
+    def meet(self) -> None:
+        """Until everybody has found everybody."""
+        assert self.node.trigger_configure() == OK, self.node.why
+        pubs = list(self.driver.pub.values())
+        self.until(lambda: all(p.get_subscription_count() for p in pubs), "subscriptions")
+        self.until(lambda: self.node.topics.output._out.get_subscription_count() > 0, "the driver")
+        self.step(3)
+
+    def reset(self) -> str:
+        answer = self.node._on_reset(Trigger.Request(), Trigger.Response())
+        return "" if answer.success else answer.message
+
+
+@pytest.fixture
+def rig(ros):
+    ros()
+    made = Rig()
+    yield made
+    made.close()
+
+
+# -- faults ---------------------------------------------------------------------------------------------------------
+def test_an_activation_that_fails_after_a_fault_leaves_nothing_half_begun(rig):
+    """Refused while the reason lasts, by reset and by activate; the arm stands, and the next one succeeds."""
+    rig.meet()
+    assert rig.node.trigger_activate() == OK, rig.node.why
+    rig.step(110)
+    assert rig.driver.speed > 0.3 and rig.brain.told == [("end", None), "begin"]
+    rig.driver.enabling = False
+    rig.step(5)
+    assert rig.node.session.mode is Mode.FAULT
+    assert "still braking" in rig.reset()
+    rig.step(150)
+    assert rig.driver.speed == 0.0
+    assert "the operator must enable" in rig.reset()
+    assert rig.node.session.mode is Mode.FAULT and rig.brain.told[-1] == "begin", "the episode goes on, faulted"
+
+    rig.driver.enabling = True
+    rig.step(2)
+    start, rig.node.session.loop.start = rig.node.session.loop.start, lambda seed=0: 1 / 0
+    assert "reset: ZeroDivisionError" in rig.reset(), "it began, and failed on the way"
+    assert not rig.node.session.active and rig.brain.told[-2:] == ["begin", ("end", None)]
+    still = rig.driver.played[-1]
+    rig.step(20)
+    assert np.array_equal(rig.driver.played[-1], still), "an activation that failed moves nothing"
+    assert rig.node.trigger_deactivate() == OK
+    assert rig.node.trigger_activate() == NO and "ZeroDivisionError" in rig.node.why
+    assert rig.brain.told[-2:] == ["begin", ("end", None)] and not rig.node.session.active
+
+    rig.node.session.loop.start = start
+    assert rig.node.trigger_activate() == OK, rig.node.why
+    rig.step(60)
+    assert rig.node.session.mode is Mode.RUN and rig.driver.speed > 0.1
+    begun, ended = rig.brain.told.count("begin"), sum(t[0] == "end" for t in rig.brain.told if t != "begin")
+    assert begun == 4 and ended >= 3
+
+
+def test_a_state_that_is_wrong_moves_nothing_and_one_of_no_numbers_holds_at_once(rig):
+    """Foreign, missing and doubled joints, degrees, swapped joints, numbers that are none."""
+    wrong = next(m.args[1] for m in inputs.test_a_state_that_is_wrong_is_refused.pytestmark if m.name == "parametrize")
+
+    def say(made) -> None:
+        heard = rig.node.handled
+        rig.driver.pub["joint_states"].publish(made)
+        rig.until(lambda: rig.node.handled > heard, "the state")
+
+    rig.meet()
+    still = rig.driver.played[-1]
+    for make, what in wrong:
+        say(make())
+        assert rig.node.trigger_activate() == NO and what in rig.node.why
+        assert not rig.driver.answers
+    rig.step(3)
+    assert np.array_equal(rig.driver.played[-1], still)
+    assert rig.node.trigger_activate() == OK, rig.node.why
+    rig.step(110)
+    assert rig.node.session.mode is Mode.RUN and rig.driver.speed > 0.3
+    say(next(make() for make, what in wrong if "'panda_joint7' is not finite" in what))
+    rig.step()
+    assert rig.node.session.mode is Mode.HOLD and "state_unreadable" in rig.node.session.decision.reasons
+    assert rig.node.session.counts["joint_states_refused"] == 1
+    rig.step(150)
+    assert rig.node.session.mode is Mode.RUN, "it went on by itself"
+
+
+# -- publishers -----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def others(ros, rig):
+    """Makes publishers of another node on the node's inputs."""
+    node, kinds = Node("other"), {"joint_states": JointState, "joint_commands": JointState, "enable": Bool}
+    rig.executor.add_node(node)
+
+    def make(role):
+        topic = rig.wiring.topics[role]
+        made = node.create_publisher(kinds[role], topic.name, profile_of(topic))
+        rig.until(made.get_subscription_count, "the node")
+        return made
+
+    make.node, make.unmake = node, node.destroy_publisher
+    yield make
+    node.destroy_node()
+
+
+def second(rig, role):
+    """What another driver would say: that it is elsewhere, a moment later."""
+    ns = (rig.driver.tick - 1) * rig.wiring.dt_ns + 1_000_000
+    q = rig.driver.played[-1] + 0.01
+    names = (*rig.wiring.joints, *rig.wiring.gripper) if role == "joint_states" else rig.wiring.joints
+    values = np.array([*q, 0.04, 0.04])[: len(names)]
+    return Bool(data=True) if role == "enable" else messages.joint_state(names, ns, values, np.zeros(len(names)))
+
+
+def alone_again(rig, role) -> None:
+    """Until a publisher that has gone does not count any more."""
+    publishers, end = rig.node.topics._publishers[role], time.monotonic() + 20.0
+    while publishers.problems(rig.node.topics._graph(publishers.role), time.monotonic()):
+        assert time.monotonic() < end, role
+        rig.step()
+    rig.step(30)
+
+
+def test_no_arm_is_started_that_two_publishers_speak_to(rig, others):
+    """On any input; silent ones count too, as they may speak at any time. It starts once there is one again."""
+    rig.meet()
+    for role in ("joint_states", "joint_commands", "enable"):
+        other = others(role)
+        rig.until(lambda: rig.node.count_publishers(rig.wiring.topics[role].name) == 2, "the graph")  # noqa: B023
+        for speaks in (False, True):
+            if speaks:
+                heard = rig.node.handled
+                other.publish(second(rig, role))
+                rig.until(lambda: rig.node.handled > heard, "a message")  # noqa: B023
+            assert rig.node.trigger_activate() == NO, role
+            assert f"publishers: {role}" in rig.node.why and "'driver', 'other'" in rig.node.why
+        others.unmake(other)
+        alone_again(rig, role)
+    assert not rig.driver.answers
+    assert rig.node.trigger_activate() == OK, rig.node.why
+
+
+def test_a_second_publisher_faults_a_running_arm_and_nothing_that_it_says_is_used(rig, others):
+    """By name; a reset is refused while it speaks, and works once it is gone."""
+    rig.meet()
+    for role in ("joint_states", "joint_commands", "enable"):
+        if rig.node.session.active:
+            assert not (why := rig.reset()), why
+        else:
+            assert rig.node.trigger_activate() == OK, rig.node.why
+        rig.step(60)
+        assert rig.node.session.mode is Mode.RUN and rig.driver.speed > 0.05
+        session, other = rig.node.session, others(role)
+        newest, commanded, heard = session.newest, session.commanded, rig.node.handled
+        other.publish(second(rig, role))
+        rig.until(lambda: rig.node.handled > heard, "a message")  # noqa: B023
+        assert session.newest is newest and session.commanded is commanded, "it is not used"
+        rig.step()
+        assert session.mode is Mode.FAULT
+        assert any(reason.startswith(f"fault:publishers: {role}") for reason in session.decision.reasons)
+        rig.step(150)
+        assert rig.driver.speed == 0.0 and f"publishers: {role}" in rig.reset()
+        others.unmake(other)
+        alone_again(rig, role)
+
+
+# -- dry runs ---------------------------------------------------------------------------------------------------------
+class Shadow(Sweep):
+    """What a loop in the shadow does: it writes nothing. It fails now and then."""
+
+    broken = 60
+
+    def tick(self):
+        state, now = self.robot.read(), self.clock()
+        self.step += 1
+        if self.step > self.broken:
+            raise ZeroDivisionError("of a bug")
+        return self.chain.filter(self.home + 0.3, None if state is None else Measured(state.q), now)
+
+
+@pytest.mark.parametrize("output", ["trajectory", "spline", "positions"])
+def test_a_dry_run_can_publish_nothing_that_moves_anything(ros, output):
+    """Not when it begins, in an exception of the loop, in a fault, at a reset and in the end: no publisher exists."""
+    ros()
+    changes = {
+        "trajectory": {},
+        "spline": {"topics__trajectory": {"name": "trajectory", "rate_hz": 250}, "topics__joint_commands": None},
+        "positions": STREAM,
+    }[output]
+    rig = Rig(parse(changed(**changes)))
+    rig.brain.dry_run, rig.brain.loop = True, lambda *parts: Shadow(*parts)
+    gripped = []
+    rig.driver.create_subscription(Float64, rig.wiring.grip.name, gripped.append, profile_of(rig.wiring.grip))
+    try:
+        assert rig.node.trigger_configure() == OK, rig.node.why
+        rig.until(lambda: all(p.get_subscription_count() for p in rig.driver.pub.values()), "subscriptions")
+        rig.quiet(3)
+        assert rig.node.trigger_activate() == OK, rig.node.why
+        rig.until(lambda: rig.quiet(5) or rig.node.session.ticks > 20, "commands")
+        assert rig.node.session.mode is Mode.RUN
+        rig.until(lambda: rig.quiet(5) or rig.node.session.mode is Mode.FAULT, "the exception")
+        rig.quiet(100)
+        rig.node.session.write(HOME, 0.01, np.tile(HOME, (3, 1)))  # even so
+        assert rig.reset() == "", "the arm stands"
+        rig.quiet(10)
+        assert rig.node.trigger_deactivate() == OK
+        rig.quiet(3)
+        assert not rig.driver.answers and not gripped
+        for topic in (rig.wiring.output.name, rig.wiring.grip.name):
+            assert rig.driver.count_publishers(topic) == 0
+    finally:
+        rig.close()
+
+
+def test_an_action_has_no_client_in_a_dry_run(ros):
+    """Nor is the action's package needed."""
+    ros()
+    topic = {"name": "go", "rate_hz": 50, "type": "action"}
+    rig = Rig(parse(changed(topics__trajectory=topic, topics__joint_commands=None, lead_ticks=8)))
+    rig.brain.dry_run = True
+    try:
+        assert rig.node.trigger_configure() == OK, rig.node.why
+    finally:
+        rig.close()
+
+
+# -- bystanders -------------------------------------------------------------------------------------------------------
+LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+
+
+def test_a_bystander_cannot_stop_the_arm(rig):
+    """It listens with another durability, and hears nothing. That is its own affair."""
+    rig.meet()
+    assert rig.node.trigger_activate() == OK, rig.node.why
+    rig.step(60)
+    other = Node("bystander")
+    rig.executor.add_node(other)
+    try:
+        heard = other.create_subscription(JointTrajectory, rig.wiring.output.name, lambda _: None, LATCHED)
+        rig.until(lambda: rig.node.bystanders, "the news of it")
+        assert "trajectory" in rig.node.bystanders[0] and "DURABILITY" in rig.node.bystanders[0].upper()
+        rig.step(50)
+        assert rig.node.session.mode is Mode.RUN and rig.driver.speed > 0.1
+        rig.driver.enabling = False
+        rig.step(150)
+        assert rig.node.session.mode is Mode.FAULT and rig.driver.speed == 0.0
+        rig.driver.enabling = True
+        rig.step(3)
+        assert rig.reset() == "", "nor does it speak against a reset"
+        other.destroy_subscription(heard)
+    finally:
+        rig.executor.remove_node(other)
+        other.destroy_node()
+
+
+def test_a_driver_that_cannot_hear_is_refused_and_taken_once_it_can(ros):
+    """Another durability, or another node: named, though a bystander hears all of it; then without a restart."""
+    ros()
+    latched = {"name": "trajectory", "rate_hz": 250, "depth": 100, "points": "control", "node": "driver"}
+    rig = Rig(parse(changed(topics__trajectory=latched)))
+    rig.driver.destroy_subscription(rig.driver.commands)
+    other = Node("bystander")
+    rig.executor.add_node(other)
+    name = rig.wiring.output.name
+    other.create_subscription(JointTrajectory, name, lambda _: None, profile_of(rig.wiring.output))
+    try:
+        assert rig.node.trigger_configure() == OK, rig.node.why
+        rig.until(lambda: rig.node.topics.output._out.get_subscription_count() > 0, "the bystander")
+        rig.until(lambda: all(p.get_subscription_count() for p in rig.driver.pub.values()), "subscriptions")
+        rig.quiet(3)
+        assert rig.node.trigger_activate() == NO and "'driver'" in rig.node.why and "trajectory" in rig.node.why
+        wrong = rig.driver.create_subscription(JointTrajectory, name, lambda _: None, LATCHED)
+        rig.until(lambda: rig.node.count_subscribers(name) == 2, "the driver")
+        rig.quiet(3)
+        assert rig.node.trigger_activate() == NO and "durability" in rig.node.why and "trajectory" in rig.node.why
+        rig.driver.destroy_subscription(wrong)
+        rig.driver.listen()
+        rig.until(lambda: rig.node.topics.output._out.get_subscription_count() > 1, "the driver")
+        rig.until(lambda: not rig.node.topics.output.problems(), "the end of the wrong one")
+        rig.quiet(3)
+        assert rig.node.trigger_activate() == OK, rig.node.why
+        rig.step(20)
+        assert rig.node.session.mode is Mode.RUN
+    finally:
+        rig.executor.remove_node(other)
+        other.destroy_node()
+        rig.close()
+
+
+def test_nobody_who_listens_is_refused(ros):
+    ros()
+    rig = Rig()
+    rig.driver.destroy_subscription(rig.driver.commands)
+    try:
+        assert rig.node.trigger_configure() == OK
+        rig.until(lambda: all(p.get_subscription_count() for p in rig.driver.pub.values()), "subscriptions")
+        rig.quiet(3)
+        assert rig.node.trigger_activate() == NO and "trajectory" in rig.node.why
+    finally:
+        rig.close()
+
+
+# -- what is said at activation ---------------------------------------------------------------------------------------
+def test_an_arm_without_a_scene_says_so(rig, monkeypatch):
+    """In its log and in its diagnostics; with a table it does not."""
+    said = []
+    monkeypatch.setattr(rig.node, "get_logger", lambda: SimpleNamespace(warning=said.append, error=said.append))
+    heard = []
+    rig.driver.create_subscription(DiagnosticArray, rig.wiring.topic("diagnostics").name, heard.append, 10)
+    rig.meet()
+    assert rig.node.trigger_activate() == OK, rig.node.why
+    assert any("workspace" in s and "planes" in s for s in said)
+    values = {}
+
+    def told() -> bool:
+        rig.node.report()
+        for message in heard:
+            values.update(messages.values_of(message, rig.node.get_name()) or {})
+        return "workspace" in values.get("claims", "")
+
+    rig.until(told, "the diagnostics")
+    assert rig.node.trigger_deactivate() == OK
+    rig.until(lambda: rig.step(1) or rig.driver.speed == 0.0, "standstill")
+    said.clear()
+    table = Plane((0.0, 0.0, 1.0), -0.5)
+    rig.node.session.chain.tighten(planes=(table,), tracking_error=None)
+    assert rig.node.trigger_activate() == OK, rig.node.why
+    assert not said and rig.node.claims == []
+    assert rig.node.trigger_deactivate() == OK
+    rig.node.session.chain.tighten(planes=(table,), tracking_error=0.2)
+    assert rig.node.trigger_activate() == NO and "tracking_error" in rig.node.why
+
+
+def test_a_driver_that_would_break_the_maker_s_limits_refuses_to_configure(ros):
+    ros()
+    linear = {**STREAM["topics__trajectory"], "upsampling": "linear"}
+    rig = Rig(parse(changed(**{**STREAM, "topics__trajectory": linear})))
+    try:
+        assert rig.node.trigger_configure() == NO
+        assert "topics.trajectory" in rig.node.why and "acceleration" in rig.node.why and rig.node.topics is None
+    finally:
+        rig.close()
+
+
+def test_nor_may_limits_be_loosened_until_it_would(ros):
+    """While inactive they may be loosened; then it is not activated."""
+    ros("--ros-args", "-p", "safety.acceleration:=0.1")
+    linear = {**STREAM["topics__trajectory"], "upsampling": "linear", "depth": 100}
+    rig = Rig(parse(changed(**{**STREAM, "topics__trajectory": linear})))
+    try:
+        rig.meet()
+        assert rig.node.set_parameters([Parameter("safety.acceleration", value=0.5)])[0].successful
+        assert rig.node.trigger_activate() == NO and "acceleration" in rig.node.why
+        assert rig.node.set_parameters([Parameter("safety.acceleration", value=0.1)])[0].successful
+        assert rig.node.trigger_activate() == OK, rig.node.why
+        assert any("claim" in sentence for sentence in rig.node.claims), "of positions less is claimed"
+    finally:
+        rig.close()
+
+
+def test_the_gripper_is_told_again_and_again_and_who_comes_late_hears_it(rig):
+    """Over DDS, of an active node; a fault changes nothing about it."""
+    rig.meet()
+    assert rig.node.trigger_activate() == OK, rig.node.why
+    rig.step(30)
+    heard = []
+    rig.driver.create_subscription(
+        Float64, rig.wiring.grip.name, lambda m: heard.append(m.data), profile_of(rig.wiring.grip)
+    )
+    rig.until(lambda: rig.executor.spin_once(timeout_sec=0.02) or heard, "the last opening")
+    assert heard[0] == 0.04
+    rig.driver.enabling = False
+    rig.step(60)
+    assert rig.node.session.mode is Mode.FAULT
+    before = len(heard)
+    rig.until(lambda: rig.step(1) or len(heard) > before + 1, "it, again and again")
+    assert set(heard) == {0.04}
+    rig.step(150)
+    rig.driver.enabling, begun = True, []
+    rig.step(3)
+    rig.node.topics.commands.gripper.begin = lambda: begun.append(1)
+    assert rig.reset() == "" and begun == [1], "it is told that another episode begins"
+
+
+# -- life -----------------------------------------------------------------------------------------------------------
+def test_a_hundred_lives_and_not_a_word_between_them(rig):
+    """Nothing is published but by an active node, and what cannot be done now is refused."""
+    rig.meet()
+    for life in range(100):
+        assert rig.node.trigger_activate() == OK, rig.node.why
+        rig.step(2)
+        assert 1 <= len(rig.driver.answers) <= 2
+        if life % 10 == 0:
+            for refused in (rig.node.trigger_activate, rig.node.trigger_configure, rig.node.trigger_cleanup):
+                assert refused() != OK
+        assert rig.node.trigger_deactivate() == OK
+        rig.until(lambda: any(not m.points for m in rig.driver.answers), "the farewell")
+        rig.driver.answers.clear()
+        rig.step(3)
+        assert not rig.driver.answers, "it says nothing more"
+    assert rig.node.trigger_deactivate() != OK
+    assert rig.node.trigger_cleanup() == OK and rig.node.session is None
+
+
+def test_the_arm_s_own_description_must_bear_out_the_limits(ros):
+    """None yet, another arm's, and a slower arm's: refused; its own: activated. Whoever comes late hears it too."""
+    ros()
+    own = load_profile("panda")
+    rig = Rig(parse(changed(**PATIENT, topics__robot_description={
+        "name": "description", "rate_hz": 1, "durability": "transient_local"
+    })))  # fmt: skip
+    try:
+        said = rig.driver.create_publisher(String, "description", profile_of(rig.wiring.topics["robot_description"]))
+        rig.meet()
+        assert rig.node.trigger_activate() == NO and "is robot_state_publisher running" in rig.node.why
+        for profile, change, what in (
+            (load_profile("ur5e"), {}, "panda_joint1: is not in it"),
+            (own, {"j4": ("velocity", 0.5)}, "panda_joint5: velocity is 0.5 rad/s"),
+        ):
+            heard = rig.node.handled
+            said.publish(String(data=urdf(profile, **change)))
+            rig.until(lambda: rig.node.handled > heard, "the description")  # noqa: B023
+            rig.step()
+            assert rig.node.trigger_activate() == NO and what in rig.node.why
+        assert rig.node.trigger_cleanup() == OK
+        said.publish(String(data=urdf(own)))
+        rig.meet()
+        rig.until(lambda: rig.node.topics._description is not None, "the description")
+        rig.step()
+        assert rig.node.trigger_activate() == OK, rig.node.why
+    finally:
+        rig.close()
+
+
+# -- parameters -----------------------------------------------------------------------------------------------------
+def test_parameters_given_on_the_command_line_are_in_force(ros):
+    ros("--ros-args", "-p", "safety.tcp_speed:=0.11", "-p", "seed:=7")
+    rig = Rig()
+    try:
+        rig.meet()
+        assert rig.node.session.chain.profile.settings.tcp_speed == 0.11
+        assert rig.node.session.chain.profile.digest == load_profile("panda", **{**FAST, "tcp_speed": 0.11}).digest
+        assert rig.node.get_parameter("seed").value == 7
+        assert rig.node.trigger_activate() == OK, rig.node.why
+        rig.step(200)
+        body = rig.node.session.chain.governor.body
+        speed = np.linalg.norm(np.diff(body.at(np.array(rig.driver.played)).points[:, body.tcp], axis=0), axis=1)
+        assert 0.05 < speed.max() / DT <= 0.11, "of the tool"
+        loosened = rig.node.set_parameters([Parameter("safety.tcp_speed", value=1.0)])[0]
+        assert not loosened.successful and "loosened only while inactive" in loosened.reason
+        assert rig.node.trigger_deactivate() == OK
+        assert rig.node.set_parameters([Parameter("safety.tcp_speed", value=0.2)])[0].successful
+        assert rig.node.session.chain.profile.settings.tcp_speed == 0.2
+    finally:
+        rig.close()
+
+
+@pytest.mark.parametrize("value", ["-1.0", ".nan", "1", "fast"])
+def test_a_parameter_that_makes_no_sense_refuses_to_configure(ros, value):
+    ros("--ros-args", "-p", f"safety.tcp_speed:={value}")
+    rig = Rig()
+    try:
+        assert rig.node.trigger_configure() == NO
+        assert "tcp_speed" in rig.node.why and rig.node.session is None
+    finally:
+        rig.close()
+
+
+def test_a_configuration_that_fails_half_way_hears_nothing(ros):
+    """Or messages would reach a node that has nothing to handle them."""
+    ros()
+    rig = Rig()
+    try:
+        before = len(list(rig.node.subscriptions))
+        odd = SimpleNamespace(
+            names=("cube",), cameras={}, dry_run=False, chain=rig.brain.chain, close=lambda: None, end=lambda _: None
+        )
+        rig.node.make_brain = lambda: odd  # it has no `press`
+        assert rig.node.trigger_configure() == NO and "press" in rig.node.why
+        assert len(list(rig.node.subscriptions)) == before and rig.node.topics is None
+        rig.node.make_brain = lambda: Toy(rig.wiring)
+        assert rig.node.trigger_configure() == OK
+    finally:
+        rig.close()
+
+
+# -- ways out -------------------------------------------------------------------------------------------------------
+def test_positions_over_dds_end_at_rest(ros):
+    """Streamed a tick at a time; a deactivation at speed plays the certified stop before it returns."""
+    ros()
+    stream = {**STREAM, "topics__trajectory": {**STREAM["topics__trajectory"], "depth": 100}}
+    rig = Rig(parse(changed(**PATIENT, **stream)))
+    try:
+        rig.meet()
+        rig.node.topics.output.clock = lambda: rig.driver.tick * DT  # it waits, and hears no silence of a busy machine
+        assert rig.node.trigger_activate() == OK, rig.node.why
+        rig.step(110)
+        assert rig.driver.speed > 0.3 and rig.node.session.mode is Mode.RUN
+        left = len(rig.node.topics.output._left)
+        assert rig.node.trigger_deactivate() == OK
+        rig.until(lambda: len(rig.driver.answers) >= left, "the stop")
+        stop = np.array([m.data for m in rig.driver.answers])
+        assert np.array_equal(stop[-1], stop[-2]) or np.abs(stop[-1] - stop[-2]).max() / DT < 0.05
+    finally:
+        rig.close()
+
+
+def test_keys_come_in_and_who_drives_goes_out(rig):
+    """Over DDS: a key reaches the brain, one that is none is refused by name, and bags can tell when a human drove."""
+    keys = rig.driver.create_publisher(String, "keys", profile_of(rig.wiring.topic("keys")))
+    heard = []
+    rig.driver.create_subscription(
+        Bool, "intervention", lambda m: heard.append(m.data), profile_of(rig.wiring.topic("intervention"))
+    )
+    operator = RemoteKeys()
+    rig.brain.press = lambda text: rig.brain.pressed.append(text) or operator.press(text)
+    rig.meet()
+    rig.until(lambda: keys.get_subscription_count() and rig.driver.count_publishers("intervention"), "each other")
+    assert rig.node.trigger_activate() == OK, rig.node.why
+    rig.until(lambda: rig.step(2) or heard, "that the policy drives")
+    assert set(heard) == {False}
+    keys.publish(String(data="t"))
+    rig.until(lambda: rig.brain.pressed == ["t"], "the key")
+    rig.node.session.loop.driver = "rewind"
+    rig.until(lambda: rig.step(2) or True in heard, "that a human drives")
+    keys.publish(String(data="fire"))
+    rig.until(lambda: "keys" in rig.node.topics.refused, "the refusal")
+    assert "'fire' is no key" in rig.node.topics.refused["keys"] and operator() == "t" and operator() is None
+
+
+# -- Ctrl-C ---------------------------------------------------------------------------------------------------------
+def test_ctrl_c_ends_a_recording_as_it_should(ros, tmp_path):
+    """In the middle of a motion: the arm is left its stop, the file has its footer and replays."""
+    ros()
+    rig = Rig(recorder=Recorder(tmp_path / "r"))
+    rig.meet()
+    assert rig.node.trigger_activate() == OK, rig.node.why
+    rig.step(110)
+    assert rig.driver.speed > 0.3
+    rig.executor.remove_node(rig.node)
+    timer = threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    timer.start()
+    try:
+        run(rig.node)
+    finally:
+        timer.join()
+        for name, handler in before.items():
+            signal.signal(name, handler)
+    assert not rclpy.ok()
+    found = read(tmp_path / "r" / "episode_000000.mcap")
+    assert found.footer["success"] is None and found.footer["mode"] == "RUN" and not found.lost
+    result = reproduce(found)
+    assert not result.difference and result.reproduced >= 110
+    rig.executor.shutdown(timeout_sec=1.0)
+    rig.driver.destroy_node()
+
+
+# -- the client of an action, over DDS --------------------------------------------------------------------------------
+def test_goals_are_answered_over_dds(ros):
+    """With another action, as no wheel has FollowJointTrajectory: accepted, rejected, canceled, aborted."""
+    Fibonacci = pytest.importorskip("test_msgs.action").Fibonacci
+    from rclpy.action import ActionClient, ActionServer, GoalResponse
+
+    from robopolicy.real.ros2.outputs import Goals
+
+    ros()
+    node, server = Node("client"), Node("server")
+
+    class Goal(Fibonacci.Goal):
+        trajectory = None
+
+    wiring = parse(
+        changed(topics__trajectory={"name": "go", "rate_hz": 50, "type": "action", "points": "control"}, lead_ticks=8)
+    )
+    accept, end, said = [True], ["abort"], []
+    made = ActionServer(
+        server, Fibonacci, "go", goal_callback=lambda goal: GoalResponse.ACCEPT if accept[0] else GoalResponse.REJECT,
+        execute_callback=lambda handle: getattr(handle, end[0])() or Fibonacci.Result(),
+    )  # fmt: skip
+    goals = Goals.__new__(Goals)
+    goals.wiring, goals.fault, goals.type, goals.every = wiring, said.append, SimpleNamespace(Goal=Goal), 5
+    goals._client, goals._number, goals._due = ActionClient(node, Fibonacci, "go"), 0, 0
+    goals._unanswered = {}
+    executor = EventsExecutor()
+    executor.add_node(node)
+    executor.add_node(server)
+
+    def until(condition) -> None:
+        limit = time.monotonic() + 60.0
+        while not condition():
+            assert time.monotonic() < limit
+            executor.spin_once(timeout_sec=0.02)
+
+    try:
+        until(lambda: not goals.problems())
+        goals.send(100, np.tile(HOME, (9, 1)), 3)
+        until(lambda: said)
+        assert said[0].startswith("driver: goal 1 on 'go' was aborted")
+        accept[0] = False
+        goals.send(105, np.tile(HOME, (9, 1)), 3)
+        until(lambda: len(said) == 2)
+        assert "goal 2 on 'go' was rejected" in said[1]
+    finally:
+        goals.close()
+        made.destroy()
+        executor.shutdown(timeout_sec=1.0)
+        node.destroy_node()
+        server.destroy_node()

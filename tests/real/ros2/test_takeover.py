@@ -1,0 +1,229 @@
+"""A human who takes over from a policy over ROS 2: keys as texts, who drives, what is recorded of it. No DDS."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from robopolicy.core.errors import ConfigError
+from robopolicy.real.control.robots import State
+from robopolicy.real.datasets.convert import frames_of
+from robopolicy.real.recording.recorder import Recorder
+from robopolicy.real.recording.replay import read, reproduce
+from robopolicy.real.ros2.teleop_keys import FRESH, KNOWN, Forwarder, RemoteKeys
+from robopolicy.real.ros2.wiring import load_wiring
+from robopolicy.real.safety import Mode, SafetyError
+from robopolicy.real.teleoperation.keys import InputLostError
+from robopolicy.real.teleoperation.teleoperator import Drive
+from tests.real.control.test_robots import Drive as Policy
+from tests.real.ros2.test_trajectory_stream import DT, HOME, Wire
+from tests.real.ros2_graph import TASK
+
+SLOW = [0.004, 0.002, -0.002, 0.0, 1.0]
+PLAIN = {k: v for k, v in TASK.items() if k not in ("cameras", "image_size")}
+
+
+# -- keys as texts ----------------------------------------------------------------------------------------------------
+def test_keys_arrive_in_order_and_a_source_that_is_gone_stays_gone():
+    keys = RemoteKeys()
+    for text in ("t", "a", "a", "enter"):
+        keys.press(text)
+    assert [keys() for _ in range(5)] == ["t", "a", "a", "enter", None]
+    for text in ("w", "lost", "p"):
+        keys.press(text)
+    for _ in range(3):
+        with pytest.raises(InputLostError):
+            keys()
+
+
+def test_the_stop_goes_before_all_that_waits_and_is_never_dropped():
+    keys = RemoteKeys()
+    keys.press("x")
+    for _ in range(1000):
+        keys.press("w")
+    assert [keys() for _ in range(3)] == ["x", "w", "w"]
+
+
+@pytest.mark.parametrize("text", ["", "fire", "T", "t ", "stick", "stick 1 0 0", "stick 1 0 0 x", "stick 2 0 0 0",
+                                  "stick nan 0 0 0", "stick 0 0 0 0 0", "x" * 10000])  # fmt: skip
+def test_what_is_no_key_is_refused(text):
+    keys = RemoteKeys()
+    with pytest.raises(SafetyError, match="keys: "):
+        keys.press(text)
+    assert keys() is None and not keys.stick().any()
+
+
+def test_a_deflection_counts_for_as_long_as_it_is_repeated():
+    now = [5.0]
+    keys = RemoteKeys(clock=lambda: now[0])
+    keys.press("stick 0.5 0 -1 0")
+    assert keys.stick().tolist() == [0.5, 0, -1, 0]
+    now[0] += FRESH - 0.01
+    assert keys.stick()[0] == 0.5
+    now[0] += 0.02
+    assert not keys.stick().any()
+    keys.press("stick 0.5 0 0 0")
+    now[0] -= 1.0
+    assert not keys.stick().any(), "a clock that runs backwards moves nothing"
+
+
+def test_what_is_pressed_is_forwarded_and_the_end_too():
+    pressed, at, sent = ["t", "a"], np.zeros(4), []
+
+    def keys():
+        if pressed and pressed[0] is None:
+            raise InputLostError("keyboard: end of input")
+        return pressed.pop(0) if pressed else None
+
+    there = Forwarder(keys, lambda: at, sent.append)
+    there.pump()
+    assert sent == ["t", "a"] and not there.over
+    at[:] = [1.0, 0.0, 0.0, -0.25]
+    there.pump()
+    there.pump()
+    at[:] = 0.0
+    there.pump()
+    there.pump()
+    assert sent[2:] == ["stick 1.0000 0.0000 0.0000 -0.2500"] * 2 + ["stick 0.0000 0.0000 0.0000 0.0000"]
+    far = RemoteKeys()
+    for text in sent:
+        far.press(text)
+    pressed.append(None)
+    there.pump()
+    there.pump()
+    assert sent[-1] == "lost" and sent.count("lost") == 1 and there.over == "keyboard: end of input"
+    ended = Forwarder(iter(["x", "w", None]).__next__, None, sent.append)
+    ended.pump()
+    assert ended.over == "stopped by the operator"
+    ended.quit()
+    assert sent[-1] != "x", "once is enough"
+    cut = Forwarder(lambda: None, None, sent.append)
+    cut.quit()
+    assert sent[-1] == "x" and cut.over == "interrupted"
+    assert set("wasdrfqetpbx") <= KNOWN
+
+
+# -- at the arm -------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def brain(monkeypatch, tmp_path):
+    """(make, folder): a brain of a policy that goes one way, recorded, whom a human may take over from."""
+    pytest.importorskip("rclpy")
+    from robopolicy.real.ros2 import policy_runtime as brain_module
+
+    wiring, made = load_wiring("mujoco_panda"), []
+
+    def make(task=PLAIN, **more):
+        env = brain_module.one_env(task)
+        monkeypatch.setattr(brain_module, "load_policy", lambda *_, **__: Policy(env, SLOW, steps=4))
+        options = brain_module.Options(
+            tmp_path, task, settings={"tcp_speed": 0.5}, lockstep=True, operator=True, drive=Drive(rewind_s=0.3), **more
+        )
+        made.append(brain_module.Brain(options, wiring, Recorder(tmp_path / "r")))
+        return made[-1]
+
+    yield make, tmp_path / "r"
+    for b in made:
+        b.close()
+
+
+class Chained(Wire):
+    """A line whose session has the brain's own chain."""
+
+    def __init__(self, brain) -> None:
+        super().__init__(settings={"tcp_speed": 0.5})
+        self.chain = brain.chain()
+        self.session = type(self.session)(
+            self.chain, brain.loop, load_wiring("mujoco_panda"), send=self._send, grip=lambda opening: None
+        )
+        self.brain = brain
+
+    def step(self, **how) -> None:
+        self.session.on_input("features", self.now)
+        super().step(**how)
+
+
+def drive(wire, script, seconds):
+    """`script`: (s, text), by the time since the beginning."""
+    left = sorted(script, key=lambda p: p[0])
+    for k in range(round(seconds / DT)):
+        while left and left[0][0] <= k * DT + 1e-9:
+            wire.brain.press(left.pop(0)[1])
+        wire.step()
+
+
+def begin(brain):
+    brain.warm_up(State(HOME, np.zeros(7), 0.08))
+    brain.take(list(brain.names), [0.4] * len(brain.names))
+    wire = Chained(brain)
+    brain.begin(wire.chain, 0)
+    wire.begin()
+    return wire
+
+
+def test_a_human_takes_over_goes_back_corrects_and_hands_back(brain):
+    """Behind the same limits, from the commanded pose; recorded with who drove, marked, and reproduced bit for bit."""
+    make, folder = brain
+    wire = begin(make())
+    held = [(t, "a") for t in np.arange(0.55, 0.8, 0.05)]
+    drive(wire, [(0.5, "t"), *held, (1.0, "b"), (1.6, "p")], 2.2)
+    counts = wire.session.loop.counts
+    assert wire.session.mode is Mode.RUN and counts["human"] > 5 and counts["rewind"] > 1 and counts["handed_over"] == 2
+    assert wire.session.loop.driver == "policy"
+    wire.check()
+    wire.session.stop()
+    wire.brain.end(True, mode="RUN")
+    found = read(folder / "episode_000000.mcap")
+    frames = frames_of(found)
+    t, who = np.arange(len(frames.action)) * 0.05, np.array(["policy", "human", "rewind"])[frames.driver]
+    assert set(who[t < 0.45]) == {"policy"} and set(who[(t > 0.56) & (t < 0.94)]) == {"human"}
+    assert who[t > 1.06][0] == "rewind" and set(who[t > 1.66]) == {"policy"}
+    assert frames.intervention[frames.driver != 0].all()
+    human = frames.action[(t > 0.71) & (t < 0.84)]
+    np.testing.assert_allclose(human[:, 1], 0.15 * 0.05, rtol=1e-6)
+    np.testing.assert_allclose(frames.policy_action, np.tile(np.float32(SLOW), (len(t), 1)), rtol=1e-6)
+    result = reproduce(found)
+    assert result.difference == "" and result.ticks > 500
+
+
+@pytest.mark.parametrize(("text", "why"), [("x", "operator_ends"), ("lost", "input_lost")])
+def test_who_ends_or_is_gone_leaves_an_arm_that_stands(brain, text, why):
+    """Whoever drove: here the policy did."""
+    wire = begin(brain[0]())
+    drive(wire, [(0.5, text)], 0.5)
+    assert wire.speed > 0.0 and not wire.session.loop.halted
+    drive(wire, [(0.0, text)], 1.0)
+    assert wire.session.loop.halted == why and wire.speed == 0.0
+    assert any(why in reason for reason in wire.session.reasons)
+    drive(wire, [(0.0, "w")], 0.3)
+    assert wire.speed == 0.0, "nothing moves it any more"
+    wire.check()
+
+
+def test_a_human_may_begin_and_keys_of_before_do_not_count(brain):
+    made = brain[0](human_first=True)
+    for _ in range(5):
+        made.press("w")
+    wire = begin(made)
+    drive(wire, [], 0.5)
+    assert wire.session.loop.driver == "human" and wire.speed < 1e-3 and wire.session.loop.counts["human"] > 5
+    drive(wire, [(0.1 + 0.05 * k, "w") for k in range(10)], 0.5)
+    assert wire.speed > 0.0
+    wire.check()
+
+
+def test_keys_cannot_drive_joint_targets(brain):
+    with pytest.raises(ConfigError, match="operator: drives increments of the commanded pose"):
+        brain[0]({**PLAIN, "control": "joint_position"})
+
+
+def test_a_robot_without_a_topic_for_keys_is_refused():
+    pytest.importorskip("rclpy")
+    from robopolicy.real.ros2.episode_client import Operator
+
+    wiring = load_wiring("mujoco_panda")
+    bare = Operator.__new__(Operator)
+    bare.wiring, bare._keys = replace(wiring, topics={**wiring.topics, "keys": None}), None
+    with pytest.raises(SafetyError, match=r"topics\.keys: this robot has none, and it is needed here"):
+        bare.listen(lambda: None)

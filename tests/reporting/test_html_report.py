@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from robopolicy.core.errors import DataError
+from robopolicy.evaluation.video import INDEX, Mp4Writer
+from robopolicy.reporting.html_report import write_report
+from robopolicy.reporting.run_reader import read_run
+from robopolicy.utils.provenance import write_provenance
+from tests.evaluation.points import make_rows
+
+
+class Page(HTMLParser):
+    """Tags with attributes, the text outside scripts, and whatever asks for another resource."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.html = path.read_text(encoding="utf-8")
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.inside = ""
+        self.data = ""
+        self.feed(self.html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.inside = "json" if dict(attrs).get("id") == "episodes" else tag
+
+    def handle_endtag(self, tag):
+        self.inside = ""
+
+    def handle_data(self, data):
+        if self.inside == "json":
+            self.data += data
+        elif self.inside not in ("script", "style"):
+            self.text += data
+
+    @property
+    def requests(self) -> list[str]:
+        found = [v for _, a in self.tags for k, v in a.items() if k in ("src", "href", "srcset", "poster", "data")]
+        return found + re.findall(r"url\(([^)]*)\)|@import", self.html)
+
+
+def complete_run(folder: Path, *, films: int = 3) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    make_rows([True] * 40 + [False] * 60, policy="bc").save(folder / "episodes-base.csv")
+    make_rows([True] * 95 + [False] * 5, policy="rl").save(folder / "episodes-refined.csv")
+    make_rows([True] * 9 + [False], policy="rl-best", split=1).save(folder / "episodes-validation.parquet")
+    (folder / "config.yaml").write_text("task: pick\nnote: </pre><script>alert(1)</script>\n")
+    (folder / "spec.json").write_text('{"version": 1}')
+    lines = [{"step": s, "wall_s": s / 10, "train/loss": 1 / (s + 1), "eval/success_rate": min(1.0, s / 900)}
+             for s in range(0, 1000, 100)]  # fmt: skip
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 10')
+    write_provenance(folder, ["robopolicy", "train", "task=pick"])
+    index = []
+    for i in range(films):
+        with Mp4Writer(folder / "videos" / f"{i:02d}.mp4", fps=10) as writer:
+            import numpy as np
+
+            writer.add(np.random.default_rng(i).integers(0, 255, (64, 64, 3), dtype=np.uint8))
+        index.append({"file": f"{i:02d}.mp4", "kind": "single", "label": "refined", "seed": i,
+                      "outcome": "success" if i == 0 else "failure"})  # fmt: skip
+    (folder / "videos" / INDEX).write_text(json.dumps(index)) if films else None
+    return folder
+
+
+def test_a_complete_page(tmp_path):
+    page = Page(write_report(complete_run(tmp_path / "run"), tmp_path / "report.html"))
+    assert all(r.startswith("data:video/mp4;base64,") for r in page.requests) and len(page.requests) == 3
+    assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", page.html)  # the SVG namespace is a name, not a link
+    for text in ("40.0%", "95.0%", "+55.0 points", "refined is better", "robopolicy train task=pick", "task: pick"):
+        assert text in page.text, text
+    assert "95% CI 30.9 – 49.8" in page.text  # Wilson, 40/100
+    assert "10.0% to" not in page.text
+    kinds = [a["data-kind"] for t, a in page.tags if t == "figure"]
+    assert kinds == ["failure", "failure", "success"]
+    assert sum(1 for t, _ in page.tags if t == "svg") >= 4
+    table = json.loads(page.data)
+    assert len(table["rows"]) == 210 and table["columns"][:2] == ["evaluation", "seed"]
+    assert isinstance(table["rows"][0][1], str)  # a 64-bit seed does not fit a JavaScript number
+    assert "metrics.jsonl: 1 unreadable line left out" in page.text
+
+
+def test_names_cannot_inject_code(tmp_path):
+    run = complete_run(tmp_path / "run", films=0)
+    evil = '</script><script>alert("x")</script><img src=x onerror=alert(1)>'
+    rows = make_rows([True, False], policy=evil)
+    type(rows)(rows.frame.assign(task=evil, env=evil)).save(run / "episodes-evil.csv")
+    page = Page(write_report(run, tmp_path / "r.html", title=evil))
+    assert [t for t, _ in page.tags if t in ("script", "img")] == ["script", "script"]  # rows and our own code
+    assert not any(k.startswith("on") for _, a in page.tags for k in a)
+
+
+def test_films_are_bounded_in_size(tmp_path):
+    run = complete_run(tmp_path / "run")
+    size = max(p.stat().st_size for p in (run / "videos").glob("*.mp4"))
+    page = Page(write_report(run, tmp_path / "r.html", max_video_mib=1.5 * size / 2**20))
+    assert len(page.requests) == 1
+    assert "2 films did not fit into this page: 02.mp4, 00.mp4" in page.text  # the success went last
+
+
+def test_whatever_is_missing_is_said(tmp_path):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    page = Page(write_report(empty, tmp_path / "r.html"))
+    assert "No evaluated episodes yet" in page.text
+    for piece in ("config.yaml", "spec.json", "metrics.jsonl", "provenance.json", "episodes*.csv", "videos/"):
+        assert piece in page.text
+    (empty / "episodes.csv").write_text("seed,env\n1,a\n")
+    (empty / "spec.json").write_text("[")
+    assert [m for m in read_run(empty).missing if "digest" in m or "JSON object" in m] != []
+    with pytest.raises(DataError, match="no such run directory"):
+        write_report(tmp_path / "nowhere", tmp_path / "r.html")
+
+
+def test_one_evaluation_alone(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    make_rows([True] * 97 + [False] * 3).save(run / "episodes.csv")
+    page = Page(write_report(run, tmp_path / "r.html"))
+    assert "97.0%" in page.text and "Success on 100 test episodes" in page.text
+    assert "McNemar" not in page.text
+
+
+def test_several_runs_and_named_headline(tmp_path):
+    runs = [complete_run(tmp_path / name, films=0) for name in ("seed0", "seed1")]
+    page = Page(write_report(runs, tmp_path / "r.html", names=("seed1/base", "seed0/refined")))
+    assert "seed0/refined is better" in page.text and "4 more evaluations are below" in page.text
+    with pytest.raises(DataError, match="no evaluation named 'best'"):
+        write_report(runs, tmp_path / "r.html", names=("best", "seed0/base"))
+
+
+def test_evaluations_that_cannot_be_paired_are_not(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    make_rows([True, False]).save(run / "episodes-base.csv")
+    make_rows([True, False], digest="other").save(run / "episodes-refined.csv")
+    page = Page(write_report(run, tmp_path / "r.html"))
+    assert "McNemar" not in page.text

@@ -1,0 +1,64 @@
+"""robosuite's Lift and Can: experts, one size of cube, a task without an expert."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("robosuite", reason="needs ./scripts/setup.sh suites")
+
+import numpy as np
+import torch
+
+from robopolicy.cli.main import main
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.types import STATE
+from robopolicy.sim.suites import robosuite
+from tests.sim.played import success
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Lift", "Can"])
+def test_the_expert_succeeds_and_its_errors_make_it_fail(name):
+    env = robosuite.make(name, 4)
+    assert success(env, torch.arange(40, 44)) == 4
+    assert success(env, torch.arange(40, 44), imperfection=1.0) < 4
+
+
+def test_every_cube_has_one_size_whoever_drew_numbers_before():
+    sizes = []
+    for seed in (0, 1):
+        np.random.seed(seed)  # noqa: NPY002  robosuite's generator
+        env = robosuite.RobosuiteEnv("Lift")
+        sizes.append(env.inner.cube.size)
+        env.close()
+    assert np.array_equal(*sizes)
+
+
+def test_the_fingers_command_does_not_outlive_an_episode():
+    """Closed at the end of one episode, they begin the next as in a fresh env."""
+    used, fresh = robosuite.RobosuiteEnv("Lift"), robosuite.RobosuiteEnv("Lift")
+    close = np.array([0, 0, 0, 0, 0, 0, 1.0])
+    used.reset(seed=1)
+    for _ in range(8):
+        used.step(close)
+    still = np.zeros(7)
+    a, b = (env.reset(seed=2)[0] for env in (used, fresh))
+    assert np.array_equal(a, b)
+    for _ in range(3):
+        a, b = (env.step(still)[0] for env in (used, fresh))
+    assert np.array_equal(a, b)
+
+
+def test_what_there_is_not_is_named(tmp_path, capsys):
+    with pytest.raises(ConfigError, match=r"not one of the tasks.*'Lift'"):
+        robosuite.make("Lft", 1)
+    task = ["task=robosuite", "task.name=NutAssemblySquare"]
+    assert main(["demos", *task, f"out={tmp_path}/data", "episodes=1", "num_envs=1"]) == 1
+    said = capsys.readouterr().err
+    assert "'NutAssemblySquare': has no scripted expert" in said and "Lift and Can have one" in said
+
+
+def test_the_nut_is_observed_as_robomimic_does():
+    env = robosuite.make("NutAssemblySquare", 1)
+    assert env.reset(torch.tensor([1]))[STATE].shape == (1, 23), "tool 3 + 4, fingers 2, nut 14"
+    assert env.spec.horizon == 400 and robosuite.make("Can", 1, horizon=50).spec.horizon == 50

@@ -1,0 +1,64 @@
+"""loop.stop_success: a training ends once it succeeds often enough, and not on the short episodes that end first."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from robopolicy.cli.main import main
+from robopolicy.training.off_policy import solved
+from robopolicy.training.regression_monitor import Decline
+
+ENV: Any = SimpleNamespace(num_envs=4, spec=SimpleNamespace(horizon=10))
+
+
+def newest(successes: int, of: int = 100) -> deque[float]:
+    return deque([0.0] * (of - successes) + [1.0] * successes, maxlen=100)
+
+
+@pytest.mark.parametrize(
+    ("recent", "wanted", "steps", "expected"),
+    [
+        (newest(100), None, 10**6, False),  # off
+        (newest(97), 0.97, 10**6, True),
+        (newest(96), 0.97, 10**6, False),
+        (newest(99, of=99), 0.97, 10**6, False),  # not enough episodes
+        (newest(100), 1.0, 79, False),  # every failure so far may still be under way: 2 · 4 envs · 10 steps
+        (newest(100), 1.0, 80, True),
+    ],
+)
+def test_solved(recent: deque[float], wanted: float | None, steps: int, expected: bool) -> None:
+    assert solved(recent, wanted, steps, ENV) is expected
+
+
+@pytest.mark.slow
+def test_both_loops_end_early_and_stay_ended(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any success rate is at least 0: the training ends as soon as there are enough episodes; repeated, at once.
+
+    Until then both keep looking whether the policy gets worse.
+    """
+    seen: list[float] = []
+    monkeypatch.setattr(Decline, "add", lambda self, success, *, steps, env: seen.extend(success))
+    common = ["train", "task=reach", "tracker=quiet", "threads=1", "num_envs=32", "task.horizon=8"]
+    data, base = f"dataset={tmp_path / 'data'}", f"base={tmp_path / 'bc'}"
+    assert main(["demos", "task=reach", f"out={tmp_path / 'data'}", "episodes=3", "num_envs=4"]) == 0
+    bc = ["policy=diffusion", "loop.steps=5", "loop.evaluate_every=0", "horizon=4", "n_action_steps=2"]
+    assert main([*common, data, *bc, f"run_dir={tmp_path / 'bc'}"]) == 0
+    for name, options in {
+        "dppo": ("algo=dppo", "loop.rollout_steps=8", "algo.epochs=1", "policy.tuned_steps=2"),
+        "residual": ("algo=residual_fast", "loop.warmup_steps=320", "loop.batch_size=16", data),
+    }.items():
+        length = ["loop.total_steps=20000", "loop.stop_success=0"]
+        command = [*common, base, *options, *length, f"run_dir={tmp_path / name}"]
+        seen.clear()
+        for _ in range(2):
+            assert main(command) == 0
+            assert len(seen) >= 100 and set(seen) <= {0.0, 1.0}, "every episode is looked at"
+            rows = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+            assert 800 <= int(rows[-1].split('"step": ')[1].split(",")[0]) < 2000, "100 episodes of 8 steps in 32 envs"
+    capsys.readouterr()

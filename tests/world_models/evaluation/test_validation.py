@@ -1,0 +1,105 @@
+"""validate.py and assess.py: open-loop errors by hand, baselines, calibration, a model worse than none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from robopolicy.core.types import STATE
+from robopolicy.world_models.evaluation.calibration import faults, no_better
+from robopolicy.world_models.evaluation.validation import (
+    copy_last,
+    doubts,
+    dream,
+    fit_linear,
+    open_loop,
+    per_episode,
+    scores,
+    succeeded,
+)
+from tests.world_models.point import point_world, walk
+
+
+def test_open_loop_by_hand() -> None:
+    """One number that grows by 1 a frame, in episodes of 4 and 3 frames: copying is k off."""
+    episodes = walk([4, 3])
+    state = torch.tensor([[0.0, 5], [1, 5], [2, 5], [3, 5], [10, 5], [11, 5], [12, 5]])
+    episodes.obs[STATE] = state
+    found = open_loop(copy_last, episodes, torch.tensor([2.0, 1.0]), horizons=(1, 2, 3, 4), stride=1)
+    assert [found[k]["windows"] for k in (1, 2, 3, 4)] == [5, 3, 1, 0]
+    assert [found[k]["error"] for k in (1, 2, 3)] == [0.25, 0.5, 0.75], "k/2 deviations in one of two numbers"
+    assert found[2]["by_number"] == [2.0, 0.0]
+    assert found[4]["error"] is None
+    assert open_loop(copy_last, episodes, torch.ones(2), horizons=(1,), stride=2)[1]["windows"] == 3  # 0, 2 and 4
+
+
+def test_angles_count_by_the_nearest_turn() -> None:
+    episodes = walk([2])
+    episodes.obs[STATE] = torch.tensor([[0.4, 0.0], [-0.4, 0.0]])
+    found = open_loop(copy_last, episodes, torch.ones(2), horizons=(1,), difference=lambda x: x - x.round())
+    assert found[1]["by_number"][0] == pytest.approx(0.2)
+
+
+def test_the_true_model_makes_no_error_and_the_linear_one_finds_it() -> None:
+    episodes = walk([30, 40, 12])
+    std = torch.ones(2)
+    exact = open_loop(dream(point_world(), likeliest=True), episodes, std, horizons=(1, 5, 20))
+    assert all(exact[k]["error"] < 1e-6 for k in exact)
+    linear = open_loop(fit_linear(episodes), episodes, std, horizons=(1, 20))
+    assert linear[20]["error"] < 1e-3 < open_loop(copy_last, episodes, std, horizons=(20,))[20]["error"]
+
+
+def test_drawn_rollouts_are_drawn() -> None:
+    episodes, std = walk([30]), torch.ones(2)
+    world = point_world(drift=1.0)
+    assert open_loop(dream(world, likeliest=True), episodes, std, horizons=(1,))[1]["error"] < 1e-6
+    drawn = open_loop(dream(world, likeliest=False), episodes, std, horizons=(1,), stride=1)[1]["error"]
+    assert 0.2 < drawn < 0.8, "one step in two drifts by 1"
+
+
+def test_doubt_and_error_belong_to_frames() -> None:
+    episodes = walk([3, 2])
+    doubt, error = doubts(point_world(), episodes)
+    torch.testing.assert_close(doubt, episodes.obs[STATE][:, 1].abs())
+    assert error.isnan().tolist() == [False, False, True, False, True] and error[~error.isnan()].max() < 1e-5
+
+
+def test_scores_see_the_window_of_their_own_episode() -> None:
+    """Near the origin at the last two latents and after the action; first frames stand for those before."""
+    episodes = walk([2, 2])
+    episodes.obs[STATE] = torch.tensor([[0.5, 0], [0.0, 0], [0.01, 0], [0.5, 0]])
+    episodes.action.zero_()
+    assert scores(point_world(), episodes).tolist() == [0, 1, 1, 0]
+
+
+def test_per_episode_and_rank_correlation() -> None:
+    episodes = walk([2, 3], success=[False, True])
+    assert per_episode(torch.tensor([1.0, 3, -5, -2, -9]), episodes).tolist() == [3.0, -2.0]
+    assert succeeded(episodes).tolist() == [False, True]
+
+
+def test_a_model_that_is_not_to_be_learned_in_is_named() -> None:
+    good = {"precision": 0.97, "recall": 0.5, "wanted": 0.97, "positives": 40}
+    report = {"success": good, "open_loop": {
+        "1": {"model": 0.1, "copy_last": 0.2, "windows": 9},
+        "20": {"model": 0.9, "copy_last": 0.8, "windows": 9},
+        "50": {"model": float("nan"), "copy_last": 0.8, "windows": 9},
+        "99": {"model": None, "copy_last": None, "windows": 0},
+    }}  # fmt: skip
+    assert [line.split(":")[0] for line in faults(report)] == ["20 steps", "50 steps"]
+    sharp, blurred = ({"model": {"mse": m}, "copy_last": {"mse": 0.2}, "windows": 9} for m in (0.1, 0.3))
+    for later, found in ((sharp, 2), (blurred, 3)):
+        assert len(faults({**report, "pictures": {"front": {"1": blurred, "50": later}}})) == found
+    assert "front: its pictures are no better" in faults({**report, "pictures": {"front": {"1": blurred}}})[-1]
+    report["open_loop"] = {}
+    for classifier in ({**good, "precision": 0.96}, {**good, "recall": 0.0}):
+        assert [line.split(":")[0] for line in faults({**report, "success": classifier})] == ["success"]
+
+
+def test_numbers_that_are_no_better_than_copied_are_named() -> None:
+    report = {"names": ["tcp", "cube", "goal"], "by_number": {
+        "1": {"model": [0.1, 0.1, 0.0], "copy_last": [0.2, 0.2, 0.0]},
+        "50": {"model": [0.1, 0.4, 0.0], "copy_last": [0.2, 0.2, 0.0]},
+        "99": {"model": None, "copy_last": None},
+    }}  # fmt: skip
+    assert no_better(report) == "50 steps: cube"

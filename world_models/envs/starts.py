@@ -1,0 +1,89 @@
+"""Where imagined episodes begin: real frames, told apart by whether the model has learned from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.specs import check_action_spec, check_features
+from robopolicy.datasets.episodes import Episodes
+from robopolicy.datasets.lerobot_reader import load_episodes
+from robopolicy.runs.run_dir import read_config
+from robopolicy.world_models.models.dynamics import History
+from robopolicy.world_models.models.world import World
+from robopolicy.world_models.training.data import HOLDOUT, split, take
+
+Part = Literal["train", "held_out", "all"]
+Where = Literal["first", "any"]
+
+
+def starts_of(episodes: Episodes, length: int, *, where: Where = "first") -> History:
+    """First frames of all episodes, or all frames before a success, with `length` − 1 frames before them.
+
+    Raises:
+        ConfigError: any frame may be asked for, and nobody says which episodes succeed.
+    """
+    if where == "first":
+        return History.before(episodes, episodes.starts[:-1], length)
+    if not episodes.outcomes:
+        raise ConfigError(
+            "world.branch, world.start_at=any: episodes begin before a success, and this dataset does not say where "
+            "one is. Give one with next.success, or begin with the first frames."
+        )
+    count = episodes.success.long().cumsum(0)
+    before = (count - episodes.success.long())[episodes.starts[:-1]]
+    return History.before(episodes, (count == before[episodes.episode_of]).nonzero()[:, 0], length)
+
+
+def own_starts(model: Path, world: World, part: Part, *, where: Where = "first") -> History:
+    """Starts in the data that `model` was made from.
+
+    Args:
+        part: of the episodes that it has learned from, of those that it was calibrated and judged on, or of all.
+
+    Raises:
+        ConfigError: it does not lie in a run that says what it was made from, or that data does not fit it.
+    """
+    parts = []
+    paths, holdout = made_from(model)
+    for path in paths:
+        episodes = fitting(path, world)
+        seen = split(episodes, holdout)[0]
+        mask = {"train": seen, "held_out": ~seen, "all": torch.ones_like(seen)}[part]
+        parts.append(starts_of(take(episodes, mask), world.memory, where=where))
+    return History.join(parts)
+
+
+def made_from(model: Path) -> tuple[list[Path], float]:
+    """Datasets that a model was made from, and the share of their episodes that it was not shown (`loop.holdout`)."""
+    config = (read_config(run) if (run := run_of(model)) is not None else None) or {}
+    loop = config.get("loop") or {}
+    named = [config.get("dataset"), *(loop.get("data") or {}).values()]
+    if not (paths := [Path(p) for p in named if p]):
+        raise ConfigError(f"world.starts: {model} does not say what it was trained on. Add world.starts=<dataset>.")
+    return paths, HOLDOUT if (share := loop.get("holdout")) is None else float(share)
+
+
+def run_of(model: Path) -> Path | None:
+    """The run directory that a model lies in."""
+    return next((p for p in (model, *model.resolve().parents) if (p / "config.yaml").is_file()), None)
+
+
+def fitting(path: Path, world: World) -> Episodes:
+    """The episodes of a dataset that is of the world's env.
+
+    Raises:
+        ConfigError: it is not; all differences are listed.
+    """
+    episodes = load_episodes(path, needed=world.spec.observation)
+    said = {"needs": "the world model", "offers": str(path)}
+    problems = check_features(world.spec.observation, episodes.observation, **said)
+    problems += check_action_spec(world.spec.action, episodes.action_spec, **said)
+    if not abs(world.spec.dt - episodes.dt) <= 1e-6:
+        problems.append(f"dt: the world model steps {world.spec.dt} s, {path} has a frame every {episodes.dt} s")
+    if problems:
+        raise ConfigError("world.starts does not fit the world model:\n  - " + "\n  - ".join(problems))
+    return episodes

@@ -1,0 +1,169 @@
+"""The last stage of a world's training: calibrate threshold and bound on held-out episodes, report on others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from robopolicy.core.types import IMAGES, STATE
+from robopolicy.datasets.episodes import Episodes
+from robopolicy.world_models.evaluation.ranking import spearman
+from robopolicy.world_models.evaluation.validation import (
+    Rollout,
+    copy_last,
+    doubts,
+    dream,
+    fit_linear,
+    open_loop,
+    open_loop_pictures,
+    per_episode,
+    scores,
+    succeeded,
+    success_windows,
+)
+from robopolicy.world_models.models.success import choose_threshold, verdict
+from robopolicy.world_models.models.world import World
+from robopolicy.world_models.training.data import Sequences
+
+_RANKED = 2_000  # sequences by which members are ranked
+
+
+def assess(
+    world: World, train: Episodes, calibration: Episodes, validation: Episodes, *, believed: float
+) -> dict[str, Any]:
+    """Set what success looks like, its threshold, `bound` and the members' order from `calibration`; report on
+    `validation`.
+
+    Args:
+        believed: share of held-out episodes that the bound leaves alone from beginning to end.
+    """
+    world.eval()
+    _rank(world, calibration)
+    world.success.look_at(success_windows(world, calibration))
+    called, truth = per_episode(scores(world, calibration), calibration), succeeded(calibration)
+    world.success.threshold.fill_(choose_threshold(called, truth, world.success.precision))
+    most = per_episode(doubts(world, calibration)[0], calibration)
+    world.bound.copy_(torch.quantile(most, believed))
+
+    doubt, error = doubts(world, validation)
+    known = ~error.isnan()
+    flagged = doubt > world.bound
+    judged = verdict(
+        per_episode(scores(world, validation), validation), succeeded(validation), float(world.success.threshold)
+    )
+    state = train.obs[STATE]
+    std = torch.where(state.std(0) > 0, state.std(0), 1.0)
+    wrap = getattr(getattr(world.dynamics, "coordinates", None), "wrap", lambda x: x)
+    with torch.no_grad():
+        rollouts: dict[str, Rollout] = {
+            "model": dream(world, likeliest=False),
+            "likeliest": dream(world, likeliest=True),
+            "copy_last": copy_last,
+            "linear": fit_linear(train),
+        }
+        memory = world.dynamics.memory
+        errors = {n: open_loop(r, validation, std, difference=wrap, memory=memory) for n, r in rollouts.items()}
+        cameras = [k for k in world.spec.observation if k.startswith(IMAGES)]
+        shown = {name: rollouts[name] for name in ("model", "copy_last")}
+        pictures = {key: _pictures(shown, validation, key, memory) for key in cameras}
+    rest, suspect = error[known & ~flagged], error[known & flagged]
+    windows = {k: found["windows"] for k, found in errors["model"].items()}
+    return {
+        "open_loop": {str(k): {n: e[k]["error"] for n, e in errors.items()} | {"windows": windows[k]} for k in windows},
+        "by_number": {str(k): {n: e[k]["by_number"] for n, e in errors.items()} for k in windows},
+        "pictures": pictures,
+        "names": list(world.spec.observation[STATE].names or ()),
+        "success": {**judged.to_dict(), "wanted": world.success.precision},
+        "trust": {
+            "bound": float(world.bound),
+            "believed": believed,
+            "flagged_episodes": float((per_episode(flagged.float(), validation) > 0).float().mean()),
+            "flagged_steps": float(flagged.float().mean()),
+            "spearman_doubt_error": spearman(doubt[known].tolist(), error[known].tolist()),
+            "error_believed": float(rest.mean()) if len(rest) else None,
+            "error_flagged": float(suspect.mean()) if len(suspect) else None,
+        },
+        "data": {
+            name: {"episodes": e.num_episodes, "frames": e.num_frames, "successes": int(succeeded(e).sum())}
+            for name, e in (("train", train), ("calibration", calibration), ("validation", validation))
+        },
+    }
+
+
+def _pictures(rollouts: dict[str, Rollout], episodes: Episodes, key: str, memory: int) -> dict[str, dict[str, Any]]:
+    """{steps: {"windows", rollout's name: {"mse", "psnr"}}} of one camera."""
+    found = {n: open_loop_pictures(r, episodes, key, memory=memory) for n, r in rollouts.items()}
+    return {
+        str(k): {"windows": e["windows"]} | {n: {m: f[k][m] for m in ("mse", "psnr")} for n, f in found.items()}
+        for k, e in found["model"].items()
+    }
+
+
+def faults(report: dict[str, Any]) -> list[str]:
+    """Why the model is not to be learned in, one sentence each.
+
+    Horizons at which its open-loop error is not below that of copying the last state, cameras whose pictures are at
+    none better than copied, and a success classifier that has not the precision that was asked of it: every false alarm
+    is a reward.
+    """
+    found, success = [], report["success"]
+    if success["recall"] == 0.0 or success["precision"] < success["wanted"]:
+        found.append(
+            f"success: precision {success['precision']:.3g} where {success['wanted']:g} was wanted, "
+            f"recall {success['recall']:.3g}, over {success['positives']} held-out successes"
+        )
+    for k, errors in report["open_loop"].items():
+        if errors["windows"] and not errors["model"] < errors["copy_last"]:
+            found.append(f"{k} steps: error {errors['model']:.3g}, copying the last state {errors['copy_last']:.3g}")
+    for key, errors in report.get("pictures", {}).items():
+        known = {k: e for k, e in errors.items() if e["windows"]}
+        if known and not any(e["model"]["mse"] < e["copy_last"]["mse"] for e in known.values()):
+            found.append(f"{key}: its pictures are no better than copying the last one, at {', '.join(known)} steps")
+    return found
+
+
+def no_better(report: dict[str, Any]) -> str:
+    """Horizons, each with the numbers of the state whose error is not below that of copying them; "" where none is."""
+    found = []
+    for k, errors in report["by_number"].items():
+        model, copied = errors["model"], errors["copy_last"]
+        if model is not None and (bad := [n for n, a, b in zip(report["names"], model, copied) if a > b > 0.0]):  # noqa: B905
+            found.append(f"{k} steps: {', '.join(bad)}")
+    return "; ".join(found)
+
+
+def summary(report: dict[str, Any]) -> str:
+    """A few lines for the terminal."""
+    lines = ["open-loop error in deviations, held-out episodes (model · linear · copy-last):"]
+    for k, e in report["open_loop"].items():
+        if e["windows"]:
+            lines.append(f"  {k:>2} steps: {e['model']:.4f} · {e['linear']:.4f} · {e['copy_last']:.4f}")
+    if stuck := no_better(report):
+        lines.append(f"  numbers of the state that are no better than copied: {stuck}")
+    for key, errors in report.get("pictures", {}).items():
+        known = [(k, e) for k, e in errors.items() if e["windows"]]
+        said = ", ".join(f"{k} steps {e['model']['psnr']:.1f} · {e['copy_last']['psnr']:.1f}" for k, e in known)
+        lines.append(f"  {key}, dB (model · copy-last): {said}")
+    s, t = report["success"], report["trust"]
+    lines.append(
+        f"success: precision {s['precision']:.3f}, recall {s['recall']:.3f} over {s['episodes']} episodes with "
+        f"{s['positives']} successes"
+    )
+    lines.append(
+        f"doubt: bound {t['bound']:.3g} ends {100 * t['flagged_episodes']:.1f}% of held-out episodes; rank correlation "
+        f"with the error {t['spearman_doubt_error']:.2f}"
+    )
+    return "\n".join(lines)
+
+
+def _rank(world: World, episodes: Episodes) -> None:
+    dynamics = world.dynamics
+    if dynamics.heads == 1:
+        return
+    sequences = Sequences.of(episodes, dynamics.unroll)
+    some = torch.linspace(0, len(sequences.frames) - 1, min(_RANKED, len(sequences.frames))).long()
+    frames, valid = sequences.frames[some], sequences.valid[some]
+    batch = {k: episodes.obs[k][frames] for k in world.spec.observation if k in episodes.obs}
+    batch |= {"action": episodes.action[frames[:, :-1]], "valid": valid}
+    dynamics.rank(dynamics.member_errors({k: v.expand(dynamics.heads, *v.shape) for k, v in batch.items()}))

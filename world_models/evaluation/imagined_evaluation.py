@@ -1,0 +1,130 @@
+"""What a world makes of a policy, with error bars: the same starts in every member, doubt counted against it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.errors import ConfigError
+from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.rollout import evaluate
+from robopolicy.evaluation.statistics import Interval
+from robopolicy.policies.base import Policy
+from robopolicy.world_models.envs.imagined import ImaginedEnv
+from robopolicy.world_models.models.dynamics import History
+from robopolicy.world_models.models.world import World
+
+FEWEST = 10  # starts that say anything of a policy
+_VALIDATION = 1 << 40  # the first seed of the validation split: these episodes are never learned from
+_ENVS = 500
+
+
+class Exam(ImaginedEnv):
+    """Episodes whose start and member are fixed beforehand: seed `seeds[i]` begins at `start[i]`, dreamed by `unit[i]`.
+
+    seeds: [E] int64. start: [E] int64 into `starts`. unit: [E] uniform numbers that choose a member.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        starts: History,
+        num_envs: int,
+        *,
+        seeds: Tensor,
+        start: Tensor,
+        unit: Tensor,
+        **options: Any,
+    ) -> None:
+        order = seeds.argsort()
+        self.seeds, self.start, self.unit = seeds, start, unit
+        self._sorted, self._order = seeds[order], order
+        super().__init__(world, starts, num_envs, **options)
+
+    @classmethod
+    def crossed(cls, env: ImaginedEnv, count: int) -> Exam:
+        """Every member of `env`'s world from the same `count` held-out starts, all believed as far as `env` does.
+
+        Raises:
+            ConfigError: too few starts that the model was not trained on, or it is not known which these are.
+        """
+        if env.held_out is None:
+            raise ConfigError("world.gate: this env does not say which starts its model was not trained on")
+        starts = env.held_out()
+        if len(starts) < FEWEST:
+            raise ConfigError(
+                "world.gate: a policy is judged from starts that the model was not trained on, at least "
+                f"{FEWEST}; there are {len(starts)}. Record more, or raise loop.holdout of the model's training."
+            )
+        chosen = torch.linspace(0, len(starts) - 1, min(count, len(starts))).round().long()
+        members = int(getattr(env.world.dynamics, "elites", env.world.dynamics.heads))
+        number = torch.arange(members * len(chosen))
+        member = number // len(chosen)
+        return cls(
+            env.world, starts.take(chosen), min(_ENVS, len(number)),
+            seeds=_VALIDATION + number, start=number % len(chosen), unit=(member + 0.5) / members,
+            horizon=env.whole or env.spec.horizon, trust=env.trust, pessimism=env.pessimism, sampled=env.sampled,
+            cameras=env.cameras, digest=env.spec.digest,
+        )  # fmt: skip
+
+    def _choose(self, seeds: Tensor) -> tuple[Tensor, Tensor]:
+        """Others, which nobody asked for, begin as some of these do."""
+        row = self._order[torch.searchsorted(self._sorted, seeds).clamp_(max=len(self.seeds) - 1)]
+        return self.start[row], self.unit[row]
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What came of M members × S starts, each [M S] bool."""
+
+    success: Tensor  # believed to its end
+    doubted: Tensor  # ended where the model is not to be believed: counted as a failure
+    diverged: Tensor  # the model's numbers were not finite: counted as a failure
+
+    @property
+    def rate(self) -> float:
+        return float(self.success.double().mean())
+
+    def interval(self, *, level: float, resamples: int, seed: int = 0) -> Interval:
+        """Success: the lower limit holds doubted episodes for failures, the upper one for successes."""
+        low = crossed_bootstrap(self.success.double(), level=level, resamples=resamples, seed=seed)
+        high = crossed_bootstrap((self.success | self.doubted).double(), level=level, resamples=resamples, seed=seed)
+        return Interval(low.value, low.low, max(low.high, high.high))
+
+
+def examine(policy: Policy, exam: Exam) -> Marks:
+    """Run `policy` through all episodes of `exam`; the global generator is left as it was."""
+    with torch.random.fork_rng():
+        rows = evaluate(policy, exam, exam.seeds)
+    return marks(rows, members=len(exam.unit.unique()))
+
+
+def marks(rows: Rows, *, members: int) -> Marks:
+    """Rows in the order (member, start)."""
+    ended = rows.frame["ended_by"]
+    columns = (rows.frame["success_once"], ended == "terminated", ended == "diverged")
+    return Marks(*(torch.tensor(c.to_numpy(dtype=bool)).view(members, -1) for c in columns))
+
+
+def crossed_bootstrap(values: Tensor, *, level: float, resamples: int = 2000, seed: int = 0) -> Interval:
+    """Percentile interval of the mean of `values` [M S], members and starts both drawn anew with replacement.
+
+    So what the members disagree on widens it, and what depends on the start. One member is not drawn.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    members, starts = values.shape
+
+    def shares(count: int) -> Tensor:
+        drawn = torch.randint(count, (resamples, count), generator=generator)
+        return torch.zeros(resamples, count, dtype=torch.float64).scatter_add_(
+            1, drawn, torch.full(drawn.shape, 1.0 / count, dtype=torch.float64)
+        )
+
+    means = ((shares(members) @ values.double()) * shares(starts)).sum(1)
+    tail = (1.0 - level) / 2.0
+    low, high = torch.quantile(means, torch.tensor([tail, 1.0 - tail], dtype=torch.float64)).tolist()
+    value = float(values.double().mean())
+    return Interval(value, min(low, value), max(high, value))

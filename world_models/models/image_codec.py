@@ -1,0 +1,88 @@
+"""Pictures of one camera, in and out of vectors, as how they differ from the mean one.
+
+A robot's cameras stand still: nearly all of a picture is the same in every frame. The mean picture is taken from the
+data, and what is encoded and decoded is the difference to it, in units of its deviation. Small convolutions encode.
+Imagination decodes at every step and encodes only at an episode's beginning, so the decoder is the one that has to be
+cheap: it draws squares of 4 × 4 pixels, each from a few numbers of its own, and needs nothing but products of matrices.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.core.errors import SpecError
+
+_SMALLEST = 4  # pixels of a side that are left when no more are halved
+_SQUARE = 4  # pixels of a side of what is drawn at once
+_AT_ONCE = 1024  # pictures that are floats at the same time
+
+
+class Pictures(nn.Module):
+    """Encoder and decoder of one camera.
+
+    Args:
+        shape: (3, h, w); sides of 4 · 2ⁿ pixels with the same n ≥ 1, e.g. 32 × 32 or 64 × 64.
+        feature_dim: F, of what pictures are decoded from. depth: channels of the first layer; each layer doubles them.
+        out_dim: D, of what pictures are encoded to, and of the decoder's hidden layer.
+
+    Raises:
+        SpecError: other sides.
+    """
+
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(self, key: str, shape: tuple[int, ...], *, feature_dim: int, depth: int, out_dim: int) -> None:
+        super().__init__()
+        layers, sides = 0, tuple(shape[1:])
+        while min(sides) > _SMALLEST and not any(n % 2 for n in sides):
+            layers, sides = layers + 1, tuple(n // 2 for n in sides)
+        if not layers or min(sides) != _SMALLEST:
+            raise SpecError(
+                f"{key!r}: the world model needs pictures whose shorter side is {_SMALLEST} times a power of two, and "
+                f"the other one a multiple of the same power, found {shape[1]}×{shape[2]} (h×w). Record with "
+                "task.image_size=[32,32] or [64,64], or leave the camera away: cameras=[…]."
+            )
+        channels = [depth * 2**i for i in range(layers)]
+        size = channels[-1] * sides[0] * sides[1]
+        down: list[nn.Module] = []
+        for a, b in zip([shape[0], *channels], channels, strict=False):
+            down += [nn.Conv2d(a, b, 4, stride=2, padding=1), nn.GroupNorm(1, b), nn.SiLU()]
+        self.down = nn.Sequential(*down, nn.Flatten(), nn.Linear(size, out_dim))
+        self.grid = (shape[1] // _SQUARE, shape[2] // _SQUARE)
+        self.squares = nn.Sequential(
+            nn.Linear(feature_dim, out_dim), nn.LayerNorm(out_dim), nn.SiLU(),
+            nn.Linear(out_dim, 2 * depth * self.grid[0] * self.grid[1]), nn.SiLU(),
+            nn.Unflatten(-1, (-1, 2 * depth)), nn.Linear(2 * depth, shape[0] * _SQUARE**2),
+        )  # fmt: skip
+        self.register_buffer("mean", torch.full(tuple(shape), torch.nan))  # from 0 to 1
+        self.register_buffer("spread", torch.tensor(torch.nan))  # root mean square of differences to it
+
+    def fit(self, pictures: Tensor) -> None:
+        """Take mean and spread of uint8 [F 3 h w]."""
+        parts = pictures.split(_AT_ONCE)
+        total = torch.stack([part.double().sum(0) for part in parts]).sum(0)
+        mean = (total / (255.0 * len(pictures))).float()
+        square = sum(float((part / 255.0 - mean).square().sum()) for part in parts)
+        self.mean.copy_(mean)
+        self.spread.fill_(max(square / pictures.numel(), 1e-8) ** 0.5)
+
+    def units(self, pictures: Tensor) -> Tensor:
+        """uint8 [... 3 h w] as differences to the mean picture, in deviations."""
+        return (pictures / 255.0 - self.mean) / self.spread
+
+    def encode(self, units: Tensor) -> Tensor:
+        """[B D] of [B 3 h w]."""
+        encoded: Tensor = self.down(units)
+        return encoded
+
+    def decode(self, features: Tensor) -> Tensor:
+        """[B 3 h w], differences to the mean picture in deviations, of [B F]."""
+        drawn = self.squares(features).view(len(features), *self.grid, self.mean.shape[0], _SQUARE, _SQUARE)
+        return drawn.permute(0, 3, 1, 4, 2, 5).reshape(len(features), *self.mean.shape)
+
+    def picture(self, units: Tensor) -> Tensor:
+        """uint8 pictures: inverse of `units`, within what a picture can show."""
+        shown = torch.addcmul(255.0 * self.mean, units, 255.0 * self.spread)
+        return shown.round_().clamp_(0.0, 255.0).to(torch.uint8)

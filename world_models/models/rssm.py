@@ -1,0 +1,284 @@
+"""A recurrent latent model of pictures and states: what a camera shows is imagined with what the arm measures.
+
+Recurrent state-space model of DreamerV2/V3 (Hafner et al. 2021, 2023): h follows from what was before, z is what is
+uncertain about the frame, Z categorical variables; a prior guesses it from h, a posterior sees the frame. A latent is
+[h, z, s], where s is the state itself: read off exactly where a frame is seen, and from there on moved by a predicted
+change. A vector decoded from z anew at every step would be blurred by more than a state moves in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from robopolicy.config.schema import Count, Fraction, NonNegative, Positive
+from robopolicy.core.types import IMAGES, STATE, TASK, EnvSpec, Feature, Metrics, Obs
+from robopolicy.datasets.episodes import Episodes
+from robopolicy.networks.mlp import MLP
+from robopolicy.networks.precision import Precision, computing
+from robopolicy.world_models.models.categoricals import balanced, drawn, keyed, likeliest, mixed, straight_through
+from robopolicy.world_models.models.disagreement_ensemble import Doubters, disagreement
+from robopolicy.world_models.models.dynamics import Dynamics, History, Imagined, by_blocks
+from robopolicy.world_models.models.image_codec import Pictures
+from robopolicy.world_models.models.state_transform import ROWS, Coordinates, check_sizes, hyperbolic, round_up
+
+
+class Track(NamedTuple):
+    """B sequences of S frames, followed from their first ones on."""
+
+    h: Tensor  # [B S U]
+    z: Tensor  # [B S Z·K]
+    state: Tensor  # [B S Ds]
+    change: Tensor  # [B S Ds] predicted, in deviations of a step, from the state before; 0 at fresh frames
+    prior: Tensor  # [B S Z K] log probabilities
+    posterior: Tensor  # [B S Z K]
+
+
+class RSSM(Dynamics):
+    """h [U] of a recurrent cell, z of Z × K classes, and the state [Ds].
+
+    Args:
+        units: U. variables, classes: Z and K.
+        width: of all hidden layers. depth: channels of the first layer of a picture's encoder.
+        unroll: L steps of a training sequence; nothing is carried over from one to another.
+        memory: frames that a latent is made from where an episode has that many.
+        doubters: one-step predictors of the next z whose disagreement is the doubt.
+        kl: weight of the divergence of posterior and prior. balance: how much of it moves the prior. free_nats: of it
+            that cost nothing. uniform: share of every categorical that is spread evenly.
+        picture: weight of a picture's squared error, in its deviations, against the state's −log p.
+        min_spread: floor of the state's spread, in deviations of a step. periods, fine: see Coordinates.
+        block: rows stepped at once. Padded to it, a row's result does not depend on how many there are.
+        precision: what networks compute in; latents, states and losses are float32.
+
+    Raises:
+        ConfigError: a size with which it would. SpecError: pictures of other sides, see Pictures.
+    """
+
+    heads = 1
+
+    def __init__(
+        self,
+        spec: EnvSpec,
+        *,
+        units: Count = 256,
+        variables: Count = 16,
+        classes: Count = 16,
+        width: Count = 256,
+        depth: Count = 16,
+        unroll: Count = 16,
+        memory: Count = 4,
+        doubters: Count = 5,
+        kl: Positive = 1.0,
+        balance: Fraction = 0.8,
+        free_nats: NonNegative = 1.0,
+        uniform: Fraction = 0.01,
+        picture: Positive = 0.1,
+        min_spread: Positive = 0.05,
+        periods: dict[str, Positive] | None = None,
+        fine: Positive = 8.0,
+        block: Count = 128,
+        precision: Precision = "float32",
+    ) -> None:
+        super().__init__()
+        stochastic = variables * classes
+        check_sizes({"units": units, "width": width, "depth": depth, "block": block, "variables·classes": stochastic})
+        self.spec, self.unroll, self.memory, self.block = spec, unroll, memory, block
+        self.units, self.variables, self.classes = units, variables, classes
+        self.kl, self.balance, self.free_nats, self.uniform = kl, balance, free_nats, uniform
+        self.picture, self.min_spread, self.precision = picture, min_spread, precision
+        self.coordinates = Coordinates(spec.observation[STATE], spec.action, periods=periods, fine=fine)
+        size, in_dim = self.coordinates.size, self.coordinates.in_dim
+        self.latent_dim = units + stochastic + size
+        self.feature_dim = units + stochastic + self.coordinates.feature_dim
+        self.cameras = {k: f"camera_{i}" for i, k in enumerate(k for k in spec.observation if k.startswith(IMAGES))}
+        self.pictures = nn.ModuleDict({
+            name: Pictures(key, spec.observation[key].shape, feature_dim=self.feature_dim, depth=depth, out_dim=width)
+            for key, name in self.cameras.items()
+        })  # fmt: skip
+        seen = units + self.coordinates.feature_dim + width * len(self.cameras)
+        self.enter = nn.Sequential(nn.Linear(stochastic + in_dim, width), nn.LayerNorm(width), nn.SiLU())
+        self.cell = nn.Sequential(nn.Linear(width + units, 3 * units), nn.LayerNorm(3 * units))
+        self.prior = MLP(units, stochastic, width=width, depth=1, norm=True)
+        self.posterior = MLP(seen, stochastic, width=width, depth=1, norm=True)
+        self.move = MLP(units + stochastic + in_dim, round_up(size), width=width, depth=2, norm=True)
+        self.lean = nn.Linear(in_dim, round_up(size), bias=False)
+        self.log_spread = nn.Parameter(torch.zeros(size))
+        self.doubt = Doubters(doubters, units + stochastic + in_dim, stochastic, width=width)
+        with torch.no_grad():
+            for parameter in (*self.move[-1].parameters(), self.lean.weight):  # at first, nothing moves
+                parameter.mul_(0.1)
+
+    # -- Dynamics ----------------------------------------------------------------------------------------------------
+    @classmethod
+    def reads(cls, offered: Mapping[str, Feature]) -> dict[str, Feature]:
+        return {k: f for k, f in offered.items() if k in (STATE, TASK) or k.startswith(IMAGES)}
+
+    def fit(self, episodes: Episodes) -> None:
+        self.coordinates.fit(episodes)
+        for key, name in self.cameras.items():
+            self._camera(name).fit(episodes.obs[key])
+
+    def widen(self, episodes: Episodes) -> None:
+        self.coordinates.widen(episodes)
+
+    @torch.no_grad()
+    def encode(self, history: History) -> Tensor:
+        keys = (STATE, *self.cameras)
+
+        def block(action: Tensor, fresh: Tensor, *frames: Tensor) -> tuple[Tensor]:
+            obs = dict(zip(keys, frames, strict=True))
+            track = self._track(self._seen(obs), obs[STATE], action, fresh, sample=likeliest, follow=False)
+            return (torch.cat([track.h, track.z, obs[STATE]], dim=-1),)
+
+        return by_blocks(block, history.action, history.fresh, *(history.obs[k] for k in keys), block=ROWS)[0]
+
+    @torch.no_grad()
+    def decode(self, latent: Tensor, keys: Collection[str]) -> Obs:
+        obs: Obs = {}
+        for key in keys:
+            if key == TASK:
+                obs[key] = torch.zeros(len(latent), dtype=torch.int64, device=latent.device)
+            elif key == STATE:
+                obs[key] = latent[:, -self.coordinates.size :].clone()
+            else:
+                show = partial(self._shown, self._camera(self.cameras[key]))
+                (obs[key],) = by_blocks(show, latent, block=self.block)
+        return obs
+
+    def _shown(self, camera: Pictures, latent: Tensor) -> tuple[Tensor]:
+        return (camera.picture(self._through(camera.decode, self.features(latent))),)
+
+    def features(self, latent: Tensor) -> Tensor:
+        known = latent[..., : -self.coordinates.size]
+        return torch.cat([known, self.coordinates.features(latent[..., -self.coordinates.size :])], dim=-1)
+
+    def outside(self, latent: Tensor) -> Tensor:
+        return self.coordinates.outside(latent[:, -self.coordinates.size :])
+
+    def mixed(self, latent: Tensor, other: Tensor, swap: Tensor) -> Tensor:
+        """h as a whole, z by its variables, the state by its numbers."""
+        parts = [self.units, self.variables * self.classes, self.coordinates.size]
+        h, z, state = swap.split(parts, dim=-1)
+        z = z[..., : self.variables].repeat_interleave(self.classes, dim=-1)
+        whole = torch.where(torch.cat([h[..., :1].expand_as(h), z, state], dim=-1), other, latent)
+        known, state = whole[..., : -self.coordinates.size], whole[..., -self.coordinates.size :]
+        return torch.cat([known, self.coordinates.derive(state)], dim=-1)
+
+    @torch.no_grad()
+    def step(self, latent: Tensor, action: Tensor, *, episode: Tensor, draw: Tensor | None) -> Imagined:
+        draw = torch.full_like(episode, torch.nan) if draw is None else draw
+        return Imagined(*by_blocks(self._step_block, latent, action, keyed(draw, self.variables), block=self.block))
+
+    def _step_block(self, latent: Tensor, action: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
+        h, z, state = latent.split([self.units, self.variables * self.classes, self.coordinates.size], dim=-1)
+        inputs = self.coordinates.inputs(state, action)
+        doubt = disagreement(self._doubted(torch.cat([h, z, inputs], dim=-1)))
+        h = self._advance(h, z, inputs)
+        log_p = self._odds(self._through(self.prior, h))
+        z = torch.where(unit.isnan()[..., None], likeliest(log_p), drawn(log_p, unit)).flatten(1)
+        state = self.coordinates.advance(state, self._change(h, z, inputs))
+        return torch.cat([h, z, state], dim=-1), doubt
+
+    def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
+        """−log p of what is seen under the posterior, its divergence from the prior, and what doubters miss.
+
+        Of every term the mean over the frames that exist; each is a sum over pixels, numbers or variables.
+        """
+        obs = {k: batch[k][0] for k in (STATE, *self.cameras)}
+        valid = batch["valid"][0]  # [B L]
+        action = F.pad(batch["action"][0], (0, 0, 0, 1))
+        there = torch.cat([torch.ones_like(valid[:, :1]), valid], dim=1)  # [B S]
+        fresh = torch.zeros_like(there)
+        units = {k: self._camera(name).units(obs[k]) for k, name in self.cameras.items()}
+        track = self._track(self._seen(obs, units), obs[STATE], action, fresh, sample=straight_through, follow=True)
+        divergence, kl = balanced(track.posterior, track.prior, balance=self.balance, free=self.free_nats)
+        terms = {"kl_loss": (self.kl * divergence, there), "state": (self._missed(track, obs[STATE]), valid)}
+        known = torch.cat([track.h, track.z, self.coordinates.features(track.state.detach())], dim=-1)[there]
+        for key, name in self.cameras.items():
+            shown = self._through(self._camera(name).decode, known)
+            error = (shown - units[key][there]).square().sum((1, 2, 3))
+            missed = torch.zeros(there.shape, device=error.device).masked_scatter(there, 0.5 * self.picture * error)
+            terms[f"picture.{key.removeprefix(IMAGES)}"] = (missed, there)
+        inputs = self.coordinates.inputs(track.state, action)[:, :-1]
+        guessed = self._doubted(torch.cat([track.h[:, :-1], track.z[:, :-1], inputs], dim=-1).detach())
+        entropy = -(track.posterior[:, 1:].detach().exp() * guessed).sum((-2, -1)).mean(0)
+        terms["doubters"] = (entropy, valid)
+        for name, (term, mask) in terms.items():
+            assert term.shape == mask.shape, f"{name}: loss {tuple(term.shape)} of frames {tuple(mask.shape)}"
+        means = {n: torch.where(m, term, 0.0).sum() / m.sum().clamp_min(1) for n, (term, m) in terms.items()}
+        loss = torch.stack(list(means.values())).sum()
+        nats = torch.where(there, kl, 0.0).sum() / there.sum()
+        return loss, {"kl": float(nats), **{n: float(v.detach()) for n, v in means.items() if n != "kl_loss"}}
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+    def _track(
+        self, seen: Tensor, state: Tensor, action: Tensor, fresh: Tensor, *, sample: Callable[[Tensor], Tensor],
+        follow: bool,
+    ) -> Track:  # fmt: skip
+        """Follow sequences of what is seen [B S …], from the state at fresh frames on; `follow` imagines it between.
+
+        Fresh frames, and the first one, begin with h, z and action 0.
+        """
+        h, z = seen.new_zeros(len(seen), self.units), seen.new_zeros(len(seen), self.variables * self.classes)
+        at, rows = state[:, 0], []
+        for t in range(seen.shape[1]):
+            begins = fresh[:, t, None] if t else torch.ones_like(fresh[:, :1])
+            inputs = torch.where(begins, 0.0, self.coordinates.inputs(at, action[:, t - 1]))
+            h = self._advance(torch.where(begins, 0.0, h), torch.where(begins, 0.0, z), inputs)
+            odds = self._odds(self._through(self.posterior, torch.cat([h, seen[:, t]], dim=-1)))
+            z = sample(odds).flatten(1)
+            change = torch.zeros_like(at)
+            if follow:
+                change = torch.where(begins, 0.0, self._change(h, z, inputs))
+            at = torch.where(begins, state[:, t], self.coordinates.advance(at, change)) if follow else state[:, t]
+            rows.append((h, z, at, change, odds))
+        h_all, z_all, states, changes, posterior = (torch.stack(x, dim=1) for x in zip(*rows, strict=True))
+        return Track(h_all, z_all, states, changes, self._odds(self._through(self.prior, h_all)), posterior)
+
+    def _seen(self, obs: Obs, units: dict[str, Tensor] | None = None) -> Tensor:
+        """What the posterior sees of frames [B S ...]: [B S …]."""
+        parts = [self.coordinates.features(obs[STATE])]
+        for key, name in self.cameras.items():
+            camera = self._camera(name)
+            shown = camera.units(obs[key]) if units is None else units[key]
+            parts.append(self._through(camera.encode, shown.flatten(0, 1)).unflatten(0, shown.shape[:2]))
+        return torch.cat(parts, dim=-1)
+
+    def _through(self, network: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        with computing(self.precision, x.device):
+            return network(x).float()
+
+    def _advance(self, h: Tensor, z: Tensor, inputs: Tensor) -> Tensor:
+        """The recurrent cell, normalised (DreamerV2): [B U]."""
+        x = self._through(self.enter, torch.cat([z, inputs], dim=-1))
+        reset, candidate, update = self._through(self.cell, torch.cat([x, h], dim=-1)).chunk(3, dim=-1)
+        update = torch.sigmoid(update - 1.0)  # at first, remember
+        return update * torch.tanh(torch.sigmoid(reset) * candidate) + (1.0 - update) * h
+
+    def _odds(self, logits: Tensor) -> Tensor:
+        return mixed(logits.unflatten(-1, (self.variables, self.classes)), self.uniform)
+
+    def _doubted(self, x: Tensor) -> Tensor:
+        """Log probabilities [E ... Z K] of the next z as each doubter has them, of x [... F]."""
+        return self._odds(self._through(self.doubt, x.flatten(0, -2)).unflatten(1, x.shape[:-1]))
+
+    def _change(self, h: Tensor, z: Tensor, inputs: Tensor) -> Tensor:
+        """Predicted change of the state [B Ds] in deviations of a step: a linear part and a network."""
+        moved: Tensor = self.lean(inputs) + self._through(self.move, torch.cat([h, z, inputs], dim=-1))
+        return moved[..., : self.coordinates.size]
+
+    def _missed(self, track: Track, state: Tensor) -> Tensor:
+        """−log p [B L] of the states, hyperbolic (see PhaseEnsemble), each from the one imagined before it."""
+        spread = self.min_spread + self.log_spread.exp()
+        difference = self.coordinates.difference(track.state[:, :-1], state[:, 1:])
+        return (hyperbolic(difference - track.change[:, 1:], spread) * self.coordinates.predicted).sum(-1)
+
+    def _camera(self, name: str) -> Pictures:
+        camera = self.pictures[name]
+        assert isinstance(camera, Pictures)
+        return camera

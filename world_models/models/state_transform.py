@@ -1,0 +1,203 @@
+"""Coordinates: which numbers of the state a model predicts, and in which units.
+
+States are redundant: cube − tool is there beside cube and tool. Predicted one by one, they drift apart in a rollout and
+the contact, which lives in their difference, is lost. So exact linear relations are found in the data; only an
+independent set is predicted, the slowest numbers first (an object at rest is kept, not its distance to a moving
+hand), and the others follow from it. Numbers that never change within an episode are kept as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.core.errors import ConfigError, DataError, closest
+from robopolicy.core.types import STATE, ActionSpec, Feature
+from robopolicy.datasets.episodes import Episodes
+
+# Matrix products whose sizes are multiples of this treat all rows alike, bit for bit (others have rows at the edge).
+ROWS = 16
+_EXACT = 1e-4  # a relation is exact where what it leaves unexplained is below this share of the deviation
+_ROWS = 20_000  # frames that relations are looked for in
+_WIDER = 0.25  # of the range seen, on each side, that a state may lie outside of it
+
+
+def round_up(size: int) -> int:
+    """The next multiple of ROWS."""
+    return -(-size // ROWS) * ROWS
+
+
+def check_sizes(sizes: Mapping[str, int]) -> None:
+    """Raise ConfigError unless all, by the name of their option, are multiples of ROWS."""
+    for name, value in sizes.items():
+        if value % ROWS:
+            raise ConfigError(
+                f"world_model.{name}: expected a multiple of {ROWS}, with which a row's bits do not depend on the "
+                f"others', found {value}. Take {round_up(value)}."
+            )
+
+
+class Coordinates(nn.Module):
+    """Statistics of states and of their changes, in the units of the data; NaN until `fit`.
+
+    Args:
+        state: names give `periods` their meaning.
+        periods: {name: period} of angles that wrap; they are kept in [−period/2, period/2), as `sim` folds them.
+        fine: states enter networks at two scales; the second is `fine` times larger about zero, where relative
+            positions are small and contact is decided, and clipped.
+    """
+
+    mean: Tensor
+    std: Tensor
+    delta_std: Tensor
+    predicted: Tensor
+    relation: Tensor
+    offset: Tensor
+    low: Tensor
+    high: Tensor
+    period: Tensor
+    centre: Tensor
+    reach: Tensor
+
+    def __init__(
+        self, state: Feature, action: ActionSpec, *, periods: Mapping[str, float] | None = None, fine: float = 8.0
+    ) -> None:
+        super().__init__()
+        size = state.shape[0]
+        self.names = state.names or tuple(str(i) for i in range(size))
+        self.fine = fine
+        self.feature_dim = 2 * size
+        self.in_dim = 2 * size + action.dim
+        for name in ("mean", "std", "delta_std", "predicted", "offset", "low", "high"):
+            self.register_buffer(name, torch.full((size,), torch.nan))
+        self.size = size
+        self.register_buffer("relation", torch.full((round_up(size), size), torch.nan))  # derived = · state + offset
+        period = torch.zeros(size)
+        for name, value in (periods or {}).items():
+            if name not in self.names:
+                raise ConfigError(
+                    f"world_model.periods.{name}: the state has none of that name. {closest(name, self.names)}"
+                )
+            period[self.names.index(name)] = value
+        self.register_buffer("period", period)
+        low, high = torch.tensor([action.low, action.high])
+        finite = torch.isfinite(high - low)
+        self.register_buffer("centre", torch.where(finite, (high + low) / 2, 0.0))
+        self.register_buffer("reach", torch.where(finite, (high - low) / 2, 1.0))
+
+    def fit(self, episodes: Episodes) -> Coordinates:
+        """Take statistics over all frames and transitions.
+
+        Raises:
+            DataError: no number of the state ever changes.
+        """
+        x = episodes.obs[STATE].to(torch.float64)
+        within = episodes.episode_of[1:] == episodes.episode_of[:-1]
+        delta = self.wrap(x[1:] - x[:-1])[within]
+        std, mean = torch.std_mean(x, dim=0, correction=0)
+        typical = std[std > 0].median() if bool((std > 0).any()) else std.new_ones(())
+        delta_std = delta.square().mean(0).sqrt()  # about zero: a clock's steps are all alike
+        moves = delta.abs().amax(0) > 1e-6 * typical
+        if not bool(moves.any()):
+            raise DataError("no number of the state changes within an episode: there are no dynamics to learn")
+        keep, relation, offset = _relations(x, moves, delta.abs().mean(0), std, self.period > 0)
+        self.mean.copy_(mean)
+        self.std.copy_(torch.where(std > 0, std, typical))
+        self.predicted.copy_(keep & moves)
+        self.delta_std.copy_(torch.where(moves, delta_std, 0.0))
+        self.relation.zero_()[: self.size] = relation.to(self.relation.dtype)
+        self.offset.copy_(offset)
+        low, high = _reach(x, typical)
+        self.low.copy_(low)
+        self.high.copy_(high)
+        return self
+
+    def widen(self, episodes: Episodes) -> None:
+        """Let the range that a state may lie in reach over `episodes` too; units stay as the weights know them."""
+        low, high = _reach(episodes.obs[STATE].to(torch.float64), self.std.median().double())
+        self.low.copy_(torch.minimum(self.low, low.to(self.low.dtype)))
+        self.high.copy_(torch.maximum(self.high, high.to(self.high.dtype)))
+
+    def wrap(self, difference: Tensor) -> Tensor:
+        """Differences [... Ds] of angles to the nearest turn."""
+        period = self.period.to(difference.dtype)
+        turns = torch.where(period > 0, torch.round(difference / period.clamp_min(1e-12)), 0.0)
+        return difference - turns * period
+
+    def difference(self, before: Tensor, after: Tensor) -> Tensor:
+        """What must be predicted to get from `before` to `after` [... Ds], in deviations of a step; 0 elsewhere."""
+        scaled = self.wrap(after - before) / self.delta_std.clamp_min(1e-12)
+        return torch.where(self.predicted > 0, scaled, 0.0)
+
+    def advance(self, state: Tensor, change: Tensor) -> Tensor:
+        """The state [... Ds] after `change` [... Ds], in deviations of a step: inverse of `difference`."""
+        return self.derive(state + torch.where(self.predicted > 0, change * self.delta_std, 0.0))
+
+    def derive(self, state: Tensor) -> Tensor:
+        """`state` [... Ds] with angles wrapped, and with what follows from other numbers made of these anew."""
+        moved = self.wrap(state)
+        derived = (moved @ self.relation.T)[..., : self.size] + self.offset
+        return torch.where(self.is_derived, self.wrap(derived), moved)
+
+    @property
+    def is_derived(self) -> Tensor:
+        """[Ds] bool: follows from the others."""
+        return self.relation[: self.size].abs().sum(1) > 0
+
+    def features(self, state: Tensor) -> Tensor:
+        """[... 2·Ds]: the state at both scales."""
+        coarse = ((state - self.mean) / self.std).clamp(-5.0, 5.0)
+        return torch.cat([coarse, (self.fine * state / self.std).clamp(-3.0, 3.0)], dim=-1)
+
+    def inputs(self, state: Tensor, action: Tensor) -> Tensor:
+        """[... in_dim]: features of the state, and the action with its limits as ±1."""
+        return torch.cat([self.features(state), self.units(action)], dim=-1)
+
+    def units(self, action: Tensor) -> Tensor:
+        """[... Da] with its limits as ±1."""
+        return (action - self.centre) / self.reach
+
+    def outside(self, state: Tensor) -> Tensor:
+        """[...] bool: some number is far from all that the data has shown."""
+        return ((state < self.low) | (state > self.high)).any(-1)
+
+
+def hyperbolic(missed: Tensor, spread: Tensor) -> Tensor:
+    """−log p of what is `missed`, up to a constant: near its mean a Gaussian, with tails in which a rare hard contact
+    does not rule the gradient."""
+    return torch.sqrt(1.0 + (missed / spread).square()) - 1.0 + spread.log()
+
+
+def _reach(x: Tensor, typical: Tensor) -> tuple[Tensor, Tensor]:
+    """Lowest and highest [Ds] that a state may be of which `x` [F Ds] has been seen."""
+    span = x.amax(0) - x.amin(0)
+    return x.amin(0) - _WIDER * span - 1e-3 * typical, x.amax(0) + _WIDER * span + 1e-3 * typical
+
+
+def _relations(x: Tensor, moves: Tensor, change: Tensor, std: Tensor, angle: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Greedy search: [Ds] bool of numbers to keep, [Ds Ds] relation and [Ds] offset of those that follow from them."""
+    rows = x[:: max(1, len(x) // _ROWS)]
+    centred = (rows - rows.mean(0)) / std.clamp_min(1e-30)
+    size = x.shape[1]
+    keep = torch.ones(size, dtype=torch.bool)
+    relation, offset = torch.zeros(size, size, dtype=x.dtype), torch.zeros(size, dtype=x.dtype)
+    # What follows from others by a sum has their unit. Numbers at rest come first; 5% do not count as a difference.
+    speed = torch.where(moves, (20.0 * change.clamp_min(1e-30).log()).round(), -torch.inf)
+    kept: list[int] = []
+    for j in speed.argsort(stable=True).tolist():
+        if std[j] <= 0 or angle[j]:  # constants explain nothing; angles are not linear
+            continue
+        if moves[j] and kept and len(rows) > 10 * len(kept):  # fewer frames would explain anything
+            basis = centred[:, kept]
+            weights = torch.linalg.lstsq(basis, centred[:, j : j + 1], driver="gelsd").solution[:, 0]
+            weights = torch.where(weights.abs() > 10 * _EXACT, weights, 0.0)
+            left = centred[:, j] - basis @ weights
+            if float(left.square().mean().sqrt()) < _EXACT:
+                keep[j] = False
+                relation[j, kept] = weights * std[j] / std[kept]
+                offset[j] = rows[:, j].mean() - relation[j] @ rows.mean(0)
+                continue
+        kept.append(j)
+    return keep, relation, offset

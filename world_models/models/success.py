@@ -1,0 +1,201 @@
+"""When an imagined episode has succeeded: a classifier of a window of latents, and a threshold with evidence.
+
+A task counts as done once it has been for some steps, and how many is not told. So every latent has a score of its own,
+by the same network, and the lowest of them is that of the window, where older ones are let off by as much as the data
+asks for. A dataset does not hold the state after an episode's last action, which is the newest of them: the model's
+likeliest successor stands there, in training as later.
+
+Data that was never there cannot say no: where every closed hand high above the table holds a cube, an empty one looks
+like a success too, and a policy in imagination finds that out. So a second network tells recorded successes from ones
+with some of their numbers taken from elsewhere, and what is not like a recorded success is none.
+
+It is trained on far more positives than there are in life, so its output is a score, not a probability. What counts is
+decided on held-out episodes: an imagined episode succeeds where its score passes the threshold for the first time, so
+precision and recall are counted over episodes, in which one false alarm in eighty frames is a false success.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from robopolicy.config.schema import Count, Fraction, NonNegative, Positive
+from robopolicy.core.errors import DataError
+from robopolicy.core.types import Metrics
+from robopolicy.networks.mlp import MLP
+
+_FASTER = 10.0  # a few numbers that have further to go than weights have
+_UNLIKE = -1e4  # below any score
+
+
+class Lasting(nn.Module):
+    """Score of windows [B W+1 F]: the lowest of its states', older ones let off by what is learned."""
+
+    def __init__(self, feature_dim: int, *, window: int, width: int, depth: int, embedding: int) -> None:
+        super().__init__()
+        self.embed = MLP(feature_dim, embedding, width=width, depth=depth, norm=True)
+        self.head = nn.Linear(embedding, 1)
+        self.age = nn.Parameter(torch.zeros(window))  # oldest first: what a step more lets off
+
+    def each(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Score [...] of every state by itself, features [... F], and its embedding [... embedding]."""
+        embedding = self.embed(features)
+        return (embedding * self.head.weight[0]).sum(-1) + self.head.bias, embedding  # rows alike, bit for bit
+
+    def lowest(self, each: Tensor) -> Tensor:
+        """Score [B] of windows whose states have the scores [B W+1]."""
+        steps = F.softplus(_FASTER * self.age)
+        let_off = torch.cat([steps.flip(0).cumsum(0).flip(0), steps.new_zeros(1)])
+        return (each + let_off).amin(-1)
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Score [B], and embedding [B embedding] of the newest."""
+        each, embedding = self.each(features)
+        return self.lowest(each), embedding[:, -1]
+
+
+class SuccessClassifier(nn.Module):
+    """Score that success holds at the end of a window, and whether it looks like a success at all.
+
+    Loss: cross-entropy plus `contrast` × the supervised contrastive loss (Khosla et al. 2020, eq. 2) of the newest
+    latents at `temperature`, plus the cross-entropy of telling successes from mixtures.
+
+    Args:
+        feature_dim: size of a latent's features.
+        window: W latents before the newest; success may have to last that many steps more.
+        weight_decay: AdamW's. Successes are few and their windows alike: without much of it they are learned by heart.
+        precision: of episodes, that the threshold shall reach on held-out data.
+        alike: share of held-out successes that shall look like successes.
+        min_positives: successful episodes that training needs; a quarter of that for each held-out part.
+    """
+
+    threshold: Tensor
+    least: Tensor
+
+    def __init__(
+        self,
+        feature_dim: int,
+        *,
+        window: Count = 5,
+        width: Count = 128,
+        depth: Count = 2,
+        embedding: Count = 32,
+        contrast: NonNegative = 0.1,
+        temperature: Positive = 0.2,
+        weight_decay: NonNegative = 1.0,
+        precision: Fraction = 0.97,
+        alike: Fraction = 0.98,
+        min_positives: Count = 40,
+    ) -> None:
+        super().__init__()
+        self.window, self.contrast, self.temperature = window, contrast, temperature
+        self.weight_decay = weight_decay
+        self.precision, self.alike, self.min_positives = precision, alike, min_positives
+        sizes = {"window": window, "width": width, "depth": depth, "embedding": embedding}
+        self.done, self.real = Lasting(feature_dim, **sizes), Lasting(feature_dim, **sizes)
+        self.register_buffer("threshold", torch.tensor(torch.nan))  # on `done`; NaN until calibrated
+        self.register_buffer("least", torch.tensor(-torch.inf))  # on `real`; before it is calibrated all look alike
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Score [B] of features [B W+1 F]; where they do not look like a success, lower than any other."""
+        return self.judge(self.marks(features))
+
+    def marks(self, features: Tensor) -> Tensor:
+        """[... 2] of single states' features [... F]: all that `judge` has to know of them."""
+        return torch.stack([self.done.each(features)[0], self.real.each(features)[0]], dim=-1)
+
+    def judge(self, marks: Tensor) -> Tensor:
+        """Score [B] of windows of marks [B W+1 2]."""
+        done, real = marks.unbind(-1)
+        return torch.where(self.real.lowest(real) >= self.least, self.done.lowest(done), _UNLIKE)
+
+    def loss(self, features: Tensor, label: Tensor, mixed: Tensor) -> tuple[Tensor, Metrics]:
+        """Loss of B labelled windows; `label` [B] is 1 where success held at the end. `mixed`: [M W+1 F], of successes
+        and other windows."""
+        score, embedding = self.done(features)
+        entropy = F.binary_cross_entropy_with_logits(score, label)
+        contrast = supervised_contrast(embedding, label, temperature=self.temperature) if self.contrast else entropy * 0
+        seen = torch.cat([features[label > 0.5], mixed])
+        real = torch.cat([torch.ones(len(seen) - len(mixed)), torch.zeros(len(mixed))]).to(score)
+        unreal = F.binary_cross_entropy_with_logits(self.real(seen)[0], real) if len(seen) else entropy * 0
+        right = ((score.detach() > 0) == (label > 0.5)).float().mean()
+        metrics = {"success_entropy": float(entropy.detach()), "success_right": float(right),
+                   "unlike_entropy": float(unreal.detach())}  # fmt: skip
+        return entropy + self.contrast * contrast + unreal, metrics
+
+    @torch.no_grad()
+    def look_at(self, successes: Tensor) -> None:
+        """Calibrate what looks like a success by held-out ones, features [S W+1 F]."""
+        self.least.copy_(torch.quantile(self.real(successes)[0], 1.0 - self.alike))
+
+    def check_enough(self, positives: dict[str, int]) -> None:
+        """Raise DataError unless the parts of the data ("train", "calibration", "validation") have enough successes."""
+        needed = {part: self.min_positives if part == "train" else -(-self.min_positives // 4) for part in positives}
+        short = {part: n for part, n in positives.items() if n < needed[part]}
+        if short:
+            said = ", ".join(f"{needed[part]} for {part} (found {n})" for part, n in short.items())
+            raise DataError(
+                f"too few successful episodes to learn what success is: needed {said}. Record more episodes that "
+                "succeed, change loop.holdout, or lower success.min_positives and read the report with care."
+            )
+
+
+def supervised_contrast(embedding: Tensor, label: Tensor, *, temperature: float) -> Tensor:
+    """Mean over samples that have a partner of −mean over partners of log softmax(cosine / temperature)."""
+    z = F.normalize(embedding, dim=-1)
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    log_p = (z @ z.T / temperature).masked_fill(itself, -torch.inf).log_softmax(-1)
+    partner = (label[:, None] == label[None]) & ~itself
+    count = partner.sum(-1)
+    per_sample = torch.where(partner, log_p, 0.0).sum(-1) / count.clamp_min(1)
+    return -per_sample.sum() / (count > 0).sum().clamp_min(1)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a threshold separates E episodes by their highest score."""
+
+    threshold: float
+    precision: float
+    recall: float
+    predicted: float  # share of episodes called successes
+    actual: float
+    episodes: int
+    positives: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+
+def verdict(score: Tensor, success: Tensor, threshold: float) -> Verdict:
+    """Precision and recall over episodes: highest `score` [E] above `threshold` against `success` [E] bool."""
+    called = score > threshold
+    hits, n = int((called & success).sum()), len(score)
+    return Verdict(
+        threshold,
+        precision=hits / max(1, int(called.sum())),
+        recall=hits / max(1, int(success.sum())),
+        predicted=int(called.sum()) / max(1, n),
+        actual=int(success.sum()) / max(1, n),
+        episodes=n,
+        positives=int(success.sum()),
+    )
+
+
+def choose_threshold(score: Tensor, success: Tensor, precision: float) -> float:
+    """The threshold between two scores [E] that reaches `precision` with the most recall, amid all that do as well.
+
+    Where none reaches it, the one with the highest precision.
+    """
+    edges = score.double().unique()
+    middle = torch.cat([edges[:1] - 1.0, (edges[1:] + edges[:-1]) / 2])
+    found = [verdict(score, success, float(t)) for t in middle]
+    good = [v for v in found if v.precision >= precision and v.recall > 0] or [
+        v for v in found if v.precision == max(f.precision for f in found)
+    ]
+    most = [v.threshold for v in good if v.recall == max(g.recall for g in good)]
+    return most[len(most) // 2]

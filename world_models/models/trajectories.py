@@ -1,0 +1,201 @@
+"""Trajectories: a diffusion model of whole windows of recorded behaviour (Janner et al. 2022; Jackson et al. 2024).
+
+Every window begins in a real state, which the network is told, so a synthetic one can be checked against the truth from
+there. Time is denoised all at once: no step is fed the error of the one before, as in a rollout of a one-step model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers.schedulers.scheduling_ddpm import DDPMScheduler
+from torch import Tensor
+
+from robopolicy.config.instantiate import build
+from robopolicy.config.schema import Count, Positive, plain
+from robopolicy.core.errors import CheckpointError, ConfigError
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import Metrics
+from robopolicy.core.untrusted import check_links, check_numbers, pointed, read_json, refusing
+from robopolicy.networks.denoiser import Denoiser
+from robopolicy.policies.denoising import stratified
+from robopolicy.policies.diffusion import Prediction, step_table
+from robopolicy.utils.allocation import allocating_at_most, budget
+from robopolicy.utils.provenance import version
+from robopolicy.utils.storage import load_weights, read_tensors, verify, write_manifest, write_tensors
+from robopolicy.world_models.models.windows import Tokens, Window
+
+FORMAT = 1
+FOLDER = "trajectories"
+_CLIP = 10.0  # of a denoised token, in deviations; nothing in the data lies far beyond
+
+# States acted in [B L Ds] and their normalised actions [B L Da], as they are denoised so far, and the variance that
+# is left in them → the actions to go on with.
+Guide = Callable[[Tensor, Tensor, float], Tensor]
+
+
+def unguided(state: Tensor, action: Tensor, variance: float) -> Tensor:
+    """Behaviour as it was recorded."""
+    return action
+
+
+class Trajectories(Tokens):
+    """p(window | its first state), denoised in K steps of DDPM. `report` is empty until the training has ended.
+
+    Args:
+        spec: what the data holds, and at which rate.
+        network: makes the Denoiser from `horizon` L, `action_dim` (size of a token) and `cond_dim`.
+        length: L. denoising_steps: K. prediction: see DiffusionPolicy.
+        periods, fine: see Coordinates.
+        node: from which `load_trajectories` rebuilds it.
+    """
+
+    alpha_bar: Tensor
+    times: Tensor
+    steps: Tensor
+    folder = FOLDER
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        *,
+        network: Callable[..., Denoiser],
+        length: Count = 12,
+        denoising_steps: Count = 32,
+        prediction: Prediction = "v_prediction",
+        periods: dict[str, Positive] | None = None,
+        fine: Positive = 8.0,
+        node: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(spec, length=length, periods=periods, fine=fine)
+        self.prediction, self.node = prediction, node
+        self.report: dict[str, Any] = {}
+        self.network = network(horizon=length, action_dim=self.token_dim, cond_dim=self.coordinates.feature_dim)
+        scheduler = DDPMScheduler(denoising_steps, beta_schedule="squaredcos_cap_v2", timestep_spacing="trailing")
+        scheduler.set_timesteps(denoising_steps)
+        self.register_buffer("alpha_bar", scheduler.alphas_cumprod)  # [K] from the least noisy step to the noisiest
+        self.register_buffer("times", scheduler.timesteps / denoising_steps, persistent=False)
+        table = step_table(self.alpha_bar, scheduler.timesteps, prediction=prediction, eta=1.0)
+        self.register_buffer("steps", table[:, :, None, None], persistent=False)  # [5 K 1 1]
+        self.noise_shape = (denoising_steps + 1, length, self.token_dim)
+
+    # -- training ----------------------------------------------------------------------------------------------------
+    def loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Metrics]:
+        """Mean squared error of the network's prediction over all modelled numbers of the windows in `batch`."""
+        window = Window(*(batch[name] for name in Window._fields))
+        step = (stratified(len(window.state), self.ways.device) * len(self.alpha_bar)).long()
+        tokens = self.encode(window)
+        return self.errors(tokens, window.state[:, 0], step, torch.randn_like(tokens))[0].mean(), {}
+
+    def errors(self, tokens: Tensor, first: Tensor, step: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """[B] squared errors per modelled number of tokens [B L C] under `noise` of steps [B], 0 the least noisy, and
+        those [B] of predicting nothing."""
+        signal, spread = (x.sqrt()[:, None, None] for x in (self.alpha_bar[step], 1.0 - self.alpha_bar[step]))
+        noise = noise * self.counts
+        target = {"epsilon": noise, "sample": tokens, "v_prediction": signal * noise - spread * tokens}[self.prediction]
+        x = signal * tokens + spread * noise
+        predicted = self.network(x, step / len(self.alpha_bar), self.coordinates.features(first))
+        return self._per_number(predicted - target), self._per_number(target)
+
+    def _per_number(self, error: Tensor) -> Tensor:
+        """[B] mean square of [B L C] over what is modelled."""
+        return (error.square() * self.counts).mean(1).sum(-1) / self.counts.sum()
+
+    # -- sampling ----------------------------------------------------------------------------------------------------
+    @torch.no_grad()
+    def sample(self, first: Tensor, *, noise: Tensor, guide: Guide = unguided) -> Window:
+        """Windows that begin in `first` [B Ds], from standard normal noise [B K+1 L C].
+
+        Of every denoised window `guide` moves the actions. Its states follow by the linear model at once, and in what
+        is left of them, as the flags do, in the steps after that.
+        """
+        noise = noise * self.counts
+        cond, times = self.network.embed_cond(self.coordinates.features(first)), self.network.embed_time(self.times)
+        x = noise[:, 0]
+        for i, time in enumerate(times):
+            from_x, from_prediction, c0, c1, std = self.steps[:, i]
+            clean = from_x * x + from_prediction * self.network.denoise(x, cond + time)
+            clean = self.steer(clean.clamp(-_CLIP, _CLIP) * self.counts, first, guide, self._variance(i))
+            x = c0 * clean + c1 * x + std * noise[:, i + 1]
+        return self.decode(x, first)
+
+    def steer(self, clean: Tensor, first: Tensor, guide: Guide, variance: float) -> Tensor:
+        """Denoised tokens [B L C], their actions moved by `guide`."""
+        state = self.decode(clean, first).state[:, :-1]
+        action = guide(state, clean[..., : self.action_dim], variance)
+        return torch.cat([action, clean[..., self.action_dim :]], dim=-1)
+
+    def _variance(self, index: int) -> float:
+        """Of a number of unit deviation, given its latent at sampling step `index`: 1 − ᾱ."""
+        return float(1.0 - self.alpha_bar[len(self.alpha_bar) - 1 - index])
+
+    # -- on disk -----------------------------------------------------------------------------------------------------
+    def write(self, folder: Path) -> None:
+        """Fill an empty folder."""
+        if self.node is None:
+            raise CheckpointError("these Trajectories do not know the config node that rebuilds them")
+        meta = {"format": FORMAT, "robopolicy": version(), "node": plain(self.node)}
+        for name, data in (("trajectories", meta), ("report", self.report)):
+            (folder / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        (folder / "spec.json").write_text(self.spec.to_json() + "\n", encoding="utf-8")
+        write_tensors(self.state_dict(), folder / "model.safetensors")
+        write_manifest(folder)
+
+
+def make_trajectories(spec: PolicySpec, node: dict[str, Any]) -> Trajectories:
+    """Build an untrained model.
+
+    Raises:
+        ConfigError: the node is of something else.
+    """
+    made = build(node, "world_model", spec=spec, node=plain(node))
+    if not isinstance(made, Trajectories):
+        raise ConfigError(
+            f"world_model: built a {type(made).__name__}, expected Trajectories: world_model=trajectories"
+        )
+    return made
+
+
+def load_trajectories(path: Path | str) -> Trajectories:
+    """Rebuild a trained model from its run directory, and load its weights strictly.
+
+    Raises:
+        CheckpointError: missing, damaged, of a newer format, not trained to its end, no better than saying nothing.
+    """
+    run, pointer = Path(path), Path(path) / "checkpoints" / "latest"
+    folder = pointed(pointer) / FOLDER if pointer.is_file() else run
+    if not (folder / "trajectories.json").is_file():
+        raise CheckpointError(f"{path}: expected a run directory of `train algo=trajectories`; it is not one")
+    check_links(folder)
+    verify(folder)
+    meta, report = read_json(folder / "trajectories.json"), read_json(folder / "report.json", finite=False)
+    if meta.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{folder}: format {meta.get('format')!r}, this robopolicy reads {FORMAT}. Train it again, or use the "
+            f"version that wrote it ({meta.get('robopolicy')})."
+        )
+    if not report:
+        raise CheckpointError(f"{folder}: its training has not ended. Repeat the command that began it: it goes on.")
+    with refusing(f"{folder}/report.json: denoising"):
+        held_out, nothing = (float(report["denoising"][k]) for k in ("held_out", "nothing"))
+    if not held_out < nothing:
+        raise CheckpointError(
+            f"{folder}: held-out denoising error {held_out:.3g}, predicting nothing gives {nothing:.3g}: it has "
+            "learned nothing. Train it longer, or on more data."
+        )
+    spec = PolicySpec.from_data(read_json(folder / "spec.json", finite=False))
+    weights, where = folder / "model.safetensors", f"{folder}/trajectories.json"
+    check_numbers(meta.get("node"), f"{where}: node")
+    try:
+        with allocating_at_most(budget(weights), where), refusing(f"{where}: node"):
+            model = make_trajectories(spec, meta["node"])
+    except ConfigError as error:
+        raise CheckpointError(f"{folder}: trajectories.json does not describe a model of this robopolicy: {error}") \
+            from error  # fmt: skip
+    load_weights(model, read_tensors(weights), where=str(folder))
+    model.report = report
+    return model.eval()

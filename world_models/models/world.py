@@ -1,0 +1,195 @@
+"""A world: dynamics, what success is, and the bound up to which both are believed. One directory on disk.
+
+model/    world.json (the config nodes that rebuild it) · spec.json · report.json · model.safetensors · manifest.json
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from robopolicy.config.instantiate import build
+from robopolicy.config.schema import plain
+from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
+from robopolicy.core.specs import EnvFile
+from robopolicy.core.types import EnvSpec, Metrics
+from robopolicy.core.untrusted import check_links, check_numbers, checked, pointed, read_json, refusing
+from robopolicy.utils.allocation import allocating_at_most, budget
+from robopolicy.utils.provenance import version
+from robopolicy.utils.storage import load_weights, read_tensors, verify, write_manifest, write_tensors
+from robopolicy.world_models.models.dynamics import Dynamics, History
+from robopolicy.world_models.models.success import SuccessClassifier
+
+FORMAT = 3  # 1: success was judged by an action, not by where it leads; 2: without a look at whether it looks real
+FOLDER = "model"
+
+
+class World(nn.Module):
+    """What is learned of an environment. `report` says how well; it is empty until the training has ended.
+
+    Args:
+        spec: the env that is modelled, as its data describes it.
+        nodes: {"world_model": …, "success": …}, from which `load_world` rebuilds it.
+    """
+
+    bound: Tensor
+    folder = FOLDER
+
+    def __init__(
+        self, spec: EnvSpec, dynamics: Dynamics, success: SuccessClassifier, *, nodes: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__()
+        self.spec, self.dynamics, self.success = spec, dynamics, success
+        self.nodes = nodes
+        self.report: dict[str, Any] = {}
+        self.register_buffer("bound", torch.tensor(torch.nan))  # on `Imagined.doubt`; NaN until calibrated
+
+    def score(self, latents: Tensor, after: Tensor) -> Tensor:
+        """[B] of windows of latents [B W C], and what an action led to from the last of them [B C]."""
+        score: Tensor = self.success(self.judged(latents, after))
+        return score
+
+    def marks(self, latent: Tensor) -> Tensor:
+        """[B 2] of latents [B C], each by itself: see SuccessClassifier.judge."""
+        return self.success.marks(self.dynamics.features(latent))
+
+    @torch.no_grad()
+    def after(self, latents: Tensor, action: Tensor) -> Tensor:
+        """[B C]: where action [B Da] leads most likely from the last of [B W C]."""
+        member = torch.zeros(len(latents), device=latents.device)
+        return self.dynamics.step(latents[:, -1], action, episode=member, draw=None).latent
+
+    def judged(self, latents: Tensor, after: Tensor) -> Tensor:
+        """[B W+1 F]: what success is told by."""
+        return self.dynamics.features(torch.cat([latents, after[:, None]], dim=1))
+
+    @property
+    def memory(self) -> int:
+        """S: frames of a history whose last `success.window` latents are as good as they get."""
+        return self.success.window + self.dynamics.memory - 1
+
+    def windows(self, history: History) -> Tensor:
+        """The last latents of histories [B S ...] that success is judged on: [B W C]."""
+        return self.dynamics.encode(history)[:, -self.success.window :]
+
+    def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
+        """Both losses, which share no weights, so one optimiser serves both."""
+        loss, metrics = self.dynamics.loss(batch)
+        judged, label = batch["judged"], batch["label"]
+        windows = self.windows(judged)
+        after = self.after(windows, judged.action[:, -1])
+        mixed = self._mixed(torch.cat([windows, after[:, None]], dim=1), label, int(batch["mixing"]))
+        other, more = self.success.loss(self.judged(windows, after), label, self.dynamics.features(mixed))
+        return loss + other, {**metrics, **more}
+
+    def _mixed(self, latents: Tensor, label: Tensor, seed: int) -> Tensor:
+        """As many as succeed of [P W+1 C], each with a share of its numbers, along the whole window, from one that does
+        not; the share is drawn evenly for each."""
+        good, other = latents[label > 0.5], latents[label <= 0.5]
+        if not len(other):
+            return good[:0]
+        draws = torch.Generator().manual_seed(seed)
+        rows = torch.randint(len(other), (len(good),), generator=draws)
+        share = torch.rand((len(good), 1, 1), generator=draws)
+        swap = torch.rand((len(good), 1, latents.shape[-1]), generator=draws) < share
+        return self.dynamics.mixed(good, other[rows], swap.expand(good.shape).to(good.device))
+
+    def write(self, folder: Path) -> None:
+        """Fill an empty folder."""
+        if self.nodes is None:
+            raise CheckpointError("this World does not know the config nodes that rebuild it; build it by `make_world`")
+        meta = {"format": FORMAT, "robopolicy": version(), "nodes": plain(self.nodes)}
+        for name, data in (("world", meta), ("spec", asdict(self.spec)), ("report", self.report)):
+            (folder / f"{name}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        write_tensors(self.state_dict(), folder / "model.safetensors")
+        write_manifest(folder)
+
+
+def make_world(spec: EnvSpec, nodes: dict[str, Any]) -> World:
+    """Build an untrained world.
+
+    Raises:
+        ConfigError: a node is of something else.
+    """
+    dynamics = build(nodes["world_model"], "world_model", spec=spec)
+    if not isinstance(dynamics, Dynamics):
+        raise ConfigError(
+            f"world_model: built a {type(dynamics).__name__}, expected a Dynamics (world_models/models/dynamics.py)"
+        )
+    success = build(nodes["success"], "success", feature_dim=dynamics.feature_dim)
+    return World(spec, dynamics, success, nodes=nodes)
+
+
+def find_world(path: Path | str, *, which: Literal["latest", "best"] = "latest") -> Path:
+    """The model directory that a run directory, checkpoint or model directory stands for."""
+    path = Path(path)
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: no such directory; expected a run directory of `train algo=world_model`")
+    if (path / "checkpoints").is_dir():
+        pointer = path / "checkpoints" / which
+        if not pointer.is_file():
+            raise CheckpointError(f"{path}: its training has not written a {which!r} checkpoint yet")
+        path = pointed(pointer)
+    path = path / FOLDER if (path / FOLDER).is_dir() else path
+    if not (path / "world.json").is_file():
+        kind = "a policy lies there" if (path / "policy").is_dir() or (path / "policy.json").is_file() else "it is not"
+        raise CheckpointError(f"{path}: expected a world model (world.json), {kind}. Train one: train algo=world_model")
+    return path
+
+
+def load_world(path: Path | str, *, which: Literal["latest", "best"] = "latest") -> World:
+    """Rebuild a trained world and load its weights strictly.
+
+    Raises:
+        CheckpointError: missing, damaged, of a newer format, not trained to its end, weights that are not finite.
+    """
+    folder = find_world(path, which=which)
+    check_links(folder)
+    verify(folder)
+    meta = read_json(folder / "world.json")
+    if meta.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{folder}: format {meta.get('format')!r}, this robopolicy reads {FORMAT}. Train it again, or use the "
+            f"version that wrote it ({meta.get('robopolicy')})."
+        )
+    report = read_json(folder / "report.json", finite=False)
+    if not report:
+        raise CheckpointError(
+            f"{folder}: its training has not ended, so nothing says how far it can be believed. Repeat the command "
+            "that began it: it goes on."
+        )
+    spec = read_spec(read_json(folder / "spec.json", finite=False))
+    weights, where = folder / "model.safetensors", f"{folder}/world.json"
+    check_numbers(meta.get("nodes"), f"{where}: nodes")
+    try:
+        with allocating_at_most(budget(weights), where), refusing(f"{where}: nodes"):
+            world = make_world(spec, meta["nodes"])
+    except ConfigError as error:
+        raise CheckpointError(f"{folder}: world.json does not describe a world of this robopolicy: {error}") from error
+    tensors = read_tensors(weights)
+    try:
+        load_weights(world, tensors, where=str(folder))
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{folder}: its weights are not those of a world of this robopolicy. Train it again, or use the version "
+            f"that wrote it ({meta.get('robopolicy')}). {error}"
+        ) from error
+    world.report = report
+    return world.eval()
+
+
+def read_spec(data: dict[str, Any]) -> EnvSpec:
+    """Inverse of `asdict`: lists are tuples again.
+
+    Raises:
+        CheckpointError: a field is missing or unknown, or holds what it cannot.
+    """
+    try:
+        return checked(EnvFile, data, "spec.json").spec()
+    except SpecError as error:
+        raise CheckpointError(f"spec.json does not describe an environment: {error}") from error

@@ -1,0 +1,224 @@
+"""What world models learn from: datasets mixed by weight, split by episode seed, cut into sequences.
+
+A dataset holds the observation *before* each action and not the one after an episode's last action. So an episode of
+n frames has n − 1 transitions to learn dynamics from, and success is a property of (frame, action), never of a frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.errors import ConfigError, DataError, SpecError, closest
+from robopolicy.core.rng import keyed_uniform
+from robopolicy.core.specs import check_action_spec, check_features
+from robopolicy.core.types import STATE
+from robopolicy.datasets.episodes import Episodes, concatenate
+from robopolicy.training.offline import step_seed
+from robopolicy.world_models.models.dynamics import History
+
+HOLDOUT = 0.15  # share of episodes that a model is not trained on, where its config does not say
+_SPLIT_STREAM, _DRAW_STREAM = 9201, 9202
+_NEAR = 15  # frames before an episode's end that are looked at more often for negatives: they look like success
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Episodes of S sources in a row, and how often each source is drawn."""
+
+    episodes: Episodes
+    source: Tensor  # [E] int64 into `names`
+    names: tuple[str, ...]
+    weights: Tensor  # [S], sum 1
+
+    def take(self, mask: Tensor) -> Mixture:
+        """Only the episodes of `mask` [E] bool."""
+        return replace(self, episodes=take(self.episodes, mask), source=self.source[mask])
+
+
+def mix(sources: Mapping[str, Episodes], weights: Mapping[str, float]) -> Mixture:
+    """All sources as one; a source without a weight gets its share of frames.
+
+    Raises:
+        ConfigError: no sources, a weight of an unknown source, or of nothing.
+        SpecError: they differ in features, actions, rate or tasks; all differences are listed.
+        DataError: a source without recorded outcomes: nothing tells success from failure.
+    """
+    if not sources:
+        raise ConfigError(
+            "dataset: a world model is trained on data. Give dataset=<path>, or several: loop.data.<name>=<path>."
+        )
+    for name in weights:
+        if name not in sources:
+            raise ConfigError(f"loop.mix_weights.{name}: there is no such source. {closest(name, sources)}")
+    first_name, first = next(iter(sources.items()))
+    problems = []
+    for name, other in sources.items():
+        said = {"needs": first_name, "offers": name}
+        problems += check_features(first.observation, other.observation, **said)
+        problems += check_action_spec(first.action_spec, other.action_spec, **said)
+        if abs(first.dt - other.dt) > 1e-6:
+            problems.append(f"dt: {first_name} has a frame every {first.dt} s, {name} every {other.dt} s")
+        if first.tasks != other.tasks:
+            problems.append(f"tasks: {first_name} has {first.tasks}, {name} has {other.tasks}")
+        if not other.outcomes:
+            raise DataError(
+                f"{name}: has neither rewards nor successes, so success cannot be learned from it. Annotate it "
+                'with outcomes="success" if all its episodes are good '
+                "(robopolicy.datasets.lerobot_reader.annotate_dataset)."
+            )
+    if problems:
+        raise SpecError("datasets of one world model do not fit together:\n  - " + "\n  - ".join(problems))
+    frames = {name: float(e.num_frames) for name, e in sources.items()}
+    total = sum(frames.values())
+    share = torch.tensor([weights.get(name, n / total) for name, n in frames.items()])
+    if bool((share < 0).any()) or not float(share.sum()) > 0.0:
+        raise ConfigError(f"loop.mix_weights: weights must not be negative nor all 0, found {dict(weights)}")
+    counts = torch.tensor([e.num_episodes for e in sources.values()])
+    source = torch.repeat_interleave(torch.arange(len(sources)), counts)
+    return Mixture(concatenate(list(sources.values())), source, tuple(sources), share / share.sum())
+
+
+def take(episodes: Episodes, mask: Tensor) -> Episodes:
+    """The episodes of `mask` [E] bool."""
+    frames = torch.repeat_interleave(mask, episodes.lengths)
+    lengths = episodes.lengths[mask]
+    return replace(
+        episodes,
+        obs={k: v[frames] for k, v in episodes.obs.items()},
+        action=episodes.action[frames],
+        reward=episodes.reward[frames],
+        terminated=episodes.terminated[frames],
+        success=episodes.success[frames],
+        starts=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]),
+        seeds=episodes.seeds[mask],
+    )
+
+
+def split(episodes: Episodes, holdout: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Masks [E] bool of training, calibration and validation episodes; half of `holdout` each for the last two.
+
+    A function of the episode's seed: the same start never lies on both sides, in whichever source it occurs.
+    """
+    unit = keyed_uniform(episodes.seeds, torch.zeros_like(episodes.seeds), (1,), stream=_SPLIT_STREAM)[:, 0]
+    return unit >= holdout, unit < holdout / 2, (unit >= holdout / 2) & (unit < holdout)
+
+
+def check_learnable(episodes: Episodes, *, unroll: int, key: str = "unroll") -> None:
+    """Raise where these episodes cannot teach a world model.
+
+    Raises:
+        SpecError: no `observation.state`, or several tasks.
+        DataError: every episode is shorter than a training sequence; other rewards than success, or other ends.
+    """
+    if STATE not in episodes.obs:
+        raise SpecError(f"the world model reads {STATE!r}. {closest(STATE, episodes.obs)}")
+    if len(episodes.tasks) > 1:
+        raise SpecError(f"the data has {len(episodes.tasks)} tasks, a world model is of one: {episodes.tasks}")
+    longest = int(episodes.lengths.max())
+    if longest <= unroll:
+        raise DataError(
+            f"a training sequence takes {unroll + 1} frames ({unroll} steps), the longest episode has {longest}. Lower "
+            f"world_model.{key} so that it takes {longest} at most, or record longer episodes."
+        )
+    if not torch.equal(episodes.reward, episodes.success.float()):
+        frame = int((episodes.reward != episodes.success.float()).nonzero()[0])
+        raise DataError(
+            f"frame {frame} has reward {float(episodes.reward[frame]):.4g} with success "
+            f"{bool(episodes.success[frame])}: only the reward 1 at success is modelled. Record with reward=sparse."
+        )
+    if bool((episodes.terminated & ~episodes.success).any()):
+        raise DataError("some episodes terminated without success: failures that end an episode are not modelled")
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Every window of up to L transitions: frames [n L+1], of which the transitions in `valid` [n L] exist.
+
+    A window that reaches over its episode's end repeats the last frame there, and `valid` is False.
+    """
+
+    frames: Tensor
+    valid: Tensor
+
+    @classmethod
+    def of(cls, episodes: Episodes, length: int) -> Sequences:
+        starts = torch.arange(episodes.num_frames)
+        last = episodes.starts[1:][episodes.episode_of] - 1  # [F]
+        begins = starts < last  # at least one transition
+        index = starts[begins, None] + torch.arange(length + 1)
+        end = last[begins, None]
+        return cls(torch.minimum(index, end), index[:, 1:] <= end)
+
+
+class Batches:
+    """Training batches as a pure function of (seed, step): resuming needs no state but the step.
+
+    Args:
+        heads: members of the ensemble; each draws its own sequences.
+        unroll: L. window: S frames that latents of the frame to judge success by are made from.
+        labelled: (frame, action) pairs for the success classifier, half of them positive.
+    """
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        *,
+        heads: int,
+        unroll: int,
+        batch_size: int,
+        window: int,
+        labelled: int,
+        seed: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        episodes = mixture.episodes
+        self.heads, self.batch_size, self.labelled, self.seed, self.device = heads, batch_size, labelled, seed, device
+        self.episodes, self.window = episodes, window
+        self.keys = tuple(k for k in episodes.observation if k in episodes.obs)
+        sequences = Sequences.of(episodes, unroll)
+        self.frames, self.valid = sequences.frames, sequences.valid
+        of_source = mixture.source[episodes.episode_of[self.frames[:, 0]]]
+        order = of_source.argsort(stable=True)
+        self.frames, self.valid = self.frames[order], self.valid[order]
+        self.sizes = torch.bincount(of_source, minlength=len(mixture.names))
+        self.first = self.sizes.cumsum(0) - self.sizes
+        weights = torch.where(self.sizes > 0, mixture.weights, 0.0)
+        self.edges = (weights / weights.sum()).cumsum(0)
+        self.positive = episodes.success.nonzero()[:, 0]
+        self.negative = (~episodes.success).nonzero()[:, 0]
+        numbers = torch.arange(episodes.num_frames)
+        left = episodes.starts[1:][episodes.episode_of] - numbers  # frames to the episode's end, this one included
+        self.near = ((left <= _NEAR) & ~episodes.success).nonzero()[:, 0]
+
+    def __getitem__(self, step: int) -> dict[str, Any]:
+        """Of training step `step`: {key: [E B L+1 ...], "action": [E B L Da], "valid": [E B L] bool}, "judged": History
+        of P frames and "label" [P] float, success after the action at its last one; "mixing", a seed."""
+        generator = torch.Generator().manual_seed(step_seed(self.seed, step, stream=_DRAW_STREAM))
+        u = torch.rand(2, self.heads, self.batch_size, generator=generator)
+        source = torch.searchsorted(self.edges, u[0]).clamp_(max=len(self.sizes) - 1)
+        rows = self.first[source] + (u[1] * self.sizes[source]).long().clamp_(max=self.sizes[source] - 1)
+        frames = self.frames[rows]  # [E B L+1]
+        half = self.labelled // 2
+        parts = [
+            self._some(self.positive, half, generator),
+            self._some(self.near, half // 2, generator),
+            self._some(self.negative, self.labelled - half - half // 2, generator),
+        ]
+        judged = torch.cat(parts)
+        batch = {k: self.episodes.obs[k][frames] for k in self.keys}
+        batch |= {"action": self.episodes.action[frames[..., :-1]], "valid": self.valid[rows]}
+        batch["label"] = self.episodes.success[judged].float()
+        batch["mixing"] = torch.randint(2**31, (1,), generator=generator)
+        history = History.before(self.episodes, judged, self.window)
+        return {"judged": history.to(self.device), **{k: v.to(self.device) for k, v in batch.items()}}
+
+    @staticmethod
+    def _some(pool: Tensor, count: int, generator: torch.Generator) -> Tensor:
+        if not len(pool):
+            return pool
+        return pool[torch.randint(len(pool), (count,), generator=generator)]

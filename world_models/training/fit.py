@@ -1,0 +1,180 @@
+"""Training a world model: sample → update → log → checkpoint, then calibrate and report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from robopolicy.algos.bc import BC
+from robopolicy.config.instantiate import resolve
+from robopolicy.config.schema import Count, Fraction, Natural, Node, NonNegative, Positive
+from robopolicy.core.errors import CheckpointError, ConfigError, DataError, SpecError
+from robopolicy.core.specs import with_cameras
+from robopolicy.core.types import STATE, EnvSpec, Feature, Metrics
+from robopolicy.datasets.episodes import Episodes
+from robopolicy.datasets.lerobot_reader import dataset_features, load_episodes
+from robopolicy.datasets.metadata import RecordingMeta
+from robopolicy.policies.base import Policy
+from robopolicy.training.offline import Tracker, step_seed
+from robopolicy.utils.storage import load_weights
+from robopolicy.world_models.evaluation.calibration import assess, summary
+from robopolicy.world_models.evaluation.validation import succeeded
+from robopolicy.world_models.models.dynamics import Dynamics
+from robopolicy.world_models.models.world import World, load_world, make_world
+from robopolicy.world_models.training.data import HOLDOUT, Batches, Mixture, check_learnable, mix, split
+from robopolicy.world_models.training.supervised import learn
+
+Features = dict[str, Feature]
+
+
+def fit(
+    *,
+    world_model: Node,
+    success: Node,
+    dataset: Path | None,
+    incomplete: bool,
+    steps: Count,
+    batch_size: Count,
+    seed: int,
+    device: torch.device,
+    tracker: Tracker,
+    checkpointer: Any,
+    init: Path | None = None,
+    data: dict[str, Path] | None = None,
+    mix_weights: dict[str, NonNegative] | None = None,
+    labelled: Count = 256,
+    holdout: Fraction = HOLDOUT,
+    cameras: tuple[str, ...] | None = None,
+    believed: Fraction = 0.95,
+    lr: Positive = 1e-3,
+    warmup: Natural = 200,
+    weight_decay: NonNegative = 1e-5,
+    clip_norm: Positive = 10.0,
+    ema_decay: Fraction = 0.998,
+    log_every: Count = 100,
+    save_every: Natural = 2_000,
+) -> Metrics:
+    """Train dynamics and success classifier on the same data, going on from the newest checkpoint where there is one.
+
+    Args:
+        world_model: node of a Dynamics. success: node of a SuccessClassifier.
+        dataset: the source called "dataset". data: further ones, {name: path}; mix_weights: {name: weight}, by frames
+            where not given.
+        init: run of a model whose weights, and units of the state, this one begins with; None: from scratch.
+        batch_size: sequences per member and update. labelled: pairs for the classifier, half of them successes.
+        holdout: share of episodes kept out of the training, half for calibration and half for the report.
+        cameras: whose pictures are modelled, where the model knows pictures; None: all that the data has.
+        believed: see `assess`.
+
+    Returns:
+        The report's main numbers, `steps`, `parameters` and `wall_s`, seconds in this process.
+
+    Raises:
+        ConfigError, DataError, SpecError: data that cannot teach a world model; see world_models/training/data.py.
+        CheckpointError: a resumed run finds other data than it began with; `init` is of another shape.
+    """
+    began = time.perf_counter()
+    paths = {**({"dataset": dataset} if dataset is not None else {}), **(data or {})}
+    reads = getattr(resolve(world_model, "world_model"), "reads", Dynamics.reads)
+    sources = {name: _load(Path(path), name, incomplete, cameras, reads) for name, path in paths.items()}
+    mixture = mix(sources, mix_weights or {})
+    spec = _spec({n: Path(p) for n, p in paths.items()}, mixture.episodes)
+    torch.manual_seed(step_seed(seed, 0, stream=1))
+    world = make_world(spec, {"world_model": world_model, "success": success}).to(device)
+    check_learnable(mixture.episodes, unroll=world.dynamics.unroll, key=world.dynamics.unroll_key)
+    parts = _parts(mixture, holdout, world)
+    train = parts["train"].episodes
+    if init is not None:
+        load_weights(world, load_world(init).state_dict(), where=f"loop.init={init}")
+        world.dynamics.widen(train)
+    else:
+        world.dynamics.fit(train)
+    algo = BC(
+        cast(Policy, world), steps=steps, lr=lr, warmup=warmup, weight_decay=weight_decay,
+        part_decay={"success": world.success.weight_decay}, clip_norm=clip_norm, ema_decay=ema_decay,
+    )  # fmt: skip
+    average = cast(World, algo.policy)
+    batches = Batches(
+        parts["train"], heads=world.dynamics.heads, unroll=world.dynamics.unroll, batch_size=batch_size,
+        window=world.memory, labelled=labelled, seed=seed, device=device,
+    )  # fmt: skip
+    snapshot = learn(
+        algo, batches.__getitem__, name="world model", check_same_data=partial(_check_same_data, world=average),
+        steps=steps, seed=seed, device=device, tracker=tracker, checkpointer=checkpointer, log_every=log_every,
+        save_every=save_every,
+    )  # fmt: skip
+    if not average.report:  # else the run was at its end before
+        held = (parts[name].episodes for name in ("train", "calibration", "validation"))
+        average.report = assess(average.cpu(), *held, believed=believed)
+        tracker.log({f"report/{k}": v for k, v in _numbers(average).items()}, steps)
+        checkpointer.save(steps, policy=average, state=snapshot())
+    print(summary(average.report))
+    return {**_numbers(average), "steps": steps, "wall_s": time.perf_counter() - began}
+
+
+def _load(
+    path: Path, name: str, incomplete: bool, cameras: tuple[str, ...] | None, reads: Callable[[Features], Features]
+) -> Episodes:
+    features = dataset_features(path)
+    if STATE not in features:
+        raise SpecError(f"{name}={path}: the world model reads {STATE!r}, the dataset offers {sorted(features)}")
+    needed = reads(with_cameras(features, cameras, where="cameras"))
+    return load_episodes(path, needed=needed, incomplete=incomplete)
+
+
+def _spec(paths: dict[str, Path], episodes: Episodes) -> EnvSpec:
+    """The env as the data describes it; without a description, the longest episode is its horizon."""
+    metas = [m for p in paths.values() if (m := RecordingMeta.load(p)) is not None]
+    envs = [m.provenance["env"] for m in metas if isinstance(m.provenance.get("env"), dict)]
+    names = {str(e["id"]) for e in envs if "id" in e}
+    if len(names) > 1:
+        raise SpecError(f"the datasets are of different envs, {sorted(names)}; a world model is of one")
+    horizon = max([int(e["horizon"]) for e in envs if type(e.get("horizon")) is int] or [int(episodes.lengths.max())])
+    return EnvSpec(
+        id=names.pop() if names else next(iter(paths.values())).name,
+        observation=episodes.observation,
+        action=episodes.action_spec,
+        tasks=episodes.tasks,
+        dt=episodes.dt,
+        horizon=horizon,
+        digest="+".join(sorted({str(e["digest"]) for e in envs if "digest" in e})),
+    )
+
+
+def _parts(mixture: Mixture, holdout: float, world: World) -> dict[str, Mixture]:
+    masks = split(mixture.episodes, holdout)
+    parts = {}
+    for name, mask in zip(("train", "calibration", "validation"), masks, strict=True):
+        if not bool(mask.any()):
+            raise DataError(
+                f"{name}: none of the {len(mask)} episodes fell to it with loop.holdout={holdout}. Record more, or "
+                "change loop.holdout."
+            )
+        parts[name] = mixture.take(mask)
+    world.success.check_enough({name: int(succeeded(p.episodes).sum()) for name, p in parts.items()})
+    if not bool((parts["train"].episodes.lengths > 1).any()):
+        raise ConfigError("loop.holdout: leaves no transition to learn from")
+    return parts
+
+
+def _check_same_data(saved: dict[str, torch.Tensor], world: World) -> None:
+    """Other data of the same spec shows in the units that were taken of it."""
+    units = {n: b for n, b in world.state_dict().items() if ".coordinates." in n or n.endswith((".mean", ".spread"))}
+    for name, value in units.items():
+        if not torch.allclose(saved[name], value, rtol=1e-4, atol=1e-7, equal_nan=True):
+            raise CheckpointError(
+                f"dataset: is not what the run began with: {name.rsplit('.', 1)[-1]} of its frames differs. "
+                "Restore it, or give a new run_dir."
+            )
+
+
+def _numbers(world: World) -> Metrics:
+    report = world.report
+    found: Metrics = {f"error_{k}": e["model"] for k, e in report["open_loop"].items() if e["windows"]}
+    found |= {"precision": report["success"]["precision"], "recall": report["success"]["recall"]}
+    return {**found, "bound": report["trust"]["bound"], "parameters": sum(p.numel() for p in world.parameters())}

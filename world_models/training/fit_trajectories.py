@@ -1,0 +1,174 @@
+"""Training of trajectories: windows of episodes → update → log → checkpoint, then judged on episodes kept out of it."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from robopolicy.algos.bc import BC
+from robopolicy.config.schema import Count, Fraction, Natural, Node, NonNegative, Positive
+from robopolicy.core.errors import CheckpointError, DataError, SpecError
+from robopolicy.core.specs import PolicySpec
+from robopolicy.core.types import STATE, TASK, Metrics
+from robopolicy.datasets.episodes import Episodes
+from robopolicy.datasets.lerobot_reader import dataset_features, load_episodes
+from robopolicy.policies.base import Policy
+from robopolicy.training.offline import Tracker, step_seed
+from robopolicy.world_models.models.trajectories import Trajectories, make_trajectories
+from robopolicy.world_models.models.windows import cut, whole
+from robopolicy.world_models.training.data import HOLDOUT, check_learnable, mix, split, take
+from robopolicy.world_models.training.supervised import learn
+
+_JUDGED, _FITTED = 2_000, 50_000  # windows that errors are measured on, and that units are taken from
+_JUDGE_SEED, _DRAW_STREAM = 9401, 9402
+
+
+def fit(
+    *,
+    world_model: Node,
+    dataset: Path | None,
+    incomplete: bool,
+    steps: Count,
+    batch_size: Count,
+    seed: int,
+    device: torch.device,
+    tracker: Tracker,
+    checkpointer: Any,
+    data: dict[str, Path] | None = None,
+    min_windows: Count = 1_000,
+    holdout: Fraction = HOLDOUT,
+    lr: Positive = 1e-3,
+    warmup: Natural = 200,
+    weight_decay: NonNegative = 1e-5,
+    clip_norm: Positive = 1.0,
+    ema_decay: Fraction = 0.998,
+    log_every: Count = 100,
+    save_every: Natural = 2_000,
+) -> Metrics:
+    """Train on all windows of the data alike, going on from the newest checkpoint where there is one.
+
+    Args:
+        world_model: node of Trajectories.
+        dataset, data: one dataset, and further ones by name.
+        min_windows: that training needs at least; a tenth of it for the held-out part.
+        holdout: share of episodes kept out, to judge by.
+
+    Returns:
+        Denoising errors of both parts, `steps`, `parameters` and `wall_s`, seconds in this process.
+
+    Raises:
+        DataError, SpecError: too few windows, pictures, several tasks; see check_learnable and mix in data.py.
+        CheckpointError: a resumed run finds other data than it began with.
+    """
+    began = time.perf_counter()
+    paths = {**({"dataset": dataset} if dataset is not None else {}), **(data or {})}
+    sources = {name: load_states(Path(path), name, incomplete=incomplete) for name, path in paths.items()}
+    episodes = mix(sources, {}).episodes
+    check_learnable(episodes, unroll=1)
+    torch.manual_seed(step_seed(seed, 0, stream=1))
+    spec = PolicySpec(episodes.observation, episodes.action_spec, episodes.dt, 1, 1, 1, episodes.tasks)
+    model = make_trajectories(spec, world_model)
+    length = model.length
+    parts = _parts(episodes, length, holdout, min_windows)
+    train, begins = parts["train"]
+    model.fit(train, cut(train, _some(begins, _FITTED), length))
+    model.to(device)
+    algo = BC(
+        cast(Policy, model), steps=steps, lr=lr, warmup=warmup, weight_decay=weight_decay, clip_norm=clip_norm,
+        ema_decay=ema_decay,
+    )  # fmt: skip
+    average = cast(Trajectories, algo.policy)
+
+    def batch(step: int) -> dict[str, Tensor]:
+        return _batch(train, begins, length, batch_size, step_seed(seed, step, stream=_DRAW_STREAM), device)
+
+    snapshot = learn(
+        algo, batch, name="trajectories", check_same_data=partial(_check_same_data, model=average), steps=steps,
+        seed=seed, device=device, tracker=tracker, checkpointer=checkpointer, log_every=log_every,
+        save_every=save_every,
+    )  # fmt: skip
+    if not average.report:  # else the run was at its end before
+        average.report = judge(average.cpu(), parts)
+        tracker.log({f"report/{k}": v for k, v in average.report["denoising"].items()}, steps)
+        checkpointer.save(steps, policy=average, state=snapshot())
+    errors = average.report["denoising"]
+    print("denoising error: " + ", ".join(f"{name} {value:.4f}" for name, value in errors.items()))
+    return {**errors, "steps": steps, "parameters": sum(p.numel() for p in average.parameters()),
+            "wall_s": time.perf_counter() - began}  # fmt: skip
+
+
+@torch.no_grad()
+def judge(model: Trajectories, parts: dict[str, tuple[Episodes, Tensor]]) -> dict[str, Any]:
+    """Denoising errors of each part, under the same noise; `nothing` is that of predicting 0 on the held-out one."""
+    model.eval()
+    levels, found, windows = len(model.alpha_bar), {}, {}
+    by_level: dict[str, list[float]] = {}
+    for name, (episodes, begins) in parts.items():
+        window = cut(episodes, _some(begins, _JUDGED), model.length)
+        tokens = model.encode(window)
+        generator = torch.Generator().manual_seed(_JUDGE_SEED)
+        noise = torch.randn(tokens.shape, generator=generator)
+        step = torch.randint(levels, (len(tokens),), generator=generator)
+        inputs = zip(*(x.split(512) for x in (tokens, window.state[:, 0], step, noise)), strict=True)
+        error, zero = (torch.cat(x) for x in zip(*(model.errors(*part) for part in inputs), strict=True))
+        found[name], windows[name] = float(error.mean()), len(begins)
+        thirds = [error[(step * 3 // levels) == third] for third in range(3)]
+        by_level[name] = [float(e.mean()) if len(e) else float("inf") for e in thirds]
+    found["nothing"] = float(zero.mean())
+    data = {name: {"episodes": e.num_episodes, "frames": e.num_frames, "windows": windows[name]}
+            for name, (e, _) in parts.items()}  # fmt: skip
+    return {"denoising": found, "by_third_of_levels": by_level, "data": data}
+
+
+def load_states(path: Path, name: str, *, incomplete: bool = True) -> Episodes:
+    """Episodes of a dataset without their pictures; `name`: what to call it."""
+    features = dataset_features(path)
+    if STATE not in features:
+        raise SpecError(f"{name}={path}: trajectories are of {STATE!r}, the dataset offers {sorted(features)}")
+    return load_episodes(path, needed={k: f for k, f in features.items() if k in (STATE, TASK)}, incomplete=incomplete)
+
+
+def _parts(episodes: Episodes, length: int, holdout: float, min_windows: int) -> dict[str, tuple[Episodes, Tensor]]:
+    """Episodes to train on and to judge by, and the frames at which windows begin in them."""
+    seen = split(episodes, holdout)[0]
+    parts = {}
+    for name, mask, needed in (("train", seen, min_windows), ("held_out", ~seen, -(-min_windows // 10))):
+        part = take(episodes, mask)
+        begins = whole(part, length) if part.num_episodes else torch.zeros(0, dtype=torch.int64)
+        if len(begins) < needed:
+            raise DataError(
+                f"{name}: {part.num_episodes} episodes hold {len(begins)} windows of world_model.length={length} "
+                f"steps, needed {needed}. Record more, change loop.holdout={holdout}, or lower world_model.length or "
+                "loop.min_windows."
+            )
+        parts[name] = part, begins
+    return parts
+
+
+def _some(begins: Tensor, most: int) -> Tensor:
+    """At most so many of them, evenly spaced."""
+    return begins[torch.linspace(0, len(begins) - 1, min(most, len(begins)), dtype=torch.float64).long()]
+
+
+def _batch(
+    episodes: Episodes, begins: Tensor, length: int, size: int, seed: int, device: torch.device
+) -> dict[str, Tensor]:
+    """Fields of a Window; a pure function of `seed`, so resuming needs no state but the step."""
+    rows = torch.randint(len(begins), (size,), generator=torch.Generator().manual_seed(seed))
+    return {k: v.to(device) for k, v in cut(episodes, begins[rows], length)._asdict().items()}
+
+
+def _check_same_data(saved: dict[str, Tensor], model: Trajectories) -> None:
+    """Other data of the same spec shows in the units, which were fitted to it."""
+    for name, value in model.state_dict().items():
+        if not name.startswith("network.") and not torch.allclose(
+            saved[name], value, rtol=1e-4, atol=1e-7, equal_nan=True
+        ):
+            raise CheckpointError(
+                f"dataset: is not what the run began with: {name} differs. Restore it, or give a new run_dir."
+            )

@@ -1,0 +1,217 @@
+"""The gate: an update made in imagination is kept only where evaluation by the model says that it is one.
+
+To a loop it is `evaluate` and `checkpointer`: at every evaluation point it lets the world judge the policy from starts
+that the model was not trained on, and accepts it where it is better than the one accepted last beyond the error bars.
+Learning may go on from what was refused, for as long as `patience` says; what comes out is what was accepted. No env
+step is taken for that, and what the true task says, where it is asked, is written down and never acted upon.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from robopolicy.config.schema import Count, Fraction, Natural
+from robopolicy.core.errors import CheckpointError, RobopolicyError
+from robopolicy.core.types import Metrics
+from robopolicy.evaluation.statistics import Interval
+from robopolicy.policies.base import Policy
+from robopolicy.training.off_policy import Checkpoints
+from robopolicy.utils.atomic import write_atomically
+from robopolicy.world_models.envs.imagined import ImaginedEnv
+from robopolicy.world_models.evaluation.imagined_evaluation import Exam, Marks, crossed_bootstrap, examine
+
+LEVEL = 0.95  # of the intervals that are shown
+_DIVERGED = 0.01  # share of episodes without finite numbers from which on nothing is believed
+
+
+class Gate:
+    """Accepts or takes back what `algo` has learned since the policy that was accepted last.
+
+    Args:
+        algo: its `state_dict` is what is gone back to: weights, critics and optimisers.
+        exam: the episodes that policies are compared on, the same ones every time.
+        truth: what the true env says of a policy, to be logged; None: nobody asks it.
+        path: file that the decisions go to, with their reasons; None: nowhere.
+        level: of the interval of the gain, whose lower end must be above 0.
+        enforce: False decides and writes down, and takes nothing back.
+        patience: policies in a row that may be refused and learned on from; the next one is taken back. None: any
+            number. Off-policy learning, whose critics have to see what goes wrong, begins anew where it is taken back.
+    """
+
+    def __init__(
+        self,
+        *,
+        algo: Any,
+        exam: Exam,
+        truth: Callable[[Policy, int], Metrics] | None = None,
+        path: Path | None = None,
+        level: float = 0.8,
+        resamples: int = 2_000,
+        enforce: bool = True,
+        patience: int | None = None,
+    ) -> None:
+        self.algo, self.exam, self.truth, self.path = algo, exam, truth, path
+        self.level, self.resamples, self.enforce, self.patience = level, resamples, enforce, patience
+        self.refused = 0  # policies in a row that were, and are learned on from
+        self.accepted: dict[str, Any] | None = None  # state of the algorithm
+        self.marks: Marks | None = None  # of the policy that was accepted last
+        self.true: Metrics = {}  # of that policy too
+        self.records: list[dict[str, Any]] = []
+
+    def __call__(self, policy: Policy, step: int) -> Metrics:
+        """Judge `policy`, which must be the algorithm's, and accept it, go on from it or go back.
+
+        Returns:
+            `rank`: imagined success of the algorithm's policy, now accepted; −1 where it was not and learning goes on
+            from it. Success of the accepted one as the truth has it, where it was asked.
+
+        Raises:
+            RobopolicyError: already the first policy leaves what the model can compute.
+        """
+        marks = examine(policy, self.exam)
+        gain, refusal = self._decide(marks)
+        if self.marks is None and refusal:
+            raise RobopolicyError(f"world.gate: {refusal}. Train the world model longer, at a lower rate, or on more.")
+        accepted = not refusal
+        if accepted or not self.enforce:
+            self.accepted, self.marks, self.refused = copy.deepcopy(self.algo.state_dict()), marks, 0
+            self.true = {} if self.truth is None else self.truth(policy, step)
+        else:
+            self.refused += 1
+            if self.patience is not None and self.refused > self.patience:
+                self.go_back()
+        return self._write(step, marks, gain, accepted, refusal)
+
+    def go_back(self) -> None:
+        """Make the algorithm what was accepted last."""
+        self.algo.load_state_dict(copy.deepcopy(self.accepted))
+        self.refused = 0
+
+    def _decide(self, marks: Marks) -> tuple[Interval | None, str]:
+        """The gain over the policy that was accepted last, and why it is refused; "" where it is not."""
+        lost = float(marks.diverged.double().mean())
+        if lost > _DIVERGED:
+            return None, f"the model has diverged: its numbers are not finite in {100 * lost:.0f}% of the episodes"
+        if self.marks is None:
+            return None, ""
+        difference = marks.success.double() - self.marks.success.double()
+        gain = crossed_bootstrap(difference, level=self.level, resamples=self.resamples)
+        if gain.low > 0.0:
+            return gain, ""
+        points = f"{100 * gain.value:+.1f} points ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
+        doubted, before = (float(m.doubted.double().mean()) for m in (marks, self.marks))
+        why = "is not surely better" if gain.value > 0.0 else "is not better"
+        if doubted > before:
+            why += f", it goes where the model is not to be believed in {100 * doubted:.0f}% (was {100 * before:.0f}%)"
+        return gain, f"{why}: {points}"
+
+    def _write(self, step: int, marks: Marks, gain: Interval | None, accepted: bool, refusal: str) -> Metrics:
+        assert self.marks is not None
+        imagined = marks.interval(level=LEVEL, resamples=self.resamples)
+        kept = self.marks.interval(level=LEVEL, resamples=self.resamples)
+        said = "the first policy" if gain is None and accepted else "" if gain is None else (
+            f"{100 * gain.value:+.1f} points ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
+        )  # fmt: skip
+        back = "" if accepted or not self.enforce or self.refused else f"; back to step {self._last()}"
+        reason = f"accepted: {said}" if accepted else f"refused: {refusal}{back}"
+        true = [self.true.get(k) for k in ("success_rate", "success_low", "success_high")] if self.true else None
+        self.records.append({
+            "step": step, "accepted": accepted, "reason": reason, "imagined": list(imagined), "kept": list(kept),
+            "gain": None if gain is None else list(gain), "doubted": float(marks.doubted.double().mean()), "true": true,
+        })  # fmt: skip
+        self._save()
+        print(f"gate, step {step}: {100 * imagined.value:.1f}% in imagination, {reason}")
+        numbers = {
+            "rank": -1.0 if self.refused else kept.value, "accepted": float(accepted),
+            "imagined_success": imagined.value, "imagined_low": imagined.low, "imagined_high": imagined.high,
+            "doubted": self.records[-1]["doubted"],
+        }  # fmt: skip
+        numbers |= {} if gain is None else {"gain": gain.value, "gain_low": gain.low, "gain_high": gain.high}
+        if self.true:
+            numbers["gap"] = kept.value - self.true["success_rate"]
+        return {**self.true, **numbers}
+
+    def _last(self) -> int:
+        return next(r["step"] for r in reversed(self.records) if r["accepted"])
+
+    def _save(self) -> None:
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path, json.dumps(self.records, indent=1) + "\n")
+
+    def keeping(self, checkpointer: Checkpoints) -> Keeping:
+        """`checkpointer`, with what the gate remembers in it."""
+        return Keeping(checkpointer, self)
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.marks is None:
+            return {"accepted": None, "marks": None, "true": {}, "records": [], "refused": 0}
+        marks = {k: getattr(self.marks, k) for k in ("success", "doubted", "diverged")}
+        return {"accepted": self.accepted, "marks": marks, "true": self.true, "records": self.records,
+                "refused": self.refused}  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.accepted, self.true, self.records = state["accepted"], dict(state["true"]), list(state["records"])
+        self.refused = state["refused"]
+        self.marks = None if state["marks"] is None else Marks(**state["marks"])
+        self._save()
+
+
+class Keeping:
+    """A run's checkpoints, in which the gate lies beside the loop's own state."""
+
+    def __init__(self, inner: Checkpoints, gate: Gate) -> None:
+        self.inner, self.gate = inner, gate
+        self._step = 0  # of the newest
+
+    @property
+    def requested(self) -> bool:
+        return self.inner.requested
+
+    def save(self, step: int, *, policy: Any, state: dict[str, Any], best: bool = False) -> Any:
+        self._step = step
+        return self.inner.save(step, policy=policy, state={**state, "gate": self.gate.state_dict()}, best=best)
+
+    def finish(self) -> None:
+        """After the loop: what was refused last is not what comes out of the training."""
+        state = self.inner.latest() if self.gate.refused else None
+        if state is not None:
+            self.gate.go_back()
+            state = {k: v for k, v in state.items() if k != "gate"} | {"algo": self.gate.algo.state_dict()}
+            self.save(self._step, policy=self.gate.algo.policy, state=state, best=True)
+
+    def latest(self) -> dict[str, Any] | None:
+        state = self.inner.latest()
+        if state is None:
+            return None
+        if "gate" not in state:
+            raise CheckpointError("world.gate: the checkpoint was written without one. Resume with world.gate=null.")
+        self.gate.load_state_dict(state["gate"])
+        return {k: v for k, v in state.items() if k != "gate"}
+
+
+def gate(
+    *,
+    algo: Any,
+    env: ImaginedEnv,
+    truth: Callable[[Policy, int], Metrics] | None,
+    run_dir: Path,
+    starts: Count = 100,
+    level: Fraction = 0.8,
+    resamples: Count = 2_000,
+    enforce: bool = True,
+    patience: Natural | None = None,
+) -> Gate:
+    """The gate of a training in `env`.
+
+    Args:
+        starts: of held-out episodes; each is dreamed by every member. level, enforce, patience: see Gate.
+    """
+    return Gate(
+        algo=algo, exam=Exam.crossed(env, starts), truth=truth, path=run_dir / "gate.json", level=level,
+        resamples=resamples, enforce=enforce, patience=patience,
+    )  # fmt: skip

@@ -1,0 +1,82 @@
+"""What a round of imagination and real rollouts came to: kept, taken back, or the end of them all."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.statistics import Interval
+from robopolicy.world_models.training.gate import LEVEL
+
+
+def parted(imagined: Interval, true: Interval) -> bool:
+    """They lie beyond each other's intervals."""
+    return imagined.low > true.high or imagined.high < true.low
+
+
+def record_of(
+    number: int,
+    rows: Rows,
+    judged: dict[str, Any],
+    *,
+    gate: list[dict[str, Any]],
+    used: int,
+    rival: float | None,
+    left: int,
+) -> dict[str, Any]:
+    """What a round came to, and what follows.
+
+    Args:
+        rival: true success of what would be given up for it.
+        left: rounds, this one included, in which the refitted model and the truth may part before all is over.
+    """
+    true, steps = rows.success_rate(level=LEVEL), int(rows.frame["length"].sum())
+    imagined, after = Interval(*judged["imagined"]), Interval(*judged["imagined_refitted"])
+    accepted = not gate or any(d["accepted"] for d in gate[1:])
+    promised = imagined.low > true.high  # too much
+    before = Interval(*(judged.get("before") or (0.0, 0.0, 0.0)))  # given where no gate has compared them
+    worse = rival is not None and true.high < rival  # surely: a later round has learned from more
+    apart = parted(imagined, true) and parted(after, true)
+    stop = ""
+    if not all(map(math.isfinite, imagined + after)):
+        stop = "the model's numbers are not finite"
+    elif apart and left <= 1:
+        stop = (
+            f"imagined and true success part beyond their intervals, {_said(after)} and {_said(true)}, and refitting "
+            "the model did not mend it"
+        )
+    reason = f"imagined {_said(imagined)}, true {_said(true)} over {len(rows)} episodes and {steps} steps; "
+    against = [
+        ("the model promised too much", promised), (f"{100 * (rival or 0.0):.0f}% were true before", worse),
+        (f"of the policy before the model expects {_said(before)}", imagined.high < before.low),
+    ]  # fmt: skip
+    objections = [why for why, found in against if found]
+    kept = accepted and not objections
+    reason += (
+        "kept" if kept else f"taken back: {', '.join(objections)}" if objections else "nothing that the gate accepted"
+    )
+    reason += f"; the refitted model says {_said(after)}"
+    if judged["faults"]:
+        reason += f", and is not fit to learn in ({'; '.join(judged['faults'])})"
+    return {
+        "round": number, "episodes": len(rows), "real_steps": steps, "real_steps_total": used + steps,
+        "imagined": list(imagined), "true": list(true), "gap": imagined.value - true.value,
+        "imagined_refitted": list(after), "gap_refitted": after.value - true.value, "parted": parted(imagined, true),
+        "apart": apart, "accepted": accepted, "kept": kept, "stop": stop,
+        "reason": f"{reason}; stopped: {stop}" if stop else reason,
+    }  # fmt: skip
+
+
+def apart_in_a_row(records: list[dict[str, Any]]) -> int:
+    """Newest rounds whose refitted model and truth still parted."""
+    return next((n for n, r in enumerate(reversed(records)) if not r.get("apart")), len(records))
+
+
+def kept_last(records: list[dict[str, Any]]) -> float | None:
+    """True success of the round kept last."""
+    return next((float(r["true"][0]) for r in reversed(records) if r["kept"]), None)
+
+
+def _said(interval: Interval) -> str:
+    return f"{100 * interval.value:.0f}% ({100 * interval.low:.0f}–{100 * interval.high:.0f})"
