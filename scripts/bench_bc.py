@@ -41,6 +41,7 @@ from robopolicy.algos.bc import BC
 from robopolicy.cli.main import invoke
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import STATE, TASK
+from robopolicy.datasets.batches import Batches
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.evaluation.statistics import bootstrap
@@ -49,7 +50,7 @@ from robopolicy.policies.diffusion import DiffusionPolicy
 from robopolicy.policies.normalizer import Normalizer
 from robopolicy.reporting.result_rows import Evidence, measured, write
 from robopolicy.runs.logger import Tracker
-from robopolicy.training.offline import Batches, offline
+from robopolicy.training.offline import offline
 
 try:
     from datasets import disable_progress_bars

@@ -15,12 +15,13 @@ from robopolicy.algos.dppo import DPPO, ChainOptions, Samples
 from robopolicy.algos.ppo_core import Options
 from robopolicy.config.schema import Count, Positive
 from robopolicy.core.errors import ConfigError
+from robopolicy.core.rng import step_seed
 from robopolicy.core.types import Metrics
+from robopolicy.datasets.batches import Batches
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.policies.base import told
 from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.normalizer import ACTION
-from robopolicy.training.offline import Batches, step_seed
 
 
 class CoOptions(ChainOptions, Options, total=False):

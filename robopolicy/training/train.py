@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from robopolicy.config.instantiate import build
+from robopolicy.config.instantiate import arguments_for, build
 from robopolicy.config.schema import Count, Device, Natural, Node
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import Metrics
 from robopolicy.runs.checkpointer import Checkpointer
-from robopolicy.runs.run_dir import read_config
+from robopolicy.runs.run_dir import has_checkpoint, open_run, read_config
 from robopolicy.training.parts import Parts, Settings
 from robopolicy.utils.atomic import write_atomically
 
@@ -107,3 +107,14 @@ def train(
         parts.tracker.close()
     print(f"trained: {run_dir} ({', '.join(f'{k} {v:.4g}' for k, v in result.items())})")
     return result
+
+
+def train_run(config: dict[str, Any]) -> Metrics:
+    """Train as a composed and checked config says, in its run directory, as the command line does.
+
+    Raises:
+        As `train`; ConfigError: another process works in the run directory, or it was begun with another config.
+    """
+    arguments = arguments_for(train, config)
+    with open_run(arguments["run_dir"], config, begun=has_checkpoint):
+        return train(**arguments)

@@ -12,6 +12,7 @@ from torch import Tensor
 from robopolicy.algos.bc import BC
 from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.types import STATE, TASK, EnvSpec, Feature
+from robopolicy.datasets.batches import Batches
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.retrieval import Found
 from robopolicy.policies import ricl
@@ -22,7 +23,6 @@ from robopolicy.policies.io import load_policy, save_policy
 from robopolicy.policies.normalizer import ACTION, Normalizer
 from robopolicy.policies.ricl import RICLPolicy, in_context
 from robopolicy.policies.vla import adapted
-from robopolicy.training.offline import Batches
 from tests.policies.test_vla import CAMERA, FEATURES, SMALL, TASKS, look
 from tests.policies.test_vla import make as vla
 from tests.toy import ACTION as ACTIONS

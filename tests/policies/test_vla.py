@@ -14,6 +14,7 @@ from robopolicy.algos.dppo import DPPO
 from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import STATE, TASK, EnvSpec, Feature, Obs
+from robopolicy.datasets.batches import Batches
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.networks.action_expert import ActionExpert, attend
 from robopolicy.networks.mlp import ValueMLP
@@ -26,7 +27,6 @@ from robopolicy.policies.finetuning import tuned
 from robopolicy.policies.io import load_policy, save_policy
 from robopolicy.policies.normalizer import Normalizer
 from robopolicy.policies.vla import VLAPolicy, adapted
-from robopolicy.training.offline import Batches
 from tests.toy import ACTION, spec
 
 CAMERA = "observation.images.front"

@@ -166,7 +166,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_loses_nothing(
 
 # A training, what is called in it at the moment of Ctrl-C, at which of its calls, and the step saved thereupon.
 MOMENTS = [
-    ("bc", "robopolicy.training.offline.Batches", 1, 1),
+    ("bc", "robopolicy.datasets.batches.Batches", 1, 1),
     ("bc", "robopolicy.algos.bc.BC.update", 5, 5),
     ("bc", "robopolicy.training.parts.evaluate", 1, 25),
     ("bc", "robopolicy.runs.checkpointer.write_state", 1, 20),

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from robopolicy.cli.main import call, find_verb
 from robopolicy.config.instantiate import build
 from robopolicy.config.schema import TARGET, Count, Fraction
 from robopolicy.core.errors import CheckpointError, ConfigError
@@ -25,6 +24,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.policies.zero_action import HOLD
 from robopolicy.runs.checkpointer import Checkpointer, load_policy
 from robopolicy.runs.run_dir import read_config
+from robopolicy.training.train import train_run
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.world_models.envs.starts import run_of
 from robopolicy.world_models.evaluation.calibration import faults
@@ -160,13 +160,13 @@ class Rounds:
         used = records[-1]["real_steps_total"] if records else 0
         imagined, model = folder / "imagined", folder / "model"
         if not (folder / "imagined.done").exists():
-            call(find_verb("train"), self._imagining(state, imagined, number))
+            train_run(self._imagining(state, imagined, number))
             write_atomically(folder / "imagined.done", "")
         policy = load_policy(imagined, env=self.env.spec)
         count = min(self.episodes, (self.real_steps - used) // self.env.spec.horizon)
         rows = self._real(policy, folder, first=sum(r["episodes"] for r in records), count=count)
         if not (folder / "model.done").exists():
-            call(find_verb("train"), self._refitting(state, model, number))
+            train_run(self._refitting(state, model, number))
             write_atomically(folder / "model.done", "")
         judged = _once(folder / "judged.json", lambda: {
             "imagined": self._judge(policy, self.model(state)), "imagined_refitted": self._judge(policy, model),

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.errors import ConfigError, DataError, SpecError, closest
-from robopolicy.core.rng import keyed_uniform
+from robopolicy.core.rng import keyed_uniform, step_seed
 from robopolicy.core.specs import check_action_spec, check_features
 from robopolicy.core.types import STATE
 from robopolicy.datasets.episodes import Episodes, concatenate
-from robopolicy.training.offline import step_seed
 from robopolicy.world_models.models.dynamics import History
 
 HOLDOUT = 0.15  # share of episodes that a model is not trained on, where its config does not say

@@ -17,12 +17,12 @@ from torch import Tensor
 from robopolicy.buffers.relabeling import base_actions, read_frames
 from robopolicy.config.schema import Count, NonNegative, Positive
 from robopolicy.core.errors import ConfigError, SpecError
+from robopolicy.core.rng import step_seed
 from robopolicy.core.specs import PolicySpec, check_action_spec, check_features
 from robopolicy.core.types import BASE_ACTION, STATE, TASK, Obs
 from robopolicy.datasets.episodes import Episodes, concatenate
 from robopolicy.policies.base import LikelihoodPolicy, Policy
 from robopolicy.policies.normalizer import ACTION
-from robopolicy.training.offline import step_seed
 from robopolicy.world_models.envs.starts import made_from
 from robopolicy.world_models.models.trajectories import Guide, Trajectories, load_trajectories, unguided
 from robopolicy.world_models.models.windows import Window

@@ -1,0 +1,69 @@
+"""Training batches of a dataset, a pure function of seed and step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from robopolicy.core.errors import SpecError
+from robopolicy.core.rng import step_seed
+from robopolicy.core.specs import PolicySpec, check_action_spec, check_features
+from robopolicy.core.types import Obs
+from robopolicy.datasets.episodes import Episodes
+
+
+class Batches:
+    """Training batches of a policy as a pure function of (seed, step): resuming needs no state but the step.
+
+    Every epoch is a fresh permutation of all frames, cut into ⌊F/B⌋ batches; what is left over is dropped.
+
+    Args:
+        remember: of observations [F ...] and the seeds of their episodes [F], see Policy.remember.
+
+    Raises:
+        SpecError: the episodes lack what the policy reads or speak of other actions; all differences are listed.
+    """
+
+    def __init__(
+        self,
+        episodes: Episodes,
+        spec: PolicySpec,
+        *,
+        batch_size: int,
+        seed: int,
+        device: torch.device | str = "cpu",
+        remember: Callable[[Obs, Tensor], Obs] | None = None,
+    ) -> None:
+        problems = check_features(spec.observation, episodes.observation, needs="the policy", offers="the dataset")
+        problems += check_action_spec(spec.action, episodes.action_spec, needs="the policy", offers="the dataset")
+        if abs(spec.dt - episodes.dt) > 1e-6:
+            problems.append(f"dt: the policy is for {spec.dt} s a step, the dataset has {episodes.dt} s")
+        if problems:
+            raise SpecError("policy and dataset do not fit:\n  - " + "\n  - ".join(problems))
+        self.seed, self.batch_size = seed, batch_size
+        # Windows as tables of frame numbers: the frames themselves stay where they are, once.
+        frames = torch.arange(episodes.num_frames)
+        numbered = replace(episodes, obs={"frame": frames}, action=frames[:, None])
+        chunk, pad = numbered.chunk(frames, spec.horizon)
+        self.history = numbered.history(frames, spec.n_obs_steps)["frame"].to(device)  # [F To]
+        self.chunk, self.pad = chunk[..., 0].to(device), pad.to(device)  # [F H]
+        self.obs = {k: episodes.obs[k].to(device) for k in spec.observation}
+        if remember is not None:
+            self.obs = remember(self.obs, episodes.seeds[episodes.episode_of].to(device))
+        self.action = episodes.action.to(device)
+        self.per_epoch = max(1, len(frames) // batch_size)
+        self._epoch, self._order = -1, frames
+
+    def __getitem__(self, step: int) -> dict[str, Tensor]:
+        """{key: [B To ...], "action": [B H Da], "action_is_pad": [B H]} of training step `step`."""
+        epoch, position = divmod(step, self.per_epoch)
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(step_seed(self.seed, epoch, stream=1))
+            order = torch.randperm(len(self.action), generator=generator)
+            self._epoch, self._order = epoch, order.to(self.action.device)
+        rows = self._order[position * self.batch_size : (position + 1) * self.batch_size]
+        batch = {k: v[self.history[rows]] for k, v in self.obs.items()}
+        return {**batch, "action": self.action[self.chunk[rows]], "action_is_pad": self.pad[rows]}
