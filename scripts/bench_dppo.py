@@ -37,8 +37,8 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy import sim
-from robopolicy.algos.advantage_estimator import Scores
-from robopolicy.algos.dppo import DPPO, Samples
+from robopolicy.algos.advantage_estimator import Advantages
+from robopolicy.algos.dppo import DPPO, DenoisingSamples
 from robopolicy.algos.returns import clipped_loss
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import IMAGES, STATE, Feature, Obs
@@ -67,7 +67,7 @@ def make(env: Any, *, images: bool, minibatch: int, device: torch.device, **opti
     return DPPO(policy.to(device), minibatch=minibatch, **{**OPTIONS, **options})
 
 
-def rollout(algo: DPPO, chunks: int) -> tuple[Obs, Samples]:
+def rollout(algo: DPPO, chunks: int) -> tuple[Obs, DenoisingSamples]:
     """Random observations [D 1 ...], chains of the policy, advantages at random."""
     spec, device = algo.policy.spec, algo.clip.device
     obs = {k: torch.randint(0, 256, (chunks, 1, *f.shape), dtype=torch.uint8) if f.dtype == "uint8"
@@ -78,8 +78,10 @@ def rollout(algo: DPPO, chunks: int) -> tuple[Obs, Samples]:
     record = {k: torch.cat([p[k] for p in parts]) for k in parts[0]}
     weight = torch.full((chunks, spec.n_action_steps), 1.0 / spec.n_action_steps, device=device)
     keep = torch.ones(chunks, dtype=torch.bool, device=device)
-    scores = Scores(keep, *torch.randn(3, chunks).to(device), weight)
-    return obs, Samples(record["cond"], record["x"].flatten(0, 1), record["log_prob"].mean(-1).flatten(), scores)
+    scores = Advantages(keep, *torch.randn(3, chunks).to(device), weight)
+    return obs, DenoisingSamples(
+        record["cond"], record["x"].flatten(0, 1), record["log_prob"].mean(-1).flatten(), scores
+    )
 
 
 class Published:
@@ -89,7 +91,7 @@ class Published:
         self.algo = copy.deepcopy(algo)
         self.policy, self.learner, self.steps = self.algo.policy, self.algo.learner, self.algo.steps
 
-    def log_prob(self, obs: Obs, batch: Samples, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def log_prob(self, obs: Obs, batch: DenoisingSamples, rows: Tensor) -> tuple[Tensor, Tensor]:
         """[B] log-probs, and the encoded observations [B C] of the samples."""
         policy, chunk, k = self.policy, rows // self.steps, rows % self.steps
         with torch.no_grad():  # the encoder is frozen
@@ -101,7 +103,7 @@ class Published:
         found = gaussian_log_prob(batch.x[rows + chunk + 1][:, :count], mean[:, :count], std.clamp_min(0.1))
         return found.mean((-1, -2)), cond
 
-    def update(self, obs: Obs, batch: Samples) -> None:
+    def update(self, obs: Obs, batch: DenoisingSamples) -> None:
         learner, size = self.learner, self.learner.minibatch
         every = torch.arange(len(batch.log_prob), device=batch.log_prob.device)
         with torch.no_grad():

@@ -29,7 +29,7 @@ import torch
 
 from robopolicy import sim
 from robopolicy.algos.dppo import DPPO
-from robopolicy.buffers.rollout_collector import Collector
+from robopolicy.buffers.rollout_collector import RolloutCollector
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import VecEnv
 from robopolicy.envs.wrappers import HistoryEnv
@@ -63,14 +63,14 @@ class Whole:
         return self.env.episode_seed
 
 
-def collecting(env: VecEnv) -> Collector:
+def collecting(env: VecEnv) -> RolloutCollector:
     spec = PolicySpec(dict(env.spec.observation), env.spec.action, env.spec.dt, 1, 2 * CHUNK, CHUNK, env.spec.tasks)
     node = {"_target_": "vla", "prefix": PREFIX, "network": EXPERT,
             "precision": "bfloat16"}  # fmt: skip
     torch.manual_seed(0)
     base = build_policy(node, spec=spec, normalizer=Normalizer.from_limits(spec.observation, spec.action))
     policy = tuned(base, tuned_steps=1, sampling={"sampling_steps": 1})
-    collector = Collector(DPPO(policy, critic=partial(ValueMLP, width=256)), HistoryEnv(env, 1))
+    collector = RolloutCollector(DPPO(policy, critic=partial(ValueMLP, width=256)), HistoryEnv(env, 1))
     collector.reset()
     return collector
 

@@ -38,7 +38,7 @@ from trajectory_msgs.msg import JointTrajectory
 from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.cdr import TrajectoryBytes
-from robopolicy.real.ros2.episode_client import Operator, private_environment, processes
+from robopolicy.real.ros2.episode_client import EpisodeClient, private_environment, processes
 from robopolicy.real.ros2.observation import one_env
 from robopolicy.real.ros2.sim_arm_node import NAME, ArmNode
 from robopolicy.real.ros2.sim_launcher import activate
@@ -102,7 +102,7 @@ def measure(ticks: int, stops: int, file: Path, name: str) -> list[Evidence]:
     with processes([sys.executable, __file__, "--arm", str(file), "--wiring", name]), nodes(name) as zygote:
         pid = fork(zygote, "policy_node")
         try:
-            with Operator(wiring) as operator:
+            with EpisodeClient(wiring) as operator:
                 operator.wait(lambda: all(operator.heard.values()), 120.0, "both nodes")
                 operator.transition("configure")
                 activate(operator, patience=20.0)
@@ -174,7 +174,7 @@ def braking(states: np.ndarray, answers: np.ndarray, stopped: list[int]) -> np.n
     return np.array(found)
 
 
-def go_on(operator: Operator) -> int:
+def go_on(operator: EpisodeClient) -> int:
     """After an emergency stop, into motion again; faults that the busy machine caused meanwhile."""
     operator.wait(lambda: operator.status[operator.node_name]["mode"] == "FAULT", 10.0, "the fault")
     time.sleep(0.3)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from robopolicy.evaluation.compare import compare, worse_than_base
-from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.forgetting import forgetting
 from robopolicy.evaluation.statistics import mean
 from robopolicy.reporting.result_rows import Evidence, measured, of_rows, pooled
@@ -24,9 +24,9 @@ Job = tuple[Setting, str, int]  # a setting, the name of one of its refinements,
 class Found:
     """What one refinement of one seed gave."""
 
-    base: Rows
-    rows: Rows
-    evaluations: dict[int, Rows]  # env step -> validation episodes during training
+    base: EpisodeTable
+    rows: EpisodeTable
+    evaluations: dict[int, EpisodeTable]  # env step -> validation episodes during training
     seconds: dict[int, float]  # env step of an evaluation -> training time until then
     env_steps: int
     wall_s: float

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.datasets.metadata import recorded
-from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.reporting.result_rows import read, write
 from robopolicy.utils.provenance import commit, write_provenance
 from scripts.experiment_list import EXPERIMENTS, Base, Setting, trains
@@ -116,7 +116,7 @@ def train_base(out: Path, base: Base, seed: int, threads: int) -> None:
                    f"threads={threads}", "tracker=local", *base.overrides, threads=threads, log=log)  # fmt: skip
     if not finished(run / "episodes.csv", policy_of(base, folder)):
         evaluate(base, policy_of(base, folder), threads, log, *task_of(base), f"out={run}")
-    print(f"{folder.name}: {Rows.load(run / 'episodes.csv').summary()}", flush=True)
+    print(f"{folder.name}: {EpisodeTable.load(run / 'episodes.csv').summary()}", flush=True)
 
 
 def finished(rows: Path, policy: Path) -> bool:
@@ -164,28 +164,28 @@ def refine(out: Path, id: str, setting: Setting, name: str, seed: int, jobs: int
         evaluate(setting.base, run, threads, log)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     timed = [(int(line["step"]), float(line["train/seconds"])) for line in lines if "train/seconds" in line]
-    evaluations = {int(f.stem): Rows.load(f) for f in sorted((run / "evaluations").glob("*.parquet"))}
+    evaluations = {int(f.stem): EpisodeTable.load(f) for f in sorted((run / "evaluations").glob("*.parquet"))}
     commits = [json.loads((at / "provenance.json").read_text())["commit"] for at in (base / "bc", run)]
     seconds = {at: max((s for step, s in timed if step <= at), default=0.0) for at in evaluations}
     found = Found(
-        base=before, rows=Rows.load(run / "episodes.csv"), evaluations=evaluations,
+        base=before, rows=EpisodeTable.load(run / "episodes.csv"), evaluations=evaluations,
         seconds=seconds, env_steps=timed[-1][0], wall_s=timed[-1][1], jobs=jobs, commits=(commits[0], commits[1]),
     )  # fmt: skip
     print(f"{id} {setting.prefix}{name} {seed}: {found.rows.summary()}, {found.wall_s:.0f} s", flush=True)
     return found
 
 
-def before_it(out: Path, setting: Setting, base: Path, seed: int, threads: int) -> Rows:
+def before_it(out: Path, setting: Setting, base: Path, seed: int, threads: int) -> EpisodeTable:
     """Episodes of the base on the task that it is refined on, which may be another than the one it was trained on."""
     if not setting.task:
-        return Rows.load(base / "bc" / "episodes.csv")
+        return EpisodeTable.load(base / "bc" / "episodes.csv")
     folder = out / f"{setting.prefix.replace('/', '-')}base-{seed}"
     rows, policy = folder / "episodes-base.csv", policy_of(setting.base, base)
     with ONE_AT_A_TIME:  # several refinements of a base want the same
         if not finished(rows, policy):
             evaluate(setting.base, policy, threads, folder / "log.txt", *task_of(setting.base), *setting.task,
                      f"out={folder}", "name=base")  # fmt: skip
-    return Rows.load(rows)
+    return EpisodeTable.load(rows)
 
 
 def student_of(out: Path, setting: Setting, base: Path, seed: int, threads: int) -> Path:
@@ -199,13 +199,20 @@ def student_of(out: Path, setting: Setting, base: Path, seed: int, threads: int)
 
 
 def untrained(
-    setting: Setting, name: str, base: Path, begin: Path | None, run: Path, before: Rows, threads: int, jobs: int
+    setting: Setting,
+    name: str,
+    base: Path,
+    begin: Path | None,
+    run: Path,
+    before: EpisodeTable,
+    threads: int,
+    jobs: int,
 ) -> Found:
     """The base, or the student that `begin` is, as it is, by another sampler, or on a variant of its task."""
     evaluate(setting.base, begin or policy_of(setting.base, base), threads, run / "log.txt", *task_of(setting.base),
              *setting.task, *setting.refine[name], f"out={run}", f"name={name}")  # fmt: skip
     commits = [json.loads((at / "provenance.json").read_text())["commit"] for at in (base / "bc", begin or base / "bc")]
-    rows = Rows.load(run / f"episodes-{name}.csv")
+    rows = EpisodeTable.load(run / f"episodes-{name}.csv")
     print(f"{(begin or base).name} {setting.prefix}{name}: {rows.summary()}", flush=True)
     return Found(base=before, rows=rows, evaluations={}, seconds={}, env_steps=0, wall_s=0.0, jobs=jobs,
                  commits=(commits[0], commits[1]))  # fmt: skip

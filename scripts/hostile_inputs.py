@@ -30,7 +30,7 @@ from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import BASE_ACTION, IMAGES, STATE, TASK, ActionSpec, EnvSpec, Feature
 from robopolicy.core.untrusted import parse_json
 from robopolicy.datasets.episodes import Episodes
-from robopolicy.evaluation.episode_table import COLUMNS, Rows
+from robopolicy.evaluation.episode_table import COLUMNS, EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef, task_of
 from robopolicy.policies.base import Policy
 from robopolicy.policies.factory import build_policy
@@ -268,7 +268,7 @@ def run(folder: Path) -> None:
                               "success_once": True, "success_at_end": True}  # fmt: skip
     import pandas as pd
 
-    rows = Rows(pd.DataFrame([{**values, "seed": (2 << 40) + i} for i in range(4)], columns=list(COLUMNS)))
+    rows = EpisodeTable(pd.DataFrame([{**values, "seed": (2 << 40) + i} for i in range(4)], columns=list(COLUMNS)))
     rows.save(place / "episodes.csv")
     rows.save(place / "episodes-base.parquet")
     (place / "metrics.jsonl").write_text('{"step": 1, "wall_s": 0.1, "train/loss": 0.5, "eval/success_rate": 0.5}\n')

@@ -50,7 +50,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from robopolicy.datasets.metadata import recorded
 from robopolicy.evaluation.compare import compare
-from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.statistics import Interval, unpaired_difference
 from robopolicy.reporting.result_rows import Evidence, measured, of_rows, pooled, write
 from robopolicy.utils.provenance import command
@@ -101,9 +101,9 @@ MODELS = {"push": (TURN,), "pick": (TURN,), "stack": (TURN,)}  # what the model 
 class Arm:
     """What one arm of one task and training seed gave."""
 
-    base: Rows
-    true: Rows
-    imagined: Rows | None
+    base: EpisodeTable
+    true: EpisodeTable
+    imagined: EpisodeTable | None
     wall_s: float | None
     env_steps: int
     frames: int  # transitions that model and learner were given
@@ -171,12 +171,12 @@ class Trial:
                   *overrides, task=task)  # fmt: skip
         return run
 
-    def rows(self, policy: Path, out: Path, *world: str) -> Rows:
+    def rows(self, policy: Path, out: Path, *world: str) -> EpisodeTable:
         split = "validation" if self.seed >= TRIALS else "test"
         self.call("eval", f"checkpoint={policy}", f"split={split}", f"episodes={self.base.episodes}", "videos=0",
                   f"out={out}", f"threads={self.threads}", *envs_of(self.base), *world)  # fmt: skip
         marks = [*(["imagined"] if world else []), *([split] if split != "test" else [])]
-        return Rows.load(out / ("-".join(["episodes", *marks]) + ".csv"))
+        return EpisodeTable.load(out / ("-".join(["episodes", *marks]) + ".csv"))
 
     def call(self, verb: str, *arguments: str, task: bool = True) -> None:
         about = task_of(self.base) if task else ()

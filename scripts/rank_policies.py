@@ -27,7 +27,7 @@ from robopolicy.reporting.result_rows import Evidence, measured, write
 from robopolicy.runs.checkpointer import find_policy, load_policy
 from robopolicy.world_models.envs.imagined import make
 from robopolicy.world_models.evaluation import ranking
-from robopolicy.world_models.evaluation.imagined_evaluation import Exam, examine
+from robopolicy.world_models.evaluation.imagined_evaluation import ImaginedEvaluation, evaluate_in_imagination
 
 ID, LEVEL = "imagination_ranking", 0.95
 
@@ -46,12 +46,12 @@ def rank(
     if len(set(digests)) < len(digests):
         raise ConfigError("policies: some of them are the same; each counts once")
     env = build(task_node(task), "task", num_envs=min(100, episodes), seed=0)
-    exam = Exam.crossed(make(model, num_envs=1, even_if_bad=even_if_bad), starts)
+    exam = ImaginedEvaluation.crossed(make(model, num_envs=1, even_if_bad=even_if_bad), starts)
     seeds, rows = episode_seeds("test", 0, episodes), []
     rates: dict[str, list[float]] = {"imagined": [], "true": []}
     for number, path in enumerate(policies):
         policy = load_policy(path, env=env.spec)
-        imagined = examine(policy, exam).interval(level=LEVEL, resamples=2_000)
+        imagined = evaluate_in_imagination(policy, exam).interval(level=LEVEL, resamples=2_000)
         true = evaluate(policy, env, seeds).success_rate(level=LEVEL)
         for side, rate, count in (("imagined", imagined, len(exam.seeds)), ("true", true, episodes)):
             rates[side].append(rate.value)

@@ -32,7 +32,7 @@ from trajectory_msgs.msg import JointTrajectory
 
 from robopolicy.real.ros2 import messages, sim_arm_node
 from robopolicy.real.ros2.cdr import TrajectoryBytes
-from robopolicy.real.ros2.episode_client import Operator, arm_command, private_environment, processes
+from robopolicy.real.ros2.episode_client import EpisodeClient, arm_command, private_environment, processes
 from robopolicy.real.ros2.qos import profile_of
 from robopolicy.real.ros2.sim_launcher import activate
 from robopolicy.real.ros2.wiring import load_wiring
@@ -54,7 +54,7 @@ class NotHeardError(Exception):
     """What the arm played is not known of every tick."""
 
 
-class Watcher(Operator):
+class Watcher(EpisodeClient):
     """An operator that writes down every control point that the arm plays."""
 
     def __init__(self, name: str) -> None:
@@ -170,7 +170,7 @@ def trial(zygote: subprocess.Popen[str], kind: str, number: int) -> dict[str, ob
     }  # fmt: skip
 
 
-def wait_through_faults(operator: Operator, condition: Callable[[], bool], what: str) -> int:
+def wait_through_faults(operator: EpisodeClient, condition: Callable[[], bool], what: str) -> int:
     """Wait for `condition`; how often the node had to be reset before, after a FAULT that the busy machine caused."""
     for restarts in range(5):
         try:

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from robopolicy.real.safety import Governor, load_profile, profile_names
+from robopolicy.real.safety import CommandLimiter, load_profile, profile_names
 from robopolicy.real.safety.audit import joint_violations, space_violations
 from robopolicy.real.safety.profile import Box, Plane
 from robopolicy.real.safety.projection import project
@@ -54,7 +54,7 @@ def code_digest() -> str:
 def attack(robot: str, *, seed: int, arms: int, ticks: int, projection: bool) -> dict[str, Any]:
     """One piece: `arms` × `ticks` commands. Counts of violations and of what was done."""
     profile = load_profile(robot, tcp_speed=0.8, workspace=Box((-0.9, -0.9, -0.2), (0.9, 0.9, 1.3)), **SCENE)
-    governor = Governor(profile, arms, dt=DT, projection=project if projection else None)
+    governor = CommandLimiter(profile, arms, dt=DT, projection=project if projection else None)
     governor.reset(np.tile(profile.data["home"], (arms, 1)))
     recent, violations = list(governor.c.transpose(1, 0, 2)[-4:]), dict[str, int]()
     begin, cpu = perf_counter(), process_time()

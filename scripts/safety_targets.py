@@ -25,7 +25,7 @@ import mujoco
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.real.safety import Governor, load_profile, profile_names
+from robopolicy.real.safety import CommandLimiter, load_profile, profile_names
 from robopolicy.real.safety.audit import joint_violations, model_of, space_violations
 from robopolicy.real.safety.profile import Box, Profile
 from robopolicy.reporting.result_rows import Evidence, measured, write
@@ -101,7 +101,7 @@ def press(robot: str, kind: str, count: int, ticks: int, poses: int) -> list[Evi
     """`count` arms go for targets that `kind` forbids."""
     begin, profile = process_time(), profile_for(robot, kind)
     targets = forbidden(profile, kind, count, seed=0)
-    governor = Governor(profile, count, dt=DT)
+    governor = CommandLimiter(profile, count, dt=DT)
     governor.reset(np.tile(profile.data["home"], (count, 1)))
     out = list(governor.c.transpose(1, 0, 2)[-4:])
     for _ in range(ticks):

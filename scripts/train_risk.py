@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from robopolicy.real.safety import Governor, SafetyChain, load_profile, profile_names
+from robopolicy.real.safety import CommandLimiter, SafetyChain, load_profile, profile_names
 from robopolicy.real.safety.chain import Measured
 from robopolicy.real.safety.profile import Plane, Profile
 from robopolicy.real.safety.risk import RiskCritic, features
@@ -57,7 +57,7 @@ def waypoints(profile: Profile, arms: int, ticks: int, seed: int) -> Iterator[np
 
 def collect(profile: Profile, arms: int, ticks: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Features [M 3n] and labels [M] of arms that are driven about."""
-    governor = Governor(profile, arms, dt=DT, projection=None)
+    governor = CommandLimiter(profile, arms, dt=DT, projection=None)
     governor.reset(np.tile(profile.data["home"], (arms, 1)))
     quarter = arms // 4
     streams = zip(

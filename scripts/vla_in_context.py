@@ -32,8 +32,8 @@ from robopolicy import sim
 from robopolicy.core.rng import episode_seeds
 from robopolicy.datasets.metadata import recorded
 from robopolicy.evaluation.compare import compare
-from robopolicy.evaluation.episode_table import Rows
-from robopolicy.evaluation.policy_ref import PolicyRef, remind
+from robopolicy.evaluation.episode_table import EpisodeTable
+from robopolicy.evaluation.policy_ref import PolicyRef, set_retrieval_memory
 from robopolicy.evaluation.rollout import evaluate
 from robopolicy.policies.ricl import RICLPolicy
 from robopolicy.reporting.result_rows import Evidence, measured, of_rows, pooled, write
@@ -70,7 +70,7 @@ class Trial:
         self.folder = options.out.resolve() / f"{hold}-{seed}"
         self.env = sim.make("tabletop", num_envs=min(100, options.episodes), **self.new)
 
-    def run(self) -> dict[str, Rows]:
+    def run(self) -> dict[str, EpisodeTable]:
         """Rows by setting."""
         for kind in KINDS:
             self.train(kind)
@@ -104,19 +104,19 @@ class Trial:
         robopolicy("demos", *overrides(changes), f"out={data}", f"episodes={count}", f"seed={seed}", "overwrite=true",
                    f"imperfection={self.options.imperfection}", threads=self.options.threads, log=log)  # fmt: skip
 
-    def evaluate(self, kind: str, *, memory: Path | None = None, decay: float | None = None) -> Rows:
+    def evaluate(self, kind: str, *, memory: Path | None = None, decay: float | None = None) -> EpisodeTable:
         split = "validation" if self.seed >= TRIALS else "test"
         place = PolicyRef.of(self.training / kind, "latest", None)
         policy = load_policy(self.training / kind, env=self.env.spec, device=self.options.device)
         if memory is not None:
-            place.given = remind(policy, memory)
+            place.given = set_retrieval_memory(policy, memory)
         if decay is not None:
             assert isinstance(policy, RICLPolicy)
             policy.decay = decay
         return evaluate(policy, self.env, episode_seeds(split, 0, self.options.episodes), policy_id=place.ident)
 
 
-def evidence(found: dict[tuple[str, int], dict[str, Rows]]) -> list[Evidence]:
+def evidence(found: dict[tuple[str, int], dict[str, EpisodeTable]]) -> list[Evidence]:
     """A row for each setting and training seed, one of all seeds, and what each has over the empty memory."""
     rows: list[Evidence] = []
     settings = dict.fromkeys((hold, s) for (hold, _), of in found.items() for s in of)

@@ -43,8 +43,8 @@ from torch import Tensor, nn
 from transformers import SmolVLMConfig
 
 from robopolicy.networks.lora import adapt
-from robopolicy.policies.lerobot.flow_network import FlowExpert, Prefix, take_apart
-from robopolicy.policies.lerobot.layout import Layout, Sizes
+from robopolicy.policies.lerobot.flow_network import FlowExpert, FlowPrefix, take_apart
+from robopolicy.policies.lerobot.layout import NetworkLayout, Sizes
 
 GIB = 2**30
 RANK, ACTIONS = 16, 7
@@ -164,10 +164,10 @@ def dppo(kind: str, args: argparse.Namespace, *, rank: int, compact: bool, devic
     return Row(held(prefix, expert, tuned), count, kept, found)
 
 
-def parts(whole: Whole, compact: bool) -> tuple[Prefix, FlowExpert]:
+def parts(whole: Whole, compact: bool) -> tuple[FlowPrefix, FlowExpert]:
     whole.requires_grad_(False)
     steps = getattr(whole.config, "num_steps", None) or whole.config.num_inference_steps
-    layout = Layout(whole.config.chunk_size, ACTIONS, whole.config.max_action_dim)
+    layout = NetworkLayout(whole.config.chunk_size, ACTIONS, whole.config.max_action_dim)
     return take_apart(whole, layout, steps=steps, compact=compact)
 
 
@@ -204,7 +204,7 @@ def inference(kind: str, args: argparse.Namespace, *, compact: bool) -> Row:
     return Row(held(prefix, expert), activations=args.batch * each)
 
 
-def _text(prefix: Prefix) -> Any:
+def _text(prefix: FlowPrefix) -> Any:
     model = prefix.policy.model
     body = model.vlm_with_expert.vlm if hasattr(model, "vlm_with_expert") else model.paligemma_with_expert.paligemma
     return body.config.text_config

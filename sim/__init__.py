@@ -58,19 +58,19 @@ make_native.forwards_to = _forwards_to  # type: ignore[attr-defined]
 
 
 @runtime_checkable
-class Shown(Protocol):
+class HasExpert(Protocol):
     """An env whose task comes with a scripted expert."""
 
     def make_expert(self, *, imperfection: float = 0.0) -> Any: ...
 
 
-def make_expert(env: Shown, *, imperfection: float = 0.0) -> Any:
+def make_expert(env: HasExpert, *, imperfection: float = 0.0) -> Any:
     """The scripted expert of `env`'s task.
 
     Raises:
         ConfigError: the task has none.
     """
-    if not isinstance(env, Shown):
+    if not isinstance(env, HasExpert):
         name = env.spec.id  # type: ignore[unreachable]
         raise ConfigError(
             f"{name}: has no scripted expert, so no demonstrations can be recorded of it. Train on some of your own: "

@@ -24,7 +24,7 @@ from robopolicy.sim.experts.waypoints import Expert
 from robopolicy.sim.kinematics import Frame, forward, twist, yaw_of
 from robopolicy.sim.randomization import ModelBank, Randomization
 from robopolicy.sim.render import Camera, Quality
-from robopolicy.sim.tasks.base import Layout, Scene, Task, arm_features
+from robopolicy.sim.tasks.base import Scene, StateLayout, Task, arm_features
 
 Array = NDArray[np.float64]
 _NOISE_STREAM = 9002
@@ -113,7 +113,7 @@ class SimEnv:
         self._low, self._high = (torch.tensor(b, dtype=torch.float32) for b in self._limits())
 
         self._reset_rows(np.arange(n))  # the layout follows from a first observation; the stream starts over below
-        self.layout = Layout.of(self._groups(self._scene()))
+        self.layout = StateLayout.of(self._groups(self._scene()))
         self.spec = self._spec(xml, control)
         self.reseed(seed)
         self._measure()

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from robopolicy.core.errors import SpecError
 from robopolicy.core.types import Obs
 from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer, Commanded, Delays
-from robopolicy.real.control.observation_history import Observe, Sight
+from robopolicy.real.control.observation_history import ObservationHistory, Observe
 from robopolicy.real.control.robots import Robot, State
 from robopolicy.real.control.trajectory_spline import behind, follow
 from robopolicy.real.planning.planner import PlanningError, Runner
 from robopolicy.real.safety import Decision, Mode, SafetyChain, SafetyError
 from robopolicy.real.safety.chain import Measured
-from robopolicy.real.teleoperation.teleoperator import Driver, Order
+from robopolicy.real.teleoperation.teleoperator import Driver, TeleopCommand
 
 Array = NDArray[np.float64]
 # What is asked for waits for a command that came to trail it: each tick for so much of what it trails by, and no more
@@ -47,7 +47,7 @@ class Operator(Protocol):
     """A human who may drive instead of the policy (real/teleoperation/teleoperator.py)."""
 
     def start(self) -> None: ...
-    def order(self, now: float, commanded: Commanded) -> Order | None:
+    def order(self, now: float, commanded: Commanded) -> TeleopCommand | None:
         """What is wanted of a control step, the arm being told to be at `commanded`; None: as the policy wants."""
         ...
 
@@ -87,7 +87,10 @@ class ControlLoop:
         self.write = _nothing if shadow else robot.write  # in a dry run there is no way to the arm
         self.buffer, self.clock, self.lead, self.shadow = buffer, clock, lead, shadow
         self.early, self.asked, self.delays = early, False, delays
-        self.sight, self.behind = Sight(observe, history=history, age=age), round(age / buffer.spec.dt) * buffer.spec.dt
+        self.sight, self.behind = (
+            ObservationHistory(observe, history=history, age=age),
+            round(age / buffer.spec.dt) * buffer.spec.dt,
+        )
         self.grace = min(grace, 0.4 * buffer.spec.dt)  # half a control step late is too late for its action
         self.counts, self.journal, self.operator = Counter[str](), journal, operator
         self.driver: Driver = "policy"

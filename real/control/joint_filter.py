@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.real.control.trajectory_spline import shape
-from robopolicy.real.safety import Governor, Profile
+from robopolicy.real.safety import CommandLimiter, Profile
 from robopolicy.sim.kinematics import forward
 
 Array = NDArray[np.float64]
@@ -37,13 +37,13 @@ class SafetyFilter:
 
     def __init__(self, profile: Profile, *, dt: float) -> None:
         self.profile, self.dt = profile, dt
-        self.governor: Governor | None = None
+        self.governor: CommandLimiter | None = None
         self.intervened: Bool = np.zeros(0, dtype=bool)
 
     def reset(self, rows: NDArray[np.int64], q: Array) -> None:
         """Episodes begin in `rows` [M], at rest at `q` [M 7]. Of the first call `rows` are all N arms."""
         if self.governor is None:
-            self.governor = Governor(self.profile, len(rows), dt=self.dt, projection=None)
+            self.governor = CommandLimiter(self.profile, len(rows), dt=self.dt, projection=None)
         self.governor.reset(q, rows)
 
     def __call__(self, wanted: Array) -> Array:
@@ -74,5 +74,5 @@ class SafetyFilter:
             self.governor = None
             return
         if self.governor is None:
-            self.governor = Governor(self.profile, len(state["c"]), dt=self.dt, projection=None)
+            self.governor = CommandLimiter(self.profile, len(state["c"]), dt=self.dt, projection=None)
         self.governor.load_state_dict(state)

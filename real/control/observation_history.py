@@ -13,7 +13,7 @@ from robopolicy.real.control.robots import State
 Observe = Callable[[State], Obs]  # single frames [1 …]
 
 
-class Sight:
+class ObservationHistory:
     """The newest `history` frames; episodes begin with copies of the first.
 
     Args:

@@ -15,7 +15,7 @@ from robopolicy.core.rng import episode_seeds
 from robopolicy.evaluation.statistics import wilson
 from robopolicy.real.control.robots import Trouble
 from robopolicy.real.deploy.deployment import Deployment, prepare
-from robopolicy.real.deploy.simulated_cell import Episode, SimulatedCell
+from robopolicy.real.deploy.simulated_cell import Episode, SimulatedArm
 from robopolicy.real.planning.chunking import Chunking, check_chunking
 from robopolicy.real.planning.remote_planner import RemotePlanner
 from robopolicy.real.recording.recorder import Recorder
@@ -35,7 +35,7 @@ def in_process(d: Deployment) -> Iterator[Episode]:
     if d.operator is not None:
         yield from operated(d, options)
         return
-    cell = SimulatedCell(d.env, d.policy, recorder=None if d.record is None else Recorder(d.record), **options)
+    cell = SimulatedArm(d.env, d.policy, recorder=None if d.record is None else Recorder(d.record), **options)
     for seed in d.seeds:
         yield cell.run(seed)
 

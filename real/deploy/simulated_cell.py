@@ -40,7 +40,7 @@ class Episode(NamedTuple):
     helped: float = 0.0  # fraction of control steps in which a human drove, or had the arm go back
 
 
-class SimulatedCell:
+class SimulatedArm:
     """A task's simulated arm at 1 kHz under a control loop, on simulated time.
 
     Args:

@@ -37,7 +37,7 @@ class Message(NamedTuple):
     arrays: dict[str, NDArray[Any]]
 
 
-class Frame(NamedTuple):
+class MessageFrame(NamedTuple):
     """Bytes that follow a frame."""
 
     head: int
@@ -123,7 +123,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in short)
 
 
-def frame_of(data: bytes, *, limit: int) -> Frame:
+def frame_of(data: bytes, *, limit: int) -> MessageFrame:
     """The sizes that the first FRAME.size bytes of a message announce; raises WireError where they are too large."""
     if len(data) < FRAME.size:
         raise WireError(f"malformed message: {len(data)} bytes, a message begins with {FRAME.size}")
@@ -132,7 +132,7 @@ def frame_of(data: bytes, *, limit: int) -> Frame:
         raise WireError(f"expected a robopolicy message, found {magic!r}; does one side speak TLS, the other not?")
     if head > HEADER or body > limit:
         raise WireError(f"oversized message: header {head} bytes (at most {HEADER}), arrays {body} (at most {limit})")
-    return Frame(head, body)
+    return MessageFrame(head, body)
 
 
 def header_of(text: bytes, body: int) -> tuple[dict[str, Any], list[_Layout]]:

@@ -15,7 +15,7 @@ Array = NDArray[np.float64]
 KEPT = 256  # ticks
 
 
-class Ledger:
+class CommandHistory:
     """Commands by tick, so that one that never reached the arm is noticed and commanding goes on from its stop.
 
     Args:

@@ -11,7 +11,7 @@ from rclpy.node import Node
 
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.qos import profile_of
-from robopolicy.real.ros2.trajectory_stream import Session
+from robopolicy.real.ros2.trajectory_stream import TrajectoryStream
 from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.safety import Mode
 
@@ -28,12 +28,12 @@ class Reports:
         self._last, self._mode = 0.0, ""  # s; the last that was reported
         self._out = node.create_publisher(DiagnosticArray, topic.name, profile_of(topic))
 
-    def due(self, session: Session | None, now: float) -> bool:
+    def due(self, session: TrajectoryStream | None, now: float) -> bool:
         """Whether it is time to report, at `now` s."""
         changed = session is not None and session.active and session.mode.name != self._mode
         return changed or now - self._last > self.every
 
-    def publish(self, session: Session | None, text: str, more: dict[str, str] | None = None) -> None:
+    def publish(self, session: TrajectoryStream | None, text: str, more: dict[str, str] | None = None) -> None:
         """How it stands; `text`: what is wrong, in words; `more`: what else is to be known."""
         self._last = time.monotonic()
         active = session is not None and session.active

@@ -39,7 +39,7 @@ from robopolicy.real.teleoperation.keys import Keys
 TIMEOUT = 120.0  # s for a service that loads a policy or compiles
 
 
-class Operator(Node):
+class EpisodeClient(Node):
     """Enables the policy node, drives its life cycle and reads the diagnostics of both nodes.
 
     A context manager; it spins in a thread of its own.

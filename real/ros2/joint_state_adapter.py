@@ -31,7 +31,7 @@ def joints_of(wiring: Wiring) -> dict[str, int]:
     return {**{n: i for i, n in enumerate(wiring.joints)}, **{n: i for i, n in enumerate(names)}}
 
 
-class PlainObserver(Arrivals):
+class JointStateObserver(Arrivals):
     """Observations from the arm's state, named values and pictures.
 
     Args:
@@ -113,7 +113,7 @@ class NamedJoints(JointPosition):
         return super().command(np.concatenate([action[:, self.order], grip[:, None]], axis=1), tcp, yaw)
 
 
-def plain_spec(spec: PolicySpec, wiring: Wiring) -> EnvSpec:
+def joint_state_spec(spec: PolicySpec, wiring: Wiring) -> EnvSpec:
     """The robot as an environment, for recordings."""
     return EnvSpec(
         id=wiring.limits, observation=dict(spec.observation), action=spec.action, tasks=spec.tasks, dt=spec.dt,

@@ -117,7 +117,7 @@ def spline_of(first: int, points: Array, dt: float) -> tuple[int, Array, Array, 
     return first + 3, *knots(ended, dt)
 
 
-class Trajectories:
+class TrajectoryOutput:
     """A JointTrajectory a tick, to a driver that plays it by its times."""
 
     def __init__(self, node: LifecycleNode, wiring: Wiring, notice: Notice) -> None:
@@ -278,7 +278,7 @@ def output_of(node: LifecycleNode, wiring: Wiring, *, notice: Notice, fault: Tel
     """
     if wiring.output.type == "action":
         return Goals(node, wiring, fault)
-    return (Positions if wiring.output.type == "positions" else Trajectories)(node, wiring, notice)
+    return (Positions if wiring.output.type == "positions" else TrajectoryOutput)(node, wiring, notice)
 
 
 def _publisher(node: LifecycleNode, kind: type, topic: Topic, notice: Notice) -> Any:

@@ -29,7 +29,7 @@ from robopolicy.real.ros2.diagnostics import Reports
 from robopolicy.real.ros2.parameters import put_in_force, tighten
 from robopolicy.real.ros2.spin import run, start, take_priority
 from robopolicy.real.ros2.topics import Inputs, Topics
-from robopolicy.real.ros2.trajectory_stream import Loop, Session
+from robopolicy.real.ros2.trajectory_stream import Loop, TrajectoryStream
 from robopolicy.real.ros2.upsampling import NOT_CLAIMED, broken_claims
 from robopolicy.real.ros2.wiring import Wiring, load_wiring
 from robopolicy.real.safety import SafetyChain
@@ -39,7 +39,7 @@ NAME = "policy_node"
 
 
 class Driving(Inputs, Protocol):
-    """What decides where to go: `robopolicy.real.ros2.policy_runtime.Brain`."""
+    """What decides where to go: `robopolicy.real.ros2.policy_runtime.PolicyRuntime`."""
 
     dry_run: bool  # nothing may be published that could move anything
 
@@ -52,7 +52,7 @@ class Driving(Inputs, Protocol):
 
 
 class PolicyNode(LifecycleNode):
-    """Messages to a `Session` and back.
+    """Messages to a `TrajectoryStream` and back.
 
     Args:
         wiring: topics, joints, ticks.
@@ -63,7 +63,7 @@ class PolicyNode(LifecycleNode):
     def __init__(self, wiring: Wiring, make_brain: Callable[[], Driving], *, lockstep: bool = False) -> None:
         super().__init__(NAME)
         self.wiring, self.make_brain, self.lockstep = wiring, make_brain, lockstep
-        self.session: Session | None = None
+        self.session: TrajectoryStream | None = None
         self.brain: Driving | None = None
         self.topics: Topics | None = None
         self.active = False  # as the life cycle has it, whatever became of the episode
@@ -133,7 +133,7 @@ class PolicyNode(LifecycleNode):
         self.topics = Topics(
             self, self.wiring, chain.profile, self.brain, self._notice, self._fault, dry_run=self.brain.dry_run
         )
-        self.topics.session = self.session = Session(
+        self.topics.session = self.session = TrajectoryStream(
             chain, self.brain.loop, self.wiring, send=self.topics.output.send, grip=self.topics.grip,
             follow=self.lockstep,
         )  # fmt: skip
@@ -169,7 +169,7 @@ class PolicyNode(LifecycleNode):
             self.brain.end(None)
             raise
 
-    def _need(self) -> Session:
+    def _need(self) -> TrajectoryStream:
         if self.session is None:
             raise RobopolicyError("not configured")
         return self.session
@@ -261,7 +261,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--wiring", default="mujoco_panda")
     parser.add_argument(
-        "--options", type=json.loads, default={}, help="JSON: of robopolicy.real.ros2.policy_runtime.Options"
+        "--options", type=json.loads, default={}, help="JSON: of robopolicy.real.ros2.policy_runtime.RuntimeOptions"
     )
     args, rest = parser.parse_known_args()
     options, wiring = options_of(args.checkpoint, args.options), load_wiring(args.wiring)

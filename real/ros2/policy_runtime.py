@@ -27,7 +27,7 @@ from robopolicy.real.planning.process_planner import ProcessPlanner
 from robopolicy.real.planning.remote_planner import RemotePlanner
 from robopolicy.real.planning.thread_planner import ThreadRunner
 from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder, header_of
-from robopolicy.real.ros2.joint_state_adapter import NamedJoints, PlainObserver, plain_spec
+from robopolicy.real.ros2.joint_state_adapter import JointStateObserver, NamedJoints, joint_state_spec
 from robopolicy.real.ros2.observation import Observer, check_features, check_robot, one_env
 from robopolicy.real.ros2.teleop_keys import RemoteKeys
 from robopolicy.real.ros2.trajectory_stream import PLAYED
@@ -36,7 +36,7 @@ from robopolicy.real.safety import SafetyChain, SafetyError, load_profile
 from robopolicy.real.safety.profile import slowed
 from robopolicy.real.safety.risk import RiskCritic
 from robopolicy.real.safety.tracking import checked, guarded
-from robopolicy.real.teleoperation.teleoperator import Drive, Hand
+from robopolicy.real.teleoperation.teleoperator import Drive, Teleoperator
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.runs.run_dir import own_task, read_config
 from robopolicy.sim.arm import FINGER_STROKE
@@ -44,7 +44,7 @@ from robopolicy.sim.control import Controller
 
 
 @dataclass(frozen=True)
-class Options:
+class RuntimeOptions:
     """How a policy node runs. `settings`: of real.safety.Settings, whose speeds count `speed` times; `latency`: s that
     plans are held back.
 
@@ -76,7 +76,7 @@ class Options:
     server_ca: Path | None = None
 
 
-class Brain:
+class PolicyRuntime:
     """A policy, ready to drive an arm.
 
     Raises:
@@ -86,7 +86,7 @@ class Brain:
 
     names: tuple[str, ...] = ()  # features that must come beside the arm's state
 
-    def __init__(self, options: Options, wiring: Wiring, recorder: Recorder | None = None) -> None:
+    def __init__(self, options: RuntimeOptions, wiring: Wiring, recorder: Recorder | None = None) -> None:
         assert options.checkpoint is not None
         self.options, self.wiring, self.dry_run = options, wiring, options.dry_run
         self.policy, self.recorder = _policy(options), recorder
@@ -111,11 +111,11 @@ class Brain:
                 "old (cameras.latency_s of the wiring) show what it did before. Use chunking=async"
             )
         self.chunks = chunking_of(options.chunking, self.policy, options.latency + self.age)
-        self.observer: Observer | PlainObserver
+        self.observer: Observer | JointStateObserver
         if options.task is None:
-            self.observer = PlainObserver(levels[-1], wiring, tuple(images))
+            self.observer = JointStateObserver(levels[-1], wiring, tuple(images))
             self.controller = cast(Controller, NamedJoints(self.policy.spec.action, wiring, dt=self.policy.spec.dt))
-            self.spec = plain_spec(levels[-1], wiring)
+            self.spec = joint_state_spec(levels[-1], wiring)
         else:  # pictures come from the robot's cameras: no renderer is needed here
             env = one_env({**without(options.task), "pictures": False})
             for spec in levels:
@@ -124,11 +124,11 @@ class Brain:
         self.names = self.observer.names
         check_features(self.names, wiring)
         self.press: Callable[[str], None] | None = None  # takes a human's keys
-        self.hand: Hand | None = None
+        self.hand: Teleoperator | None = None
         if options.operator:
             keys = RemoteKeys()
             self.press = keys.press
-            self.hand = Hand(keys, self.policy.spec.action, self.policy.spec.dt, options.drive, policy=True,
+            self.hand = Teleoperator(keys, self.policy.spec.action, self.policy.spec.dt, options.drive, policy=True,
                              first="human" if options.human_first else "policy", stick=keys.stick)  # fmt: skip
         self.planner = self.chunks.planner
         self.process: ProcessPlanner | None = None
@@ -222,7 +222,7 @@ class Brain:
                 planner.close()
 
 
-def _policy(options: Options) -> Policy | RemotePlanner:
+def _policy(options: RuntimeOptions) -> Policy | RemotePlanner:
     assert options.checkpoint is not None
     if options.server is None:
         return load_policy(options.checkpoint, which=options.which)
@@ -239,7 +239,7 @@ def _specs(policy: Policy | RemotePlanner) -> list[PolicySpec]:
     return [policy.spec]
 
 
-def options_of(checkpoint: Path, given: dict[str, Any]) -> Options:
+def options_of(checkpoint: Path, given: dict[str, Any]) -> RuntimeOptions:
     """Options from JSON values; where no task is given, it is the one that the run of `checkpoint` was trained on."""
     paths = ("risk", "record", "server_token", "server_ca")
     options: dict[str, Any] = {k: Path(v) if k in paths and v is not None else v for k, v in given.items()}
@@ -248,17 +248,17 @@ def options_of(checkpoint: Path, given: dict[str, Any]) -> Options:
         options["task"] = None if run_dir is None else own_task(read_config(run_dir) or {})
     options.setdefault("policy_id", PolicyRef.of(checkpoint, options.get("which", "latest"), Path()).ident)
     options["drive"] = Drive(**options.get("drive", {}))
-    return Options(checkpoint=checkpoint, **options)
+    return RuntimeOptions(checkpoint=checkpoint, **options)
 
 
-def brains(options: Options, wiring: Wiring) -> Callable[[], Brain]:
+def brains(options: RuntimeOptions, wiring: Wiring) -> Callable[[], PolicyRuntime]:
     """Makes a brain at every call; all of them record into the one folder."""
     recorder: Recorder | None = None
 
-    def make() -> Brain:
+    def make() -> PolicyRuntime:
         nonlocal recorder
         if recorder is None and options.record is not None:
             recorder = Recorder(options.record)
-        return Brain(options, wiring, recorder)
+        return PolicyRuntime(options, wiring, recorder)
 
     return make

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from robopolicy.real.deploy.deployment import Deployment
 from robopolicy.real.deploy.simulated_cell import Episode
 from robopolicy.real.ros2 import policy_node, sim_arm_node
-from robopolicy.real.ros2.episode_client import Operator, arm_command, node_command, private_environment, processes
+from robopolicy.real.ros2.episode_client import EpisodeClient, arm_command, node_command, private_environment, processes
 from robopolicy.real.ros2.wiring import load_wiring
 from robopolicy.real.safety import SafetyError
 from robopolicy.real.teleoperation.gamepad import PAD_MAP, PAD_POLICY
@@ -47,7 +47,7 @@ def run_episodes(deployment: Deployment) -> Iterator[Episode]:
             arm_command(d.task, d.wiring, lost=d.lost, lockstep=d.lockstep),
             node_command(d.checkpoint, d.wiring, options), logs=d.logs,
         ) as running,
-        Operator(wiring) as operator,
+        EpisodeClient(wiring) as operator,
     ):  # fmt: skip
         with alive(running):
             operator.wait(lambda: all(operator.heard.values()), 120.0, "both nodes")
@@ -61,7 +61,7 @@ def run_episodes(deployment: Deployment) -> Iterator[Episode]:
 
 
 def episodes(
-    operator: Operator, running: list[subprocess.Popen[bytes]], seeds: Iterable[int], steps: int, *,
+    operator: EpisodeClient, running: list[subprocess.Popen[bytes]], seeds: Iterable[int], steps: int, *,
     dry_run: bool = False,
 ) -> Iterator[Episode]:  # fmt: skip
     """One after the other, of up to `steps` control steps, until a human who is listened to ends the session."""
@@ -89,7 +89,7 @@ def alive(running: list[subprocess.Popen[bytes]]) -> Iterator[None]:
         raise
 
 
-def _episode(operator: Operator, seed: int, horizon: int, dry_run: bool = False) -> Episode:
+def _episode(operator: EpisodeClient, seed: int, horizon: int, dry_run: bool = False) -> Episode:
     operator.reset_arm(seed)
     activate(operator)
     last, quiet, human = "", 0, operator.forwarder
@@ -120,7 +120,7 @@ def _episode(operator: Operator, seed: int, horizon: int, dry_run: bool = False)
     )  # fmt: skip
 
 
-def activate(operator: Operator, *, patience: float = 5.0) -> None:
+def activate(operator: EpisodeClient, *, patience: float = 5.0) -> None:
     """Activate; what has only just begun may need up to `patience` s until all that is needed has come.
 
     Raises:

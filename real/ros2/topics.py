@@ -1,4 +1,4 @@
-"""The policy node's topics: messages in, checked, to a `Session` and to what plans; commands out."""
+"""The policy node's topics: messages in, checked, to a `TrajectoryStream` and to what plans; commands out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from robopolicy.real.ros2.outputs import Commands, Notice
 from robopolicy.real.ros2.publishers import ALIVE, Endpoint, PublisherError, Publishers, gid_of, with_info
 from robopolicy.real.ros2.qos import bystanders, mismatches, on_publisher, on_subscription, profile_of, publishers_heard
 from robopolicy.real.ros2.teleop_keys import FRESH, STOPS
-from robopolicy.real.ros2.trajectory_stream import Session
+from robopolicy.real.ros2.trajectory_stream import TrajectoryStream
 from robopolicy.real.ros2.urdf import check_urdf
 from robopolicy.real.ros2.wiring import Topic, Wiring
 from robopolicy.real.safety import SafetyError
@@ -61,7 +61,7 @@ class Topics:
     Set `session` before any message is handled.
     """
 
-    session: Session
+    session: TrajectoryStream
 
     def __init__(
         self, node: LifecycleNode, wiring: Wiring, profile: Profile, inputs: Inputs, notice: Notice,

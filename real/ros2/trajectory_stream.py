@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from robopolicy.real.control.robots import Robot, State
 from robopolicy.real.ros2.ages import Ages
 from robopolicy.real.ros2.clock import ArmClock, StampError, shortest, stamps_of
-from robopolicy.real.ros2.command_history import KEPT, Ledger
+from robopolicy.real.ros2.command_history import KEPT, CommandHistory
 from robopolicy.real.ros2.continuity import Continuity, JumpError
 from robopolicy.real.ros2.timeline import MATCH
 from robopolicy.real.ros2.wiring import Wiring
@@ -55,7 +55,7 @@ class Loop(Protocol):
 MakeLoop = Callable[[Robot, SafetyChain, Callable[[], float]], Loop]
 
 
-class Session:
+class TrajectoryStream:
     """The limits and the loop of one arm whose driver plays trajectories by time. A `Robot` (real/control/robots.py).
 
     Args:
@@ -91,7 +91,7 @@ class Session:
         self.decision: Decision | None = None
         self.now = -math.inf  # s of our steady clock, of the tick under way
         self.loop = make_loop(self, chain, lambda: self.time)
-        self.ledger = Ledger(chain, 0)
+        self.ledger = CommandHistory(chain, 0)
 
     # -- real/control/robots.py: Robot ---------------------------------------------------------------------------------
     def read(self) -> State | None:
@@ -253,7 +253,7 @@ class Session:
         finally:
             self.newest = measured
         self.muted = False  # not before: nothing of an episode that a fault has ended may follow it
-        self.ledger = Ledger(self.chain, tick)
+        self.ledger = CommandHistory(self.chain, tick)
         self.active = True
 
     def stop(self) -> None:
@@ -285,7 +285,7 @@ class Session:
                     self._stand()  # the way there is the same again: a lost message is made good
                 return 0
             self.loop.begin += (goal - 1 - self.ledger.last) * self.wiring.tick_s
-            self.ledger, self.settled = Ledger(self.chain, goal), 0
+            self.ledger, self.settled = CommandHistory(self.chain, goal), 0
         if self.wiring.output.type == "positions" and goal - 1 > self.ledger.last and self.ticks:
             self._fell_behind(goal)
         if goal - self.ledger.last > 2 * self.wiring.lead_ticks and bool(self.chain.governor.at_rest[0]):
@@ -312,7 +312,7 @@ class Session:
     def _rested(self, goal: int) -> None:
         """Go on at tick `goal`: the arm has stood all the while."""
         gone = goal - 1 - self.ledger.last
-        self.ledger = Ledger(self.chain, goal)
+        self.ledger = CommandHistory(self.chain, goal)
         self.counts["missed"] += gone
         if not self.ticks:  # nothing has begun yet
             self.loop.begin += gone * self.wiring.tick_s
@@ -327,7 +327,7 @@ class Session:
         ours meanwhile, as it knows of none."""
         gone = goal - 1 - self.ledger.last
         self.counts["missed"] += gone
-        self.ledger = Ledger(self.chain, goal)
+        self.ledger = CommandHistory(self.chain, goal)
         if (silence := (gone + 2) * self.wiring.tick_s) > self.wiring.output.timeout_s:
             self.on_driver(f"stream_timeout: nothing was sent for {silence:.3f} s, so the driver stopped by itself")
         elif gone > 1 and not bool(self.chain.governor.at_rest[0]):

@@ -7,11 +7,18 @@ Axes: N arms · n joints · S samples of a path · M poses · C capsules · P pa
 """
 
 from robopolicy.real.safety.chain import Decision, Mode, SafetyChain
-from robopolicy.real.safety.command_limiter import Governor
+from robopolicy.real.safety.command_limiter import CommandLimiter
 from robopolicy.real.safety.errors import SafetyError
 from robopolicy.real.safety.profile import Profile, Settings, load_profile, profile_names
 
 __all__ = [
-    "Decision", "Governor", "Mode", "Profile", "SafetyChain", "SafetyError", "Settings", "load_profile",
+    "CommandLimiter",
+    "Decision",
+    "Mode",
+    "Profile",
+    "SafetyChain",
+    "SafetyError",
+    "Settings",
+    "load_profile",
     "profile_names",
 ]  # fmt: skip

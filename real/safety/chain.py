@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.real.safety.array_ops import apart, clip, within
-from robopolicy.real.safety.command_limiter import Governor, Past
+from robopolicy.real.safety.command_limiter import CommandLimiter, Past
 from robopolicy.real.safety.energy_tank import EnergyTank
 from robopolicy.real.safety.errors import SafetyError
 from robopolicy.real.safety.joint_space import joint_limits
@@ -67,7 +67,7 @@ class SafetyChain:
         projection: Projection = project, risk: RiskCritic | None = None,
         inputs: Mapping[str, Patience] | None = None,
     ) -> None:  # fmt: skip
-        self.governor = Governor(profile, dt=dt, projection=projection, limits=limits, clock=clock, budget=budget)
+        self.governor = CommandLimiter(profile, dt=dt, projection=projection, limits=limits, clock=clock, budget=budget)
         self.risk = risk
         self.tank: EnergyTank | None = None
         self._given = limits

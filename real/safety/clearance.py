@@ -9,7 +9,7 @@ import numpy as np
 
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.geometry import above_planes, apart, near_box, near_pairs, near_planes, off_box
-from robopolicy.real.safety.limits import EXTRA, NEAR, Rows
+from robopolicy.real.safety.limits import EXTRA, NEAR, Inequalities
 from robopolicy.real.safety.path import Array, Here, Ints, Path
 from robopolicy.real.safety.profile import Box, Plane
 
@@ -50,12 +50,12 @@ class Planes:
         above_planes(path.pose.points, self._rows, self._normals, self._offsets, self._least, room)
         return path.between(room, self._reach)
 
-    def rows(self, here: Here) -> Rows | None:
+    def rows(self, here: Here) -> Inequalities | None:
         g, h = here.room(len(self._reach))
         count = near_planes(
             here.frames, here.points, self._rows, self.body.links, self._normals, self._offsets, self._least, NEAR, g, h
         )
-        return Rows(*here.brake(g, h, count, extra=EXTRA)) if count else None
+        return Inequalities(*here.brake(g, h, count, extra=EXTRA)) if count else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,7 @@ class KeepOut:
             found.append(path.between(room, self._reach))
         return found[0] if len(found) == 1 else np.min(found, axis=0)
 
-    def rows(self, here: Here) -> Rows | None:
+    def rows(self, here: Here) -> Inequalities | None:
         g, h = here.room(len(self._bounds) * len(self._least))
         count = 0
         for low, high in self._bounds:
@@ -96,7 +96,7 @@ class KeepOut:
                 here.frames, here.points, self.body.spheres.start, self.body.links, low, high, self._least, NEAR,
                 g, h, count,
             )  # fmt: skip
-        return Rows(*here.brake(g, h, count, extra=EXTRA)) if count else None
+        return Inequalities(*here.brake(g, h, count, extra=EXTRA)) if count else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +118,7 @@ class SelfCollision:
         apart(path.pose.points, b.pairs, len(b.radius), self._least, s.travel, b.pair_reach, s.first, out)
         return out
 
-    def rows(self, here: Here) -> Rows | None:
+    def rows(self, here: Here) -> Inequalities | None:
         b, (g, h) = self.body, here.room(len(self._least))
         count = near_pairs(here.frames, here.points, b.pairs, len(b.radius), b.links, self._least, NEAR, g, h)
-        return Rows(*here.brake(g, h, count, extra=EXTRA)) if count else None
+        return Inequalities(*here.brake(g, h, count, extra=EXTRA)) if count else None

@@ -34,13 +34,13 @@ LONGEST_STOP = 1_000_000  # control points
 INPUT, RATE, PROJECTED, LATE, POST, ERROR = "input", "rate", "projected", "late", "post_check", "error"
 
 
-class Verdict(NamedTuple):
+class LimitVerdict(NamedTuple):
     """What became of one tick's targets."""
 
     command: Array  # [N n] rad, to publish
     stopping: Bool  # [N] the stored stop is being played
     changed: Bool  # [N] the command is not the target, bit for bit
-    reasons: Bool  # [N R] why, by `Governor.reasons`
+    reasons: Bool  # [N R] why, by `CommandLimiter.reasons`
     error: str = ""  # of an exception, which is a bug and braked for all the same
 
 
@@ -56,7 +56,7 @@ class Past(NamedTuple):
         return np.asarray(self.stop[0, min(int(self.at[0]) + ticks - 1, self.stop.shape[1] - 1)])
 
 
-class Governor:
+class CommandLimiter:
     """Limits on the commands of N arms that share a profile.
 
     Args:
@@ -122,7 +122,7 @@ class Governor:
         self._before = self.past()
         self.search.near, self.search.first = False, 0  # an only arm begins as a new governor's does
 
-    def filter(self, target: Array, *, hold: Bool | None = None, pace: float = 1.0) -> Verdict:
+    def filter(self, target: Array, *, hold: Bool | None = None, pace: float = 1.0) -> LimitVerdict:
         """The next command for joint targets `target` [N n] rad.
 
         Args:
@@ -161,7 +161,7 @@ class Governor:
         stopping, changed = ~going, np.empty_like(going)
         _settle(going, command, braking, wanted, changed)
         self._accept(command, stop, going)
-        return Verdict(command, stopping, changed, reasons, error)
+        return LimitVerdict(command, stopping, changed, reasons, error)
 
     def heard(self, played: Array) -> bool:
         """Take note of the control point [n] that the only arm plays; False where the last command was lost.

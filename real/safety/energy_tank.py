@@ -18,7 +18,7 @@ import numpy as np
 from numba import njit
 
 from robopolicy.real.safety.errors import SafetyError
-from robopolicy.real.safety.limits import Rows
+from robopolicy.real.safety.limits import Inequalities
 from robopolicy.real.safety.motion import HISTORY
 from robopolicy.real.safety.path import Array, Here, Path
 
@@ -74,12 +74,12 @@ class EnergyTank:
         _left(path.c, start, torque, self.energy, self.stiffness, out)
         return out
 
-    def rows(self, here: Here) -> Rows | None:
+    def rows(self, here: Here) -> Inequalities | None:
         """Along the present motion: so fast that torque and a contact from now on cost no more than there is."""
         g, h = here.room(1)
         torque = np.zeros(len(here.v)) if self._torque is None else self._torque
         fast = _pace(here.v, here.stop_time, here.dt, torque, self.energy, self.stiffness, g, h)
-        return Rows(g, h) if fast and self._torque is not None else None
+        return Inequalities(g, h) if fast and self._torque is not None else None
 
 
 @njit(cache=True, nogil=True)

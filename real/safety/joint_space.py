@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from robopolicy.real.safety.limits import Limit, Rows
+from robopolicy.real.safety.limits import Inequalities, Limit
 from robopolicy.real.safety.motion import HISTORY
 from robopolicy.real.safety.path import Array, Here, Ints, Path
 from robopolicy.real.safety.profile import Profile
@@ -92,12 +92,12 @@ class Finite:
     def margin(self, path: Path) -> Array:
         return self.space.rooms(path)[0]
 
-    def rows(self, here: Here) -> Rows | None:
+    def rows(self, here: Here) -> Inequalities | None:
         return None
 
 
 @dataclass(frozen=True, eq=False)
-class JointPosition:
+class JointPositionLimit:
     """low ≤ q ≤ high. Control points inside the box keep the spline inside (convex hull)."""
 
     space: JointSpace
@@ -106,10 +106,10 @@ class JointPosition:
     def margin(self, path: Path) -> Array:
         return self.space.rooms(path)[1]
 
-    def rows(self, here: Here) -> Rows | None:
+    def rows(self, here: Here) -> Inequalities | None:
         g, h = here.room(2 * len(here.q))
         count = _ends(here.q, self.space.low, self.space.high, here.weight, here.ahead, g, h)
-        return Rows(g[:count], h[:count]) if count else None
+        return Inequalities(g[:count], h[:count]) if count else None
 
 
 @njit(cache=True, nogil=True)
@@ -139,7 +139,7 @@ class _Difference:
     def margin(self, path: Path) -> Array:
         return self.space.rooms(path)[1 + self.order]
 
-    def rows(self, here: Here) -> Rows | None:
+    def rows(self, here: Here) -> Inequalities | None:
         return None
 
 
@@ -165,10 +165,10 @@ class EdgeVelocity:
         _edge(path.c, path.ticks, path.dt, self.offset, self.deceleration, self.low, self.high, self.WINDOW, out)
         return out
 
-    def rows(self, here: Here) -> Rows | None:
+    def rows(self, here: Here) -> Inequalities | None:
         g, h = here.room(2 * len(self.low))
         _edge_rows(here.q, here.v, here.stop_time, self.offset, self.deceleration, self.low, self.high, g, h)
-        return Rows(g, h)
+        return Inequalities(g, h)
 
 
 @njit(cache=True, nogil=True)
@@ -229,5 +229,9 @@ def joint_limits(profile: Profile) -> tuple[Limit, ...]:
     """Every joint-space limit of a profile."""
     space = JointSpace(profile.low, profile.high, profile.velocity, profile.acceleration, profile.jerk)
     orders = enumerate(("joint_velocity", "joint_acceleration", "joint_jerk"), 1)
-    found: list[Limit] = [Finite(space), JointPosition(space), *(_Difference(space, k, name) for k, name in orders)]
+    found: list[Limit] = [
+        Finite(space),
+        JointPositionLimit(space),
+        *(_Difference(space, k, name) for k, name in orders),
+    ]
     return (*found, EdgeVelocity(*profile.edge)) if profile.edge is not None else tuple(found)

@@ -17,7 +17,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Chain:
+class KinematicChain:
     """Frame i = frame i−1 · translation · Rx(quarter turns) · Rz(qᵢ). Link 0 is the base, link i turns with joint i."""
 
     offsets: Array  # [n 3] m
@@ -37,7 +37,7 @@ class Pose(NamedTuple):
     jacobian: Array  # [M n 6] of the last point, per joint, linear [m/rad] and angular
 
 
-def pose(chain: Chain, q: Array, links: Ints, local: Array) -> Pose:
+def pose(chain: KinematicChain, q: Array, links: Ints, local: Array) -> Pose:
     """At joint angles `q` [M n] rad, with the points `local` [R 3] m in the frames of `links` [R]."""
     m, n = q.shape
     found = Pose(np.empty((m, n + 1, 4, 3)), np.empty((m, len(links), 3)), np.empty((m, n, 6)))
@@ -89,7 +89,7 @@ def _jacobian(frames: Array, point: Array, out: Array) -> None:
             out[i, 3 + k] = axis[k]
 
 
-def reach(chain: Chain, links: Sequence[int], local: Array) -> Array:
+def reach(chain: KinematicChain, links: Sequence[int], local: Array) -> Array:
     """[R n] m: no point r is ever farther from the axis of joint i than this; 0 where the joint does not move it."""
     n = len(chain.turns)
     lengths = np.linalg.norm(chain.offsets, axis=1)  # from link i−1 to link i

@@ -17,7 +17,7 @@ NEAR = 0.08  # m: from here on a distance is worth a row
 EXTRA = 1e-3  # m: rows stop this much earlier than the certificate
 
 
-class Rows(NamedTuple):
+class Inequalities(NamedTuple):
     """G·v ≤ h for the next joint velocity v [n] rad/s."""
 
     g: Array  # [m n]
@@ -34,7 +34,7 @@ class Limit(Protocol):
         """[N] in the limit's unit: ≥ 0 where it is certainly kept from the newest command to the end of its stop."""
         ...
 
-    def rows(self, here: Here) -> Rows | None:
+    def rows(self, here: Here) -> Inequalities | None:
         """Linear inequalities near `here`, or None where it is far away or a box."""
         ...
 

@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 SAMPLE = 0.01  # s, at most, between sampled knots; what happens in between is bounded, not hoped for
 
 
-class Samples(NamedTuple):
+class PathSamples(NamedTuple):
     """Sampled knots of N arms one after another, M in all, and bounds on the way from each to its arm's next.
 
     Of an arm's last knot, where it is at rest, the bounds are zero.
@@ -73,13 +73,13 @@ class Path:
         return self.c[:, HISTORY + 1 :]
 
     @cached_property
-    def samples(self) -> Samples:
+    def samples(self) -> PathSamples:
         stride, (arms, k, n) = self.stride_at(self.dt), self.c.shape
         first, differences = np.empty(arms + 1, dtype=np.int64), np.empty((3, arms, k, n))
         most = arms * ((k - HISTORY) // stride + 1)
         found = np.empty((6, most, n))
         size = _sample(self.c, self.ticks, self.dt, stride, first, differences, *found)
-        return Samples(first, differences, *found[:, :size])
+        return PathSamples(first, differences, *found[:, :size])
 
     @cached_property
     def pose(self) -> Pose:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from robopolicy.core.errors import closest
 from robopolicy.core.untrusted import read_json
 from robopolicy.real.safety.errors import SafetyError
-from robopolicy.real.safety.kinematics import Chain
+from robopolicy.real.safety.kinematics import KinematicChain
 from robopolicy.real.safety.profile_data import check_data
 
 Array = NDArray[np.float64]
@@ -222,9 +222,11 @@ class Profile:
         return np.array(e["offset"]), np.array(e["deceleration"]), low, high
 
     @cached_property
-    def chain(self) -> Chain:
+    def chain(self) -> KinematicChain:
         k = self.data["kinematics"]
-        return Chain(np.array(k["offsets"], dtype=np.float64), tuple(k["turns"]), np.array(k["tcp"], dtype=np.float64))
+        return KinematicChain(
+            np.array(k["offsets"], dtype=np.float64), tuple(k["turns"]), np.array(k["tcp"], dtype=np.float64)
+        )
 
     @cached_property
     def capsules(self) -> tuple[Capsule, ...]:

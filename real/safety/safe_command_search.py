@@ -26,7 +26,7 @@ Bool = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """One tick's commands, and why they are not the targets."""
 
     command: Array  # [N n] rad
@@ -51,7 +51,7 @@ class Search:
         self.near = False  # a limit changed the last command
         self.first = 0  # the limit that an only arm broke last: most often the next one too, so asked first
 
-    def choose(self, c: Array, wanted: Array, before: Array, free: Bool, braking: Array, pace: float) -> Found:
+    def choose(self, c: Array, wanted: Array, before: Array, free: Bool, braking: Array, pace: float) -> SearchResult:
         """Commands after history `c` [N H n] towards `wanted` [N n], which was `before` [N n] a tick ago.
 
         Args:
@@ -89,7 +89,7 @@ class Search:
             fine = none(self._broken(path), free[those])
             going[those] = fine
             stop = put(stop, rows[fine], path.stop, np.flatnonzero(fine))
-        return Found(command, stop, going, failed & free[:, None], free & ~inside, given_up)
+        return SearchResult(command, stop, going, failed & free[:, None], free & ~inside, given_up)
 
     def _broken(self, path: Path) -> Bool:
         """[M L]: see `broken`. One arm's first broken limit is asked first the next time."""

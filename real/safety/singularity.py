@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from robopolicy.real.safety.body import Body
-from robopolicy.real.safety.limits import Rows
+from robopolicy.real.safety.limits import Inequalities
 from robopolicy.real.safety.path import Array, Here, Ints, Path
 
 
@@ -46,9 +46,9 @@ class Singularity:
         _condition(path.pose.jacobian, s.travel, self._rates, s.first, self.samples, self.limit, out)
         return out
 
-    def rows(self, here: Here) -> Rows | None:
+    def rows(self, here: Here) -> Inequalities | None:
         g, h = here.room(1)
-        return Rows(*here.brake(g, h, 1)) if _away(here.jacobian, self.limit, g[0], h) else None
+        return Inequalities(*here.brake(g, h, 1)) if _away(here.jacobian, self.limit, g[0], h) else None
 
 
 @njit(cache=True, nogil=True)

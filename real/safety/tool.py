@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from robopolicy.real.safety.body import Body
-from robopolicy.real.safety.limits import EXTRA, NEAR, Rows
+from robopolicy.real.safety.limits import EXTRA, NEAR, Inequalities
 from robopolicy.real.safety.path import Array, Here, Ints, Path
 from robopolicy.real.safety.profile import Box
 
@@ -38,10 +38,10 @@ class TcpSpeed:
         """m/s³, for rows."""
         return float(self.body.profile.jerk @ self.body.tcp_reach)
 
-    def rows(self, here: Here) -> Rows | None:
+    def rows(self, here: Here) -> Inequalities | None:
         g, h = here.room(5)
         aim = max(self.limit - (Path.stride_at(here.dt) * here.dt) ** 2 / 8 * self._third, 0.5 * self.limit)
-        return Rows(g, h) if _ways(here.jacobian, here.v, 0.5 * self.limit, aim, g, h) else None
+        return Inequalities(g, h) if _ways(here.jacobian, here.v, 0.5 * self.limit, aim, g, h) else None
 
 
 _SHARES = np.array([0.98, 0.2, 0.2, 0.2, 0.2])  # of the speed limit: along the way, and across it
@@ -127,10 +127,10 @@ class Workspace:
         _inside(points, *self._ends, room)
         return path.between(room, self.body.tcp_reach[None])
 
-    def rows(self, here: Here) -> Rows | None:
+    def rows(self, here: Here) -> Inequalities | None:
         g, h = here.room(6)
         count = _walls(here.points, here.jacobian, *self._ends, g, h)
-        return Rows(*here.brake(g, h, count, extra=EXTRA)) if count else None
+        return Inequalities(*here.brake(g, h, count, extra=EXTRA)) if count else None
 
 
 @njit(cache=True, nogil=True)

@@ -29,10 +29,10 @@ from robopolicy.real.recording.replay import Recording
 from robopolicy.real.teleoperation.gamepad import PAD_MAP, PAD_RECORD
 from robopolicy.real.teleoperation.keys import Keys
 from robopolicy.real.teleoperation.teleoperated_sim import (
-    OperatedCell,
-    Operator,
+    OperatorDevice,
     RealTime,
     Show,
+    TeleoperatedSim,
     first_interrupt,
     nothing,
     source_of,
@@ -40,13 +40,13 @@ from robopolicy.real.teleoperation.teleoperated_sim import (
     stick_of,
     viewer,
 )
-from robopolicy.real.teleoperation.teleoperator import KEY_MAP, RECORD_KEYS, Drive, Hand
+from robopolicy.real.teleoperation.teleoperator import KEY_MAP, RECORD_KEYS, Drive, Teleoperator
 from robopolicy.sim.env import SimEnv
 
 Array = NDArray[np.float64]
 
 
-class Shown(NamedTuple):
+class TeleopDisplay(NamedTuple):
     """What a session left behind."""
 
     path: Path
@@ -56,7 +56,7 @@ class Shown(NamedTuple):
     discarded: int
 
 
-class Memory:
+class EpisodeMemory:
     """What a recording of one episode would hold, as far as frames are made of it.
 
     Args:
@@ -104,13 +104,13 @@ def teleop(
     task: Node,
     episodes: Count = 20,
     robot: Literal["mujoco"] = "mujoco",
-    operator: Operator = "keyboard",
+    operator: OperatorDevice = "keyboard",
     safety: dict[str, float] | None = None,
     drive: Drive | None = None,
     view: bool = True,
     overwrite: bool = False,
     seed: int = 0,
-) -> Shown:
+) -> TeleopDisplay:
     """Drive `robot` by keys in this terminal, or by a gamepad; `episodes` kept ones become a LeRobotDataset v3 in
     `out`.
 
@@ -136,13 +136,13 @@ def record(
     env: SimEnv, keys: Keys, out: Path, *, episodes: int, safety: dict[str, float] | None = None,
     drive: Drive | None = None, overwrite: bool = False, seed: int = 0, view: bool = False,
     pace: Callable[[float], None] = nothing, show: Show = nothing, sleep: Callable[[float], None] = nothing,
-    make: Callable[..., OperatedCell] = OperatedCell,
-) -> Shown:  # fmt: skip
+    make: Callable[..., TeleoperatedSim] = TeleoperatedSim,
+) -> TeleopDisplay:  # fmt: skip
     """`teleop` with keys from anywhere, at any pace; `sleep` passes the time while a verdict is awaited."""
     spec = env.spec
-    hand = Hand(keys, spec.action, env.dt, drive, recording=True, stick=stick_of(keys))
+    hand = Teleoperator(keys, spec.action, env.dt, drive, recording=True, stick=stick_of(keys))
     stands = HoldPolicy(PolicySpec(spec.observation, spec.action, env.dt, 1, 1, 1, spec.tasks))  # never drives
-    memory = Memory(lambda: bool(hand.verdict))
+    memory = EpisodeMemory(lambda: bool(hand.verdict))
     cell = make(env, stands, hand=hand, settings=dict(safety or {}), put=memory.put, pace=pace, show=show)
     by = "gamepad" if hand.stick else "keyboard"
     facts = {
@@ -194,11 +194,11 @@ def record(
     show("")
     print(f"{kept} demonstrations, {frames} frames in {out} ({successes} successes; {discarded} discarded)"
           f"{f'; the {by} is gone: stopped, the episode under way was not kept' if hand.lost else ''}")  # fmt: skip
-    return Shown(Path(out), kept, frames, successes, discarded)
+    return TeleopDisplay(Path(out), kept, frames, successes, discarded)
 
 
 # -- inside ---------------------------------------------------------------------------------------------------------
-def _ask(hand: Hand, sleep: Callable[[float], None]) -> None:
+def _ask(hand: Teleoperator, sleep: Callable[[float], None]) -> None:
     """Wait for a verdict on an episode that ended by itself; the arm's time stands still meanwhile."""
     while not hand.verdict and not hand.over:
         key = hand.next_key()

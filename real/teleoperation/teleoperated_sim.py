@@ -15,19 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.core.types import STATE
-from robopolicy.real.deploy.simulated_cell import Episode, SimulatedCell
+from robopolicy.real.deploy.simulated_cell import Episode, SimulatedArm
 from robopolicy.real.recording.recorder import Recorder
 from robopolicy.real.safety import Mode
 from robopolicy.real.teleoperation.gamepad import PAD_MAP, PAD_POLICY, Gamepad
 from robopolicy.real.teleoperation.keys import Terminal
-from robopolicy.real.teleoperation.teleoperator import KEY_MAP, POLICY_KEYS, Drive, Hand
+from robopolicy.real.teleoperation.teleoperator import KEY_MAP, POLICY_KEYS, Drive, Teleoperator
 from robopolicy.sim.engine import compile_model
 
 if TYPE_CHECKING:
     from robopolicy.real.deploy.deployment import Deployment
 
 Show = Callable[[str], None]
-Operator = Literal["keyboard", "gamepad"]
+OperatorDevice = Literal["keyboard", "gamepad"]
 _BEHIND = 0.1  # s; a machine that is further behind plays in slow motion, and never catches up in a rush
 
 
@@ -52,17 +52,17 @@ def nothing(*_: object) -> None:
     """No pace, nothing shown."""
 
 
-class OperatedCell(SimulatedCell):
+class TeleoperatedSim(SimulatedArm):
     """A cell whose episodes end by success, after `hand.drive.episode_s`, or by a key; by a key the arm stands first.
 
     Args:
         pace: called with the loop's time after every tick, e.g. a RealTime.
         show: called with a line about what goes on, every control step. look: called every control step.
-        options: of SimulatedCell.
+        options: of SimulatedArm.
     """
 
     def __init__(
-        self, *args: Any, hand: Hand, pace: Callable[[float], None] = nothing, show: Show = nothing,
+        self, *args: Any, hand: Teleoperator, pace: Callable[[float], None] = nothing, show: Show = nothing,
         look: Callable[[], None] = nothing, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(*args, operator=hand, **options)
@@ -101,7 +101,7 @@ class OperatedCell(SimulatedCell):
         return f"{self.loop.driver:6} {self.loop.step * env.dt:5.1f} s  tool {tool} cm{grip}  {', '.join(near)}{mode}"
 
 
-def source_of(operator: Operator, drive: Drive) -> Terminal | Gamepad:
+def source_of(operator: OperatorDevice, drive: Drive) -> Terminal | Gamepad:
     """Where a human's keys come from; a context manager."""
     return Gamepad(drive.gamepad) if operator == "gamepad" else Terminal()
 
@@ -114,10 +114,10 @@ def stick_of(keys: object) -> Callable[[], NDArray[np.float64]] | None:
 def operated(d: Deployment, options: dict[str, Any]) -> Iterator[Episode]:
     """Episodes of a policy with a human at the keyboard or a gamepad, until the human ends or all are done."""
     with source_of(d.operator or "keyboard", d.drive) as keys:
-        hand = Hand(keys, d.env.spec.action, d.env.dt, d.drive, policy=True, stick=stick_of(keys),
+        hand = Teleoperator(keys, d.env.spec.action, d.env.dt, d.drive, policy=True, stick=stick_of(keys),
                     first="human" if d.human_first else "policy")  # fmt: skip
         recorder = None if d.record is None else Recorder(d.record)
-        cell = OperatedCell(d.env, d.policy, hand=hand, pace=RealTime(), show=status, recorder=recorder, **options)
+        cell = TeleoperatedSim(d.env, d.policy, hand=hand, pace=RealTime(), show=status, recorder=recorder, **options)
         with viewer(cell) as cell.look, first_interrupt(cell.interrupt):
             print(f"{PAD_MAP}\n{PAD_POLICY}" if hand.stick else f"{KEY_MAP}\n{POLICY_KEYS}")
             for seed in d.seeds:
@@ -137,7 +137,7 @@ def status(line: str) -> None:
 
 
 @contextmanager
-def viewer(cell: SimulatedCell, *, wanted: bool = True) -> Iterator[Callable[[], None]]:
+def viewer(cell: SimulatedArm, *, wanted: bool = True) -> Iterator[Callable[[], None]]:
     """MuJoCo's window onto the arm where there is a display; yields what redraws it."""
     if not wanted or not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         if wanted:

@@ -69,7 +69,7 @@ class Drive:
             )
 
 
-class Order(NamedTuple):
+class TeleopCommand(NamedTuple):
     """What a human wants of one control step."""
 
     driver: Driver
@@ -78,7 +78,7 @@ class Order(NamedTuple):
     halt: str = ""  # instead: stop, for this reason
 
 
-class Hand:
+class Teleoperator:
     """Turns keys into orders, one a control step.
 
     Args:
@@ -138,7 +138,7 @@ class Hand:
             self.lost = True
             return None
 
-    def order(self, now: float, commanded: Commanded) -> Order | None:
+    def order(self, now: float, commanded: Commanded) -> TeleopCommand | None:
         """What is wanted of the control step at `now` s, the arm being told to be at `commanded`; None: as the policy
         wants."""
         for _ in range(_MOST_KEYS):
@@ -146,18 +146,18 @@ class Hand:
                 break
             self._press(key, now, commanded)
         if halt := "input_lost" if self.lost else "operator_ends" if self.quit or self.verdict else "":
-            return Order("human", halt=halt)
+            return TeleopCommand("human", halt=halt)
         moved = np.inf if not self.trail else float(np.abs(commanded.q - self.trail[-1].q).max())
         if self.driver == "rewind":
             back = self._back(now, commanded)
             if back is not None:
-                return Order("rewind", back=back)
+                return TeleopCommand("rewind", back=back)
             self.driver = "human"
         elif moved > 0.0 or commanded.grip != self.trail[-1].grip:  # to stand is no part of a path
             self.trail.append(commanded)
         if self.driver == "policy":
             return None
-        return Order("human", action=self._action(now, commanded))
+        return TeleopCommand("human", action=self._action(now, commanded))
 
     # -- inside -----------------------------------------------------------------------------------------------------
     def _press(self, key: str, now: float, commanded: Commanded) -> None:

@@ -16,7 +16,7 @@ from robopolicy.core.types import Metrics, Obs
 from robopolicy.utils.optim import load_optimizer_state, optimizer_state
 
 
-class Scores(NamedTuple):
+class Advantages(NamedTuple):
     """Of the D chunks of a rollout that may be learned from; `keep` says which of all these are."""
 
     keep: Tensor  # [all chunks] bool: physics did not fail during the chunk
@@ -32,13 +32,15 @@ class Scores(NamedTuple):
         return float(1.0 - left / all.clamp_min(1e-8))
 
 
-class Judge(Protocol):
+class AdvantageEstimator(Protocol):
     """Says how good the chunks of a rollout were: a critic (Value), or a comparison that needs none (grpo.Groups)."""
 
-    def scores(self, rollout: Rollout, cond: Tensor, encode: Callable[[Obs], Tensor], chunk_steps: int) -> Scores: ...
+    def scores(
+        self, rollout: Rollout, cond: Tensor, encode: Callable[[Obs], Tensor], chunk_steps: int
+    ) -> Advantages: ...
     def learn(self, cond: Tensor, target: Tensor) -> float: ...
     def set_lr(self, factor: float) -> None: ...
-    def numbers(self, scores: Scores, losses: list[float]) -> Metrics: ...
+    def numbers(self, scores: Advantages, losses: list[float]) -> Metrics: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
@@ -67,7 +69,7 @@ class Value:
         self.reward_scale = RewardScale(gamma=gamma, clip=reward_clip)
 
     @torch.no_grad()
-    def scores(self, rollout: Rollout, cond: Tensor, encode: Callable[[Obs], Tensor], chunk_steps: int) -> Scores:
+    def scores(self, rollout: Rollout, cond: Tensor, encode: Callable[[Obs], Tensor], chunk_steps: int) -> Advantages:
         """Advantages of all chunks, of which `cond` [all chunks, C] are the encoded observations.
 
         Args:
@@ -93,7 +95,7 @@ class Value:
         weight = chunk_weight(found.steps[keep], chunk_steps)
         advantage = standardize(found.advantage[keep])
         parts = (keep, advantage, found.target[keep], value[keep], weight)
-        return Scores(*(part.to(cond.device) for part in parts))
+        return Advantages(*(part.to(cond.device) for part in parts))
 
     def learn(self, cond: Tensor, target: Tensor) -> float:
         """One gradient step on [B C] and [B]; the loss.
@@ -117,7 +119,7 @@ class Value:
     def set_lr(self, factor: float) -> None:
         self.optimizer.param_groups[0]["lr"] = self.lr * factor
 
-    def numbers(self, scores: Scores, losses: list[float]) -> Metrics:
+    def numbers(self, scores: Advantages, losses: list[float]) -> Metrics:
         """What to log of a rollout's scores, and of what `learn` returned."""
         return {
             "critic_loss": sum(losses) / len(losses), "explained_variance": scores.explained,

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from robopolicy.algos.chunk_critic import ChunkLearner, Common
+from robopolicy.algos.chunk_critic import ChunkCriticOptions, ChunkLearner
 from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkBatch
 from robopolicy.config.schema import Count, NonNegative, Positive
 from robopolicy.core.types import Metrics, Obs
@@ -42,7 +42,7 @@ class ALOE:
         human_weight: NonNegative = 2.0,
         demo_weight: NonNegative = 1.0,
         policy_delay: Count = 2,
-        **options: Unpack[Common],
+        **options: Unpack[ChunkCriticOptions],
     ) -> None:
         self.learner = ChunkLearner(policy, **options)
         self.policy = self.learner.policy

@@ -25,7 +25,7 @@ from robopolicy.policies.normalizer import ACTION
 from robopolicy.utils.optim import load_optimizer_state, optimizer_state
 
 
-class Common(TypedDict, total=False):
+class ChunkCriticOptions(TypedDict, total=False):
     """Keywords of every algorithm here.
 
     critic: makes the ensemble from its input size.

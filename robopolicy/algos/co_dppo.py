@@ -11,8 +11,8 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from robopolicy.algos.dppo import DPPO, ChainOptions, Samples
-from robopolicy.algos.ppo_core import Options
+from robopolicy.algos.dppo import DPPO, ChainOptions, DenoisingSamples
+from robopolicy.algos.ppo_core import PPOOptions
 from robopolicy.config.schema import Count, Positive
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import step_seed
@@ -24,7 +24,7 @@ from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.normalizer import ACTION
 
 
-class CoOptions(ChainOptions, Options, total=False):
+class CoOptions(ChainOptions, PPOOptions, total=False):
     """Keywords of DPPO."""
 
 
@@ -64,7 +64,7 @@ class CoDPPO(DPPO):
             pass
         self.losses: list[Tensor] = []  # of the update under way
 
-    def loss(self, batch: Samples, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: DenoisingSamples, rows: Tensor) -> tuple[Tensor, Tensor]:
         """DPPO's loss of samples `rows` [B] with the weighted imitation loss of the next batch of data, and STATS."""
         loss, stats = super().loss(batch, rows)
         imitation = self.imitation(self.drawn)
@@ -83,7 +83,7 @@ class CoDPPO(DPPO):
         noise = torch.randn(action.shape, generator=generator).to(action)
         return policy.tuned_loss(cond, action, ~data["action_is_pad"], k=k, noise=noise)
 
-    def update(self, batch: Samples, *, progress: float) -> Metrics:
+    def update(self, batch: DenoisingSamples, *, progress: float) -> Metrics:
         """See DPPO; `imitation` is the mean loss on the data."""
         self.losses = []
         found = super().update(batch, progress=progress)

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algos.advantage_estimator import Scores
-from robopolicy.algos.ppo_core import ActorOptions, Learner, Options
+from robopolicy.algos.advantage_estimator import Advantages
+from robopolicy.algos.ppo_core import ActorOptions, Learner, PPOOptions
 from robopolicy.algos.returns import clip_schedule, clipped_loss, denoising_discount
 from robopolicy.buffers.rollout_collector import Record, Rollout
 from robopolicy.config.schema import Fraction, NonNegative, Positive
@@ -27,13 +27,13 @@ from robopolicy.policies.denoising_chain import ChainNoise, FloorNoise, gaussian
 from robopolicy.policies.normalizer import ACTION
 
 
-class Samples(NamedTuple):
+class DenoisingSamples(NamedTuple):
     """A rollout as PPO reads it: D chunks, M = D·K' denoising steps; sample m is step m mod K' of chunk ⌊m/K'⌋."""
 
     cond: Tensor  # [D C]
     x: Tensor  # [D·(K'+1) H Da] latents
     log_prob: Tensor  # [M] mean over executed elements, when it was drawn
-    scores: Scores  # [D]
+    scores: Advantages  # [D]
     anchor: Tensor | None = None  # [M Ta Da] means of the frozen policy
 
 
@@ -84,7 +84,7 @@ class DPPO:
         anchor: NonNegative = 0.0,
         entropy: NonNegative = 0.0,
         progressive: Fraction = 0.0,
-        **options: Unpack[Options],
+        **options: Unpack[PPOOptions],
     ) -> None:
         if not policy.tuned_steps:
             raise ConfigError(
@@ -105,7 +105,7 @@ class DPPO:
         self.discount = denoising_discount(self.steps, denoising_gamma).to(device)
         self.anchor, self.entropy, self.progressive = anchor, entropy, progressive
 
-    def _learner(self, parameters: list[nn.Parameter], **options: Unpack[Options]) -> Learner:
+    def _learner(self, parameters: list[nn.Parameter], **options: Unpack[PPOOptions]) -> Learner:
         return Learner(parameters, self.policy.cond_dim, **options)
 
     @property
@@ -129,16 +129,16 @@ class DPPO:
         return self.policy.encode({k: v.to(self.clip.device) for k, v in obs.items()})
 
     @torch.no_grad()
-    def returns(self, rollout: Rollout) -> Samples:
+    def returns(self, rollout: Rollout) -> DenoisingSamples:
         """Advantages, and everything else that stays the same through all epochs."""
         record = rollout.record
         scores = self.learner.value.scores(rollout, record["cond"], self.encode, self.policy.spec.n_action_steps)
         cond, x, log_prob = (record[name][scores.keep] for name in ("cond", "x", "log_prob"))
         log_prob = (log_prob * scores.weight[:, None]).sum(-1)  # [D K']
-        samples = Samples(cond, x.flatten(0, 1), log_prob.flatten(), scores)
+        samples = DenoisingSamples(cond, x.flatten(0, 1), log_prob.flatten(), scores)
         return samples._replace(anchor=self._frozen_means(samples)) if self.anchor else samples
 
-    def _frozen_means(self, samples: Samples) -> Tensor:
+    def _frozen_means(self, samples: DenoisingSamples) -> Tensor:
         every = torch.arange(len(samples.log_prob), device=samples.cond.device)
         count, means = self.policy.spec.n_action_steps, []
         for rows in every.split(self.learner.minibatch):
@@ -147,7 +147,7 @@ class DPPO:
             means.append(mean[:, :count])
         return torch.cat(means)
 
-    def update(self, batch: Samples, *, progress: float) -> Metrics:
+    def update(self, batch: DenoisingSamples, *, progress: float) -> Metrics:
         """All epochs over one rollout; see Learner.update."""
         every = torch.arange(len(batch.log_prob), device=batch.cond.device)
         samples, loss = every[every % self.steps >= self.first_step(progress)], partial(self.loss, batch)
@@ -159,7 +159,7 @@ class DPPO:
             return 0
         return self.steps - 1 - int(self.steps * progress / self.progressive)
 
-    def loss(self, batch: Samples, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: DenoisingSamples, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The clipped objective of samples `rows` [B], and its STATS."""
         chunk, k, count = rows // self.steps, rows % self.steps, self.policy.spec.n_action_steps
         cond, at = batch.cond[chunk], rows + chunk  # chunk d's K'+1 latents begin at d·(K'+1) = d·K' + d

@@ -13,9 +13,9 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algos.advantage_estimator import Scores
+from robopolicy.algos.advantage_estimator import Advantages
 from robopolicy.algos.dppo import DPPO, ChainOptions
-from robopolicy.algos.ppo_core import Learner, Options
+from robopolicy.algos.ppo_core import Learner, PPOOptions
 from robopolicy.algos.returns import chunk_weight, executed_steps, group_advantage
 from robopolicy.buffers.rollout_collector import Rollout
 from robopolicy.config.schema import Count
@@ -41,7 +41,7 @@ class GRPO(DPPO):
         self.groups = Groups(group_size)
         super().__init__(policy, **options)
 
-    def _learner(self, parameters: list[nn.Parameter], **options: Unpack[Options]) -> Learner:
+    def _learner(self, parameters: list[nn.Parameter], **options: Unpack[PPOOptions]) -> Learner:
         return Learner(parameters, self.policy.cond_dim, judge=self.groups, **options)
 
 
@@ -59,7 +59,7 @@ class Groups:
             )
         self.size = size
 
-    def scores(self, rollout: Rollout, cond: Tensor, encode: Callable[[Obs], Tensor], chunk_steps: int) -> Scores:
+    def scores(self, rollout: Rollout, cond: Tensor, encode: Callable[[Obs], Tensor], chunk_steps: int) -> Advantages:
         """Every chunk has the advantage of its episode; episodes in which physics failed are left out.
 
         Raises:
@@ -86,7 +86,7 @@ class Groups:
         advantage = advantage[keep]
         none = torch.zeros_like(advantage)  # there is no critic
         keep, advantage, none, weight = (part.to(cond.device) for part in (keep, advantage, none, weight))
-        return Scores(keep, advantage, none, none, weight)
+        return Advantages(keep, advantage, none, none, weight)
 
     def _check(self, ended: Tensor) -> None:
         if ended.shape[1] % self.size:
@@ -104,7 +104,7 @@ class Groups:
     def set_lr(self, factor: float) -> None:
         pass
 
-    def numbers(self, scores: Scores, losses: list[float]) -> Metrics:
+    def numbers(self, scores: Advantages, losses: list[float]) -> Metrics:
         """`informative`: share of the chunks whose group did not all fare alike."""
         return {"informative": float((scores.advantage != 0.0).float().mean())}
 

@@ -17,7 +17,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from robopolicy.algos.chunk_critic import ChunkLearner, Common
+from robopolicy.algos.chunk_critic import ChunkCriticOptions, ChunkLearner
 from robopolicy.buffers.chunk_replay_buffer import ChunkBatch
 from robopolicy.config.schema import Count, Natural, NonNegative, Positive
 from robopolicy.core.errors import ConfigError
@@ -52,7 +52,7 @@ class PARL:
         climb_size: Positive = 0.05,
         temperature: NonNegative = 0.0,
         policy_delay: Count = 2,
-        **options: Unpack[Common],
+        **options: Unpack[ChunkCriticOptions],
     ) -> None:
         if keep > base_samples:
             raise ConfigError(f"algo.keep={keep}: expected at most algo.base_samples={base_samples}")

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algos.advantage_estimator import Scores
-from robopolicy.algos.ppo_core import Learner, Options
+from robopolicy.algos.advantage_estimator import Advantages
+from robopolicy.algos.ppo_core import Learner, PPOOptions
 from robopolicy.algos.returns import clipped_loss
 from robopolicy.buffers.rollout_collector import Record, Rollout
 from robopolicy.config.schema import NonNegative, Positive
@@ -35,7 +35,7 @@ class Lines(NamedTuple):
     extra: Tensor  # [D Ta Da] n, what was added to that
     log_prob: Tensor  # [D] of n, mean over executed elements, when it was drawn
     velocity: Tensor  # [M H Da] v̂, of the network that drew
-    scores: Scores  # [D]
+    scores: Advantages  # [D]
 
 
 class PolicyFlow:
@@ -61,7 +61,7 @@ class PolicyFlow:
         noise: Positive = 0.1,
         brownian: NonNegative = 0.0,
         entropy: NonNegative = 0.0,
-        **options: Unpack[Options],
+        **options: Unpack[PPOOptions],
     ) -> None:
         self.steps = len(policy.times)
         if policy.tuned_steps != self.steps or len(policy.noise_shape) != 2:

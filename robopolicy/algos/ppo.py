@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from robopolicy.algos.advantage_estimator import Scores
-from robopolicy.algos.ppo_core import Learner, Options
+from robopolicy.algos.advantage_estimator import Advantages
+from robopolicy.algos.ppo_core import Learner, PPOOptions
 from robopolicy.algos.returns import clipped_loss
 from robopolicy.buffers.rollout_collector import Record, Rollout
 from robopolicy.config.schema import Positive
@@ -21,13 +21,13 @@ from robopolicy.policies.base import LikelihoodPolicy
 from robopolicy.policies.normalizer import ACTION
 
 
-class Chunks(NamedTuple):
+class ChunkSamples(NamedTuple):
     """D chunks of a rollout."""
 
     cond: Tensor  # [D C]
     x: Tensor  # [D H Da] normalised, as drawn
     log_prob: Tensor  # [D] mean over executed elements, before the update
-    scores: Scores  # [D]
+    scores: Advantages  # [D]
 
 
 class PPO:
@@ -38,7 +38,7 @@ class PPO:
         **options: see Options.
     """
 
-    def __init__(self, policy: LikelihoodPolicy, *, clip: Positive = 0.02, **options: Unpack[Options]) -> None:
+    def __init__(self, policy: LikelihoodPolicy, *, clip: Positive = 0.02, **options: Unpack[PPOOptions]) -> None:
         self.policy = policy
         parameters = policy.density_parameters()
         self.clip = torch.tensor(clip, device=parameters[0].device)
@@ -64,20 +64,20 @@ class PPO:
         return self.policy.encode({k: v.to(self.clip.device) for k, v in obs.items()})
 
     @torch.no_grad()
-    def returns(self, rollout: Rollout) -> Chunks:
+    def returns(self, rollout: Rollout) -> ChunkSamples:
         """Advantages and old log-probs."""
         record = rollout.record
         scores = self.learner.value.scores(rollout, record["cond"], self.encode, self.policy.spec.n_action_steps)
         cond, x = record["cond"][scores.keep], record["x"][scores.keep]
         parts = zip(*(v.split(self.learner.minibatch) for v in (cond, x, scores.weight)), strict=True)
-        return Chunks(cond, x, torch.cat([self.policy.log_prob(*part) for part in parts]), scores)
+        return ChunkSamples(cond, x, torch.cat([self.policy.log_prob(*part) for part in parts]), scores)
 
-    def update(self, batch: Chunks, *, progress: float) -> Metrics:
+    def update(self, batch: ChunkSamples, *, progress: float) -> Metrics:
         """All epochs over one rollout; see Learner.update."""
         samples = torch.arange(len(batch.cond), device=batch.cond.device)
         return self.learner.update(samples, partial(self.loss, batch), batch.cond, batch.scores, progress=progress)
 
-    def loss(self, batch: Chunks, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: ChunkSamples, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The clipped objective of chunks `rows` [B], and its STATS."""
         log_prob = self.policy.log_prob(batch.cond[rows], batch.x[rows], batch.scores.weight[rows])
         return clipped_loss(log_prob - batch.log_prob[rows], batch.scores.advantage[rows], self.clip)

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 import torch
 from torch import Tensor, nn
 
-from robopolicy.algos.advantage_estimator import Judge, Scores, Value
+from robopolicy.algos.advantage_estimator import AdvantageEstimator, Advantages, Value
 from robopolicy.algos.returns import STATS, minibatches, schedule
 from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
 from robopolicy.core.errors import RobopolicyError
@@ -46,7 +46,7 @@ class ActorOptions(TypedDict, total=False):
     seed: int
 
 
-class Options(ActorOptions, total=False):
+class PPOOptions(ActorOptions, total=False):
     """Keywords of every PPO with a critic.
 
     critic: makes V's network; called as critic(size of the encoded observation, 1).
@@ -76,7 +76,7 @@ class Learner:
         parameters: Iterable[nn.Parameter],
         cond_dim: int,
         *,
-        judge: Judge | None = None,
+        judge: AdvantageEstimator | None = None,
         critic: Callable[[int, int], nn.Module] = MLP,
         gamma: float = 0.99,
         gae_lambda: float = 0.95,
@@ -108,7 +108,14 @@ class Learner:
         self.updates = 0  # rollouts learned from
 
     def update(
-        self, samples: Tensor, loss: Loss, cond: Tensor, scores: Scores, *, progress: float, whole: int | None = None
+        self,
+        samples: Tensor,
+        loss: Loss,
+        cond: Tensor,
+        scores: Advantages,
+        *,
+        progress: float,
+        whole: int | None = None,
     ) -> Metrics:
         """All epochs over one rollout: the policy from `samples` [M], the critic from its chunks' `cond` [D C].
 

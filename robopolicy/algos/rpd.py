@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple, Unpack
 import torch
 from torch import Tensor
 
-from robopolicy.algos.ppo import PPO, Chunks
-from robopolicy.algos.ppo_core import Options
+from robopolicy.algos.ppo import PPO, ChunkSamples
+from robopolicy.algos.ppo_core import PPOOptions
 from robopolicy.algos.returns import schedule
 from robopolicy.buffers.rollout_collector import Record, Rollout
 from robopolicy.config.schema import Fraction, NonNegative, Positive
@@ -29,7 +29,7 @@ from robopolicy.policies.normalizer import ACTION
 class Taught(NamedTuple):
     """D chunks of a rollout, and what the teacher would have done at their observations."""
 
-    chunks: Chunks
+    chunks: ChunkSamples
     target: Tensor  # [D Tt Da] normalised, within the limits; Tt: steps that teacher and student both have
 
 
@@ -58,7 +58,7 @@ class RPD:
         anchor_schedule: Literal["constant", "linear", "cosine"] = "linear",
         anchor_final: Fraction = 0.0,
         clip: Positive = 0.02,
-        **options: Unpack[Options],
+        **options: Unpack[PPOOptions],
     ) -> None:
         _check(policy.spec, teacher.spec)
         self.policy, self.teacher = policy, teacher.eval().requires_grad_(False)

@@ -31,7 +31,7 @@ class OffPolicy(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-class Player:
+class OffPolicyCollector:
     """Plays what the algorithm explores with. Each env plans anew when its chunk is used up or its episode has ended;
     an action is a chunk of one."""
 

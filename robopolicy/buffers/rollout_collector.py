@@ -48,7 +48,7 @@ class Rollout(NamedTuple):
     info: dict[str, float]  # means of what the env logs, and `act_s`, `env_s`: seconds of policy and env
 
 
-class Collector:
+class RolloutCollector:
     """Runs N envs under an explorer, each planning anew when its own chunk is used up or its episode has ended.
 
     So no env waits for its neighbours, and training acts as evaluation does: both are ChunkExecutor. Where a rollout

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from robopolicy.config.instantiate import build
 from robopolicy.config.schema import Count, Fraction, Node
-from robopolicy.datasets.demonstrations import Recording, record_demos
+from robopolicy.datasets.demonstrations import RecordedDemos, record_demos
 from robopolicy.runs.logger import Tracker
 
 
@@ -23,7 +23,7 @@ def demos(
     num_envs: Count = 64,
     max_attempts: Count | None = None,
     seed: int = 0,
-) -> Recording:
+) -> RecordedDemos:
     """Record demonstrations of `expert` on `task` as a LeRobotDataset v3 in `out`."""
     env = build(task, "task", num_envs=min(num_envs, 4 * episodes), seed=seed)
     shown = build(expert, "expert", env=env, imperfection=imperfection)

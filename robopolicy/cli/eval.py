@@ -9,8 +9,8 @@ from robopolicy.cli.eval_suite import evaluate_suite
 from robopolicy.config.instantiate import build
 from robopolicy.config.schema import Count, Device, Natural, Node
 from robopolicy.core.errors import ConfigError
-from robopolicy.evaluation.episode_table import Rows
-from robopolicy.evaluation.policy_ref import PolicyRef, env_of, remind
+from robopolicy.evaluation.episode_table import EpisodeTable
+from robopolicy.evaluation.policy_ref import PolicyRef, env_of, set_retrieval_memory
 from robopolicy.evaluation.saved import Split, evaluated_rows, film
 from robopolicy.policies.finetuning import check_sampling, resampled
 from robopolicy.reporting.run_reader import label
@@ -40,7 +40,7 @@ def evaluate(
     jobs: Count | None = None,
     device: Device = "cpu",
     threads: Count | None = None,
-) -> Rows | SuiteResult:
+) -> EpisodeTable | SuiteResult:
     """Run a checkpoint on `episodes` episodes of a split; rows and films go to `out`, called as `label` says.
 
     In a `world` the seeds choose imagined episodes; these rows are called "imagined" where they have no name.
@@ -91,7 +91,7 @@ def evaluate(
         if env.spec.branches:
             raise ConfigError("world.branch: cuts episodes, and a policy is evaluated on whole ones. Leave it away.")
         policy = load_policy(checkpoint, device=device, env=env.spec, which=which)
-        place.given = remind(policy, memory) if memory is not None else ""
+        place.given = set_retrieval_memory(policy, memory) if memory is not None else ""
         if sampling:
             policy, place.given = resampled(policy, sampling), f"{place.given}+{sampler}"
         rows = evaluated_rows(policy, env, place, called, episodes, split, deterministic)

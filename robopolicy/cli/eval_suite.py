@@ -26,7 +26,7 @@ from robopolicy.core.rng import Split
 from robopolicy.core.types import TASK, Feature, Obs, Step, VecEnv
 from robopolicy.envs.wrappers import Wrapper
 from robopolicy.evaluation import rollout
-from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.policies.io import find_policy, is_ours, read_spec
 from robopolicy.policies.lerobot.find import HUB
@@ -64,7 +64,7 @@ class Job:
         return self.file.with_suffix("")
 
 
-class Plan(NamedTuple):
+class SuitePlan(NamedTuple):
     """How a task's rows come about."""
 
     job: Job
@@ -121,7 +121,7 @@ def evaluate_suite(
     with claimed(folder, "out"):  # another evaluation would mix its pieces with ours
         waiting = [job for job in todo if not _finished(job)]
         failed = _run(waiting, count, total=len(todo))
-        rows = {job.task: Rows.load(job.file) for job in todo if job.task not in failed}
+        rows = {job.task: EpisodeTable.load(job.file) for job in todo if job.task not in failed}
     result = SuiteResult(suite, rows, failed)
     if not rows:
         raise RobopolicyError(f"{suite.name}: no task could be evaluated; {_list(failed)}")
@@ -170,7 +170,7 @@ def _finished(job: Job) -> bool:
         return True
     kept, missing = _kept(job)
     if not missing:
-        _join(Plan(job, kept, []))
+        _join(SuitePlan(job, kept, []))
     return not missing
 
 
@@ -190,14 +190,14 @@ def _seeds_in(job: Job, file: Path) -> list[int]:
     if version().endswith("dirty"):  # two changed trees look alike
         return []
     try:
-        rows = Rows.load(file)
+        rows = EpisodeTable.load(file)
     except DataError:
         return []
     wanted = {"policy": {job.policy}, "deterministic": {job.deterministic}, "version": {version()}}
     return rows.seeds if all(set(rows.frame[k]) == v for k, v in wanted.items()) else []
 
 
-def _plans(waiting: list[Job], count: int) -> dict[str, Plan]:
+def _plans(waiting: list[Job], count: int) -> dict[str, SuitePlan]:
     """The episodes that are not on disk, cut such that `count` processes end at about the same time.
 
     A piece holds about 1 / (2 count) of the episodes that are not handed out yet at most, unless it were of fewer than
@@ -217,16 +217,18 @@ def _plans(waiting: list[Job], count: int) -> dict[str, Plan]:
             replace(job, seeds=seeds, num_envs=min(job.num_envs, len(seeds)), file=job.pieces / f"{seeds[0]}.csv")
             for seeds in parts
         ]
-        plans[job.task] = Plan(job, kept, pieces)
+        plans[job.task] = SuitePlan(job, kept, pieces)
         left -= n
     return plans
 
 
-def _join(plan: Plan) -> None:
+def _join(plan: SuitePlan) -> None:
     """One file of all rows, in the order of the job's seeds, in place of the pieces'."""
     job = plan.job
-    frame = Rows.concat([Rows.load(file) for file in (*plan.kept, *(piece.file for piece in plan.pieces))]).frame
-    Rows(frame.set_index("seed").loc[job.seeds].reset_index()).save(job.file)
+    frame = EpisodeTable.concat(
+        [EpisodeTable.load(file) for file in (*plan.kept, *(piece.file for piece in plan.pieces))]
+    ).frame
+    EpisodeTable(frame.set_index("seed").loc[job.seeds].reset_index()).save(job.file)
     shutil.rmtree(job.pieces)
 
 

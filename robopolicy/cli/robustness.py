@@ -9,7 +9,7 @@ from robopolicy.config.schema import Count, Device, Node
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.untrusted import refusing
 from robopolicy.envs.perturbations import NOMINAL, UNITS, Grid, check_grid, perturbed
-from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef, task_of
 from robopolicy.evaluation.saved import Split, evaluated_rows
 from robopolicy.reporting.robustness import Point, Robustness
@@ -59,7 +59,7 @@ def robustness(
         raise ConfigError(f"names: expected {len(places)} different names, found {list(called)}")
     for p in places:
         p.out = folder
-    count, rows = min(num_envs, episodes), dict[tuple[str, float], tuple[Rows, ...]]()
+    count, rows = min(num_envs, episodes), dict[tuple[str, float], tuple[EpisodeTable, ...]]()
     with nullcontext() if task else refusing(f"{place.run}/{CONFIG}: task", ConfigError):
         first = perturbed(node, "latency", 0, num_envs=count)
     check_grid(node, first.spec, grid)

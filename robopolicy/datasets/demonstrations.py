@@ -20,7 +20,7 @@ from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.datasets.metadata import RecordingMeta, num_episodes, recorded
 
 
-class Expert(Protocol):
+class Demonstrator(Protocol):
     """Whatever can show the task, e.g. `sim.make_expert(env)`. State is per env and begins anew at `reset`."""
 
     def reset(self, mask: Tensor | None, *, episode_seed: Tensor) -> None:
@@ -41,7 +41,7 @@ class Tracker(Protocol):
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordedDemos:
     """What `record_demos` did. `attempted` counts seeds up to the last one that was needed; `dropped` of them had a
     physics fault."""
 
@@ -107,7 +107,7 @@ class EpisodeBuffer:
 def record_demos(
     *,
     env: VecEnv,
-    expert: Expert,
+    expert: Demonstrator,
     episodes: int,
     out: str | Path,
     only_success: bool = True,
@@ -118,7 +118,7 @@ def record_demos(
     provenance: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     tracker: Tracker | None = None,
-) -> Recording:
+) -> RecordedDemos:
     """Record `episodes` demonstrations of `expert` as a LeRobotDataset v3.
 
     What an interrupted recording of the same left in `out` is its beginning: it is recorded again, and replaced.
@@ -192,7 +192,7 @@ def record_demos(
                     else "None was kept, so nothing was written."
                 )
             )
-    return Recording(Path(out), kept, frames, attempted, successes, dropped, time.monotonic() - began)
+    return RecordedDemos(Path(out), kept, frames, attempted, successes, dropped, time.monotonic() - began)
 
 
 def _begun(out: Path, facts: dict[str, Any], episodes: int, *, overwrite: bool) -> int:
@@ -220,7 +220,7 @@ def _begun(out: Path, facts: dict[str, Any], episodes: int, *, overwrite: bool) 
     return 0
 
 
-def _in_seed_order(env: VecEnv, expert: Expert, seeds: Tensor, keys: tuple[str, ...]) -> Any:
+def _in_seed_order(env: VecEnv, expert: Demonstrator, seeds: Tensor, keys: tuple[str, ...]) -> Any:
     """Run every seed to its end; yield episodes in the order of `seeds`, as soon as those before are done."""
     place = {seed: i for i, seed in enumerate(seeds.tolist())}
     waiting: dict[int, _Episode] = {}

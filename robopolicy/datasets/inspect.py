@@ -21,8 +21,8 @@ from robopolicy.core.types import TASK, ActionSpec
 from robopolicy.datasets.checks import Defect, limit_slack, outside_limits, raise_defects
 from robopolicy.datasets.hdf5.convert import find_hdf5, inspect_hdf5
 from robopolicy.datasets.parquet import number, whole
-from robopolicy.datasets.source import INFO_FILE, Source, resolve_action_spec
-from robopolicy.datasets.spans import Block, blocks_of, check_blocks, check_rows, check_spans, read_episodes
+from robopolicy.datasets.source import INFO_FILE, DatasetInfo, resolve_action_spec
+from robopolicy.datasets.spans import FilmBlock, blocks_of, check_blocks, check_rows, check_spans, read_episodes
 from robopolicy.datasets.stats import check_stats
 from robopolicy.datasets.tables import Columns, read_driver, read_files, read_outcomes, read_tasks
 from robopolicy.datasets.video import check_video
@@ -48,14 +48,14 @@ def data_check(*, dataset: Path, saturated: Fraction = 0.5, shown: Count = 50) -
         raise_defects(found, dataset, shown=shown)
         print(f"{dataset}: {len(contents.episodes)} episodes of {contents.format}, no defects")
         return
-    source, found = Source.examine(dataset)
+    source, found = DatasetInfo.examine(dataset)
     raise_defects(found + inspect(source, saturated=saturated), dataset, shown=shown)
     cameras = [k for k in source.offered if k not in (TASK, *_numeric(source))]
     print(f"{dataset}: {source.total_frames} frames at {source.fps:g} Hz, no defects in {len(_numeric(source))} columns"
           + f" and {len(cameras)} cameras" * bool(cameras))  # fmt: skip
 
 
-def inspect(source: Source, *, saturated: float = 0.5) -> list[Defect]:
+def inspect(source: DatasetInfo, *, saturated: float = 0.5) -> list[Defect]:
     """All defects of rows, then of what the episodes are together; a column that is unusable spares the others."""
     keys = [k for k in _numeric(source) if k in source.columns]
     found, table = _stray(source), None
@@ -92,7 +92,7 @@ def inspect(source: Source, *, saturated: float = 0.5) -> list[Defect]:
 
 
 def _rows(
-    source: Source, blocks: list[Block], table: pa.Table, values: Mapping[str, Array], stamps: Array | None,
+    source: DatasetInfo, blocks: list[FilmBlock], table: pa.Table, values: Mapping[str, Array], stamps: Array | None,
     spec: ActionSpec | None, saturated: float,
 ) -> Iterator[Defect]:  # fmt: skip
     """Defects of single frames, episode by episode."""
@@ -118,7 +118,7 @@ def ranges(frames: Array) -> str:
 
 
 # -- inside ---------------------------------------------------------------------------------------------------------
-def _numeric(source: Source) -> list[str]:
+def _numeric(source: DatasetInfo) -> list[str]:
     """Columns of numbers that are compared frame by frame."""
     wanted = [source.names_there[k] for k in source.offered if k in source.names_there]
     known = [*wanted, "action", "next.reward"]
@@ -130,14 +130,14 @@ def _reason(error: DataError) -> str:
     return (str(error).partition(": ")[2] or str(error)).rstrip(".")
 
 
-def _stray(source: Source) -> list[Defect]:
+def _stray(source: DatasetInfo) -> list[Defect]:
     """Hidden copies that macOS leaves: LeRobot takes them for parquet files."""
     found = sorted(p for part in ("data", "meta") for p in (source.root / part).rglob("._*.parquet"))
     problem = "is no table: macOS leaves such files beside others on foreign disks"
     return [Defect(str(p.relative_to(source.root)), problem, "Remove it; it is ignored here") for p in found]
 
 
-def _check_count(source: Source, table: pa.Table) -> list[Defect]:
+def _check_count(source: DatasetInfo, table: pa.Table) -> list[Defect]:
     fix = "A file is missing or the recording was cut off: copy it again, or re-record"
     if not table.num_rows:
         return [Defect("dataset", "holds no frames", fix)]
@@ -153,7 +153,7 @@ def _check_count(source: Source, table: pa.Table) -> list[Defect]:
     return found
 
 
-def _values(source: Source, column: Columns, keys: list[str]) -> tuple[dict[str, Array], list[Defect]]:
+def _values(source: DatasetInfo, column: Columns, keys: list[str]) -> tuple[dict[str, Array], list[Defect]]:
     values: dict[str, Array] = {}
     found: list[Defect] = []
     for key in keys:
@@ -164,7 +164,7 @@ def _values(source: Source, column: Columns, keys: list[str]) -> tuple[dict[str,
     return values, found
 
 
-def _spec(source: Source) -> tuple[ActionSpec | None, list[Defect]]:
+def _spec(source: DatasetInfo) -> tuple[ActionSpec | None, list[Defect]]:
     """What the actions mean; where nobody says so, limits are not checked."""
     if source.meta is None:
         return None, []
@@ -174,7 +174,7 @@ def _spec(source: Source) -> tuple[ActionSpec | None, list[Defect]]:
         return None, [Defect("action", str(error).rstrip("."), "Give the spec that these data were recorded with")]
 
 
-def _check_frames(episode: Block, frames: Array) -> Iterator[Defect]:
+def _check_frames(episode: FilmBlock, frames: Array) -> Iterator[Defect]:
     """Gaps in the numbering."""
     numbers = frames[episode.rows]
     steps = np.diff(np.r_[-1, numbers])
@@ -184,7 +184,7 @@ def _check_frames(episode: Block, frames: Array) -> Iterator[Defect]:
         yield Defect("frame_index", f"{lost}: {numbers[row]} follows {before}", _AGAIN, episode.index, int(row))
 
 
-def _check_rate(episode: Block, stamps: Array, fps: float) -> Iterator[Defect]:
+def _check_rate(episode: FilmBlock, stamps: Array, fps: float) -> Iterator[Defect]:
     """Episodes of another frequency, and single frames that come too late or too early."""
     part = stamps[episode.rows]
     if not (good := np.isfinite(part)).all():
@@ -208,7 +208,7 @@ def _check_rate(episode: Block, stamps: Array, fps: float) -> Iterator[Defect]:
         yield Defect("timestamp", what, _AGAIN, episode.index, int(k) + 1)
 
 
-def _check_finite(episode: Block, values: Mapping[str, Array], source: Source) -> Iterator[Defect]:
+def _check_finite(episode: FilmBlock, values: Mapping[str, Array], source: DatasetInfo) -> Iterator[Defect]:
     for key, value in values.items():
         part = value[episode.rows]
         if part.dtype.kind != "f" or np.isfinite(part).all():
@@ -221,7 +221,7 @@ def _check_finite(episode: Block, values: Mapping[str, Array], source: Source) -
         yield Defect(key, f"{what} is {part[frame, element]} ({where})", _AGAIN, episode.index, frame)
 
 
-def _check_stride(episode: Block, values: Mapping[str, Array], fps: float) -> Iterator[Defect]:
+def _check_stride(episode: FilmBlock, values: Mapping[str, Array], fps: float) -> Iterator[Defect]:
     """Frames that repeat the one before at a regular stride: a lower rate, written at a higher one."""
     seen = [v[episode.rows] for k, v in values.items() if k.startswith("observation")]
     if not seen:
@@ -235,7 +235,7 @@ def _check_stride(episode: Block, values: Mapping[str, Array], fps: float) -> It
         yield Defect("frequency", problem, fix, episode.index, int(moves[0]))
 
 
-def _check_limits(episode: Block, action: Array, spec: ActionSpec | None) -> Iterator[Defect]:
+def _check_limits(episode: FilmBlock, action: Array, spec: ActionSpec | None) -> Iterator[Defect]:
     if spec is None:
         return
     part, low, high = action[episode.rows], np.array(spec.low), np.array(spec.high)
@@ -248,7 +248,7 @@ def _check_limits(episode: Block, action: Array, spec: ActionSpec | None) -> Ite
         yield Defect("action", problem, fix, episode.index, int(frames[0]))
 
 
-def _check_saturation(episode: Block, action: Array, spec: ActionSpec | None, most: float) -> Iterator[Defect]:
+def _check_saturation(episode: FilmBlock, action: Array, spec: ActionSpec | None, most: float) -> Iterator[Defect]:
     """Channels that lie at a limit (unknown: at an extreme of the data) in more than `most` of an episode's frames."""
     low, high = (action.min(axis=0), action.max(axis=0)) if spec is None else (np.array(spec.low), np.array(spec.high))
     slack, part = limit_slack(low, high), action[episode.rows]
@@ -269,7 +269,7 @@ def _switches(action: Array) -> NDArray[np.bool_]:
     return np.array([len(np.unique(action[:, k])) <= 2 for k in range(action.shape[1])])
 
 
-def _check_duplicates(episodes: list[Block], values: Mapping[str, Array]) -> Iterator[Defect]:
+def _check_duplicates(episodes: list[FilmBlock], values: Mapping[str, Array]) -> Iterator[Defect]:
     first: dict[bytes, int] = {}
     for episode in episodes:
         digest = hashlib.sha256()
@@ -281,7 +281,7 @@ def _check_duplicates(episodes: list[Block], values: Mapping[str, Array]) -> Ite
             yield Defect("episode", f"is episode {same} again, in every frame", fix, episode.index, 0)
 
 
-def _check_tasks(source: Source, column: Columns) -> list[Defect]:
+def _check_tasks(source: DatasetInfo, column: Columns) -> list[Defect]:
     if "task_index" not in column.table.column_names:
         return []  # a defect already
     try:

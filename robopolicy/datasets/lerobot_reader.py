@@ -21,7 +21,7 @@ from robopolicy.datasets.checks import check_episodes, check_needed, check_times
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.datasets.metadata import SEED, RecordingMeta, num_episodes
-from robopolicy.datasets.source import Source, resolve_action_spec
+from robopolicy.datasets.source import DatasetInfo, resolve_action_spec
 from robopolicy.datasets.tables import Columns, read_driver, read_outcomes, read_table, read_tasks, task_texts
 from robopolicy.datasets.video import load_images, load_videos
 
@@ -36,7 +36,7 @@ def dataset_features(path: str | Path) -> dict[str, Feature]:
     Raises:
         DataError: not a LeRobot v3 dataset.
     """
-    return dict(Source.open(Path(path)).offered)
+    return dict(DatasetInfo.open(Path(path)).offered)
 
 
 def annotate_dataset(
@@ -56,7 +56,7 @@ def annotate_dataset(
     """
     path = Path(path)
     check_links(path, error=DataError)
-    source = Source.open(path, rename or {})
+    source = DatasetInfo.open(path, rename or {})
     if source.meta is not None and source.meta.provenance.get("annotated") is not True:
         raise DataError(f"{path}: was recorded by robopolicy and says already what its actions mean")
     source = replace(source, meta=None)  # an annotation may be replaced
@@ -101,7 +101,7 @@ def load_episodes(
             infinity, frames that do not follow one another by 1/fps, actions outside their limits, no meaning of the
             actions; an episode that is there twice, or films whose spans overlap or do not fit the frames.
     """
-    source = Source.open(Path(path), rename)
+    source = DatasetInfo.open(Path(path), rename)
     _check_complete(source, incomplete)
     outcomes = outcomes or (source.meta.outcomes if source.meta else "recorded")
     action_spec = resolve_action_spec(source, action_spec)
@@ -149,7 +149,7 @@ def load_episodes(
     return result
 
 
-def _check_complete(source: Source, accepted: bool) -> None:
+def _check_complete(source: DatasetInfo, accepted: bool) -> None:
     if source.meta is None or source.meta.complete:
         return
     asked = source.meta.provenance.get("episodes")
@@ -165,7 +165,9 @@ def _check_complete(source: Source, accepted: bool) -> None:
     _log.warning("%s.", text)
 
 
-def _keys_to_load(source: Source, needed: Mapping[str, Feature] | None, cameras: Sequence[str] | None) -> list[str]:
+def _keys_to_load(
+    source: DatasetInfo, needed: Mapping[str, Feature] | None, cameras: Sequence[str] | None
+) -> list[str]:
     keys = list(source.offered if needed is None else needed)
     if cameras is None:
         return keys

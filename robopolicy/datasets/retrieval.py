@@ -20,16 +20,16 @@ _TEXTS = "memory.json"  # the instructions, which tensors cannot hold
 _AT_ONCE = 2**23  # distances in memory at a time
 
 
-class Found(NamedTuple):
+class Retrieved(NamedTuple):
     """What was retrieved for B queries, the nearest first."""
 
     frame: Tensor  # [B k] int64, into the memory
     distance: Tensor  # [B k], inf where there was nothing more to retrieve
 
-    def closest(self, count: int) -> Found:
+    def closest(self, count: int) -> Retrieved:
         """The `count` nearest of each query; fewer where there are fewer columns."""
         distance, order = self.distance.sort(dim=1, stable=True)
-        return Found(self.frame.gather(1, order[:, :count]), distance[:, :count])
+        return Retrieved(self.frame.gather(1, order[:, :count]), distance[:, :count])
 
 
 class Memory(nn.Module):
@@ -84,7 +84,7 @@ class Memory(nn.Module):
         return torch.tensor([self.tasks.index(t) if t in shown else -1 for t in tasks], device=self.key.device)
 
     @torch.no_grad()
-    def nearest(self, key: Tensor, task: Tensor, count: int, *, allowed: Tensor | None = None) -> Found:
+    def nearest(self, key: Tensor, task: Tensor, count: int, *, allowed: Tensor | None = None) -> Retrieved:
         """The nearest frames to `key` [B E] among demonstrations of instruction `task` [B], one of each of them.
 
         Neighbours in time say the same, so a demonstration gives its nearest frame only. Exact: every distance is
@@ -98,7 +98,7 @@ class Memory(nn.Module):
             [B k], −1 in `task` finds nothing.
         """
         frame = torch.zeros(len(key), count, dtype=torch.int64, device=key.device)
-        found = Found(frame, torch.full_like(frame, torch.inf, dtype=key.dtype))
+        found = Retrieved(frame, torch.full_like(frame, torch.inf, dtype=key.dtype))
         for number in task.unique().tolist():
             of_it = self.task[self.table] == number  # [D L]
             chosen = of_it.any(1).nonzero()[:, 0]
@@ -112,7 +112,7 @@ class Memory(nn.Module):
                 found.distance[part, : near.frame.shape[1]] = near.distance
         return found
 
-    def _of(self, chosen: Tensor, key: Tensor, of_it: Tensor, allowed: Tensor | None) -> Found:
+    def _of(self, chosen: Tensor, key: Tensor, of_it: Tensor, allowed: Tensor | None) -> Retrieved:
         """[B C] the nearest frame of each of C demonstrations."""
         table = self.table[chosen]  # [C L]
         exact = "donot_use_mm_for_euclid_dist"
@@ -121,7 +121,7 @@ class Memory(nn.Module):
         nearest, place = distance.min(2)
         if allowed is not None:
             nearest = nearest.masked_fill(~allowed[:, chosen], torch.inf)
-        return Found(table.expand(len(key), -1, -1).gather(2, place[..., None])[..., 0], nearest)
+        return Retrieved(table.expand(len(key), -1, -1).gather(2, place[..., None])[..., 0], nearest)
 
     # -- on disk -----------------------------------------------------------------------------------------------------
     def write(self, folder: Path) -> None:

@@ -34,7 +34,7 @@ _INSTEAD: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Source:
+class DatasetInfo:
     """What `meta/info.json` says, with images as uint8 (3, h, w).
 
     `unknown`: top-level keys of info.json that were unusable; empty after `open`.
@@ -52,7 +52,7 @@ class Source:
     unknown: frozenset[str] = field(default_factory=frozenset)
 
     @classmethod
-    def open(cls, path: Path, rename: Mapping[str, str] | None = None) -> Source:
+    def open(cls, path: Path, rename: Mapping[str, str] | None = None) -> DatasetInfo:
         """Read the metadata. `rename`: the dataset's key -> ours; None: as it was annotated.
 
         Raises:
@@ -63,7 +63,7 @@ class Source:
         return source
 
     @classmethod
-    def examine(cls, path: Path, rename: Mapping[str, str] | None = None) -> tuple[Source, list[Defect]]:
+    def examine(cls, path: Path, rename: Mapping[str, str] | None = None) -> tuple[DatasetInfo, list[Defect]]:
         """As `open`, but everything that is wrong is listed, and left out of the source.
 
         Raises:
@@ -167,7 +167,7 @@ def _is_plain(key: str) -> bool:
     return "/" not in key and "\\" not in key and ".." not in key
 
 
-def resolve_action_spec(source: Source, given: ActionSpec | None) -> ActionSpec:
+def resolve_action_spec(source: DatasetInfo, given: ActionSpec | None) -> ActionSpec:
     """What the actions of a dataset mean.
 
     Raises:

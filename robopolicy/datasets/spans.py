@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from robopolicy.datasets.checks import Defect
 from robopolicy.datasets.parquet import Kind, number, parquet_files, read_parts, whole
-from robopolicy.datasets.source import Source
+from robopolicy.datasets.source import DatasetInfo
 
 _FRAME = 0.5  # of a frame period: what spans and timestamps may differ by
 _MERGE = "Was it merged by copying files? Merge with LeRobot's tools (lerobot-edit-dataset), or record again"
@@ -23,7 +23,7 @@ _ROWS = ("dataset_from_index", "dataset_to_index")
 
 
 @dataclass(frozen=True)
-class Block:
+class FilmBlock:
     """Rows [first, end) of the table, which belong to one episode."""
 
     index: int
@@ -62,7 +62,7 @@ class EpisodeTable:
         return dict(zip(self.index.tolist(), self.spans.get(camera, ()), strict=False))
 
 
-class Found(list[tuple[frozenset[int], Defect]]):
+class SpanDefects(list[tuple[frozenset[int], Defect]]):
     """Defects together with all episodes that each concerns."""
 
     def note(self, key: str, problem: str, *episodes: int, fix: str = _MERGE) -> None:
@@ -74,13 +74,13 @@ class Found(list[tuple[frozenset[int], Defect]]):
         return [d for concerns, d in self if wanted is None or not concerns or concerns & wanted]
 
 
-def blocks_of(index: NDArray[np.int64]) -> list[Block]:
+def blocks_of(index: NDArray[np.int64]) -> list[FilmBlock]:
     """Runs of rows with the same episode index [F]."""
     edges = np.flatnonzero(np.r_[True, index[1:] != index[:-1], True]) if len(index) else np.zeros(1, np.int64)
-    return [Block(int(index[a]), int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [FilmBlock(int(index[a]), int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
 
 
-def read_episodes(source: Source, cameras: Sequence[str]) -> tuple[EpisodeTable | None, list[Defect]]:
+def read_episodes(source: DatasetInfo, cameras: Sequence[str]) -> tuple[EpisodeTable | None, list[Defect]]:
     """`meta/episodes` with the spans of `cameras` (names of the dataset), and what is wrong with its columns."""
     wanted: dict[str, Kind] = {"episode_index": "whole", "length": "whole", **dict.fromkeys(_ROWS, "whole")}
     for camera in cameras:
@@ -99,10 +99,10 @@ def read_episodes(source: Source, cameras: Sequence[str]) -> tuple[EpisodeTable 
     return EpisodeTable(whole(table, "episode_index"), length, rows, spans), found
 
 
-def check_blocks(blocks: Sequence[Block], table: EpisodeTable | None) -> Found:
+def check_blocks(blocks: Sequence[FilmBlock], table: EpisodeTable | None) -> SpanDefects:
     """Whether each episode is in the table once, in order, and as long as `meta/episodes` says."""
-    found = Found()
-    first: dict[int, Block] = {}
+    found = SpanDefects()
+    first: dict[int, FilmBlock] = {}
     for block in blocks:
         if (same := first.setdefault(block.index, block)) is not block:
             where = f"rows {same.first}–{same.end - 1} and {block.first}–{block.end - 1}"
@@ -130,9 +130,9 @@ def check_blocks(blocks: Sequence[Block], table: EpisodeTable | None) -> Found:
     return found
 
 
-def check_rows(blocks: Sequence[Block], table: EpisodeTable) -> Found:
+def check_rows(blocks: Sequence[FilmBlock], table: EpisodeTable) -> SpanDefects:
     """Whether LeRobot, which reads by row, gets the rows of each episode."""
-    found = Found()
+    found = SpanDefects()
     places = {b.index: (b.first, b.end) for b in blocks}
     for index, said in zip(table.index.tolist(), [] if table.rows is None else table.rows.tolist(), strict=False):
         if index in places and tuple(said) != places[index]:
@@ -144,16 +144,16 @@ def check_rows(blocks: Sequence[Block], table: EpisodeTable) -> Found:
 
 
 def check_spans(
-    camera: str, table: EpisodeTable, blocks: Sequence[Block], stamps: NDArray[np.float64] | None, fps: float
-) -> Found:
+    camera: str, table: EpisodeTable, blocks: Sequence[FilmBlock], stamps: NDArray[np.float64] | None, fps: float
+) -> SpanDefects:
     """Whether a camera's spans can be those of the episodes: as long, apart from one another, and in their order.
 
     Args:
         stamps: [F] seconds into the episode; None: unknown.
         fps: NaN: unknown, so that lengths are not compared.
     """
-    found, frame = Found(), 1.0 / fps
-    at_fault = Found()  # of one episode; its film's other episodes are as doubtful
+    found, frame = SpanDefects(), 1.0 / fps
+    at_fault = SpanDefects()  # of one episode; its film's other episodes are as doubtful
     if camera not in table.spans:
         return found
     where = list(zip(table.index.tolist(), table.spans[camera], strict=True))

@@ -14,7 +14,7 @@ from robopolicy.core.errors import DataError
 from robopolicy.datasets.checks import Defect
 from robopolicy.datasets.files import read_json
 from robopolicy.datasets.parquet import Kind, parquet_files, read_parts
-from robopolicy.datasets.source import Source
+from robopolicy.datasets.source import DatasetInfo
 
 NEEDED = ("mean", "std", "min", "max")  # LeRobot's policies normalise by these
 _TOLERANCE = 1e-4  # of the range; statistics are rounded
@@ -24,7 +24,7 @@ _FIX = "LeRobot's policies need them to normalise: write the dataset again (Data
 _Numbers = pydantic.TypeAdapter(float | list[float] | list[list[float]] | list[list[list[float]]])
 
 
-def check_stats(source: Source, values: Mapping[str, NDArray[Any]]) -> list[Defect]:
+def check_stats(source: DatasetInfo, values: Mapping[str, NDArray[Any]]) -> list[Defect]:
     """What is missing of them, is no number, or is not of these data.
 
     Args:
@@ -35,7 +35,7 @@ def check_stats(source: Source, values: Mapping[str, NDArray[Any]]) -> list[Defe
     return [*_whole(source, keys, values), *_each(source, keys)]
 
 
-def _whole(source: Source, keys: list[str], values: Mapping[str, NDArray[Any]]) -> Iterator[Defect]:
+def _whole(source: DatasetInfo, keys: list[str], values: Mapping[str, NDArray[Any]]) -> Iterator[Defect]:
     file = source.root / "meta" / "stats.json"
     if not file.exists():
         yield Defect("stats", "meta/stats.json is missing", _FIX)
@@ -88,7 +88,7 @@ def _stale(key: str, numbers: Mapping[str, NDArray[Any]], value: NDArray[Any]) -
             return
 
 
-def _each(source: Source, keys: list[str]) -> Iterator[Defect]:
+def _each(source: DatasetInfo, keys: list[str]) -> Iterator[Defect]:
     """Of every episode, from which LeRobot computes those of merged and split datasets."""
     wanted: dict[str, Kind] = {"episode_index": "any", **{f"stats/{k}/{n}": "any" for k in keys for n in NEEDED}}
     files = parquet_files(source.root / "meta" / "episodes")

@@ -20,7 +20,7 @@ from robopolicy.datasets.checks import Defect, raise_defects
 from robopolicy.datasets.files import check_regular
 from robopolicy.datasets.metadata import SEED, task_order
 from robopolicy.datasets.parquet import Kind, number, parquet_files, read_parts, whole
-from robopolicy.datasets.source import Source
+from robopolicy.datasets.source import DatasetInfo
 from robopolicy.datasets.spans import EpisodeTable, blocks_of, check_blocks, check_spans, read_episodes
 
 DRIVER = {"driver": "int64", "intervention": "bool"}  # columns that say who drove, and their types
@@ -30,7 +30,7 @@ _KILLED = "The recording was killed before `finalize`, or the file was damaged: 
 DRIVERS = ("policy", "human", "rewind")  # what `driver` counts in
 
 
-class Rows(NamedTuple):
+class TableRows(NamedTuple):
     """Frames of whole episodes: their columns, `starts` [E+1], and which seconds of film are theirs."""
 
     table: pa.Table
@@ -38,7 +38,7 @@ class Rows(NamedTuple):
     episodes: EpisodeTable
 
 
-def read_files(source: Source, keys: Sequence[str]) -> tuple[pa.Table | None, list[Defect]]:
+def read_files(source: DatasetInfo, keys: Sequence[str]) -> tuple[pa.Table | None, list[Defect]]:
     """All rows that there are, with the columns `keys` and those that say where a frame belongs; and all defects.
 
     A column that is unusable, or a file that cannot be read, is left out of the table.
@@ -56,7 +56,7 @@ def read_files(source: Source, keys: Sequence[str]) -> tuple[pa.Table | None, li
     return read_parts(files, wanted, source.root, fix=_KILLED)
 
 
-def read_table(source: Source, episodes: Sequence[int] | None, keys: Sequence[str]) -> Rows:
+def read_table(source: DatasetInfo, episodes: Sequence[int] | None, keys: Sequence[str]) -> TableRows:
     """All wanted columns of `episodes` (None: all).
 
     Args:
@@ -94,11 +94,11 @@ def read_table(source: Source, episodes: Sequence[int] | None, keys: Sequence[st
             f"{source.root}: frame_index, episode {index[row]}: expected {expected[row]}, found {inside[row]}. "
             f"Frames are missing or out of order."
         )
-    return Rows(table, torch.from_numpy(np.r_[starts, len(index)]), spans)
+    return TableRows(table, torch.from_numpy(np.r_[starts, len(index)]), spans)
 
 
 def _check_places(
-    source: Source, table: pa.Table, cameras: Sequence[str], episodes: Sequence[int] | None
+    source: DatasetInfo, table: pa.Table, cameras: Sequence[str], episodes: Sequence[int] | None
 ) -> EpisodeTable:
     """Which frames and films are whose; raises DataError where that cannot be true of one of `episodes`."""
     spans, found = read_episodes(source, cameras)
@@ -117,7 +117,7 @@ def _check_places(
 class Columns:
     table: pa.Table
     starts: Tensor
-    source: Source
+    source: DatasetInfo
 
     def __call__(self, key: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """Column `key` as a writable array [F *shape]; a trailing axis of one is dropped for shape ()."""
@@ -145,7 +145,7 @@ class Columns:
         return np.array(values.reshape(self.table.num_rows, *shape))
 
 
-def read_tasks(source: Source, index: NDArray[np.int64]) -> tuple[tuple[str, ...], Tensor]:
+def read_tasks(source: DatasetInfo, index: NDArray[np.int64]) -> tuple[tuple[str, ...], Tensor]:
     """Instructions, in the env's order where it is known, and the index [F] into them."""
     by_index = _task_table(source)
     unknown = sorted(set(np.unique(index).tolist()) - set(by_index))
@@ -160,12 +160,12 @@ def read_tasks(source: Source, index: NDArray[np.int64]) -> tuple[tuple[str, ...
     return tasks, torch.tensor([position[i] for i in index.tolist()], dtype=torch.int64)
 
 
-def task_texts(source: Source) -> tuple[str, ...]:
+def task_texts(source: DatasetInfo) -> tuple[str, ...]:
     """The dataset's instructions in the order of its task_index."""
     return tuple(_task_table(source).values())
 
 
-def _task_table(source: Source) -> dict[int, str]:
+def _task_table(source: DatasetInfo) -> dict[int, str]:
     """Instruction by index, in the order of the indices.
 
     Raises:

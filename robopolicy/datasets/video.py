@@ -20,12 +20,12 @@ from robopolicy.datasets.checks import Defect
 from robopolicy.datasets.files import check_regular
 from robopolicy.datasets.info_models import Column
 from robopolicy.datasets.parquet import number, whole
-from robopolicy.datasets.source import Source
-from robopolicy.datasets.spans import Block, Span
+from robopolicy.datasets.source import DatasetInfo
+from robopolicy.datasets.spans import FilmBlock, Span
 
 
 def load_videos(
-    source: Source, key: str, feature: Feature, table: pa.Table, starts: Tensor, where: Mapping[int, Span]
+    source: DatasetInfo, key: str, feature: Feature, table: pa.Table, starts: Tensor, where: Mapping[int, Span]
 ) -> Tensor:
     """Frames of one camera [F 3 h w] uint8; several episodes share a video file.
 
@@ -98,7 +98,7 @@ def read_video(path: Path, times: NDArray[np.float64], rows: NDArray[np.int64], 
 
 
 def check_video(
-    source: Source, key: str, blocks: Sequence[Block], stamps: NDArray[np.float64], where: Mapping[int, Span]
+    source: DatasetInfo, key: str, blocks: Sequence[FilmBlock], stamps: NDArray[np.float64], where: Mapping[int, Span]
 ) -> list[Defect]:
     """Frames of the table that a camera's films have no picture for, and pictures of no frame; nothing is decoded.
 
@@ -163,7 +163,7 @@ def _size_problem(path: Path, column: Column) -> str:
     return "" if there == size else f"pictures of {path.name} are {there} (h, w), info.json says {size}"
 
 
-def load_images(source: Source, table: pa.Table, key: str, feature: Feature) -> Tensor:
+def load_images(source: DatasetInfo, table: pa.Table, key: str, feature: Feature) -> Tensor:
     """Pictures stored in the table itself (PNG, JPEG) [F 3 h w] uint8.
 
     Raises:
@@ -191,7 +191,7 @@ def _decode(data: bytes | None, size: tuple[int, ...], *, where: str) -> Tensor:
     return torch.from_numpy(picture).permute(2, 0, 1)
 
 
-def _room(source: Source, key: str, feature: Feature, frames: int) -> Tensor:
+def _room(source: DatasetInfo, key: str, feature: Feature, frames: int) -> Tensor:
     """Empty uint8 [F 3 h w], if memory allows."""
     need, free = frames * math.prod(feature.shape), psutil.virtual_memory().available
     if need > 0.8 * free:

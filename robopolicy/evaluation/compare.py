@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from robopolicy.core.errors import DataError
-from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.statistics import Interval, Pairs, holm, mcnemar, paired_difference
 from robopolicy.utils.atomic import write_atomically
 
@@ -90,7 +90,12 @@ class Comparison:
 
 
 def compare(
-    a: Rows, b: Rows, *, names: tuple[str, str] = ("A", "B"), criterion: str = "success_once", level: float = 0.95
+    a: EpisodeTable,
+    b: EpisodeTable,
+    *,
+    names: tuple[str, str] = ("A", "B"),
+    criterion: str = "success_once",
+    level: float = 0.95,
 ) -> Comparison:
     """Compare policy B with policy A, episode by episode.
 
@@ -118,7 +123,7 @@ def compare(
 
 
 def worse_than_base(
-    base: Rows, evaluations: Sequence[Rows], *, criterion: str = "success_once"
+    base: EpisodeTable, evaluations: Sequence[EpisodeTable], *, criterion: str = "success_once"
 ) -> list[tuple[float, float]]:
     """Was a policy worse than its base at any evaluation of its training?
 
@@ -142,7 +147,7 @@ def _percent(value: Interval) -> str:
     return f"{100 * value.value:5.1f}%  ({100 * value.low:.1f}–{100 * value.high:.1f}, Wilson)"
 
 
-def _same_task(a: Rows, b: Rows, names: tuple[str, str]) -> tuple[str, str]:
+def _same_task(a: EpisodeTable, b: EpisodeTable, names: tuple[str, str]) -> tuple[str, str]:
     if not len(a) or not len(b):
         raise DataError(f"compare: {names[0]} has {len(a)} episodes and {names[1]} has {len(b)}; both need some")
     for column in ("env", "digest"):

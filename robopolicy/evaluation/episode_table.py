@@ -40,7 +40,7 @@ _SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class EpisodeTable:
     """Episodes in the order of their seeds. A diverged episode (physics went non-finite) counts as a failure.
 
     Raises:
@@ -156,7 +156,7 @@ class Rows:
         raise DataError(f"episode rows are written as .csv or .parquet, found {path.name!r}")
 
     @classmethod
-    def load(cls, path: Path | str) -> Rows:
+    def load(cls, path: Path | str) -> EpisodeTable:
         """Read what `save` wrote.
 
         Raises:
@@ -181,7 +181,7 @@ class Rows:
             )  # fmt: skip
 
     @classmethod
-    def concat(cls, parts: Sequence[Rows]) -> Rows:
+    def concat(cls, parts: Sequence[EpisodeTable]) -> EpisodeTable:
         """Rows of disjoint seeds as one."""
         return cls(pd.concat([part.frame for part in parts], ignore_index=True))
 

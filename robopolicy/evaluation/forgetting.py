@@ -8,7 +8,7 @@ import pandas as pd
 
 from robopolicy.core.errors import DataError
 from robopolicy.evaluation.compare import compare, format_p
-from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.statistics import Interval, holm, mcnemar
 
 
@@ -29,7 +29,7 @@ class Change:
         return self.p_worse < 0.05
 
 
-def forgetting(before: Rows, after: Rows, *, criterion: str = "success_once") -> list[Change]:
+def forgetting(before: EpisodeTable, after: EpisodeTable, *, criterion: str = "success_once") -> list[Change]:
     """The change of every instruction, the largest loss first.
 
     Raises:
@@ -45,7 +45,7 @@ def forgetting(before: Rows, after: Rows, *, criterion: str = "success_once") ->
         )
     pairs = []
     for task in sorted(set(before.frame["task"])):
-        parts = (Rows(rows.frame[rows.frame["task"] == task]) for rows in (before, after))
+        parts = (EpisodeTable(rows.frame[rows.frame["task"] == task]) for rows in (before, after))
         pairs.append((task, compare(*parts, names=("before", "after"), criterion=criterion)))
     adjusted = holm([mcnemar(c.pairs, alternative="worse") for _, c in pairs])
     found = [Change(task, c.pairs.total, c.rate_a, c.rate_b, c.difference, p)

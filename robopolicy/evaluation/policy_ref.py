@@ -105,7 +105,7 @@ def env_of(
     return env
 
 
-def remind(policy: Policy, memory: Path) -> str:
+def set_retrieval_memory(policy: Policy, memory: Path) -> str:
     """Replace what a policy has in memory by a dataset, or nothing ("none"); returns a name for it."""
     episodes = None
     if policy.memory is not None and memory != Path(_NOTHING):

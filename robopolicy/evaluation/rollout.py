@@ -17,7 +17,7 @@ from torch import Tensor
 from robopolicy.core.errors import SpecError
 from robopolicy.core.types import TASK, Obs, Step, VecEnv
 from robopolicy.envs.wrappers import look_at, wrap_for
-from robopolicy.evaluation.episode_table import COLUMNS, Rows
+from robopolicy.evaluation.episode_table import COLUMNS, EpisodeTable
 from robopolicy.policies.base import Policy
 from robopolicy.policies.chunk_executor import ChunkExecutor
 from robopolicy.utils.provenance import version
@@ -45,7 +45,7 @@ def evaluate(
     policy_id: str = "",
     watch: Watcher | None = None,
     progress: Progress | None = None,
-) -> Rows:
+) -> EpisodeTable:
     """One row for each of `seeds`, in their order, whatever N is.
 
     Args:
@@ -178,8 +178,8 @@ class _Tally:
             self.active[i] = False
         return bool(over)
 
-    def rows(self, *, policy_id: str, deterministic: bool) -> Rows:
+    def rows(self, *, policy_id: str, deterministic: bool) -> EpisodeTable:
         same: dict[str, Any] = {"env": self.spec.id, "digest": self.spec.digest}
         same |= {"policy": policy_id, "version": version()}
         same |= {"deterministic": deterministic}
-        return Rows(pd.DataFrame([{**self.done[s], **same} for s in self.todo], columns=list(COLUMNS)))
+        return EpisodeTable(pd.DataFrame([{**self.done[s], **same} for s in self.todo], columns=list(COLUMNS)))

@@ -9,7 +9,7 @@ from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import VecEnv
 from robopolicy.evaluation import rollout, video
-from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.policies.base import Policy
 from robopolicy.runs.logger import Tracker
@@ -20,12 +20,12 @@ Split = Literal["test", "validation"]
 
 def evaluated_rows(
     policy: Policy, env: VecEnv, place: PolicyRef, called: str, episodes: int, split: Split, deterministic: bool
-) -> Rows:
+) -> EpisodeTable:
     """Evaluate, or take the rows on disk where they are of these very weights, task, seeds, settings and code."""
     file = place.out / f"{joined('episodes', called)}.csv"
     seeds = episode_seeds(split, 0, episodes)
     if file.is_file():
-        rows = Rows.load(file)
+        rows = EpisodeTable.load(file)
         wanted = {"policy": {place.ident}, "digest": {env.spec.digest}, "deterministic": {deterministic}}
         if rows.seeds == seeds.tolist() and all(set(rows.frame[k]) == v for k, v in wanted.items()):
             found = set(rows.frame["version"])
@@ -47,7 +47,7 @@ def evaluated_rows(
     return rows
 
 
-def film(policy: Policy, env: VecEnv, rows: Rows, out: Path, count: int, deterministic: bool) -> None:
+def film(policy: Policy, env: VecEnv, rows: EpisodeTable, out: Path, count: int, deterministic: bool) -> None:
     """Films of evaluated episodes; a machine that cannot render is told so and loses nothing else."""
     filming(lambda: video.film(policy, env, rows, out, count=count, deterministic=deterministic))
 

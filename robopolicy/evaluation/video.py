@@ -27,7 +27,7 @@ from torch import Tensor
 
 from robopolicy.core.errors import DataError, SpecError
 from robopolicy.core.types import Renderable, VecEnv
-from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.rollout import Running, evaluate
 from robopolicy.policies.base import Policy
 from robopolicy.utils.atomic import create, write_atomically
@@ -38,7 +38,7 @@ _HOLD_S = 0.8  # seconds for which the last picture is held
 _GOOD, _BAD = (64, 168, 107), (214, 84, 72)
 
 
-class Options(TypedDict, total=False):
+class FilmOptions(TypedDict, total=False):
     """What `film` and `film_pairs` share."""
 
     deterministic: bool  # as it was in the evaluation
@@ -48,7 +48,7 @@ class Options(TypedDict, total=False):
     height: int
 
 
-def choose(rows: Rows, count: int, *, criterion: str = "success_once") -> list[int]:
+def choose(rows: EpisodeTable, count: int, *, criterion: str = "success_once") -> list[int]:
     """At most `count` seeds, failures first; at least one success is among them where there is one and room for it."""
     outcome = list(zip(rows.seeds, rows.successes(criterion), strict=True))
     failures, successes = [s for s, ok in outcome if not ok], [s for s, ok in outcome if ok]
@@ -57,8 +57,8 @@ def choose(rows: Rows, count: int, *, criterion: str = "success_once") -> list[i
 
 
 def film(
-    policy: Policy, env: VecEnv, rows: Rows, out: Path | str, *, count: int = 6, seeds: list[int] | None = None,
-    label: str = "", criterion: str = "success_once", **options: Unpack[Options],
+    policy: Policy, env: VecEnv, rows: EpisodeTable, out: Path | str, *, count: int = 6, seeds: list[int] | None = None,
+    label: str = "", criterion: str = "success_once", **options: Unpack[FilmOptions],
 ) -> list[Path]:  # fmt: skip
     """Film episodes of `rows` again, as H.264 files in `out` with an index beside them.
 
@@ -79,9 +79,9 @@ def film(
 
 
 def film_pairs(
-    a: tuple[Policy, Rows], b: tuple[Policy, Rows], env: VecEnv, out: Path | str, *,
+    a: tuple[Policy, EpisodeTable], b: tuple[Policy, EpisodeTable], env: VecEnv, out: Path | str, *,
     names: tuple[str, str] = ("base", "refined"), count: int = 4, criterion: str = "success_once",
-    **options: Unpack[Options],
+    **options: Unpack[FilmOptions],
 ) -> list[Path]:  # fmt: skip
     """Films of A (left) and B (right) on the same seeds: first what only A manages, then what only B manages."""
     left, right = (dict(zip(rows.seeds, rows.successes(criterion), strict=True)) for _, rows in (a, b))
@@ -114,7 +114,7 @@ def film_pairs(
 
 
 def _film(
-    policy: Policy, env: VecEnv, rows: Rows, out: Path, *, seeds: list[int], label: str, criterion: str,
+    policy: Policy, env: VecEnv, rows: EpisodeTable, out: Path, *, seeds: list[int], label: str, criterion: str,
     deterministic: bool = False, strict: bool = True, camera: str | None = None, width: int = 320, height: int = 240,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Film `seeds`; index entries of the films, in the order of the seeds."""

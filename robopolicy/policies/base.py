@@ -15,7 +15,7 @@ from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import BASE_ACTION, TASK, Metrics, Obs
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.retrieval import Memory
-from robopolicy.policies.denoising_chain import Chain, ChainNoise
+from robopolicy.policies.denoising_chain import ChainNoise, DenoisingChain
 from robopolicy.policies.normalizer import ACTION, Normalizer
 
 SEEN = "seen"  # [N C] what a frozen encoder makes of observations, in what `read` gives
@@ -172,7 +172,7 @@ class DenoisingPolicy(Policy):
         """What reinforcement learning changes."""
 
     @abstractmethod
-    def sample_chain(self, cond: Tensor, *, noise: Tensor, spread: ChainNoise) -> Chain:
+    def sample_chain(self, cond: Tensor, *, noise: Tensor, spread: ChainNoise) -> DenoisingChain:
         """Run the whole chain, its fine-tuned steps with the deviations of `spread`, and keep these.
 
         Args:

@@ -19,12 +19,12 @@ from robopolicy.networks.denoiser import Denoiser
 from robopolicy.networks.encoders import ObservationEncoder
 from robopolicy.networks.lora import adapt, plain_state
 from robopolicy.policies.base import SEEN, DenoisingPolicy, DenoisingStep
-from robopolicy.policies.denoising_chain import Chain, ChainNoise, check_stochastic, gaussian_log_prob
+from robopolicy.policies.denoising_chain import ChainNoise, DenoisingChain, check_stochastic, gaussian_log_prob
 from robopolicy.policies.factory import build_policy
 from robopolicy.policies.normalizer import ACTION, Normalizer
 
 
-class Common(TypedDict, total=False):
+class DenoiserOptions(TypedDict, total=False):
     """Keywords of every ChunkDenoiser.
 
     network: makes the Denoiser from `horizon`, `action_dim` and `cond_dim`.
@@ -59,7 +59,7 @@ class ChunkDenoiser(DenoisingPolicy):
 
     times: Tensor
 
-    def __init__(self, spec: PolicySpec, normalizer: Normalizer, count: int, **common: Unpack[Common]) -> None:
+    def __init__(self, spec: PolicySpec, normalizer: Normalizer, count: int, **common: Unpack[DenoiserOptions]) -> None:
         super().__init__()
         self.spec, self.normalizer = spec, normalizer
         self.noise_samples = common.pop("noise_samples", 1)
@@ -199,7 +199,7 @@ class ChunkDenoiser(DenoisingPolicy):
                 x = torch.addcmul(x, std, noise[:, i + 1])
         return x
 
-    def sample_chain(self, cond: Tensor, *, noise: Tensor, spread: ChainNoise) -> Chain:
+    def sample_chain(self, cond: Tensor, *, noise: Tensor, spread: ChainNoise) -> DenoisingChain:
         """See DenoisingPolicy. The draws themselves say how likely they were: no network is asked again."""
         count, split = self.spec.n_action_steps, len(self.times) - self.tuned_steps
         x, latents, log_probs = noise[:, 0], [], []
@@ -213,7 +213,7 @@ class ChunkDenoiser(DenoisingPolicy):
                 log_probs.append(gaussian_log_prob(x[:, :count], mean[:, :count], score))
             else:
                 x = torch.addcmul(mean, std, noise[:, i + 1])
-        return Chain(torch.stack([*latents, x], dim=1), torch.stack(log_probs, dim=1))
+        return DenoisingChain(torch.stack([*latents, x], dim=1), torch.stack(log_probs, dim=1))
 
     def transition(self, cond: Tensor, x: Tensor, k: Tensor, *, frozen: bool = False) -> tuple[Tensor, Tensor]:
         """See DenoisingPolicy."""

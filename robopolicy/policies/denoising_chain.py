@@ -16,7 +16,7 @@ from robopolicy.config.schema import Count, NonNegative, Positive
 from robopolicy.core.errors import ConfigError
 
 
-class Chain(NamedTuple):
+class DenoisingChain(NamedTuple):
     """The last K' denoising steps of B chunks, normalised units; nothing in it was ever clamped."""
 
     x: Tensor  # [B K'+1 H Da]: step k goes from x[:, k] to x[:, k+1]; x[:, -1] is the chunk

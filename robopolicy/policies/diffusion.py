@@ -11,7 +11,7 @@ from torch import Tensor
 from robopolicy.config.schema import Count, Fraction, Positive
 from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.core.specs import PolicySpec
-from robopolicy.policies.denoising import ChunkDenoiser, Common, stratified
+from robopolicy.policies.denoising import ChunkDenoiser, DenoiserOptions, stratified
 from robopolicy.policies.normalizer import Normalizer
 
 Prediction = Literal["epsilon", "sample", "v_prediction"]
@@ -56,7 +56,7 @@ class DiffusionPolicy(ChunkDenoiser):
         sampling_steps: Count | None = None,
         schedule: Literal["squaredcos_cap_v2", "linear", "scaled_linear"] = "squaredcos_cap_v2",
         clip: Positive = 1.0,
-        **common: Unpack[Common],
+        **common: Unpack[DenoiserOptions],
     ) -> None:
         count = denoising_steps if sampling_steps is None else sampling_steps
         super().__init__(spec, normalizer, count, **common)

@@ -10,7 +10,7 @@ from torch import Tensor
 from robopolicy.config.schema import Count, NonNegative
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.specs import PolicySpec
-from robopolicy.policies.denoising import ChunkDenoiser, Common, stratified
+from robopolicy.policies.denoising import ChunkDenoiser, DenoiserOptions, stratified
 from robopolicy.policies.normalizer import Normalizer
 
 
@@ -39,7 +39,7 @@ class FlowPolicy(ChunkDenoiser):
         sampling_steps: Count = 10,
         noise_level: NonNegative = 0.0,
         time_distribution: Literal["uniform", "beta"] = "uniform",
-        **common: Unpack[Common],
+        **common: Unpack[DenoiserOptions],
     ) -> None:
         if sampling_steps < 1:
             raise ConfigError(f"sampling_steps must be at least 1, found {sampling_steps}")

@@ -26,7 +26,7 @@ from robopolicy.policies.vla import VLAPolicy, check_observation, prefix_node
 _AT_ONCE = 256  # frames of a dataset that are looked at
 
 
-class Sight(nn.Module):
+class PrefixEncoder(nn.Module):
     """cond [B (1 + T)·S] from *normalised* observations [B To ...]: the prefix's summary of S numbers, brought to one
     scale, and once more in places of its own for each of T sentences (see `by_task`); [B S] where there is one.
 
@@ -73,7 +73,7 @@ class SightedPolicy(GaussianPolicy):
         SpecError: as Prefix.
     """
 
-    encoder: Sight
+    encoder: PrefixEncoder
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class SightedPolicy(GaussianPolicy):
     ) -> None:
         super().__init__(
             spec, normalizer, network=network, min_std=min_std, initial_std=initial_std, imitate_std=imitate_std,
-            encoder=lambda spec: Sight(spec, prefix=prefix),
+            encoder=lambda spec: PrefixEncoder(spec, prefix=prefix),
         )  # fmt: skip
 
     def encode(self, obs: Obs) -> Tensor:

@@ -190,7 +190,7 @@ def write_policy(policy: Policy, folder: Path, config_node: dict[str, Any] | Non
     write_manifest(folder)
 
 
-class _Meta(Strict):
+class _PolicyMeta(Strict):
     """policy.json."""
 
     format: int
@@ -204,7 +204,7 @@ def _load_policy(folder: Path, device: torch.device | str, env: EnvSpec | None, 
         raise CheckpointError(f"{folder}: lies on more than {LEVELS} bases")
     files = _read_files(folder)
     spec = PolicySpec.from_data(files.spec)
-    meta = checked(_Meta, files.meta, f"{folder}/policy.json")
+    meta = checked(_PolicyMeta, files.meta, f"{folder}/policy.json")
     if env is not None:
         check_fits(spec, env, ignore=[BASE_ACTION] if meta.base else [])
     base = _load_policy(folder / _BASE, device, env, levels=levels - 1) if meta.base else None

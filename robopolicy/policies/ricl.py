@@ -25,7 +25,7 @@ from robopolicy.core.specs import PolicySpec, state_columns
 from robopolicy.core.types import STATE, TASK, Obs
 from robopolicy.datasets.compatibility import data_problems
 from robopolicy.datasets.episodes import Episodes
-from robopolicy.datasets.retrieval import Found, Memory
+from robopolicy.datasets.retrieval import Memory, Retrieved
 from robopolicy.networks.action_expert import ActionExpert
 from robopolicy.networks.precision import Precision
 from robopolicy.networks.prefix import Prefix
@@ -214,7 +214,7 @@ class RICLPolicy(VLAPolicy):
         order = torch.rand_like(distance).masked_fill(distance.isinf(), 2.0).argsort(1).argsort(1)
         chance = torch.rand(len(key), 1, device=key.device)
         left_out = (order >= self.shown) | (chance < self.alone)
-        found = Found(frame, distance.masked_fill(left_out, torch.inf)).closest(self.pairs)
+        found = Retrieved(frame, distance.masked_fill(left_out, torch.inf)).closest(self.pairs)
         silent = (chance[:, 0] >= 1.0 - self.forget) & found.distance[:, 0].isfinite()
         return self.encoder(self.seen(batch), augment=True, more=self._tokens(key, found), silent=silent)
 
@@ -233,7 +233,7 @@ class RICLPolicy(VLAPolicy):
         weight = torch.zeros_like(close) if self.decay is None else torch.exp(-max(self.decay, 1e-30) * close)
         return torch.cat([context, self._chunks(found.frame[:, :1]).flatten(1), weight], dim=1)
 
-    def _tokens(self, key: Tensor, found: Found) -> tuple[Tensor, Tensor]:
+    def _tokens(self, key: Tensor, found: Retrieved) -> tuple[Tensor, Tensor]:
         """Tokens [B k width] of what was found for key [B E], and which are tokens [B k] bool."""
         there = found.distance.isfinite()
         theirs = self.memory.key[found.frame] if len(self.memory) else key[:, None].expand(*found.frame.shape, -1)

@@ -18,7 +18,7 @@ Status = Literal["met", "shown", "not met", "incomplete", "not measured"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bar:
+class AcceptanceBar:
     """A condition on rows of one experiment; every row that matches must fulfil it. Without `min` and `max` they only
     have to be there.
 
@@ -45,10 +45,10 @@ class Goal:
 
     id: str
     title: str
-    bars: tuple[Bar, ...]
+    bars: tuple[AcceptanceBar, ...]
 
 
-class Verdict(NamedTuple):
+class AcceptanceVerdict(NamedTuple):
     status: Status
     measured: str  # range of what was found, for people
     reason: str  # why it is neither "met" nor "shown", or ""
@@ -73,49 +73,49 @@ def read_goals(path: Path | str = ROOT / "bars.json") -> list[Goal]:
     return goals
 
 
-def _bar(data: dict[str, Any], where: str) -> Bar:
-    known = [f.name for f in fields(Bar)]
+def _bar(data: dict[str, Any], where: str) -> AcceptanceBar:
+    known = [f.name for f in fields(AcceptanceBar)]
     unknown = [k for k in data if k not in known]
     if unknown:
         raise DataError(f"{where}: unknown key {unknown[0]!r}. {closest(unknown[0], known)}")
     missing = [k for k in ("text", "setting", "metric") if k not in data]
     if missing:
         raise DataError(f"{where}: {missing} must be given")
-    return Bar(**data)
+    return AcceptanceBar(**data)
 
 
-def judge(bar: Bar, rows: Sequence[Evidence]) -> Verdict:
+def judge(bar: AcceptanceBar, rows: Sequence[Evidence]) -> AcceptanceVerdict:
     """Hold the matching rows against a bar. A violation is "not met" however many rows are still missing."""
     matching = [r for r in rows if fnmatch.fnmatchcase(r.setting, bar.setting) and r.metric == bar.metric]
     seeds = [r for r in matching if r.seeds != ALL]
     chosen = seeds if bar.over == "each" and seeds else [r for r in matching if r.seeds == ALL]
     if not chosen:
-        return Verdict("not measured", "–", "no such rows")
+        return AcceptanceVerdict("not measured", "–", "no such rows")
     found = [(r, getattr(r, bar.field)) for r in chosen]
     values = [v for _, v in found if v is not None]
     measured = _range(values, bar)
     bad = [r for r, v in found if v is not None and not _within(v, bar)]
     if bad:
         names = ", ".join(dict.fromkeys(f"{r.setting}" + (f" seed {r.seeds}" if r.seeds != ALL else "") for r in bad))
-        return Verdict("not met", measured, f"{len(bad)} of {len(chosen)} rows miss it: {names}")
+        return AcceptanceVerdict("not met", measured, f"{len(bad)} of {len(chosen)} rows miss it: {names}")
     if len(values) < len(chosen):
-        return Verdict("incomplete", measured, f"{len(chosen) - len(values)} rows without {bar.field}")
+        return AcceptanceVerdict("incomplete", measured, f"{len(chosen) - len(values)} rows without {bar.field}")
     counts = Counter(r.setting for r in chosen)
     if len(counts) < bar.settings:
-        return Verdict("incomplete", measured, f"{len(counts)} of {bar.settings} settings")
+        return AcceptanceVerdict("incomplete", measured, f"{len(counts)} of {bar.settings} settings")
     if min(counts.values()) < bar.count:
-        return Verdict("incomplete", measured, f"{min(counts.values())} of {bar.count} training seeds")
+        return AcceptanceVerdict("incomplete", measured, f"{min(counts.values())} of {bar.count} training seeds")
     short = min((r.episodes or 0) for r in chosen)
     if short < bar.episodes:
-        return Verdict("incomplete", measured, f"{short} of {bar.episodes} episodes")
-    return Verdict("shown" if bar.min is None and bar.max is None else "met", measured, "")
+        return AcceptanceVerdict("incomplete", measured, f"{short} of {bar.episodes} episodes")
+    return AcceptanceVerdict("shown" if bar.min is None and bar.max is None else "met", measured, "")
 
 
-def _within(value: float, bar: Bar) -> bool:
+def _within(value: float, bar: AcceptanceBar) -> bool:
     return (bar.min is None or value >= bar.min) and (bar.max is None or value <= bar.max)
 
 
-def _range(values: Sequence[float], bar: Bar) -> str:
+def _range(values: Sequence[float], bar: AcceptanceBar) -> str:
     if not values:
         return "–"
     rate = bar.metric.endswith("success_rate") and bar.field in ("value", "low", "high")

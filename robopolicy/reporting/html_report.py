@@ -11,7 +11,7 @@ from pathlib import Path
 
 from robopolicy.core.errors import DataError
 from robopolicy.evaluation.compare import compare
-from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.reporting import plots, sections
 from robopolicy.reporting.imagination import imagination
 from robopolicy.reporting.run_reader import Evaluation, Run, read_run
@@ -111,7 +111,7 @@ def _headline_pair(evaluations: Sequence[Evaluation], names: tuple[str, str] | N
     return [first, others[-1]] if others else [chosen[-1]]
 
 
-def _comparable(a: Rows, b: Rows) -> bool:
+def _comparable(a: EpisodeTable, b: EpisodeTable) -> bool:
     return set(a.seeds) == set(b.seeds) and all(set(a.frame[c]) == set(b.frame[c]) for c in ("env", "digest"))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from robopolicy.core.errors import DataError, closest
-from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.statistics import Interval, wilson
 from robopolicy.utils import provenance
 from robopolicy.utils.atomic import write_atomically
@@ -100,7 +100,7 @@ def _problems(row: Evidence) -> list[str]:
 
 
 def of_rows(
-    rows: Rows,
+    rows: EpisodeTable,
     *,
     id: str,
     setting: str,

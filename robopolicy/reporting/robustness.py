@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from robopolicy.evaluation.compare import Comparison, compare, format_p
-from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.statistics import holm
 from robopolicy.reporting import plots
 from robopolicy.reporting.html_report import page
@@ -28,7 +28,7 @@ class Point(NamedTuple):
 
     what: str
     value: float
-    rows: tuple[Rows, ...]
+    rows: tuple[EpisodeTable, ...]
 
 
 @dataclass(frozen=True)

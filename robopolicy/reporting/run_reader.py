@@ -9,7 +9,7 @@ from typing import Any
 
 from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.core.untrusted import check_links, parse_json, read_bytes, read_json, refusing
-from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.video import INDEX
 
 # What a complete run directory holds, and what each piece is there for.
@@ -53,7 +53,7 @@ class Evaluation:
     """One file of episode rows: `episodes.csv` is named after the run, `episodes-<label>.csv` is named <label>."""
 
     name: str
-    rows: Rows
+    rows: EpisodeTable
     aside: bool = False  # not of the newest checkpoint, or not sampled: see `label`
 
 
@@ -162,7 +162,7 @@ def _evaluations(path: Path) -> tuple[list[Evaluation], list[str]]:
     files = [f for pattern in ("episodes*.csv", "episodes*.parquet") for f in path.glob(pattern)]
     for file in sorted(files, key=lambda f: ("base" not in f.stem, f.stem)):  # the base comes first
         try:
-            rows = Rows.load(file)
+            rows = EpisodeTable.load(file)
         except DataError as error:
             broken.append(str(error))
             continue

@@ -15,7 +15,7 @@ from torch import Tensor
 from robopolicy.config.schema import Count, Node
 from robopolicy.core.errors import ConfigError, closest
 from robopolicy.core.rng import Split, episode_seeds
-from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.statistics import Interval, wilson
 from robopolicy.reporting import plots
 from robopolicy.reporting.html_report import page
@@ -85,7 +85,7 @@ class SuiteResult:
     """Rows of every task, in the suite's order; `missing`: tasks that have none yet, and why."""
 
     suite: Suite
-    rows: Mapping[str, Rows]
+    rows: Mapping[str, EpisodeTable]
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def rate(self, task: str) -> Interval:

@@ -34,7 +34,7 @@ _IDENT = re.compile(r"[A-Za-z0-9_-]{1,64}")  # it becomes part of a path
 _log = logging.getLogger(__name__)
 
 
-class Bar(Protocol):
+class ProgressBar(Protocol):
     def update(self, step: int, **numbers: float) -> None: ...
 
 
@@ -111,7 +111,7 @@ class Tracker:
             self._guard(lambda: self._run.log({name: _wandb().Video(str(path))}, step=step))
 
     @contextlib.contextmanager
-    def progress(self, total: int, description: str) -> Iterator[Bar]:
+    def progress(self, total: int, description: str) -> Iterator[ProgressBar]:
         """A bar with rate and time left; without a terminal, a line every few seconds."""
         if self.quiet:
             yield _Silent()

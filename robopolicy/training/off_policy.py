@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from robopolicy.buffers.collector import OffPolicy, Player
+from robopolicy.buffers.collector import OffPolicy, OffPolicyCollector
 from robopolicy.buffers.recorded_rollouts import load_rollouts
 from robopolicy.buffers.relabeling import read_frames
 from robopolicy.buffers.replay_buffer import Replay
@@ -20,7 +20,7 @@ from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.core.types import Metrics, Obs, Step, VecEnv
 from robopolicy.core.untrusted import refusing
 from robopolicy.datasets.episodes import Episodes
-from robopolicy.training.regression_monitor import Decline
+from robopolicy.training.regression_monitor import RegressionMonitor
 from robopolicy.utils.malloc import release_memory
 
 DRAWN = 8  # batches that are drawn at a time: where observations are small, many windows cost little more than few
@@ -84,7 +84,7 @@ def off_policy(
             "Lower the first or raise the second."
         )
     generator = torch.Generator().manual_seed(seed)
-    online, player = replay(num_envs=env.num_envs, spec=algo.policy.spec), Player(algo, env)
+    online, player = replay(num_envs=env.num_envs, spec=algo.policy.spec), OffPolicyCollector(algo, env)
     beside = [(demos, demo_fraction)] if demos is not None else []
     if rollouts and rollout_fraction > 0.0:
         beside.append((load_rollouts(rollouts, algo.policy), rollout_fraction))
@@ -97,7 +97,7 @@ def off_policy(
         )
     recorded = [e.num_frames for e, _ in beside]
     state = checkpointer.latest()
-    steps, owed, train_s, result, metrics, tally = 0, 0.0, 0.0, {}, {}, Tally()
+    steps, update_debt, train_s, result, metrics, tally = 0, 0.0, 0.0, {}, {}, Tally()
     evaluated, saved, logged = -1, -1, 0  # env step at which that was done last
     best = -1.0  # `standing` of the best evaluation
     most = env.num_envs * max(1, env.spec.chunk)  # primitive steps that one more `env.step` may take
@@ -116,7 +116,12 @@ def off_policy(
                 part.load_state_dict(state[name])
             tally.load_state_dict(state["tally"])
             generator.set_state(state["generator"])
-            obs, steps, owed, train_s = state["obs"], int(state["steps"]), float(state["owed"]), float(state["train_s"])
+            obs, steps, update_debt, train_s = (
+                state["obs"],
+                int(state["steps"]),
+                float(state["owed"]),
+                float(state["train_s"]),
+            )
             kept = state.get("frame")
             result, metrics = dict(state["result"]), dict(state["metrics"])
             evaluated, saved, logged = int(state["evaluated"]), steps, int(state["logged"])
@@ -145,7 +150,7 @@ def off_policy(
         return {
             "algo": algo.state_dict(), "env": env.state_dict(), "replay": online.state_dict(),
             "player": player.executor.state_dict(), "tally": tally.state_dict(), "generator": generator.get_state(),
-            "obs": obs, "frame": frame, "steps": steps, "owed": owed, "train_s": train_s, "result": result,
+            "obs": obs, "frame": frame, "steps": steps, "owed": update_debt, "train_s": train_s, "result": result,
             "best": best, "metrics": {k: float(v) for k, v in metrics.items()}, "evaluated": evaluated,
             "logged": logged, "recorded": recorded,
         }  # fmt: skip
@@ -157,7 +162,7 @@ def off_policy(
             if evaluate is not None and eval_every and look:
                 result, evaluated = evaluate(algo.policy, steps), steps
                 tracker.log({f"eval/{k}": v for k, v in result.items()}, steps)
-                best, better = max(best, standing(result)), standing(result) >= best
+                best, better = max(best, checkpoint_score(result)), checkpoint_score(result) >= best
             if due(save_every, max(saved, 0), steps) or (last and saved < steps) or better or checkpointer.requested:
                 saved = steps
                 checkpointer.save(steps, policy=algo.policy, state=snapshot(), best=better)
@@ -179,10 +184,10 @@ def off_policy(
                     for i, batch in enumerate(batches(critic_only_updates)):
                         algo.update(batch, learned_steps=None)
                         progress.update(steps, critic_only=i + 1)
-                owed += updates_per_step * taken
-                for batch in batches(int(owed)):
+                update_debt += updates_per_step * taken
+                for batch in batches(int(update_debt)):
                     metrics = {**metrics, **algo.update(batch, learned_steps=steps - warmup_steps)}
-                owed -= int(owed)
+                update_debt -= int(update_debt)
             train_s += time.perf_counter() - began
 
             progress.update(steps, success=tally.success, **tally.lost)
@@ -200,7 +205,7 @@ class Tally:
     def __init__(self) -> None:
         self.recent: deque[float] = deque(maxlen=100)  # success of the newest training episodes
         self.diverged = 0  # transitions that were not valid
-        self.decline = Decline(
+        self.decline = RegressionMonitor(
             "more to learn from before the policy may change (loop.warmup_steps, loop.critic_only_updates), smaller "
             "steps (algo.actor_lr), a residual that is let out later (algo.penalty, algo.penalty_steps), or "
             "demonstrations (dataset=)"
@@ -254,7 +259,7 @@ def solved(recent: deque[float], wanted: float | None, steps: int, env: VecEnv) 
     return sum(recent) >= wanted * len(recent)
 
 
-def standing(result: Metrics) -> float:
+def checkpoint_score(result: Metrics) -> float:
     """What `best` is chosen by: the evaluation's `rank` where it gives one, or else its success rate."""
     return result["rank"] if "rank" in result else result["success_rate"]
 

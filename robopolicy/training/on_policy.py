@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from robopolicy.buffers.rollout_collector import Collector, Explorer, Rollout
+from robopolicy.buffers.rollout_collector import Explorer, Rollout, RolloutCollector
 from robopolicy.config.schema import Count, Fraction, Natural
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import Metrics, VecEnv
 from robopolicy.core.untrusted import refusing
-from robopolicy.training.off_policy import Checkpoints, due, solved, standing
-from robopolicy.training.regression_monitor import Decline
+from robopolicy.training.off_policy import Checkpoints, checkpoint_score, due, solved
+from robopolicy.training.regression_monitor import RegressionMonitor
 from robopolicy.utils.malloc import release_memory
 
 
@@ -79,13 +79,15 @@ def on_policy(
             f"first algo.critic_warmup={algo.critic_warmup} the critic alone learns: the policy would stay as it is. "
             "Raise loop.total_steps, or lower one of the others."
         )
-    collector = Collector(algo, env)
+    collector = RolloutCollector(algo, env)
     state = checkpointer.latest()
     done, steps, train_s, result = 0, 0, 0.0, {}
     evaluated, saved = -1, 0  # env step at which that was done last
     best = -1.0  # `standing` of the best evaluation
     recent: deque[float] = deque(maxlen=100)  # success of the newest training episodes
-    decline = Decline("smaller steps (algo.actor_lr, algo.target_kl), or larger rollouts (loop.rollout_steps)")
+    decline = RegressionMonitor(
+        "smaller steps (algo.actor_lr, algo.target_kl), or larger rollouts (loop.rollout_steps)"
+    )
     if state is None:
         collector.reset()
     else:
@@ -111,7 +113,7 @@ def on_policy(
             if evaluate is not None and eval_every and look:
                 result, evaluated = evaluate(algo.policy, steps), steps
                 tracker.log({f"eval/{k}": v for k, v in result.items()}, steps)
-                best, better = max(best, standing(result)), standing(result) >= best
+                best, better = max(best, checkpoint_score(result)), checkpoint_score(result) >= best
             if due(save_every, saved, steps) or last or better or checkpointer.requested:
                 saved = steps
                 checkpointer.save(steps, policy=algo.policy, state=snapshot(), best=better)

@@ -37,7 +37,7 @@ _EVAL_ENVS = 100  # envs that validation episodes are run in; outcomes do not de
 
 
 @dataclass(frozen=True)
-class Settings:
+class TrainArguments:
     """The arguments of `train` that parts are made from."""
 
     run_dir: Path
@@ -68,7 +68,7 @@ class Parts:
              "evaluate", "group_size", "incomplete", "normalizer", "policy", "seed", "spec", "steps", "stop", "teacher",
              "world_model")  # fmt: skip
 
-    def __init__(self, settings: Settings, checkpointer: Checkpointer) -> None:
+    def __init__(self, settings: TrainArguments, checkpointer: Checkpointer) -> None:
         self.settings, self.checkpointer = settings, checkpointer
         self.seed, self.device = settings.seed, settings.device
         self.resumed = checkpointer.latest_path()

@@ -13,7 +13,7 @@ from robopolicy.core.types import VecEnv
 _log = logging.getLogger(__name__)
 
 
-class Decline:
+class RegressionMonitor:
     """Warns, once, where training episodes succeed far less often than the first ones did, as each was explored.
 
     Rates are of the newest 2 N episodes, or 100 where that is less: N envs that begin together end in waves, first the

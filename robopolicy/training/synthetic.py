@@ -20,7 +20,7 @@ from robopolicy.datasets.episodes import Episodes
 from robopolicy.training.off_policy import off_policy
 
 
-class Source(Protocol):
+class SyntheticSource(Protocol):
     """Makes up experience of the policy as it is now."""
 
     def __call__(self, number: int) -> tuple[Episodes, Obs]:
@@ -38,7 +38,7 @@ class MixedReplay:
         every: transitions drawn until the next lot is made.
     """
 
-    def __init__(self, real: Replay, source: Source, *, fraction: float, every: int) -> None:
+    def __init__(self, real: Replay, source: SyntheticSource, *, fraction: float, every: int) -> None:
         self.real, self.source, self.fraction, self.every = real, source, fraction, every
         self.synthetic: Replay | None = None
         self.drawn, self.lots = 0, 0
@@ -88,7 +88,7 @@ def synthetic_off_policy(
     *,
     algo: Any,
     replay: Callable[..., Replay],
-    synthetic: Callable[..., Source],
+    synthetic: Callable[..., SyntheticSource],
     demos: Episodes | None,
     batch_size: Count,
     synthetic_fraction: Fraction = 0.25,

@@ -17,7 +17,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import Metrics
 from robopolicy.runs.checkpointer import Checkpointer
 from robopolicy.runs.run_dir import has_checkpoint, open_run, read_config
-from robopolicy.training.parts import Parts, Settings
+from robopolicy.training.parts import Parts, TrainArguments
 from robopolicy.utils.atomic import write_atomically
 
 
@@ -86,7 +86,7 @@ def train(
             "leave it away."
         )
     torch.manual_seed(seed)
-    settings = Settings(
+    settings = TrainArguments(
         run_dir, policy, loop, algo, task, dataset, incomplete, base, (n_obs_steps, horizon, n_action_steps), cameras,
         num_envs, validation_episodes, seed, torch.device(device), world, world_model, group_size, teacher,
         teacher_sampling,

@@ -24,7 +24,7 @@ import torch
 
 from robopolicy.real.planning import process_planner
 from robopolicy.real.ros2 import policy_runtime
-from robopolicy.real.ros2.joint_state_adapter import PlainObserver
+from robopolicy.real.ros2.joint_state_adapter import JointStateObserver
 from robopolicy.real.ros2.wiring import Wiring, load_wiring
 from robopolicy.real.safety import SafetyChain, load_profile
 from robopolicy.real.safety.chain import Measured
@@ -54,18 +54,18 @@ def child(line: dict[str, Any], wiring: Wiring) -> None:
     os.environ["ROS_DOMAIN_ID"] = str(line["domain"])
     until = [0.0]
     signal.signal(signal.SIGUSR1, lambda *_: until.__setitem__(0, time.monotonic() + RAISES_S))
-    observe = PlainObserver.__call__
+    observe = JointStateObserver.__call__
 
-    def raising(self: PlainObserver, state: Any) -> Any:
+    def raising(self: JointStateObserver, state: Any) -> Any:
         if time.monotonic() < until[0]:
             raise RuntimeError("injected")
         return observe(self, state)
 
-    PlainObserver.__call__ = raising  # type: ignore[method-assign]
+    JointStateObserver.__call__ = raising  # type: ignore[method-assign]
     policy_runtime.load_policy = lambda *_, **__: policy_of(line["wiring"])  # type: ignore[assignment,attr-defined]
     policy_runtime.ProcessPlanner = Waving  # type: ignore[assignment,misc,attr-defined]
     Waving.wiring = line["wiring"]
-    options = policy_runtime.Options(Path("none"), None, dry_run=line["dry_run"], process=line["process"])
+    options = policy_runtime.RuntimeOptions(Path("none"), None, dry_run=line["dry_run"], process=line["process"])
     take_priority()
     rclpy.init(args=["--ros-args", "-r", f"__node:={line['name']}"], signal_handler_options=SignalHandlerOptions.NO)
     run(PolicyNode(wiring, policy_runtime.brains(options, wiring)))

@@ -22,7 +22,7 @@ _STATE_LIMIT = 4000  # numbers of `observation.state`; the smallest usual pictur
 _CAMERA = re.compile(r"\w+([.-]\w+)*")  # it becomes part of file names
 
 
-class Layout(NamedTuple):
+class ObservationLayout(NamedTuple):
     """Where an observation's boxes go: `images` become features of their own, `vectors` are joined into the state."""
 
     boxes: dict[str, Box]
@@ -36,7 +36,7 @@ class Layout(NamedTuple):
         return tuple(f"{k}_{i}" for k in self.vectors for i in range(math.prod(self.boxes[k].shape)))
 
 
-def layout(space: gymnasium.Space, name: str) -> Layout:
+def layout(space: gymnasium.Space, name: str) -> ObservationLayout:
     """Sort the boxes of an observation space.
 
     Raises:
@@ -63,7 +63,7 @@ def layout(space: gymnasium.Space, name: str) -> Layout:
                 "gymnasium.wrappers.ReshapeObservation."
             )
     images = tuple(k for k, v in boxes.items() if is_rgb(v))
-    found = Layout(boxes, images, tuple(k for k in boxes if k not in images), not isinstance(space, Dict))
+    found = ObservationLayout(boxes, images, tuple(k for k in boxes if k not in images), not isinstance(space, Dict))
     count = sum(math.prod(boxes[k].shape) for k in found.vectors)
     if not count <= _STATE_LIMIT or not (count or images):
         raise ConfigError(
@@ -105,7 +105,7 @@ def picture(box: Box) -> tuple[str, str] | None:
 class Observations:
     """Converts batches of what an env observes, and holds them to its space."""
 
-    def __init__(self, layout: Layout, env: str) -> None:
+    def __init__(self, layout: ObservationLayout, env: str) -> None:
         self.layout, self.env = layout, env
 
     def __call__(self, raw: Any, count: int) -> Obs:

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.types import IMAGES, STATE, TASK, ActionSpec, EnvSpec, Feature
-from robopolicy.sim.gymnasium.observations import Layout
+from robopolicy.sim.gymnasium.observations import ObservationLayout
 
 _HOW_MANY = ("num_envs", "vectorization_mode", "vector_kwargs")  # how a task is run, not what it is
 
@@ -88,7 +88,7 @@ def action_spec(space: gymnasium.Space, given: ActionSpec | None, name: str) -> 
 
 def env_spec(
     env: VectorEnv,
-    parts: Layout,
+    parts: ObservationLayout,
     *,
     instructions: str,
     horizon: int | None,

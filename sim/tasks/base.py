@@ -41,14 +41,14 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class Body:
+class BodySpec:
     """Where a free body lives in qpos and qvel."""
 
     q: int
     v: int
 
     @classmethod
-    def find(cls, model: mujoco.MjModel, name: str) -> Body:
+    def find(cls, model: mujoco.MjModel, name: str) -> BodySpec:
         joint = model.body(name).jntadr[0]
         return cls(q=int(model.jnt_qposadr[joint]), v=int(model.jnt_dofadr[joint]))
 
@@ -285,14 +285,14 @@ _AXES = {1: ("",), 2: ("_x", "_y"), 3: ("_x", "_y", "_z"), 4: ("_x", "_y", "_z",
 
 
 @dataclass(frozen=True)
-class Layout:
+class StateLayout:
     """Which slice of `observation.state` holds which named group."""
 
     slices: dict[str, slice] = field(default_factory=dict)
     names: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, groups: Mapping[str, Array]) -> Layout:
+    def of(cls, groups: Mapping[str, Array]) -> StateLayout:
         slices, names = {}, []
         for key, value in groups.items():
             width = 1 if value.ndim == 1 else value.shape[1]

@@ -13,7 +13,7 @@ from robopolicy.sim.arm import ARM_DOF, TCP
 from robopolicy.sim.experts.waypoints import Expert
 from robopolicy.sim.kinematics import forward
 from robopolicy.sim.tasks import register
-from robopolicy.sim.tasks.base import Array, Body, Bool, Joint, Range, Scene, Task, fold, planar_fixture
+from robopolicy.sim.tasks.base import Array, BodySpec, Bool, Joint, Range, Scene, Task, fold, planar_fixture
 
 # Collision bits: 1 table and objects, 2 arm (sim/arm.py), 4 walls, which meet arm and peg but not the table below.
 _WALL_BITS, _FREE_BITS, _HELD_BITS = (
@@ -187,7 +187,7 @@ class Peg(PegEasy):
         return {**super().ranges, "slide_x": slide, "slide_z": slide, "tilt": tilt}
 
     def bind(self, model: mujoco.MjModel) -> Hole:
-        return super().bind(model)._replace(peg=Body.find(model, "peg"))
+        return super().bind(model)._replace(peg=BodySpec.find(model, "peg"))
 
     def reset(self, at: Hole, draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
         super().reset(at, draw, qpos, extra)

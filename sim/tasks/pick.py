@@ -10,7 +10,7 @@ import numpy as np
 
 from robopolicy.sim.experts.waypoints import Expert
 from robopolicy.sim.tasks import register
-from robopolicy.sim.tasks.base import Array, Body, Bool, Range, Scene, Task, fold, free_box
+from robopolicy.sim.tasks.base import Array, BodySpec, Bool, Range, Scene, Task, fold, free_box
 
 
 class PickExpert(Expert):
@@ -62,13 +62,13 @@ class Pick(Task):
             "cube_yaw": (-self.range_yaw, self.range_yaw),
         }
 
-    def bind(self, model: mujoco.MjModel) -> Body:
-        return Body.find(model, "cube")
+    def bind(self, model: mujoco.MjModel) -> BodySpec:
+        return BodySpec.find(model, "cube")
 
-    def reset(self, at: Body, draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
+    def reset(self, at: BodySpec, draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
         at.place(qpos, draw["cube_x"], draw["cube_y"], self.cube_half, draw["cube_yaw"])
 
-    def observe(self, at: Body, scene: Scene) -> Mapping[str, Array]:
+    def observe(self, at: BodySpec, scene: Scene) -> Mapping[str, Array]:
         cube = at.pos(scene)
         return {
             "cube": cube,
@@ -78,10 +78,10 @@ class Pick(Task):
             "cube_up": at.up(scene),
         }
 
-    def success(self, at: Body, scene: Scene) -> Bool:
+    def success(self, at: BodySpec, scene: Scene) -> Bool:
         return at.pos(scene)[:, 2] - self.cube_half > self.lift
 
-    def dense(self, at: Body, scene: Scene) -> Array:
+    def dense(self, at: BodySpec, scene: Scene) -> Array:
         cube = at.pos(scene)
         reach = 1 - np.tanh(8 * np.sqrt(((cube - scene.tcp) ** 2).sum(axis=1)))
         lift = np.clip((cube[:, 2] - self.cube_half) / self.lift, 0, 1)

@@ -10,7 +10,7 @@ import numpy as np
 
 from robopolicy.sim.experts.waypoints import Expert
 from robopolicy.sim.tasks import register
-from robopolicy.sim.tasks.base import Array, Body, Bool, Range, Scene, Task, fold, free_box
+from robopolicy.sim.tasks.base import Array, BodySpec, Bool, Range, Scene, Task, fold, free_box
 
 
 class PushExpert(Expert):
@@ -84,14 +84,14 @@ class Push(Task):
             "mark_y": (-self.range_y, self.range_y),
         }
 
-    def bind(self, model: mujoco.MjModel) -> tuple[Body, int]:
-        return Body.find(model, "block"), int(model.geom("mark").id)
+    def bind(self, model: mujoco.MjModel) -> tuple[BodySpec, int]:
+        return BodySpec.find(model, "block"), int(model.geom("mark").id)
 
-    def reset(self, at: tuple[Body, int], draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
+    def reset(self, at: tuple[BodySpec, int], draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
         at[0].place(qpos, draw["block_x"], draw["block_y"], self.block_half[2], draw["block_yaw"])
         extra[:, 0], extra[:, 1] = draw["mark_x"], draw["mark_y"]
 
-    def observe(self, at: tuple[Body, int], scene: Scene) -> Mapping[str, Array]:
+    def observe(self, at: tuple[BodySpec, int], scene: Scene) -> Mapping[str, Array]:
         block = at[0].pos(scene)
         return {
             "block": block,
@@ -102,15 +102,15 @@ class Push(Task):
             "block_yaw_rate": at[0].yaw_rate(scene),
         }
 
-    def success(self, at: tuple[Body, int], scene: Scene) -> Bool:
+    def success(self, at: tuple[BodySpec, int], scene: Scene) -> Bool:
         return self._gap2(at, scene) < self.radius**2
 
-    def dense(self, at: tuple[Body, int], scene: Scene) -> Array:
+    def dense(self, at: tuple[BodySpec, int], scene: Scene) -> Array:
         reach = np.sqrt(((at[0].pos(scene) - scene.tcp) ** 2).sum(axis=1))
         return 0.3 * (1 - np.tanh(5 * reach)) + 0.7 * (1 - np.tanh(8 * np.sqrt(self._gap2(at, scene))))
 
-    def decorate(self, at: tuple[Body, int], model: mujoco.MjModel, data: mujoco.MjData, extra: Array) -> None:
+    def decorate(self, at: tuple[BodySpec, int], model: mujoco.MjModel, data: mujoco.MjData, extra: Array) -> None:
         model.geom_pos[at[1], :2] = extra
 
-    def _gap2(self, at: tuple[Body, int], scene: Scene) -> Array:
+    def _gap2(self, at: tuple[BodySpec, int], scene: Scene) -> Array:
         return ((scene.extra - at[0].pos(scene)[:, :2]) ** 2).sum(axis=1)

@@ -90,7 +90,7 @@ class PushTExpert(Expert):
         return np.zeros(self.num_envs, dtype=bool)
 
 
-class Block(NamedTuple):
+class TBlock(NamedTuple):
     """Joints of the T."""
 
     x: Joint
@@ -170,27 +170,27 @@ class PushT(Task):
             "side": (-1.0, 1.0),  # where the arm starts: right or left of the T, by up to 0.1 rad more
         }
 
-    def bind(self, model: mujoco.MjModel) -> Block:
-        return Block(*(Joint.find(model, f"tee_{k}") for k in Block._fields))
+    def bind(self, model: mujoco.MjModel) -> TBlock:
+        return TBlock(*(Joint.find(model, f"tee_{k}") for k in TBlock._fields))
 
-    def reset(self, at: Block, draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
+    def reset(self, at: TBlock, draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
         for k in ("x", "y", "yaw"):
             getattr(at, k).place(qpos, draw[f"tee_{k}"])
         angle = np.sign(draw["side"]) * (0.45 + 0.1 * np.abs(draw["side"]))
         qpos[:, 0] += angle
         qpos[:, 6] += angle  # keeps the tool's yaw
 
-    def _error(self, at: Block, scene: Scene) -> tuple[Array, Array]:
+    def _error(self, at: TBlock, scene: Scene) -> tuple[Array, Array]:
         """[M 2] m from the T to the target, and [M] rad that it must turn."""
         shift = np.array([self.goal_x, self.goal_y]) - at.pos(scene)
         return shift, fold(self.goal_yaw - at.yaw.pos(scene), 2 * np.pi)
 
-    def coverage(self, at: Block, scene: Scene) -> Array:
+    def coverage(self, at: TBlock, scene: Scene) -> Array:
         """[M] in [0, 1]: covered part of the target."""
         shift, turn = self._error(at, scene)
         return self.tee.coverage(rotate(-shift, np.full_like(turn, -self.goal_yaw)), -turn)
 
-    def observe(self, at: Block, scene: Scene) -> Mapping[str, Array]:
+    def observe(self, at: TBlock, scene: Scene) -> Mapping[str, Array]:
         shift, turn = self._error(at, scene)
         block = at.pos(scene) - scene.tcp[:, :2]
         return {
@@ -204,10 +204,10 @@ class PushT(Task):
             "coverage": self.coverage(at, scene),
         }
 
-    def success(self, at: Block, scene: Scene) -> Bool:
+    def success(self, at: TBlock, scene: Scene) -> Bool:
         return self.coverage(at, scene) >= self.cover
 
-    def dense(self, at: Block, scene: Scene) -> Array:
+    def dense(self, at: TBlock, scene: Scene) -> Array:
         shift, turn = self._error(at, scene)
         error = np.sqrt((shift**2).sum(axis=1)) + self.tee.turn_length * np.abs(turn)
         return 0.5 * (1 - np.tanh(8 * error)) + 0.5 * self.coverage(at, scene)

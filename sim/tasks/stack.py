@@ -11,7 +11,7 @@ import numpy as np
 
 from robopolicy.sim.experts.waypoints import Expert
 from robopolicy.sim.tasks import register
-from robopolicy.sim.tasks.base import Array, Body, Bool, Range, Scene, Task, fold, free_box
+from robopolicy.sim.tasks.base import Array, BodySpec, Bool, Range, Scene, Task, fold, free_box
 
 
 class StackExpert(Expert):
@@ -65,8 +65,8 @@ class StackExpert(Expert):
 
 
 class Cubes(NamedTuple):
-    upper: Body
-    lower: Body
+    upper: BodySpec
+    lower: BodySpec
 
 
 @register("stack")
@@ -105,7 +105,7 @@ class Stack(Task):
         }
 
     def bind(self, model: mujoco.MjModel) -> Cubes:
-        return Cubes(upper=Body.find(model, "red"), lower=Body.find(model, "blue"))
+        return Cubes(upper=BodySpec.find(model, "red"), lower=BodySpec.find(model, "blue"))
 
     def reset(self, at: Cubes, draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
         dx, dy = (0.5 * draw["gap"] * f(draw["direction"]) for f in (np.cos, np.sin))

@@ -18,7 +18,7 @@ from robopolicy.core.errors import ConfigError, closest
 from robopolicy.core.types import TASK
 from robopolicy.sim.experts.waypoints import Expert
 from robopolicy.sim.tasks import register
-from robopolicy.sim.tasks.base import Array, Body, Bool, Joint, Range, Scene, Task, fold, free_box, planar_fixture
+from robopolicy.sim.tasks.base import Array, BodySpec, Bool, Joint, Range, Scene, Task, fold, free_box, planar_fixture
 
 COLOURS = {"red": "0.8 0.15 0.15 1", "green": "0.15 0.6 0.2 1", "blue": "0.15 0.3 0.85 1"}
 GOALS = (*(f"pick_{c}" for c in COLOURS), *(f"push_{c}" for c in COLOURS), "press")
@@ -104,11 +104,11 @@ class TabletopExpert(Expert):
 
 
 class Things(NamedTuple):
-    cubes: tuple[Body, ...]
+    cubes: tuple[BodySpec, ...]
     x: Joint
     y: Joint
     button: Joint
-    distractors: tuple[Body, ...]
+    distractors: tuple[BodySpec, ...]
 
 
 @register("tabletop")
@@ -202,8 +202,8 @@ class Tabletop(Task):
 
     def bind(self, model: mujoco.MjModel) -> Things:
         x, y, button = (Joint.find(model, k) for k in ("stand_x", "stand_y", "button"))
-        others = tuple(Body.find(model, n) for n in ("purple", "yellow")[: self.distractors])
-        return Things(tuple(Body.find(model, c) for c in COLOURS), x, y, button, others)
+        others = tuple(BodySpec.find(model, n) for n in ("purple", "yellow")[: self.distractors])
+        return Things(tuple(BodySpec.find(model, c) for c in COLOURS), x, y, button, others)
 
     def reset(self, at: Things, draw: Mapping[str, Array], qpos: Array, extra: Array) -> None:
         cell = np.argsort(np.stack([draw[f"cell_{k}"] for k in range(_CELLS)], axis=1), axis=1)  # [M 6] which cell

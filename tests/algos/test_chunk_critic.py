@@ -14,7 +14,7 @@ from robopolicy.algos.aloe import ALOE
 from robopolicy.algos.bc import BC
 from robopolicy.algos.pa_rl import PARL
 from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkBatch, ChunkReplay
-from robopolicy.buffers.collector import Player
+from robopolicy.buffers.collector import OffPolicyCollector
 from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import STATE, Obs
@@ -260,7 +260,7 @@ class Counting:
 def test_chunks_are_played_to_their_end_and_dropped_at_an_episode_s():
     algo = Counting()
     env = wrap_for(algo.policy, PointEnv(3, horizon=5))
-    player, obs, played = Player(algo, env), env.reset(), []
+    player, obs, played = OffPolicyCollector(algo, env), env.reset(), []
     for _ in range(10):
         step = env.step(player.next_action(algo.policy.read(obs), warmup=False))
         played.append(round(float(step.executed[0, 0]) * 1e3))

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from robopolicy.algos.advantage_estimator import Scores
+from robopolicy.algos.advantage_estimator import Advantages
 from robopolicy.algos.bc import BC
-from robopolicy.algos.dppo import DPPO, Samples
+from robopolicy.algos.dppo import DPPO, DenoisingSamples
 from robopolicy.buffers.rollout_collector import Rollout
 from robopolicy.core.errors import ConfigError, DataError, RobopolicyError
 from robopolicy.core.types import IMAGES, STATE, Feature
@@ -64,7 +64,7 @@ def train(algo: DPPO, *, num_envs: int = 8, checkpoints: MemoryCheckpoints | Non
     return result, tracker, checkpoints
 
 
-def batch_of(algo: DPPO, count: int = 20, dtype: torch.dtype = torch.float32) -> Samples:
+def batch_of(algo: DPPO, count: int = 20, dtype: torch.dtype = torch.float32) -> DenoisingSamples:
     """Chunks of the algorithm's own, with advantages and targets at random."""
     generator = torch.Generator().manual_seed(3)
     normal = partial(torch.randn, generator=generator, dtype=dtype)
@@ -72,14 +72,16 @@ def batch_of(algo: DPPO, count: int = 20, dtype: torch.dtype = torch.float32) ->
     weight = torch.full((count, 3), 1 / 3, dtype=dtype)
     keep, advantage, target, value = torch.ones(count, dtype=torch.bool), normal(count), normal(count), normal(count)
     log_prob = (record["log_prob"] * weight[:, None]).sum(-1).flatten()
-    return Samples(record["cond"], record["x"].flatten(0, 1), log_prob, Scores(keep, advantage, target, value, weight))
+    return DenoisingSamples(
+        record["cond"], record["x"].flatten(0, 1), log_prob, Advantages(keep, advantage, target, value, weight)
+    )
 
 
 def weights(module: torch.nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in module.parameters()])
 
 
-def every_row(batch: Samples) -> torch.Tensor:
+def every_row(batch: DenoisingSamples) -> torch.Tensor:
     return torch.arange(len(batch.log_prob))
 
 
@@ -141,7 +143,7 @@ def test_the_tail_that_was_not_executed_does_not_count():
 
 def test_returns_put_each_step_s_weight_where_it_was_executed():
     algo = make(steps=2)
-    seen: list[Samples] = []
+    seen: list[DenoisingSamples] = []
     original = algo.update
     algo.update = lambda batch, progress: (seen.append(batch), original(batch, progress=progress))[1]
     train(algo, rollout_steps=14, total_steps=8 * 14 * 3)  # episodes of 12 steps are cut off amid chunks of 3
@@ -162,7 +164,7 @@ def test_chunks_in_which_physics_failed_are_left_out_and_the_others_keep_their_p
         step(self, action)._replace(valid=torch.arange(self.num_envs) != 2)
     ))  # fmt: skip
     algo, fresh = make(steps=2), make(steps=2)
-    seen: list[Samples] = []
+    seen: list[DenoisingSamples] = []
     original = algo.update
     algo.update = lambda batch, progress: (seen.append(batch), original(batch, progress=progress))[1]
     train(algo, total_steps=8 * 12)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.buffers.rollout_collector import Collector, Rollout
+from robopolicy.buffers.rollout_collector import Rollout, RolloutCollector
 from robopolicy.core.types import STATE
 from robopolicy.envs.wrappers import HistoryEnv
 from robopolicy.policies.chunk_executor import ChunkExecutor
@@ -28,8 +28,8 @@ class Explorer:
         return self.policy.act(obs, noise=noise), {"state": obs[STATE][:, -1], "noise": noise}
 
 
-def collect(num_envs: int, *lengths: int, **options: Any) -> tuple[Collector, list[Rollout]]:
-    collector = Collector(Explorer(), HistoryEnv(PointEnv(num_envs, **options), 1))
+def collect(num_envs: int, *lengths: int, **options: Any) -> tuple[RolloutCollector, list[Rollout]]:
+    collector = RolloutCollector(Explorer(), HistoryEnv(PointEnv(num_envs, **options), 1))
     collector.reset()
     return collector, [collector.collect(length) for length in lengths]
 
@@ -73,7 +73,7 @@ def test_successors_of_a_time_limit_are_the_true_ones():
 
 
 def test_values_are_asked_of_the_frames_that_the_policy_reads():
-    collector = Collector(Explorer(), HistoryEnv(PointEnv(4, horizon=5), 3))
+    collector = RolloutCollector(Explorer(), HistoryEnv(PointEnv(4, horizon=5), 3))
     collector.reset()
     rollout = collector.collect(9)
     assert rollout.last_obs[STATE].shape == (4, 1, 4)

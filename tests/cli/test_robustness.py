@@ -18,7 +18,7 @@ from robopolicy.core.rng import episode_seeds, keyed_normal
 from robopolicy.core.types import STATE
 from robopolicy.envs.perturbations import _STREAM, UNITS, Grid, Perturbed, check_grid, perturbed
 from robopolicy.evaluation.compare import compare
-from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.rollout import evaluate
 from robopolicy.evaluation.statistics import holm, wilson
 from robopolicy.reporting.robustness import Point, Robustness
@@ -150,7 +150,7 @@ def test_the_command(
     assert {p.name for p in folder.glob("*.csv")} == {
         f"episodes-{a}-{b}.csv" for a in ("base", "refined") for b in names
     }
-    rows = Rows.load(folder / "episodes-base-latency-2.csv")
+    rows = EpisodeTable.load(folder / "episodes-base-latency-2.csv")
     assert rows.seeds == episode_seeds("test", 0, 6).tolist() and set(rows.frame["policy"]) != {""}
     facts = json.loads((folder / "robustness.json").read_text())
     assert len(facts["rows"]) == 12 and {"command", "version", "hardware"} <= set(facts)
@@ -168,7 +168,7 @@ def test_the_command(
 def test_tables_by_hand() -> None:
     """8 of 10 against 10 of 10 at nominal, 1 of 10 against 9 of 10 late; three tasks in all, nominal counted once."""
 
-    def pair(a: int, b: int, digest: str) -> tuple[Rows, Rows]:
+    def pair(a: int, b: int, digest: str) -> tuple[EpisodeTable, EpisodeTable]:
         return make_rows([i < a for i in range(10)], digest=digest), make_rows(
             [i < b for i in range(10)], digest=digest
         )

@@ -10,7 +10,7 @@ import pytest
 from robopolicy.cli import compare, eval
 from robopolicy.core.errors import ConfigError
 from robopolicy.evaluation import rollout, saved
-from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.reporting.html_report import write_report
 from robopolicy.reporting.run_reader import label, read_run
 from robopolicy.runs.checkpointer import Checkpointer
@@ -57,7 +57,7 @@ def test_every_kind_of_evaluation_has_a_file_of_its_own(runs: tuple[Path, Path])
         after = files(run)
         assert set(after) - set(before) == {name}
         assert {k: after[k] for k in before} == before, "the others are as they were"
-        assert Rows.load(run / name).frame["policy"].tolist() == rows.frame["policy"].tolist()
+        assert EpisodeTable.load(run / name).frame["policy"].tolist() == rows.frame["policy"].tolist()
         written[name] = name
     for path in ("latest", "best", "step_0000000002", "step_0000000003"):
         assert eval.evaluate(**{**usual, "checkpoint": run / "checkpoints" / path}) is not None
@@ -102,7 +102,7 @@ def test_rows_of_other_code_are_not_reused_silently(
 ) -> None:
     evaluated, evaluate = [], rollout.evaluate
 
-    def counted(*arguments: Any, **options: Any) -> Rows:
+    def counted(*arguments: Any, **options: Any) -> EpisodeTable:
         evaluated.append(1)
         return evaluate(*arguments, **options)
 
@@ -116,7 +116,7 @@ def test_rows_of_other_code_are_not_reused_silently(
     look("1+ga")
     assert "episodes.csv" not in look("1+ga") and len(evaluated) == 1
     assert "episodes.csv: is of code 1+ga, this is 1+gb: evaluated again" in look("1+gb")
-    assert len(evaluated) == 2 and set(Rows.load(runs[0] / "episodes.csv").frame["version"]) == {"1+gb"}
+    assert len(evaluated) == 2 and set(EpisodeTable.load(runs[0] / "episodes.csv").frame["version"]) == {"1+gb"}
     look("1+gb.dirty")
     assert "episodes.csv: reused; 1+gb.dirty has uncommitted changes" in look("1+gb.dirty")
     assert len(evaluated) == 3

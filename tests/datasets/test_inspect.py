@@ -17,7 +17,7 @@ from robopolicy.cli.main import main
 from robopolicy.core.types import Feature
 from robopolicy.datasets.inspect import inspect, ranges
 from robopolicy.datasets.lerobot_writer import DatasetWriter
-from robopolicy.datasets.source import Source
+from robopolicy.datasets.source import DatasetInfo
 from tests.datasets.conftest import ACTION, LENGTHS, OBSERVATION, episode
 from tests.datasets.test_checks import put
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.xdist_group("lerobot")
 
 def said(path: Path, **options: float) -> list[str]:
     """Defects other than that statistics are not those of the edited data."""
-    found = map(str, inspect(Source.open(path), **options))
+    found = map(str, inspect(DatasetInfo.open(path), **options))
     return [d for d in found if "in meta/stats.json, " not in d]
 
 
@@ -83,7 +83,7 @@ def test_defects_of_rows(dataset: Path, edit, key: str, change, expected: list[s
 
 
 def test_intact_datasets_have_none(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert inspect(Source.open(recorded)) == []
+    assert inspect(DatasetInfo.open(recorded)) == []
     assert main(["data", "check", f"dataset={recorded}"]) == 0
     assert "16 frames at 10 Hz, no defects in 4 columns" in capsys.readouterr().out
 
@@ -148,7 +148,7 @@ def test_statistics(dataset: Path, tmp_path: Path) -> None:
         other = json.loads(json.dumps(stats))
         change(other)
         file.write_text(json.dumps(other))
-        return [str(d) for d in inspect(Source.open(dataset))]
+        return [str(d) for d in inspect(DatasetInfo.open(dataset))]
 
     assert damaged(lambda s: None) == []
     (found,) = damaged(lambda s: s["action"].pop("std"))
@@ -160,7 +160,9 @@ def test_statistics(dataset: Path, tmp_path: Path) -> None:
     (found,) = damaged(lambda s: s["action"].update(max=[0.5, s["action"]["max"][1]]))
     assert "stats: action: max of element 0 is 0.5 in meta/stats.json, 0.0" in found and "of other data" in found
     file.unlink()
-    assert [str(d).partition(". ")[0] for d in inspect(Source.open(dataset))] == ["stats: meta/stats.json is missing"]
+    assert [str(d).partition(". ")[0] for d in inspect(DatasetInfo.open(dataset))] == [
+        "stats: meta/stats.json is missing"
+    ]
     file.write_text(json.dumps(stats))
     table_file = next((dataset / "meta" / "episodes").glob("*/*.parquet"))
     table = pq.read_table(table_file)
@@ -169,10 +171,10 @@ def test_statistics(dataset: Path, tmp_path: Path) -> None:
     values[1] = None
     column = pa.array(values, type=table.schema.field(name).type)
     pq.write_table(table.set_column(table.column_names.index(name), name, column), table_file)
-    (found,) = map(str, inspect(Source.open(dataset)))
+    (found,) = map(str, inspect(DatasetInfo.open(dataset)))
     assert found.startswith("stats, episode 1: action: are missing in meta/episodes.")
     pq.write_table(table.drop_columns([name]), table_file)
-    (found,) = map(str, inspect(Source.open(dataset)))
+    (found,) = map(str, inspect(DatasetInfo.open(dataset)))
     assert found.startswith("stats: ") and "'stats/action/mean'" in found and "meta/episodes/" in found
 
 

@@ -9,7 +9,7 @@ from robopolicy.config.registry import register
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import BASE_ACTION, STATE, Feature, Obs, Step
-from robopolicy.evaluation.episode_table import COLUMNS, Rows
+from robopolicy.evaluation.episode_table import COLUMNS, EpisodeTable
 from robopolicy.policies.base import Policy
 from robopolicy.policies.normalizer import Normalizer
 from tests.fakes import PointEnv, PointPolicy
@@ -103,16 +103,18 @@ class ElementwisePoint(PointPolicy):
         self.normalizer = normalizer
 
 
-def outcomes(rows: Rows) -> list[tuple]:
+def outcomes(rows: EpisodeTable) -> list[tuple]:
     """Everything in the rows that must not depend on N."""
     columns = [c for c in COLUMNS if c != "wall_s"]
     return list(rows.frame[columns].itertuples(index=False, name=None))
 
 
-def make_rows(successes: list[bool], *, start: int = 0, digest: str = "d", policy: str = "p", split: int = 2) -> Rows:
+def make_rows(
+    successes: list[bool], *, start: int = 0, digest: str = "d", policy: str = "p", split: int = 2
+) -> EpisodeTable:
     import pandas as pd
 
-    return Rows(
+    return EpisodeTable(
         pd.DataFrame(
             {
                 "seed": [(split << 40) + start + i for i in range(len(successes))],

@@ -8,7 +8,7 @@ import torch
 import robopolicy.utils.provenance as provenance_module
 from robopolicy.core.errors import DataError
 from robopolicy.core.rng import episode_seeds
-from robopolicy.evaluation.episode_table import COLUMNS, Rows
+from robopolicy.evaluation.episode_table import COLUMNS, EpisodeTable
 from robopolicy.evaluation.rollout import evaluate
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.provenance import command, commit, hardware, provenance, version
@@ -20,7 +20,7 @@ from tests.fakes import PointEnv, PointPolicy
 def test_saved_rows_come_back_exactly(tmp_path, suffix):
     rows = evaluate(PointPolicy(noise=0.075), PointEnv(4), episode_seeds("validation", 0, 20))
     path = rows.save(tmp_path / f"episodes.{suffix}")
-    again = Rows.load(path)
+    again = EpisodeTable.load(path)
     assert list(again.frame.columns) == list(COLUMNS)
     assert again.frame.equals(rows.frame)
     assert again.split == "validation"
@@ -29,9 +29,9 @@ def test_saved_rows_come_back_exactly(tmp_path, suffix):
 
 def test_empty_names_stay_empty(tmp_path):
     rows = make_rows([True, False], policy="")
-    assert Rows.load(rows.save(tmp_path / "episodes.csv")).frame["policy"].tolist() == ["", ""]
+    assert EpisodeTable.load(rows.save(tmp_path / "episodes.csv")).frame["policy"].tolist() == ["", ""]
     none = make_rows([])
-    assert len(Rows.load(none.save(tmp_path / "none.csv"))) == 0
+    assert len(EpisodeTable.load(none.save(tmp_path / "none.csv"))) == 0
 
 
 def test_numbers():
@@ -41,29 +41,29 @@ def test_numbers():
     assert rows.metrics()["length"] == pytest.approx((485 * 7 + 15 * 12) / 500)
     assert rows.summary().startswith("success 97.0% (95% CI 95.1–98.2), at end 97.0%, 500 episodes of 7 steps")
     assert rows.split == "test"
-    assert Rows.concat([rows, make_rows([True], start=1000)]).success_rate().value == 486 / 501
-    assert Rows.concat([rows, make_rows([True], split=0)]).split == "mixed"
+    assert EpisodeTable.concat([rows, make_rows([True], start=1000)]).success_rate().value == 486 / 501
+    assert EpisodeTable.concat([rows, make_rows([True], split=0)]).split == "mixed"
 
 
 def test_bad_rows_are_refused(tmp_path):
     rows = make_rows([True, False])
     with pytest.raises(DataError, match=r"columns \['digest'\] are missing"):
-        Rows(rows.frame.drop(columns="digest"))
+        EpisodeTable(rows.frame.drop(columns="digest"))
     with pytest.raises(DataError, match="1 seeds occur twice"):
-        Rows.concat([rows, make_rows([True])])
+        EpisodeTable.concat([rows, make_rows([True])])
     with pytest.raises(DataError, match="diverged episode claims success"):
-        Rows(rows.frame.assign(ended_by="diverged"))
+        EpisodeTable(rows.frame.assign(ended_by="diverged"))
     with pytest.raises(DataError, match="ended_by must be one of"):
-        Rows(rows.frame.assign(ended_by="timeout"))
+        EpisodeTable(rows.frame.assign(ended_by="timeout"))
     with pytest.raises(DataError, match="criterion must be one of"):
         rows.successes("success")
     with pytest.raises(DataError, match=r"\.csv or \.parquet"):
         rows.save(tmp_path / "rows.json")
     with pytest.raises(DataError, match="no such file"):
-        Rows.load(tmp_path / "episodes.csv")
+        EpisodeTable.load(tmp_path / "episodes.csv")
     (tmp_path / "torn.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"torn\.parquet: not readable"):
-        Rows.load(tmp_path / "torn.parquet")
+        EpisodeTable.load(tmp_path / "torn.parquet")
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):

@@ -6,18 +6,18 @@ import pandas as pd
 import pytest
 
 from robopolicy.core.errors import DataError
-from robopolicy.evaluation.episode_table import COLUMNS, Rows
+from robopolicy.evaluation.episode_table import COLUMNS, EpisodeTable
 from robopolicy.evaluation.forgetting import forgetting, frame, table
 
 
-def rows(outcomes: dict[str, list[int]]) -> Rows:
+def rows(outcomes: dict[str, list[int]]) -> EpisodeTable:
     lines = [(task, bool(ok)) for task, found in outcomes.items() for ok in found]
     made = pd.DataFrame(
         {name: [{"str": "", "bool": False}.get(kind, 0) for _ in lines] for name, kind in COLUMNS.items()}
     )
     made["seed"], made["ended_by"] = range(len(lines)), "truncated"
     made["task"], made["success_once"] = zip(*lines, strict=True)
-    return Rows(made)
+    return EpisodeTable(made)
 
 
 def test_by_hand():

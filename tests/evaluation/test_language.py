@@ -13,7 +13,7 @@ from robopolicy.cli.eval import evaluate
 from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.envs.wrappers import wrap_for
-from robopolicy.evaluation.episode_table import COLUMNS, Rows
+from robopolicy.evaluation.episode_table import COLUMNS, EpisodeTable
 from robopolicy.policies.factory import build_policy
 from robopolicy.policies.io import load_policy, save_policy
 from robopolicy.policies.normalizer import Normalizer
@@ -39,7 +39,7 @@ def test_each_variant_has_rows_of_its_own(tmp_path: Path, capsys: pytest.Capture
     first = evaluate(
         checkpoint=checkpoint, task=TASK_NODE, variants=variants, episodes=5, videos=0, out=tmp_path / "out"
     )
-    found = {v: Rows.load(tmp_path / "out" / f"episodes-{v}.csv").frame for v in variants}
+    found = {v: EpisodeTable.load(tmp_path / "out" / f"episodes-{v}.csv").frame for v in variants}
     assert first.frame["task"].tolist() == found["seen"]["task"].tolist()
     for variant in ("words", "told_wrong"):
         assert found[variant]["seed"].tolist() == found["seen"]["seed"].tolist()
@@ -65,7 +65,7 @@ def test_success_by_task():
     frame = pd.DataFrame({name: [empty.get(kind, 0) for _ in lines] for name, kind in COLUMNS.items()})
     frame["seed"], frame["ended_by"] = range(len(lines)), "truncated"
     frame["task"], frame["success_once"] = zip(*lines, strict=True)
-    rows = Rows(frame)
+    rows = EpisodeTable(frame)
     assert {task: rate.value for task, rate in rows.by_task().items()} == {"pick": 0.75, "push": 0.5}
     assert rows.task_table() == "\n   75.0% of   4  pick\n   50.0% of   2  push"
-    assert Rows(frame[frame["task"] == "pick"]).task_table() == ""
+    assert EpisodeTable(frame[frame["task"] == "pick"]).task_table() == ""

@@ -19,7 +19,7 @@ from robopolicy.networks.mlp import ResidualMLP
 from robopolicy.networks.transformer import Transformer
 from robopolicy.networks.unet1d import UNet1d
 from robopolicy.policies.denoising import ChunkDenoiser
-from robopolicy.policies.denoising_chain import Chain, ChainNoise, FloorNoise, LearnedNoise, gaussian_log_prob
+from robopolicy.policies.denoising_chain import ChainNoise, DenoisingChain, FloorNoise, LearnedNoise, gaussian_log_prob
 from robopolicy.policies.diffusion import DiffusionPolicy
 from robopolicy.policies.finetuning import resampled, tuned
 from robopolicy.policies.flow import FlowPolicy
@@ -59,14 +59,14 @@ def noise_of(kind: type[ChainNoise], made: ChunkDenoiser) -> ChainNoise:
     return noise.to(made.times.dtype)
 
 
-def draw(made: ChunkDenoiser, noise: ChainNoise, count: int = 6) -> tuple[Tensor, Tensor, Chain]:
+def draw(made: ChunkDenoiser, noise: ChainNoise, count: int = 6) -> tuple[Tensor, Tensor, DenoisingChain]:
     dtype = made.times.dtype
     cond = made.encode({STATE: torch.randn(count, 1, 3, dtype=dtype)})
     normal = torch.randn(count, *made.chain_noise_shape, dtype=dtype)
     return cond, normal, made.sample_chain(cond, noise=normal, spread=noise)
 
 
-def scored(made: ChunkDenoiser, noise: ChainNoise, cond: Tensor, chain: Chain) -> Tensor:
+def scored(made: ChunkDenoiser, noise: ChainNoise, cond: Tensor, chain: DenoisingChain) -> Tensor:
     """[B K' Ta Da] log-probs of a chain, every step asked anew, in an order of its own."""
     count, steps = len(cond), made.tuned_steps
     rows = torch.randperm(count * steps)

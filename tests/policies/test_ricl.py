@@ -14,7 +14,7 @@ from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.types import STATE, TASK, EnvSpec, Feature
 from robopolicy.datasets.batches import Batches
 from robopolicy.datasets.episodes import Episodes
-from robopolicy.datasets.retrieval import Found
+from robopolicy.datasets.retrieval import Retrieved
 from robopolicy.policies import ricl
 from robopolicy.policies.denoising_chain import FloorNoise
 from robopolicy.policies.factory import build_policy
@@ -358,7 +358,7 @@ def test_shares_that_add_up_to_more_than_all_are_refused():
 
 
 def test_nothing_was_retrieved_for_found_of_too_few():
-    found = Found(torch.tensor([[4, 5]]), torch.tensor([[2.0, 1.0]])).closest(3)
+    found = Retrieved(torch.tensor([[4, 5]]), torch.tensor([[2.0, 1.0]])).closest(3)
     assert found.frame.tolist() == [[5, 4]] and found.distance.tolist() == [[1.0, 2.0]]
 
 

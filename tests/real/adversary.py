@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from robopolicy.real.safety import Governor
+from robopolicy.real.safety import CommandLimiter
 from robopolicy.real.safety.profile import Profile
 
 
@@ -33,7 +33,7 @@ def targets(profile: Profile, arms: int, ticks: int, seed: int = 0):
         yield out
 
 
-def play(governor: Governor, stream) -> np.ndarray:
+def play(governor: CommandLimiter, stream) -> np.ndarray:
     """Published commands [T N n], the rest before them included. An exception inside brakes, and is a bug: it fails."""
     out = list(governor.c.transpose(1, 0, 2)[-4:])
     for target in stream:

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from robopolicy.real.ros2.episode_client import Operator, arm_command, processes
+from robopolicy.real.ros2.episode_client import EpisodeClient, arm_command, processes
 from robopolicy.real.ros2.wiring import load_wiring
 
 TASK = {"_target_": "native", "task": "reach", "horizon": 12, "joint_noise": 0.0, "cameras": ("front",),
@@ -31,7 +31,7 @@ def graph(
     """
     node = [sys.executable, "-m", "tests.real.ros2_graph", str(wiring), str(record), "human" if human else ""]
     arm = arm_command(TASK, str(arm_wiring or wiring), lost=lost, lockstep=True)
-    with processes(arm, node) as running, Operator(load_wiring(str(wiring))) as operator:
+    with processes(arm, node) as running, EpisodeClient(load_wiring(str(wiring))) as operator:
         operator.wait(lambda: all(operator.heard.values()), 600.0, f"both nodes ({[p.poll() for p in running]})")
         yield operator, running
 
@@ -60,7 +60,7 @@ def main() -> None:
             return super().act(obs, **how) * bool((picture > 0).any())
 
     policy_runtime.load_policy = lambda *_, **__: Seeing(env, [0.01, 0.01, -0.005, 0.0, -1.0])
-    options = policy_runtime.Options(Path("none"), TASK, settings={"tcp_speed": 0.5}, lockstep=True,
+    options = policy_runtime.RuntimeOptions(Path("none"), TASK, settings={"tcp_speed": 0.5}, lockstep=True,
                             record=Path(sys.argv[2]) if sys.argv[2] else None,
                             operator=sys.argv[3] == "human")  # fmt: skip
     rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)

@@ -13,9 +13,9 @@ from trajectory_msgs.msg import JointTrajectory
 
 from robopolicy.real.control.robots import State
 from robopolicy.real.control.trajectory_spline import follow, shape
-from robopolicy.real.ros2.outputs import Goals, Positions, Trajectories
+from robopolicy.real.ros2.outputs import Goals, Positions, TrajectoryOutput
 from robopolicy.real.ros2.timeline import Timeline
-from robopolicy.real.ros2.trajectory_stream import Session
+from robopolicy.real.ros2.trajectory_stream import TrajectoryStream
 from robopolicy.real.ros2.upsampling import broken_claims
 from robopolicy.real.ros2.wiring import Wiring, parse
 from robopolicy.real.safety import SafetyChain, load_profile
@@ -136,8 +136,8 @@ class Line:
         elif way.startswith("positions"):
             self.output = Positions(node, self.wiring, None, sleep=lambda _: None, clock=lambda: self.now)
         else:
-            self.output = Trajectories(node, self.wiring, None)
-        self.session = Session(
+            self.output = TrajectoryOutput(node, self.wiring, None)
+        self.session = TrajectoryStream(
             self.chain, lambda *parts: Told(*parts, stream), self.wiring, send=self.output.send, grip=lambda _: None
         )
         home = np.array(self.profile.data["home"])

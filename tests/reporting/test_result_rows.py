@@ -9,7 +9,7 @@ import pytest
 
 from robopolicy.core.errors import DataError
 from robopolicy.evaluation.statistics import wilson
-from robopolicy.reporting.acceptance import Bar, judge, read_goals
+from robopolicy.reporting.acceptance import AcceptanceBar, judge, read_goals
 from robopolicy.reporting.result_rows import Evidence, measured, of_rows, pooled, read, read_all, write
 from robopolicy.reporting.results_page import generate, stale
 from tests.evaluation.points import make_rows
@@ -93,7 +93,7 @@ def test_bad_files_are_named(tmp_path):
         read(tmp_path / "push.json")
 
 
-BAR = Bar(text="", setting="refined", metric="success_rate", min=0.97, count=2, episodes=500)
+BAR = AcceptanceBar(text="", setting="refined", metric="success_rate", min=0.97, count=2, episodes=500)
 
 
 @pytest.mark.parametrize(
@@ -117,16 +117,16 @@ def test_bars(rows, status, reason):
 
 def test_bars_on_other_fields_and_settings():
     rows = [rate(490, s, setting=f"{t}/refined", env_steps=n) for t, s, n in [("a", 0, 10), ("a", 1, 20), ("b", 0, 30)]]
-    steps = Bar(text="", setting="*/refined", metric="success_rate", field="env_steps", max=30, settings=2)
+    steps = AcceptanceBar(text="", setting="*/refined", metric="success_rate", field="env_steps", max=30, settings=2)
     assert judge(steps, rows) == ("met", "10 to 30", "")
     assert judge(replace(steps, min=None, max=None), rows).status == "shown"
     every = {"text": "", "setting": "*/refined", "metric": "success_rate"}
-    assert judge(Bar(**every, settings=3), rows).reason == "2 of 3 settings"
-    assert judge(Bar(**every, count=2), rows).reason == "1 of 2 training seeds"
-    walls = Bar(**every, field="wall_s", max=9)
+    assert judge(AcceptanceBar(**every, settings=3), rows).reason == "2 of 3 settings"
+    assert judge(AcceptanceBar(**every, count=2), rows).reason == "1 of 2 training seeds"
+    walls = AcceptanceBar(**every, field="wall_s", max=9)
     assert judge(walls, rows) == ("incomplete", "–", "3 rows without wall_s")
     ratio = [measured(id="speed", setting="rollout", metric="ratio", interval=0.9, command="x")]
-    assert judge(Bar(text="", setting="rollout", metric="ratio", min=0.85), ratio) == ("met", "0.9", "")
+    assert judge(AcceptanceBar(text="", setting="rollout", metric="ratio", min=0.85), ratio) == ("met", "0.9", "")
 
 
 def docs_with(tmp_path, rows) -> Path:

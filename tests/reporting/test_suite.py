@@ -24,7 +24,7 @@ from robopolicy.core.errors import CheckpointError, ConfigError, DataError, Robo
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import TASK, Feature
 from robopolicy.evaluation import policy_ref, rollout
-from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.policies.factory import build_policy
 from robopolicy.policies.normalizer import Normalizer
 from robopolicy.reporting.suite import Suite, SuiteResult
@@ -350,7 +350,10 @@ def test_fixed_initial_states_are_taken_in_order():
     for split, episodes in (("validation", 1), ("test", 5)):  # the same states again
         with pytest.raises(ConfigError, match=f"a fixed list of 4 .*found split={split}, episodes={episodes}"):
             suite.episode_seeds(split, episodes)
-    assert Rows(make_rows([True, False]).frame.assign(seed=suite.episode_seeds("test", 2).tolist())).split == "test"
+    assert (
+        EpisodeTable(make_rows([True, False]).frame.assign(seed=suite.episode_seeds("test", 2).tolist())).split
+        == "test"
+    )
 
 
 def test_a_policy_of_many_tasks_is_told_which_one_it_is():

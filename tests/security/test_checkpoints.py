@@ -22,19 +22,19 @@ from mcap.records import Chunk
 from robopolicy.core.errors import CheckpointError, ConfigError, DataError, SpecError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import STATE
-from robopolicy.evaluation.episode_table import COLUMNS, Rows
+from robopolicy.evaluation.episode_table import COLUMNS, EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.policies.io import find_policy, read_spec
 from robopolicy.policies.lerobot import policy
 from robopolicy.policies.lerobot.config import decode
-from robopolicy.policies.lerobot.metadata import NOTE, knowledge
+from robopolicy.policies.lerobot.metadata import NOTE, read_metadata
 from robopolicy.policies.lerobot.policy import STEPS, pipeline
 from robopolicy.real.recording import mcap_files
 from robopolicy.real.recording.replay import read, rebuild, reproduce
 from robopolicy.real.ros2.urdf import check_urdf
 from robopolicy.real.ros2.wiring import load_wiring
 from robopolicy.real.safety import SafetyError, load_profile
-from robopolicy.real.safety.command_limiter import Governor
+from robopolicy.real.safety.command_limiter import CommandLimiter
 from robopolicy.real.safety.profile import Profile, settings_of
 from robopolicy.real.safety.profile_data import check_data
 from robopolicy.real.safety.risk import RiskCritic
@@ -311,15 +311,15 @@ def test_a_saved_lerobot_policy_reads_what_its_spec_offers(tmp_path: Path) -> No
 def test_a_lerobot_note_is_typed(tmp_path: Path) -> None:
     note = {"action": SPEC["action"], "dt": 0.05, "tasks": ["t"], "rename": {}}
     (tmp_path / NOTE).write_text(json.dumps(note))
-    assert knowledge(tmp_path).dt == 0.05
+    assert read_metadata(tmp_path).dt == 0.05
     for key, value in (("dt", -1.0), ("dt", "1"), ("rename", {"a": 1}), ("tasks", "t"), ("action", {})):
         (tmp_path / NOTE).write_text(json.dumps({**note, key: value}))
         with pytest.raises(CheckpointError, match=key):
-            knowledge(tmp_path)
+            read_metadata(tmp_path)
     (tmp_path / NOTE).unlink()
     for data in ({"dataset": 3}, {"dataset": {"root": 3}}, {"dataset": {"root": "nul\0"}}):
         (tmp_path / "train_config.json").write_text(json.dumps(data))
-        assert knowledge(tmp_path).action is None
+        assert read_metadata(tmp_path).action is None
 
 
 # --- runs -----------------------------------------------------------------------------------------------------------
@@ -391,13 +391,13 @@ def rows(**changes: Any) -> pd.DataFrame:
 )  # fmt: skip
 def test_episode_rows_hold_what_they_say(tmp_path: Path, column: str, value: Any) -> None:
     with pytest.raises(DataError, match=column):
-        Rows(rows(**{column: value}))
+        EpisodeTable(rows(**{column: value}))
     rows(**{column: value}).to_csv(tmp_path / "episodes.csv", index=False)
     if value == "False":  # in CSV that is how a boolean is spelled
-        assert Rows.load(tmp_path / "episodes.csv").successes() == [False]
+        assert EpisodeTable.load(tmp_path / "episodes.csv").successes() == [False]
         return
     with pytest.raises(DataError, match=r"episode"):
-        Rows.load(tmp_path / "episodes.csv")
+        EpisodeTable.load(tmp_path / "episodes.csv")
 
 
 def test_a_report_runs_no_script_of_a_run(tmp_path: Path) -> None:
@@ -473,7 +473,7 @@ def test_a_profiles_data_fit_one_another(path: tuple[Any, ...], value: Any, key:
     ],
 )  # fmt: skip
 def test_a_governors_state_fits_it(name: str, value: Any) -> None:
-    governor = Governor(load_profile("panda"))
+    governor = CommandLimiter(load_profile("panda"))
     state = governor.state_dict()
     governor.load_state_dict(state)
     with pytest.raises(SafetyError, match="governor"):

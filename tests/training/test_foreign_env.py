@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from robopolicy.algos.residual import ResidualTD3
 from robopolicy.buffers.replay_buffer import Replay
-from robopolicy.buffers.rollout_collector import Collector
+from robopolicy.buffers.rollout_collector import RolloutCollector
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import STATE, Obs, Step, VecEnv
 from robopolicy.envs.wrappers import HistoryEnv, wrap_for
@@ -182,8 +182,8 @@ class Explorer:
         return self.policy.act(obs, noise=noise), {"state": obs[STATE][:, -1], "noise": noise}
 
 
-def collector(env: VecEnv) -> Collector:
-    return Collector(Explorer(env), HistoryEnv(env, 1))
+def collector(env: VecEnv) -> RolloutCollector:
+    return RolloutCollector(Explorer(env), HistoryEnv(env, 1))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from robopolicy.training.regression_monitor import Decline
+from robopolicy.training.regression_monitor import RegressionMonitor
 
 
 def env(num_envs: int = 4, horizon: int = 10) -> Any:
@@ -16,10 +16,10 @@ def env(num_envs: int = 4, horizon: int = 10) -> Any:
 
 
 def said(
-    caplog: pytest.LogCaptureFixture, *successes: int, decline: Decline | None = None, steps: int = 80
+    caplog: pytest.LogCaptureFixture, *successes: int, decline: RegressionMonitor | None = None, steps: int = 80
 ) -> list[str]:
     """What is said where so many of a hundred episodes succeed, hundred after hundred."""
-    decline = decline or Decline("patience")
+    decline = decline or RegressionMonitor("patience")
     caplog.clear()
     for i, count in enumerate(successes):
         decline.add([1.0] * count + [0.0] * (100 - count), steps=steps * (i + 1), env=env())
@@ -44,7 +44,7 @@ def test_a_sure_policy_that_fails_now_and_then_is_a_decline(caplog: pytest.LogCa
 
 
 def test_the_beginning_is_when_every_env_had_time_for_two_episodes() -> None:
-    decline = Decline("")
+    decline = RegressionMonitor("")
     decline.add([1.0] * 100, steps=79, env=env())
     assert decline.first is None
     decline.add([], steps=80, env=env())
@@ -57,7 +57,7 @@ def test_waves_of_envs_that_began_together_are_not_a_decline(
     num_envs: int, rollout: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Half of all episodes succeed, somewhere between a quarter of the horizon and its end; the rest last it out."""
-    generator, horizon, decline = torch.Generator().manual_seed(0), 80, Decline("")
+    generator, horizon, decline = torch.Generator().manual_seed(0), 80, RegressionMonitor("")
 
     def lengths(count: int) -> torch.Tensor:
         early = torch.rand(count, generator=generator) < 0.5
@@ -80,10 +80,10 @@ def test_waves_of_envs_that_began_together_are_not_a_decline(
 
 
 def test_a_resumed_training_remembers(caplog: pytest.LogCaptureFixture) -> None:
-    before, after = Decline(""), Decline("")
+    before, after = RegressionMonitor(""), RegressionMonitor("")
     assert said(caplog, 60, decline=before) == []
     after.load_state_dict(before.state_dict())
     assert len(said(caplog, 20, decline=after)) == 1
-    again = Decline("")
+    again = RegressionMonitor("")
     again.load_state_dict(after.state_dict())
     assert said(caplog, 5, decline=again) == []

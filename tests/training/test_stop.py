@@ -10,7 +10,7 @@ import pytest
 
 from robopolicy.cli.main import main
 from robopolicy.training.off_policy import solved
-from robopolicy.training.regression_monitor import Decline
+from robopolicy.training.regression_monitor import RegressionMonitor
 
 ENV: Any = SimpleNamespace(num_envs=4, spec=SimpleNamespace(horizon=10))
 
@@ -43,7 +43,7 @@ def test_both_loops_end_early_and_stay_ended(
     Until then both keep looking whether the policy gets worse.
     """
     seen: list[float] = []
-    monkeypatch.setattr(Decline, "add", lambda self, success, *, steps, env: seen.extend(success))
+    monkeypatch.setattr(RegressionMonitor, "add", lambda self, success, *, steps, env: seen.extend(success))
     common = ["train", "task=reach", "tracker=quiet", "threads=1", "num_envs=32", "task.horizon=8"]
     data, base = f"dataset={tmp_path / 'data'}", f"base={tmp_path / 'bc'}"
     assert main(["demos", "task=reach", f"out={tmp_path / 'data'}", "episodes=3", "num_envs=4"]) == 0

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.errors import ConfigError
-from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.rollout import evaluate
 from robopolicy.evaluation.statistics import Interval
 from robopolicy.policies.base import Policy
@@ -22,7 +22,7 @@ _VALIDATION = 1 << 40  # the first seed of the validation split: these episodes 
 _ENVS = 500
 
 
-class Exam(ImaginedEnv):
+class ImaginedEvaluation(ImaginedEnv):
     """Episodes whose start and member are fixed beforehand: seed `seeds[i]` begins at `start[i]`, dreamed by `unit[i]`.
 
     seeds: [E] int64. start: [E] int64 into `starts`. unit: [E] uniform numbers that choose a member.
@@ -45,7 +45,7 @@ class Exam(ImaginedEnv):
         super().__init__(world, starts, num_envs, **options)
 
     @classmethod
-    def crossed(cls, env: ImaginedEnv, count: int) -> Exam:
+    def crossed(cls, env: ImaginedEnv, count: int) -> ImaginedEvaluation:
         """Every member of `env`'s world from the same `count` held-out starts, all believed as far as `env` does.
 
         Raises:
@@ -77,7 +77,7 @@ class Exam(ImaginedEnv):
 
 
 @dataclass(frozen=True)
-class Marks:
+class ImaginedScores:
     """What came of M members × S starts, each [M S] bool."""
 
     success: Tensor  # believed to its end
@@ -95,18 +95,18 @@ class Marks:
         return Interval(low.value, low.low, max(low.high, high.high))
 
 
-def examine(policy: Policy, exam: Exam) -> Marks:
+def evaluate_in_imagination(policy: Policy, exam: ImaginedEvaluation) -> ImaginedScores:
     """Run `policy` through all episodes of `exam`; the global generator is left as it was."""
     with torch.random.fork_rng():
         rows = evaluate(policy, exam, exam.seeds)
-    return marks(rows, members=len(exam.unit.unique()))
+    return scores_of(rows, members=len(exam.unit.unique()))
 
 
-def marks(rows: Rows, *, members: int) -> Marks:
+def scores_of(rows: EpisodeTable, *, members: int) -> ImaginedScores:
     """Rows in the order (member, start)."""
     ended = rows.frame["ended_by"]
     columns = (rows.frame["success_once"], ended == "terminated", ended == "diverged")
-    return Marks(*(torch.tensor(c.to_numpy(dtype=bool)).view(members, -1) for c in columns))
+    return ImaginedScores(*(torch.tensor(c.to_numpy(dtype=bool)).view(members, -1) for c in columns))
 
 
 def crossed_bootstrap(values: Tensor, *, level: float, resamples: int = 2000, seed: int = 0) -> Interval:

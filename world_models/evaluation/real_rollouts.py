@@ -13,12 +13,12 @@ from robopolicy.core.types import TASK, Obs, Step, VecEnv
 from robopolicy.datasets.demonstrations import EpisodeBuffer
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.envs.wrappers import Wrapper
-from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.rollout import evaluate
 from robopolicy.policies.base import Policy
 
 
-class RecordedEnv(Wrapper):
+class RecordingEnv(Wrapper):
     """Keeps every episode that ends in it, by its seed; of repeats the first."""
 
     def __init__(self, env: VecEnv) -> None:
@@ -41,15 +41,15 @@ class RecordedEnv(Wrapper):
         return step
 
 
-def roll_out(policy: Policy, env: VecEnv, seeds: Tensor, *, policy_id: str = "") -> tuple[Rows, list[Any]]:
+def roll_out(policy: Policy, env: VecEnv, seeds: Tensor, *, policy_id: str = "") -> tuple[EpisodeTable, list[Any]]:
     """The rows of `seeds` and their episodes, both in that order; `env` emits single frames."""
-    recorded = RecordedEnv(env)
+    recorded = RecordingEnv(env)
     with torch.random.fork_rng():
         rows = evaluate(policy, cast(VecEnv, recorded), seeds, policy_id=policy_id)
     return rows, [recorded.episodes[s] for s in seeds.tolist()]
 
 
-def record_rollouts(policy: Policy, env: VecEnv, seeds: Tensor, out: Path, *, facts: Mapping[str, Any]) -> Rows:
+def record_rollouts(policy: Policy, env: VecEnv, seeds: Tensor, out: Path, *, facts: Mapping[str, Any]) -> EpisodeTable:
     """Roll out `seeds` and write them all, failures and near misses too, as a LeRobotDataset v3 in `out`.
 
     Pictures too, where the env shows them: a model of pictures is refitted on these episodes.

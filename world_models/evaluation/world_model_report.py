@@ -35,7 +35,7 @@ from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.storage import MANIFEST
 from robopolicy.world_models.envs.starts import fitting, made_from
 from robopolicy.world_models.evaluation.calibration import no_better
-from robopolicy.world_models.evaluation.imagined_evaluation import Exam
+from robopolicy.world_models.evaluation.imagined_evaluation import ImaginedEvaluation
 from robopolicy.world_models.evaluation.real_rollouts import roll_out
 from robopolicy.world_models.evaluation.validation import dream, succeeded
 from robopolicy.world_models.models.dynamics import History
@@ -145,7 +145,7 @@ def _of_policy(policy: Policy, config: dict[str, Any], world: World, run_dir: Pa
         )
     starts = History.first(frames, world.spec.action.dim, world.memory)
     numbers, options = torch.arange(count), config["world"]
-    exam = Exam(
+    exam = ImaginedEvaluation(
         world, starts, count, seeds=seeds, start=numbers, unit=(numbers + 0.5) / count,
         trust=1.0 if options.get("trust") is None else options["trust"], sampled=options.get("sampled") is not False,
     )  # fmt: skip

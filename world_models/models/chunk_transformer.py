@@ -23,7 +23,7 @@ from robopolicy.datasets.episodes import Episodes
 from robopolicy.networks.precision import Precision, computing
 from robopolicy.networks.transformer import Attention, feed_forward
 from robopolicy.world_models.models.dynamics import Dynamics, History, Imagined, by_blocks
-from robopolicy.world_models.models.state_transform import Coordinates, check_sizes, hyperbolic, round_up
+from robopolicy.world_models.models.state_transform import StateTransform, check_sizes, hyperbolic, round_up
 
 
 class Latent(NamedTuple):
@@ -119,7 +119,7 @@ class ChunkTransformer(Dynamics):
             )
         self.spec, self.chunk_size, self.unroll = spec, chunk, chunk * chunks
         self.heads, self.modes, self.min_spread, self.block = heads, modes, min_spread, block
-        self.coordinates = Coordinates(spec.observation[STATE], spec.action, periods=periods, fine=fine)
+        self.coordinates = StateTransform(spec.observation[STATE], spec.action, periods=periods, fine=fine)
         self.size, self.action_dim = self.coordinates.size, spec.action.dim
         self.latent_dim = 2 * self.size + chunk * self.action_dim + 2
         self.feature_dim = self.coordinates.feature_dim

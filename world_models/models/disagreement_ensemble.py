@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from robopolicy.networks.critics import EnsembleLayerNorm, EnsembleLinear
 
 
-class Doubters(nn.Module):
+class DisagreementEnsemble(nn.Module):
     """E networks of one hidden layer, [B in_dim] → [E B out_dim], that begin differently."""
 
     def __init__(self, heads: int, in_dim: int, out_dim: int, *, width: int) -> None:

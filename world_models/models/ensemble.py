@@ -25,7 +25,7 @@ from robopolicy.core.types import STATE, TASK, EnvSpec, Metrics, Obs
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.networks.critics import EnsembleLayerNorm, EnsembleLinear
 from robopolicy.world_models.models.dynamics import Dynamics, History, Imagined, by_blocks
-from robopolicy.world_models.models.state_transform import Coordinates, check_sizes, hyperbolic, round_up
+from robopolicy.world_models.models.state_transform import StateTransform, check_sizes, hyperbolic, round_up
 
 
 class PhaseEnsemble(Dynamics):
@@ -66,7 +66,7 @@ class PhaseEnsemble(Dynamics):
         super().__init__()
         check_sizes({"width": width, "block": block})
         self.spec = spec
-        self.coordinates = Coordinates(spec.observation[STATE], spec.action, periods=periods, fine=fine)
+        self.coordinates = StateTransform(spec.observation[STATE], spec.action, periods=periods, fine=fine)
         self.heads, self.elites, self.phases = heads, min(elites, heads), phases
         self.unroll, self.min_spread, self.block = unroll, min_spread, block
         size, in_dim = spec.observation[STATE].shape[0], self.coordinates.in_dim

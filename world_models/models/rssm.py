@@ -22,10 +22,10 @@ from robopolicy.datasets.episodes import Episodes
 from robopolicy.networks.mlp import MLP
 from robopolicy.networks.precision import Precision, computing
 from robopolicy.world_models.models.categoricals import balanced, drawn, keyed, likeliest, mixed, straight_through
-from robopolicy.world_models.models.disagreement_ensemble import Doubters, disagreement
+from robopolicy.world_models.models.disagreement_ensemble import DisagreementEnsemble, disagreement
 from robopolicy.world_models.models.dynamics import Dynamics, History, Imagined, by_blocks
 from robopolicy.world_models.models.image_codec import Pictures
-from robopolicy.world_models.models.state_transform import ROWS, Coordinates, check_sizes, hyperbolic, round_up
+from robopolicy.world_models.models.state_transform import ROWS, StateTransform, check_sizes, hyperbolic, round_up
 
 
 class Track(NamedTuple):
@@ -91,7 +91,7 @@ class RSSM(Dynamics):
         self.units, self.variables, self.classes = units, variables, classes
         self.kl, self.balance, self.free_nats, self.uniform = kl, balance, free_nats, uniform
         self.picture, self.min_spread, self.precision = picture, min_spread, precision
-        self.coordinates = Coordinates(spec.observation[STATE], spec.action, periods=periods, fine=fine)
+        self.coordinates = StateTransform(spec.observation[STATE], spec.action, periods=periods, fine=fine)
         size, in_dim = self.coordinates.size, self.coordinates.in_dim
         self.latent_dim = units + stochastic + size
         self.feature_dim = units + stochastic + self.coordinates.feature_dim
@@ -108,7 +108,7 @@ class RSSM(Dynamics):
         self.move = MLP(units + stochastic + in_dim, round_up(size), width=width, depth=2, norm=True)
         self.lean = nn.Linear(in_dim, round_up(size), bias=False)
         self.log_spread = nn.Parameter(torch.zeros(size))
-        self.doubt = Doubters(doubters, units + stochastic + in_dim, stochastic, width=width)
+        self.doubt = DisagreementEnsemble(doubters, units + stochastic + in_dim, stochastic, width=width)
         with torch.no_grad():
             for parameter in (*self.move[-1].parameters(), self.lean.weight):  # at first, nothing moves
                 parameter.mul_(0.1)

@@ -39,7 +39,7 @@ def check_sizes(sizes: Mapping[str, int]) -> None:
             )
 
 
-class Coordinates(nn.Module):
+class StateTransform(nn.Module):
     """Statistics of states and of their changes, in the units of the data; NaN until `fit`.
 
     Args:
@@ -87,7 +87,7 @@ class Coordinates(nn.Module):
         self.register_buffer("centre", torch.where(finite, (high + low) / 2, 0.0))
         self.register_buffer("reach", torch.where(finite, (high - low) / 2, 1.0))
 
-    def fit(self, episodes: Episodes) -> Coordinates:
+    def fit(self, episodes: Episodes) -> StateTransform:
         """Take statistics over all frames and transitions.
 
         Raises:

@@ -156,7 +156,7 @@ def supervised_contrast(embedding: Tensor, label: Tensor, *, temperature: float)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SuccessVerdict:
     """How a threshold separates E episodes by their highest score."""
 
     threshold: float
@@ -171,11 +171,11 @@ class Verdict:
         return dict(self.__dict__)
 
 
-def verdict(score: Tensor, success: Tensor, threshold: float) -> Verdict:
+def verdict(score: Tensor, success: Tensor, threshold: float) -> SuccessVerdict:
     """Precision and recall over episodes: highest `score` [E] above `threshold` against `success` [E] bool."""
     called = score > threshold
     hits, n = int((called & success).sum()), len(score)
-    return Verdict(
+    return SuccessVerdict(
         threshold,
         precision=hits / max(1, int(called.sum())),
         recall=hits / max(1, int(success.sum())),

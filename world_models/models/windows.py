@@ -18,7 +18,7 @@ from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import STATE
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.policies.normalizer import ACTION, Normalizer
-from robopolicy.world_models.models.state_transform import Coordinates
+from robopolicy.world_models.models.state_transform import StateTransform
 
 _FLAGS = 2
 _LEAST = 1e-3  # of a number's way, that its deviation from the linear model counts at least: less is rounding
@@ -74,7 +74,7 @@ class Tokens(nn.Module):
         super().__init__()
         self.spec, self.length = spec, length
         self.state_dim, self.action_dim = spec.observation[STATE].shape[0], spec.action.dim
-        self.coordinates = Coordinates(spec.observation[STATE], spec.action, periods=periods, fine=fine)
+        self.coordinates = StateTransform(spec.observation[STATE], spec.action, periods=periods, fine=fine)
         self.normalizer = Normalizer({}, spec.action)
         self.token_dim = self.action_dim + self.state_dim + _FLAGS
         inputs = 1 + self.state_dim + length * self.action_dim

@@ -19,7 +19,7 @@ from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import Metrics
 from robopolicy.core.untrusted import below, parse_json, read_bytes, read_json, refusing
 from robopolicy.datasets.metadata import recorded
-from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.policies.base import Policy
 from robopolicy.policies.zero_action import HOLD
 from robopolicy.runs.checkpointer import Checkpointer, load_policy
@@ -28,7 +28,7 @@ from robopolicy.training.train import train_run
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.world_models.envs.starts import run_of
 from robopolicy.world_models.evaluation.calibration import faults
-from robopolicy.world_models.evaluation.imagined_evaluation import Exam, examine
+from robopolicy.world_models.evaluation.imagined_evaluation import ImaginedEvaluation, evaluate_in_imagination
 from robopolicy.world_models.evaluation.real_rollouts import record_rollouts
 from robopolicy.world_models.models.world import load_world
 from robopolicy.world_models.training.gate import LEVEL
@@ -199,13 +199,13 @@ class Rounds:
         """Those of the first `rounds`."""
         return {f"round_{n}": str(self.run_dir / f"round_{n}" / "rollouts") for n in range(1, rounds + 1)}
 
-    def _real(self, policy: Policy, folder: Path, *, first: int, count: int) -> Rows:
+    def _real(self, policy: Policy, folder: Path, *, first: int, count: int) -> EpisodeTable:
         """Each round's own starts, which no training in imagination and no evaluation knows."""
         out, file = folder / "rollouts", folder / "rollouts.csv"
         seeds = episode_seeds("train", int(self.config["seed"]), count, start=_FIRST_SEED + first)
         if not (file.exists() and recorded(out) == "whole"):
             record_rollouts(policy, self.env, seeds, out, facts={"round": folder.name, "episodes": count}).save(file)
-        return Rows.load(file)
+        return EpisodeTable.load(file)
 
     def _refitting(self, state: dict[str, Any], run_dir: Path, number: int) -> dict[str, Any]:
         """The first model's own config, from the newest weights, with all rollouts so far beside its data."""
@@ -228,8 +228,8 @@ class Rounds:
     def _judge(self, policy: Policy, model: Path) -> list[float]:
         """Success of `policy` as `model` has it, with its interval."""
         world = {**self.config["world"], "model": str(model), "even_if_bad": True, "branch": None}
-        exam = Exam.crossed(build(world, "world", num_envs=1, seed=0), self.starts)
-        return list(examine(policy, exam).interval(level=LEVEL, resamples=2_000))
+        exam = ImaginedEvaluation.crossed(build(world, "world", num_envs=1, seed=0), self.starts)
+        return list(evaluate_in_imagination(policy, exam).interval(level=LEVEL, resamples=2_000))
 
 
 def _goes_on(config: dict[str, Any]) -> bool:

@@ -22,7 +22,12 @@ from robopolicy.policies.base import Policy
 from robopolicy.training.off_policy import Checkpoints
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.world_models.envs.imagined import ImaginedEnv
-from robopolicy.world_models.evaluation.imagined_evaluation import Exam, Marks, crossed_bootstrap, examine
+from robopolicy.world_models.evaluation.imagined_evaluation import (
+    ImaginedEvaluation,
+    ImaginedScores,
+    crossed_bootstrap,
+    evaluate_in_imagination,
+)
 
 LEVEL = 0.95  # of the intervals that are shown
 _DIVERGED = 0.01  # share of episodes without finite numbers from which on nothing is believed
@@ -46,7 +51,7 @@ class Gate:
         self,
         *,
         algo: Any,
-        exam: Exam,
+        exam: ImaginedEvaluation,
         truth: Callable[[Policy, int], Metrics] | None = None,
         path: Path | None = None,
         level: float = 0.8,
@@ -58,7 +63,7 @@ class Gate:
         self.level, self.resamples, self.enforce, self.patience = level, resamples, enforce, patience
         self.refused = 0  # policies in a row that were, and are learned on from
         self.accepted: dict[str, Any] | None = None  # state of the algorithm
-        self.marks: Marks | None = None  # of the policy that was accepted last
+        self.marks: ImaginedScores | None = None  # of the policy that was accepted last
         self.true: Metrics = {}  # of that policy too
         self.records: list[dict[str, Any]] = []
 
@@ -72,7 +77,7 @@ class Gate:
         Raises:
             RobopolicyError: already the first policy leaves what the model can compute.
         """
-        marks = examine(policy, self.exam)
+        marks = evaluate_in_imagination(policy, self.exam)
         gain, refusal = self._decide(marks)
         if self.marks is None and refusal:
             raise RobopolicyError(f"world.gate: {refusal}. Train the world model longer, at a lower rate, or on more.")
@@ -91,7 +96,7 @@ class Gate:
         self.algo.load_state_dict(copy.deepcopy(self.accepted))
         self.refused = 0
 
-    def _decide(self, marks: Marks) -> tuple[Interval | None, str]:
+    def _decide(self, marks: ImaginedScores) -> tuple[Interval | None, str]:
         """The gain over the policy that was accepted last, and why it is refused; "" where it is not."""
         lost = float(marks.diverged.double().mean())
         if lost > _DIVERGED:
@@ -109,7 +114,7 @@ class Gate:
             why += f", it goes where the model is not to be believed in {100 * doubted:.0f}% (was {100 * before:.0f}%)"
         return gain, f"{why}: {points}"
 
-    def _write(self, step: int, marks: Marks, gain: Interval | None, accepted: bool, refusal: str) -> Metrics:
+    def _write(self, step: int, marks: ImaginedScores, gain: Interval | None, accepted: bool, refusal: str) -> Metrics:
         assert self.marks is not None
         imagined = marks.interval(level=LEVEL, resamples=self.resamples)
         kept = self.marks.interval(level=LEVEL, resamples=self.resamples)
@@ -157,7 +162,7 @@ class Gate:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.accepted, self.true, self.records = state["accepted"], dict(state["true"]), list(state["records"])
         self.refused = state["refused"]
-        self.marks = None if state["marks"] is None else Marks(**state["marks"])
+        self.marks = None if state["marks"] is None else ImaginedScores(**state["marks"])
         self._save()
 
 
@@ -212,6 +217,6 @@ def gate(
         starts: of held-out episodes; each is dreamed by every member. level, enforce, patience: see Gate.
     """
     return Gate(
-        algo=algo, exam=Exam.crossed(env, starts), truth=truth, path=run_dir / "gate.json", level=level,
+        algo=algo, exam=ImaginedEvaluation.crossed(env, starts), truth=truth, path=run_dir / "gate.json", level=level,
         resamples=resamples, enforce=enforce, patience=patience,
     )  # fmt: skip

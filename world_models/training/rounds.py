@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from robopolicy.evaluation.episode_table import Rows
+from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.statistics import Interval
 from robopolicy.world_models.training.gate import LEVEL
 
@@ -17,7 +17,7 @@ def parted(imagined: Interval, true: Interval) -> bool:
 
 def record_of(
     number: int,
-    rows: Rows,
+    rows: EpisodeTable,
     judged: dict[str, Any],
     *,
     gate: list[dict[str, Any]],

@@ -21,12 +21,12 @@ from robopolicy.core.types import IMAGES, STATE, TASK
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.metadata import num_episodes
-from robopolicy.datasets.source import Source
+from robopolicy.datasets.source import DatasetInfo
 from robopolicy.datasets.tables import Columns, read_table
 from robopolicy.real.datasets.bag_options import BagOptions
 from robopolicy.real.datasets.converted import Converted
 from robopolicy.real.ros2.bags.checks import FASTER, SLOWER
-from robopolicy.real.ros2.bags.messages import BEGIN, Drive, S, messages_of, per_step
+from robopolicy.real.ros2.bags.messages import BEGIN, BagDrive, S, messages_of, per_step
 from robopolicy.real.ros2.bags.to_dataset import RATE_KEY, SUCCESS_KEY, TASK_KEY
 from robopolicy.real.ros2.bags.writer import BagWriter
 from robopolicy.real.ros2.joint_state_adapter import GRIPPER, NamedJoints, joints_of
@@ -54,7 +54,7 @@ def export_bags(
         ConfigError: the wiring has no topic that says what joints were told.
         CheckpointError: the disk is full; nothing is left behind.
     """
-    robot, source = load_wiring(str(options.wiring)), Source.open(dataset)
+    robot, source = load_wiring(str(options.wiring)), DatasetInfo.open(dataset)
     columns = _Columns(source, robot, commanded=options.action == "commanded")
     _check_out(dataset, out, overwrite)
     frames = humans = 0
@@ -98,7 +98,7 @@ def _check_out(dataset: Path, out: Path, overwrite: bool) -> None:
 class _Columns:
     """Which column of a dataset is what on a wiring's topics; raises DataError where one has no place."""
 
-    def __init__(self, source: Source, wiring: Wiring, *, commanded: bool) -> None:
+    def __init__(self, source: DatasetInfo, wiring: Wiring, *, commanded: bool) -> None:
         self.source, self.wiring, self.commanded = source, wiring, commanded
         self.remarks: list[str] = []  # what people should know
         names = source.offered[STATE].names if STATE in source.offered else None
@@ -176,7 +176,7 @@ class _Columns:
                     starts=torch.tensor([0, end - begin]), **part,
                 )  # fmt: skip
 
-    def drive(self, episode: Episodes, number: int) -> Drive:
+    def drive(self, episode: Episodes, number: int) -> BagDrive:
         """Episode `number` by the wiring's joints."""
 
         def last_twice(rows: Array) -> Array:  # what came after the last action is not in a dataset
@@ -196,7 +196,7 @@ class _Columns:
         if self._human is not None:
             marks, starts = self._human
             human = marks[starts[number] : starts[number + 1]]
-        return Drive(
+        return BagDrive(
             dt_ns=episode.dt * S, q=q, qd=qd, opening=None if self.opening is None else state[:, self.opening],
             features=state[:, self._features_at], told=told, grip=grip, human=human,
             pictures={key: episode.obs[key].numpy() for key in self.cameras},

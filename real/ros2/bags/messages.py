@@ -25,7 +25,7 @@ BEGIN = S  # ns of the recorder's clock, and of the arm's, at which every bag be
 Message = tuple[str, int, Any]  # topic, ns since the beginning, message
 
 
-class Drive(NamedTuple):
+class BagDrive(NamedTuple):
     """One episode of T control steps, by the wiring's joints; T + 1 rows where a step's end counts too."""
 
     dt_ns: float
@@ -39,7 +39,7 @@ class Drive(NamedTuple):
     pictures: dict[str, NDArray[np.uint8]]  # [T 3 H W]
 
 
-def messages_of(drive: Drive, features: Sequence[str], wiring: Wiring) -> list[Iterator[Message]]:
+def messages_of(drive: BagDrive, features: Sequence[str], wiring: Wiring) -> list[Iterator[Message]]:
     """Of each topic, in order."""
     made = [_states(drive, wiring), _commands(drive, wiring), _grip(drive, wiring)]
     if features:
@@ -54,7 +54,7 @@ def messages_of(drive: Drive, features: Sequence[str], wiring: Wiring) -> list[I
     return made
 
 
-def _states(drive: Drive, w: Wiring) -> Iterator[Message]:
+def _states(drive: BagDrive, w: Wiring) -> Iterator[Message]:
     topic, fingers = w.topic("joint_states"), np.array(list(w.gripper.values()))
     names, share = (*w.joints, *w.gripper), fingers / max(float(fingers @ fingers), 1e-12)
     for ns, row, part in _times(drive, topic):
@@ -65,7 +65,7 @@ def _states(drive: Drive, w: Wiring) -> Iterator[Message]:
         yield topic.name, ns, messages.joint_state(names, BEGIN + ns, position, velocity)
 
 
-def _commands(drive: Drive, w: Wiring) -> Iterator[Message]:
+def _commands(drive: BagDrive, w: Wiring) -> Iterator[Message]:
     if drive.told is None:
         return
     if (topic := w.topics["joint_commands"]) is not None:
@@ -83,7 +83,7 @@ def _commands(drive: Drive, w: Wiring) -> Iterator[Message]:
         )
 
 
-def _grip(drive: Drive, w: Wiring) -> Iterator[Message]:
+def _grip(drive: BagDrive, w: Wiring) -> Iterator[Message]:
     topic = w.topics["gripper"]
     if drive.grip is not None and topic is not None:
         for row in np.flatnonzero(np.diff(drive.grip, prepend=np.inf)):  # a command comes after what it answers
@@ -91,13 +91,13 @@ def _grip(drive: Drive, w: Wiring) -> Iterator[Message]:
             yield topic.name, at, Float64(data=float(drive.grip[row]))
 
 
-def _held(drive: Drive, topic: Topic, make: Callable[[int, int], Any]) -> Iterator[Message]:
+def _held(drive: BagDrive, topic: Topic, make: Callable[[int, int], Any]) -> Iterator[Message]:
     """What `make` makes of a row and a stamp [ns]."""
     for ns, row, _ in _times(drive, topic):
         yield topic.name, ns, make(row, BEGIN + ns)
 
 
-def _pictures(drive: Drive, taken: NDArray[np.uint8], camera: CameraTopic) -> Iterator[Message]:
+def _pictures(drive: BagDrive, taken: NDArray[np.uint8], camera: CameraTopic) -> Iterator[Message]:
     yield from _held(drive, camera, lambda row, ns: image(taken[min(row, len(taken) - 1)], ns, camera))
 
 
@@ -106,7 +106,7 @@ def per_step(dt: float, topic: Topic) -> int:
     return max(1, round(topic.rate_hz * dt))
 
 
-def _times(drive: Drive, topic: Topic) -> Iterator[tuple[int, int, float]]:
+def _times(drive: BagDrive, topic: Topic) -> Iterator[tuple[int, int, float]]:
     """ns since the beginning, row, and the share of the way to the next row, of all messages on a topic."""
     rows, count = len(drive.q), per_step(drive.dt_ns / S, topic)
     for row in range(rows):

@@ -34,7 +34,7 @@ TASK_KEY, SUCCESS_KEY, RATE_KEY = "robopolicy.task", "robopolicy.success", "robo
 MOVED = 2e-3  # rad or m: what counts as the first motion
 
 
-class Frames(NamedTuple):
+class BagFrames(NamedTuple):
     """One episode of T control steps."""
 
     obs: dict[str, NDArray[Any]]  # [T ...]
@@ -138,7 +138,7 @@ def features_of(streams: Streams, wiring: Wiring) -> dict[str, Feature]:
     return {STATE: Feature((len(names),), names=tuple(names)), **images}
 
 
-def frames_of(streams: Streams, wiring: Wiring, dt: float, *, whole: bool = False) -> Frames:
+def frames_of(streams: Streams, wiring: Wiring, dt: float, *, whole: bool = False) -> BagFrames:
     """The control steps of a bag, from the first motion on; or the `whole` of it.
 
     Raises:
@@ -169,7 +169,7 @@ def frames_of(streams: Streams, wiring: Wiring, dt: float, *, whole: bool = Fals
             f"{spec.high[k]:.3f}"
         )
     obs: dict[str, NDArray[Any]] = {STATE: s.state(seen).astype(np.float32), **s.pictures(seen)}
-    return Frames(obs, np.clip(told[1:], spec.low, spec.high), s.intervened(seen))
+    return BagFrames(obs, np.clip(told[1:], spec.low, spec.high), s.intervened(seen))
 
 
 def _brief(features: dict[str, Feature]) -> list[str]:

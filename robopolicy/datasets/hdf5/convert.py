@@ -16,7 +16,7 @@ from robopolicy.datasets.files import visible
 from robopolicy.datasets.hdf5 import maniskill, minari, robomimic
 from robopolicy.datasets.hdf5.contents import Contents, Group, Trajectory, opened
 from robopolicy.datasets.hdf5.options import Hdf5Options
-from robopolicy.datasets.hdf5.plan import Plan, check, check_file, plan_of
+from robopolicy.datasets.hdf5.plan import ConversionPlan, check, check_file, plan_of
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -35,7 +35,7 @@ FORMATS = {
 }
 
 
-class Converted(NamedTuple):
+class ConvertedFiles(NamedTuple):
     """What became of a file."""
 
     episodes: int
@@ -60,7 +60,7 @@ def find_hdf5(recording: Path) -> Path | None:
 
 def convert_hdf5(
     path: Path, out: Path, options: Hdf5Options, *, only_success: bool = False, overwrite: bool = False
-) -> Converted:
+) -> ConvertedFiles:
     """Write a file as a dataset; everything is checked before the first episode is written.
 
     Raises:
@@ -97,7 +97,7 @@ def convert_hdf5(
     print(f"{contents.format}: {writer.num_episodes} episodes, {frames} frames at {plan.rate_hz:g} Hz in {out}"
           + (f"; not taken: {', '.join(plan.left)}" if plan.left else "")
           + "".join(f"\n  left out {name}: {why}" for name, why in left_out.items()))  # fmt: skip
-    return Converted(writer.num_episodes, frames, left_out)
+    return ConvertedFiles(writer.num_episodes, frames, left_out)
 
 
 def inspect_hdf5(path: Path) -> tuple[Contents, list[Defect]]:
@@ -134,7 +134,7 @@ def _success(episode: Trajectory, options: Hdf5Options) -> NDArray[np.bool_]:
     return found
 
 
-def _observations(episode: Trajectory, plan: Plan) -> dict[str, NDArray[Any]]:
+def _observations(episode: Trajectory, plan: ConversionPlan) -> dict[str, NDArray[Any]]:
     """[T ...] each; the last successor, where there is one, is no frame."""
     length = len(episode.action)
     obs: dict[str, NDArray[Any]] = {}
@@ -148,6 +148,6 @@ def _observations(episode: Trajectory, plan: Plan) -> dict[str, NDArray[Any]]:
     return obs
 
 
-def _actions(episode: Trajectory, plan: Plan, options: Hdf5Options) -> NDArray[Any]:
+def _actions(episode: Trajectory, plan: ConversionPlan, options: Hdf5Options) -> NDArray[Any]:
     values = np.asarray(episode.action[()], dtype=np.float32)
     return np.clip(values, plan.action.low, plan.action.high) if options.clip else values

@@ -65,7 +65,7 @@ class _Kwargs(pydantic.BaseModel):
     sim_config: _Sim | None = None
 
 
-class _Env(pydantic.BaseModel):
+class _ManiSkillEnv(pydantic.BaseModel):
     env_id: str | None = None
     env_kwargs: _Kwargs | None = None
 
@@ -73,7 +73,7 @@ class _Env(pydantic.BaseModel):
 class _Facts(pydantic.BaseModel):
     """X.json."""
 
-    env_info: _Env | None = None
+    env_info: _ManiSkillEnv | None = None
     episodes: Annotated[list[Any], pydantic.Field(min_length=1)]
 
 

@@ -42,7 +42,7 @@ def recognises(file: Group) -> bool:
     return bool(numbered(file, "episode_"))
 
 
-class _Meta(pydantic.BaseModel):
+class _MinariMeta(pydantic.BaseModel):
     """metadata.json, or the attributes that early versions kept instead."""
 
     dataset_id: str | None = None
@@ -51,7 +51,7 @@ class _Meta(pydantic.BaseModel):
     action_space: str | None = None
 
 
-class _Env(pydantic.BaseModel):
+class _MinariEnv(pydantic.BaseModel):
     id: str | None = None
 
 
@@ -63,7 +63,7 @@ class _Space(pydantic.BaseModel):
 
 def read(file: Group, path: Path, filter_key: str | None) -> Contents:
     """What the file holds; what is broken is among its `defects`."""
-    found, meta, env = Defects(), _Meta(), _Env()
+    found, meta, env = Defects(), _MinariMeta(), _MinariEnv()
     names = numbered(file, "episode_")
     where = "metadata.json"
     with found.noted():
@@ -76,7 +76,7 @@ def read(file: Group, path: Path, filter_key: str | None) -> Contents:
         action = _limits(meta.action_space, f"{where}, action_space") if meta.action_space else {}
     with found.noted():
         if meta.env_spec:
-            env = modelled(_Env, parsed(meta.env_spec, f"{where}, env_spec"), f"{where}, env_spec")
+            env = modelled(_MinariEnv, parsed(meta.env_spec, f"{where}, env_spec"), f"{where}, env_spec")
     episodes: list[Trajectory] = []
     for name in names:
         with found.noted():
@@ -87,15 +87,15 @@ def read(file: Group, path: Path, filter_key: str | None) -> Contents:
     )  # fmt: skip
 
 
-def _meta(file: Group, beside: Path) -> _Meta:
+def _meta(file: Group, beside: Path) -> _MinariMeta:
     if not beside.is_file():
         attributes = {k: v.item() if isinstance(v, np.generic) else v for k, v in file.attrs.items()}
-        return modelled(_Meta, attributes, "attributes of the file")
+        return modelled(_MinariMeta, attributes, "attributes of the file")
     try:
         data = read_json(beside)
     except DataError as error:
         raise BrokenError(beside.name, str(error)) from error
-    return modelled(_Meta, data, beside.name)
+    return modelled(_MinariMeta, data, beside.name)
 
 
 def _limits(text: str, where: str) -> dict[str, Any]:

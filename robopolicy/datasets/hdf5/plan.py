@@ -31,7 +31,7 @@ _PER_CHANNEL = ("units", "low", "high")
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConversionPlan:
     """`state`: keys joined to `observation.state`. `images`: our feature → the file's key. `left`: keys that are not
     taken."""
 
@@ -44,7 +44,7 @@ class Plan:
     left: tuple[str, ...]
 
 
-def plan_of(contents: Contents, path: Path, options: Hdf5Options) -> Plan:
+def plan_of(contents: Contents, path: Path, options: Hdf5Options) -> ConversionPlan:
     """What the file says together with what the user says.
 
     Raises:
@@ -76,10 +76,10 @@ def plan_of(contents: Contents, path: Path, options: Hdf5Options) -> Plan:
         raise ConfigError(_please(contents, path, missing))
     state, images, left = _columns(contents, options)
     observation = _features(first, state, images, options.names)
-    return Plan(ActionSpec(**action), float(said or given or 0.0), tasks, observation, state, images, left)
+    return ConversionPlan(ActionSpec(**action), float(said or given or 0.0), tasks, observation, state, images, left)
 
 
-def check(contents: Contents, plan: Plan, options: Hdf5Options) -> list[Defect]:
+def check(contents: Contents, plan: ConversionPlan, options: Hdf5Options) -> list[Defect]:
     """Everything in the file that cannot become a dataset: ragged lengths, missing columns, NaN, actions outside."""
     keys, limits = (*plan.state, *plan.images.values()), None if options.clip else _Limits.of(plan.action)
     return [d for e in contents.episodes for d in _check_one(e, contents, keys, limits, bool(plan.images))]

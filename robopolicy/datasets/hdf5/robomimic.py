@@ -55,7 +55,7 @@ CONTROLLERS: Mapping[tuple[str, bool], Mapping[str, Any]] = {
 }  # fmt: skip
 
 
-class _Kwargs(pydantic.BaseModel):
+class _EnvKwargs(pydantic.BaseModel):
     """`env_kwargs`, as far as any simulator has them."""
 
     control_freq: Rate | None = None
@@ -67,7 +67,7 @@ class _EnvArgs(pydantic.BaseModel):
     type: int | None = None
     env_name: str | None = None
     env_version: str | None = None
-    env_kwargs: _Kwargs | None = None
+    env_kwargs: _EnvKwargs | None = None
 
 
 class _Controller(pydantic.BaseModel):
@@ -85,7 +85,7 @@ class _Problem(pydantic.BaseModel):
     language_instruction: str | list[str] | None = None
 
 
-class _Episode(pydantic.BaseModel):
+class _RobomimicEpisode(pydantic.BaseModel):
     lang: str | None = None
 
 
@@ -110,7 +110,7 @@ def read(file: Group, path: Path, filter_key: str | None) -> Contents:
     with found.noted():
         if "problem_info" in data.attrs:
             problem = modelled(_Problem, parsed(data.attrs["problem_info"], "problem_info"), "problem_info")
-    known = args.env_kwargs or _Kwargs()
+    known = args.env_kwargs or _EnvKwargs()
     with found.noted():
         if args.type == ROBOSUITE:
             control, action = _action(known.controller_configs)
@@ -141,7 +141,7 @@ def _trajectory(demo: Group, sparse: bool, task: str | None) -> Trajectory:
         success = rewards[()] > 0
     if "ep_meta" in demo.attrs:  # RoboCasa's
         where = f"{demo.name}, attribute ep_meta"
-        task = modelled(_Episode, parsed(demo.attrs["ep_meta"], where), where).lang or task
+        task = modelled(_RobomimicEpisode, parsed(demo.attrs["ep_meta"], where), where).lang or task
     return Trajectory(
         demo.name.removeprefix("/data/"), leaves(get(demo, "obs")), column(demo, "actions"), rewards, success,
         None, task, length=whole_attribute(demo, "num_samples"),

@@ -22,18 +22,18 @@ from robopolicy.policies.factory import build_policy
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.lerobot.config import Document, check_inputs, decode, prepared
 from robopolicy.policies.lerobot.kinds import kind_of, seeds_of
-from robopolicy.policies.lerobot.layout import Layout
+from robopolicy.policies.lerobot.layout import NetworkLayout
 from robopolicy.policies.lerobot.policy import LeRobotPolicy, Reader, pipeline
 from robopolicy.policies.normalizer import ACTION, Normalizer
 
 if TYPE_CHECKING:
-    from robopolicy.policies.lerobot.flow_network import Prefix
+    from robopolicy.policies.lerobot.flow_network import FlowPrefix
 
 STEPS = {"smolvla": "num_steps", "pi0": "num_inference_steps", "pi05": "num_inference_steps"}  # S, by type
 
 
 @dataclass(frozen=True)
-class Memory:
+class PrefixCache:
     """How the weights of a large policy are kept and learned.
 
     precision: "bfloat16" halves frozen weights and kept prefixes, and computes in it; what is learned stays in float32.
@@ -58,7 +58,7 @@ class LeRobotFlow(Reader, FlowPolicy):
         SpecError: a type without a flow. CheckpointError: actions that LeRobot changes in other ways than by a scale.
     """
 
-    encoder: Prefix
+    encoder: FlowPrefix
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class LeRobotFlow(Reader, FlowPolicy):
         check_inputs(settings, preprocessor, spec, inputs)
         from robopolicy.policies.lerobot.flow_network import take_apart
 
-        layout = Layout(spec.horizon, spec.action.dim, settings.max_action_dim)
+        layout = NetworkLayout(spec.horizon, spec.action.dim, settings.max_action_dim)
         steps = sampling_steps or int(getattr(settings, STEPS[settings.type]))
         whole = get_policy_class(settings.type)(settings) if network is None else network
         whole.requires_grad_(False)

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 
 from robopolicy.core.types import STATE
-from robopolicy.policies.lerobot.layout import Layout, Sizes
+from robopolicy.policies.lerobot.layout import NetworkLayout, Sizes
 
 _HEADS = ("state_proj", "action_in_proj", "action_out_proj", "action_time_mlp_in", "action_time_mlp_out")
 _ACTS: dict[str, tuple[str, ...]] = {  # layers of the model beside the transformer that belong to the action expert
@@ -55,7 +55,7 @@ class PrefixCache(DynamicCache):
 
 
 @dataclass(frozen=True)
-class Context:
+class FlowContext:
     """What all denoising steps of B chunks share. Adding a time [… 1] sets it; see networks.expert.Context."""
 
     cache: PrefixCache  # L layers of [B heads P d]
@@ -63,11 +63,11 @@ class Context:
     state: Tensor  # [B Ds]
     time: Tensor | None = None  # [M 1] or [1], LeRobot's: 1 is noise
 
-    def __add__(self, time: Tensor) -> Context:
+    def __add__(self, time: Tensor) -> FlowContext:
         return replace(self, time=time)
 
 
-class Prefix(nn.Module):
+class FlowPrefix(nn.Module):
     """cond [B C] of a batch that LeRobot's preprocessor has made: pictures, instruction and state, frozen.
 
     The first F numbers, which critics read, are the mean of the last layer's tokens, normalised, and the state. With
@@ -114,12 +114,14 @@ class FlowExpert(nn.Module):
         compact: compute in bfloat16, whatever the weights are kept in.
     """
 
-    def __init__(self, model: nn.Module, kind: str, layout: Layout, sizes: Sizes, *, steps: int, compact: bool) -> None:
+    def __init__(
+        self, model: nn.Module, kind: str, layout: NetworkLayout, sizes: Sizes, *, steps: int, compact: bool
+    ) -> None:
         super().__init__()
         self.model, self.kind, self.layout, self.sizes = model, kind, layout, sizes
         self.steps, self.compact, self.twice = steps, compact, False
 
-    def embed_cond(self, cond: Tensor) -> Context:
+    def embed_cond(self, cond: Tensor) -> FlowContext:
         """The prefix that cond [B C] holds."""
         s, batch = self.sizes, len(cond)
         count = s.tokens(cond.shape[1], compact=self.compact)
@@ -127,13 +129,13 @@ class FlowExpert(nn.Module):
         numbers = kept.contiguous().view(torch.bfloat16) if self.compact else kept
         keys, values = numbers.view(batch, s.layers, 2, s.heads, count, s.head_dim).unbind(2)
         cache = PrefixCache(tuple((k, v, None) for k, v in zip(keys.unbind(1), values.unbind(1), strict=True)))
-        return Context(cache, seen > 0.5, features[:, s.width :])
+        return FlowContext(cache, seen > 0.5, features[:, s.width :])
 
     def embed_time(self, t: Tensor) -> Tensor:
         """[n 1] LeRobot's times of t [n], of the sampling grid."""
         return (1.0 - (t.double() * self.steps).round() / self.steps).float()[:, None]
 
-    def denoise(self, x: Tensor, embedding: Context) -> Tensor:
+    def denoise(self, x: Tensor, embedding: FlowContext) -> Tensor:
         """Velocity [M R Da] at x [M R Da] of M observations, their time set."""
         assert embedding.time is not None
         time = embedding.time.expand(len(x), 1)[:, 0]
@@ -153,7 +155,7 @@ class FlowExpert(nn.Module):
             setattr(body, name, _twice(getattr(body, name)))
 
 
-def take_apart(policy: Any, layout: Layout, *, steps: int, compact: bool) -> tuple[Prefix, FlowExpert]:
+def take_apart(policy: Any, layout: NetworkLayout, *, steps: int, compact: bool) -> tuple[FlowPrefix, FlowExpert]:
     """Prefix and expert of a policy of LeRobot, which keep its weights: together they hold each of them once.
 
     Args:
@@ -174,7 +176,7 @@ def take_apart(policy: Any, layout: Layout, *, steps: int, compact: bool) -> tup
     sizes = Sizes(text.hidden_size, config.max_state_dim, layers, text.num_key_value_heads, text.head_dim)
     expert = _shell(model, {**mine, _BODY[kind]: acting})
     return (
-        Prefix(prefix, sizes, tokens=config.tokenizer_max_length, compact=compact),
+        FlowPrefix(prefix, sizes, tokens=config.tokenizer_max_length, compact=compact),
         FlowExpert(expert, kind, layout, sizes, steps=steps, compact=compact),
     )
 
@@ -218,7 +220,7 @@ def _smolvla_prefix(policy: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tens
     return seen, hidden, cache
 
 
-def _smolvla_step(model: Any, context: Context, latent: Tensor, time: Tensor) -> Tensor:
+def _smolvla_step(model: Any, context: FlowContext, latent: Tensor, time: Tensor) -> Tensor:
     return model.denoise_step(prefix_pad_masks=context.seen, past_key_values=context.cache, x_t=latent, timestep=time)
 
 
@@ -245,7 +247,7 @@ def _pi_prefix(policy: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, A
     return seen, hidden, cache
 
 
-def _pi_step(model: Any, context: Context, latent: Tensor, time: Tensor) -> Tensor:
+def _pi_step(model: Any, context: FlowContext, latent: Tensor, time: Tensor) -> Tensor:
     """LeRobot's `denoise_step`, which copies the cache at every step."""
     reads = (context.state, latent, time) if "state_proj" in model._modules else (latent, time)
     embedded, own, attends, modulation = model.embed_suffix(*reads)

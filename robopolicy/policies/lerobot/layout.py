@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Layout:
+class NetworkLayout:
     """Latents of H steps of Dl numbers as rows of Da: the chunk first, then what the network pads its actions with.
 
     So whatever reads the first rows of a latent reads actions, and the rest of it is carried along.

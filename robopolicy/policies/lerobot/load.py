@@ -19,7 +19,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.policies.lerobot.config import Document, decode, entrances, prepared
 from robopolicy.policies.lerobot.find import CONFIG, WEIGHTS
 from robopolicy.policies.lerobot.kinds import kind_of
-from robopolicy.policies.lerobot.metadata import Knowledge, knowledge
+from robopolicy.policies.lerobot.metadata import PolicyMetadata, read_metadata
 from robopolicy.policies.lerobot.policy import LeRobotPolicy
 from robopolicy.utils.allocation import allocating_at_most, budget
 from robopolicy.utils.storage import read_tensors, refuse_pickle
@@ -72,7 +72,7 @@ def describe(
     """
     if not settings.input_features or settings.action_feature is None:
         raise CheckpointError(f"{folder}/{CONFIG}: has no input_features, or no 'action' among its output_features")
-    known = knowledge(folder)
+    known = read_metadata(folder)
     features, inputs, clashes = _features(settings, preprocessor, known, env)
     dim = settings.action_feature.shape[0]
     for action, says in ((known.action, known.source), (env.action if env else None, env.id if env else "")):
@@ -108,7 +108,7 @@ def describe(
 
 
 def _features(
-    settings: Any, preprocessor: Document, known: Knowledge, env: EnvSpec | None
+    settings: Any, preprocessor: Document, known: PolicyMetadata, env: EnvSpec | None
 ) -> tuple[dict[str, Feature], dict[str, str], list[str]]:
     """What is read under our names, where each of LeRobot's inputs comes from, and what cannot be."""
     entrance = entrances(preprocessor)

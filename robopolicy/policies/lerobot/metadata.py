@@ -19,7 +19,7 @@ from robopolicy.core.errors import CheckpointError, DataError, SpecError
 from robopolicy.core.specs import ActionFile
 from robopolicy.core.types import TASK, ActionSpec, Feature
 from robopolicy.core.untrusted import Strict, check_links, checked, read_json
-from robopolicy.datasets.source import Source
+from robopolicy.datasets.source import DatasetInfo
 from robopolicy.datasets.tables import task_texts
 from robopolicy.policies.lerobot.find import CONFIG, find_lerobot
 from robopolicy.utils.atomic import write_atomically
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Knowledge:
+class PolicyMetadata:
     """What is known about the data that a policy was trained on; None: unknown. `source`: who says so."""
 
     source: str = ""
@@ -40,7 +40,7 @@ class Knowledge:
     rename: dict[str, str] = field(default_factory=dict)  # LeRobot's key → ours
 
 
-def knowledge(folder: Path) -> Knowledge:
+def read_metadata(folder: Path) -> PolicyMetadata:
     """From the directory's own note, else from the dataset that it was trained on, as far as that says it.
 
     Raises:
@@ -49,26 +49,26 @@ def knowledge(folder: Path) -> Knowledge:
     if (folder / NOTE).is_file():
         note = checked(_Note, read_json(folder / NOTE, finite=False), f"{folder}/{NOTE}")
         try:
-            return Knowledge(NOTE, note.action.action, note.dt, note.tasks, rename=note.rename)
+            return PolicyMetadata(NOTE, note.action.action, note.dt, note.tasks, rename=note.rename)
         except SpecError as error:
             raise CheckpointError(f"{folder}/{NOTE}: damaged ({error}); annotate_policy writes it anew") from error
     file = folder / "train_config.json"
     trained = read_json(file, finite=False).get("dataset") if file.is_file() else None
     root = trained.get("root") if isinstance(trained, dict) else None
     if not isinstance(root, str) or not _is_folder(root):
-        return Knowledge()
+        return PolicyMetadata()
     try:
-        source = Source.open(Path(root))
+        source = DatasetInfo.open(Path(root))
         tasks = tuple(source.meta.tasks) if source.meta else task_texts(source)
     except DataError as error:
         _log.warning("%s: the dataset it was trained on cannot be read: %s", folder.name, error)
-        return Knowledge()
+        return PolicyMetadata()
     observation = {k: v for k, v in source.offered.items() if k != TASK}
     rename = {theirs: ours for ours, theirs in source.names_there.items() if ours != theirs}
     says, dt = f"its dataset {Path(root).name}", 1.0 / source.fps
     if source.meta is None:
-        return Knowledge(says, None, dt, tasks, observation, rename)
-    return Knowledge(says, source.meta.action, source.meta.dt, tasks, observation, rename)
+        return PolicyMetadata(says, None, dt, tasks, observation, rename)
+    return PolicyMetadata(says, source.meta.action, source.meta.dt, tasks, observation, rename)
 
 
 class _Note(Strict):

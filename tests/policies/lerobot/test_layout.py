@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from robopolicy.networks.mlp import MLP, ValueMLP
-from robopolicy.policies.lerobot.layout import Layout, Sizes
+from robopolicy.policies.lerobot.layout import NetworkLayout, Sizes
 
 
 def test_latents_as_rows():
     """By hand: H = 2 of Dl = 5 in rows of Da = 2, and of Da = 3 with a row to fill up."""
     x = torch.arange(10.0).view(1, 2, 5)
-    two, three, all_five = Layout(2, 2, 5), Layout(2, 3, 5), Layout(2, 5, 5)
+    two, three, all_five = NetworkLayout(2, 2, 5), NetworkLayout(2, 3, 5), NetworkLayout(2, 5, 5)
     assert two.pack(x).tolist() == [[[0, 1], [5, 6], [2, 3], [4, 7], [8, 9]]] and two.rows == 5
     assert three.pack(x).tolist() == [[[0, 1, 2], [5, 6, 7], [3, 4, 8], [9, 0, 0]]] and three.rows == 4
     assert torch.equal(all_five.pack(x), x) and all_five.rows == 2

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from robopolicy import sim
-from robopolicy.real.deploy.simulated_cell import SimulatedCell
+from robopolicy.real.deploy.simulated_cell import SimulatedArm
 from tests.real.control.test_robots import WIDE, Drive
 from tests.real.planning.test_chunking import Notes
 
@@ -26,7 +26,7 @@ def executed(stall: int) -> tuple[list[int], int]:
         return torch.tensor([1e-5 * plans, 0.0, 0.0, 0.0, 0.0]).expand(1, policy.spec.horizon, -1).clone()
 
     policy.act = act
-    it = SimulatedCell(env, policy, settings=WIDE)
+    it = SimulatedArm(env, policy, settings=WIDE)
     it.loop.journal, it.loop.buffer.blend = notes, 0
     it.begin(1)
     for tick in range(300):

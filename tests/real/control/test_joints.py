@@ -12,7 +12,7 @@ from robopolicy.core.errors import SpecError
 from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer
-from robopolicy.real.deploy.simulated_cell import SimulatedCell
+from robopolicy.real.deploy.simulated_cell import SimulatedArm
 from robopolicy.real.planning.planner import InlineRunner
 from robopolicy.real.ros2.urdf import check_urdf
 from robopolicy.real.safety import Mode, SafetyChain, SafetyError, load_profile, profile_names
@@ -30,7 +30,7 @@ NAMES = tuple(load_profile("panda").joints)
 def test_a_policy_that_hangs_is_held_and_its_old_chunk_refused():
     """For 10 s: the limits tick on as ever, hold begins when the chunk ends, and what comes late is not executed."""
     env = sim.make("reach", 1, joint_noise=0.0, horizon=2000)
-    it = SimulatedCell(env, Drive(env, [0.01, 0.0, 0.0, 0.0, 0.0]), settings=WIDE)
+    it = SimulatedArm(env, Drive(env, [0.01, 0.0, 0.0, 0.0, 0.0]), settings=WIDE)
     it.begin(1)
     poll, hung = it.loop.runner.poll, [False]
     it.loop.runner.poll = lambda now: None if hung[0] else poll(now)
@@ -190,7 +190,7 @@ def test_actions_are_clamped_to_their_range():
 
 def test_the_arm_is_seen_as_old_as_the_pictures_and_plans_count_from_then():
     env, age = sim.make("reach", 1, joint_noise=0.0, horizon=30), 0.1
-    it = SimulatedCell(env, Drive(env, [0.01, 0.0, 0.0, 0.0, 0.0], steps=8), settings=WIDE, latency=age)
+    it = SimulatedArm(env, Drive(env, [0.01, 0.0, 0.0, 0.0, 0.0], steps=8), settings=WIDE, latency=age)
     was: list[np.ndarray] = []  # [n] rad, of every tick
     ago, asked, late = [], [], []
 
@@ -217,7 +217,7 @@ def test_the_arm_is_seen_as_old_as_the_pictures_and_plans_count_from_then():
 
 def test_a_robot_with_other_joints_is_refused():
     env = sim.make("reach", 1, joint_noise=0.0)
-    it = SimulatedCell(env, Drive(env, [0.0] * 5), settings=WIDE)
+    it = SimulatedArm(env, Drive(env, [0.0] * 5), settings=WIDE)
     it.arm.joints = tuple(reversed(it.arm.joints))
     with pytest.raises(SafetyError, match="robot: joints"):
         ControlLoop(

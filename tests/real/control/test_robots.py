@@ -19,7 +19,7 @@ from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer
 from robopolicy.real.control.robots import MujocoArm, Trouble
 from robopolicy.real.deploy import deploy
 from robopolicy.real.deploy.deploy import report
-from robopolicy.real.deploy.simulated_cell import SimulatedCell
+from robopolicy.real.deploy.simulated_cell import SimulatedArm
 from robopolicy.real.safety import Mode, SafetyError, load_profile
 from robopolicy.real.safety.audit import joint_violations
 from robopolicy.real.safety.profile import Box
@@ -41,9 +41,9 @@ class Drive(Policy):
         return self.action.expand(1, self.spec.horizon, -1).clone()
 
 
-def cell(action: list[float], **options) -> SimulatedCell:
+def cell(action: list[float], **options) -> SimulatedArm:
     env = sim.make("reach", 1, joint_noise=0.0, horizon=20)
-    return SimulatedCell(env, Drive(env, action), settings=WIDE, **options)
+    return SimulatedArm(env, Drive(env, action), settings=WIDE, **options)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_late_actions_are_dropped_never_executed():
 @pytest.mark.parametrize("latency", [0.03, 0.05])  # less than a control step, and all of one: 12.5 ticks
 def test_a_policy_of_one_step_bridges_a_latency_by_acting_a_step_later(latency):
     env = sim.make("reach", 1, joint_noise=0.0, horizon=20)
-    it = SimulatedCell(env, Drive(env, [0.01, 0.01, -0.005, 0.0, -1.0], steps=1), settings=WIDE, latency=latency)
+    it = SimulatedArm(env, Drive(env, [0.01, 0.01, -0.005, 0.0, -1.0], steps=1), settings=WIDE, latency=latency)
     start = it.env.controller.pos[0].copy()
     episode = it.run(3)
     assert np.linalg.norm(it.env.controller.pos[0] - start) > 0.2 and not episode.reasons
@@ -256,7 +256,7 @@ def test_a_plan_that_is_a_little_late_is_hardly_felt(wait, most):
     env = sim.make("reach", 1, joint_noise=0.0, horizon=60)
     policy = Drive(env, [0.004, 0.003, 0.0, 0.0, 0.0])
     policy.act = lambda *_, **__: (policy.action * torch.tensor([1.6, 1.2, 0.8, 0.4])[:, None])[None]
-    it, gaps = SimulatedCell(env, policy, settings=WIDE), []
+    it, gaps = SimulatedArm(env, policy, settings=WIDE), []
     it.loop.early = it.loop.grace = 0.02
     request, poll, asked = it.loop.runner.request, it.loop.runner.poll, [0.0]
     it.loop.runner.request = lambda *args: (asked.append(it.time), request(*args))
@@ -280,7 +280,7 @@ def test_a_plan_that_is_a_little_late_is_hardly_felt(wait, most):
 def test_a_stall_is_not_made_up_for(stall):
     """Nothing ran for so many ticks, neither loop nor arm: it goes on from where it was, not from where it would be."""
     env = sim.make("reach", 1, joint_noise=0.0, horizon=60)
-    it, targets = SimulatedCell(env, Drive(env, [0.004, 0.003, 0.0, 0.0, 0.0]), settings=WIDE), []
+    it, targets = SimulatedArm(env, Drive(env, [0.004, 0.003, 0.0, 0.0, 0.0]), settings=WIDE), []
     it.loop.early = it.loop.grace = 0.02
     filtered = it.chain.filter
     it.chain.filter = lambda target, *args, **how: (targets.append(target), filtered(target, *args, **how))[1]

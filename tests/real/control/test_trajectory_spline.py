@@ -10,7 +10,7 @@ from robopolicy import sim
 from robopolicy.real.control.joints import ChunkBuffer
 from robopolicy.real.control.robots import Trouble
 from robopolicy.real.control.trajectory_spline import behind, shape, spline
-from robopolicy.real.deploy.simulated_cell import SimulatedCell
+from robopolicy.real.deploy.simulated_cell import SimulatedArm
 from robopolicy.real.safety import Mode, load_profile
 from tests.real.control.test_robots import WIDE, Drive, cell
 
@@ -117,7 +117,7 @@ def test_no_action_of_a_plan_is_lost_where_all_waits():
     plan = torch.zeros(1, 8, 5)
     plan[0, :, 0] = 1e-4 * torch.arange(1, 9)
     policy.act = lambda obs, **how: plan.clone()
-    it, taken = SimulatedCell(env, policy, settings=WIDE), []
+    it, taken = SimulatedArm(env, policy, settings=WIDE), []
     decode = it.loop.decoder.decode
     it.loop.decoder.decode = lambda action, *more: (taken.append(action[0]), decode(action, *more))[1]
     it.begin(1)
@@ -141,7 +141,7 @@ def test_a_plan_that_is_put_off_is_done_later_in_full():
 def test_a_policy_of_one_step_bridges_a_latency_of_one(latency):
     """Asked ahead of the control step, off the grid of ticks: one plan a control step all the same."""
     env = sim.make("reach", 1, joint_noise=0.0, horizon=60)
-    it = SimulatedCell(env, Drive(env, [0.001, 0.0, 0.0, 0.0, 0.0], steps=1), settings=WIDE, latency=latency)
+    it = SimulatedArm(env, Drive(env, [0.001, 0.0, 0.0, 0.0, 0.0], steps=1), settings=WIDE, latency=latency)
     it.loop.early, planned = 0.02, []
     request = it.loop.runner.request
     it.loop.runner.request = lambda *args: (planned.append(it.time), request(*args))[1]
@@ -157,7 +157,7 @@ def test_a_policy_of_one_step_bridges_a_latency_of_one(latency):
 
 def test_a_plan_is_dropped_after_a_stall_longer_than_it_may_be_late():
     env = sim.make("reach", 1, joint_noise=0.0, horizon=60)
-    it = SimulatedCell(env, Drive(env, [0.001, 0.0, 0.0, 0.0, 0.0], steps=1), settings=WIDE, latency=0.05)
+    it = SimulatedArm(env, Drive(env, [0.001, 0.0, 0.0, 0.0, 0.0], steps=1), settings=WIDE, latency=0.05)
     it.begin(1)
     for _ in range(70):
         it.loop.tick()

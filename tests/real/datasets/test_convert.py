@@ -13,7 +13,7 @@ from robopolicy.core.errors import DataError
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.real.control.robots import Trouble
 from robopolicy.real.datasets.convert import convert, frames_of
-from robopolicy.real.deploy.simulated_cell import SimulatedCell
+from robopolicy.real.deploy.simulated_cell import SimulatedArm
 from robopolicy.real.recording.recorder import Recorder
 from robopolicy.real.recording.replay import read
 from tests.real.control.test_robots import WIDE, Drive
@@ -23,7 +23,7 @@ SLOW, FAST = [0.001, 0.0005, -0.001, 0.0, -0.5], [0.02, 0.02, -0.02, 0.1, -1.0]
 
 def cell(folder: Path, action: list[float], *, horizon: int = 10, control: str = "delta_pose", **options):
     env = sim.make("reach", 1, joint_noise=0.0, horizon=horizon, control=control)
-    return SimulatedCell(env, Drive(env, action), settings=WIDE, recorder=Recorder(folder), **options)
+    return SimulatedArm(env, Drive(env, action), settings=WIDE, recorder=Recorder(folder), **options)
 
 
 def recorded(folder: Path, action: list[float], seeds=(3,), **options):

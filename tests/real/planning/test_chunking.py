@@ -14,7 +14,7 @@ from robopolicy.core.specs import PolicySpec
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.residual import ResidualPolicy
 from robopolicy.real.control.joints import ChunkBuffer, Delays
-from robopolicy.real.deploy.simulated_cell import SimulatedCell
+from robopolicy.real.deploy.simulated_cell import SimulatedArm
 from robopolicy.real.planning.chunking import RealtimePlanner, check_chunking
 from robopolicy.real.planning.planner import Planner
 from robopolicy.real.planning.remote_planner import RemotePlanner
@@ -50,10 +50,10 @@ class Notes:
         self.chunks.append((chunk.copy(), refused))
 
 
-def cell(chunking: str, *, latency: float = STEP) -> tuple[SimulatedCell, Notes, list]:
+def cell(chunking: str, *, latency: float = STEP) -> tuple[SimulatedArm, Notes, list]:
     """With what its planner was told lies ahead."""
     env = reach()
-    it = SimulatedCell(env, flow(env), settings=WIDE, latency=latency, chunking=chunking)
+    it = SimulatedArm(env, flow(env), settings=WIDE, latency=latency, chunking=chunking)
     notes, told = Notes(), []
     it.loop.journal = notes
     plan = it.loop.runner.planner.plan
@@ -176,7 +176,7 @@ def test_chunks_that_jump_do_not_make_the_arm_jump(latency):
     env = sim.make("reach", 1, control="joint_position", joint_noise=0.0, horizon=40)
     policy = Jumps(env, [0.15] * 7 + [-1.0])
     policy.middle = torch.tensor([*env.task.start[:7], 0.0], dtype=torch.float32)
-    it, commands = SimulatedCell(env, policy, settings=WIDE, latency=latency), []
+    it, commands = SimulatedArm(env, policy, settings=WIDE, latency=latency), []
     filtered = it.chain.filter
 
     def watched(*args, **how):
@@ -191,7 +191,7 @@ def test_chunks_that_jump_do_not_make_the_arm_jump(latency):
     assert np.ptp(np.array(commands), axis=0).min() > 0.01
     for late in (0.3, 0.8):
         with pytest.raises(SpecError, match="can bridge up to 200 ms"):
-            SimulatedCell(env, policy, settings=WIDE, latency=late)
+            SimulatedArm(env, policy, settings=WIDE, latency=late)
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_delays_that_the_policy_was_not_made_for_are_refused():
         check_chunking("rtc", policy, 0.201)
     short = flow(env, horizon=TA + 1)
     with pytest.raises(SpecError, match=r"chunking=rtc: .*up to 1 control steps"):
-        SimulatedCell(env, short, settings=WIDE, latency=0.1, chunking="rtc")
+        SimulatedArm(env, short, settings=WIDE, latency=0.1, chunking="rtc")
     with pytest.raises(SpecError, match="up to 0 control steps"):
         check_chunking("inpaint", flow(env, horizon=TA), 0.0)
     with pytest.raises(SpecError, match=r"expected shape \(8, 5\)"):

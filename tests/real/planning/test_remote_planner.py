@@ -23,7 +23,7 @@ import torch
 from robopolicy import sim
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import STATE
-from robopolicy.real.deploy.simulated_cell import SimulatedCell
+from robopolicy.real.deploy.simulated_cell import SimulatedArm
 from robopolicy.real.planning.planner import Planner, PlanningError
 from robopolicy.real.planning.remote_planner import RemotePlanner
 from robopolicy.real.planning.server import PolicyServer, Token, is_loopback
@@ -251,7 +251,7 @@ def test_the_arm_holds_while_the_server_is_dead_and_goes_on_with_another():
     process = start(target=server.serve, daemon=True)
     process.start()
     server.socket.close()  # the child has its own
-    it = SimulatedCell(env, RemotePlanner(f"127.0.0.1:{server.port}", policy.spec), settings=WIDE)
+    it = SimulatedArm(env, RemotePlanner(f"127.0.0.1:{server.port}", policy.spec), settings=WIDE)
     it.begin(1)
     seen = []
     try:

@@ -16,7 +16,7 @@ from robopolicy.core.types import Feature
 from robopolicy.real.control.joints import Commanded
 from robopolicy.real.control.robots import Trouble
 from robopolicy.real.datasets.convert import value_of
-from robopolicy.real.deploy.simulated_cell import SimulatedCell
+from robopolicy.real.deploy.simulated_cell import SimulatedArm
 from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder, describe, dumps
 from robopolicy.real.recording.replay import Recording, read, rebuild, replay, reproduce
 from robopolicy.real.safety import Mode, SafetyChain, load_profile
@@ -29,9 +29,9 @@ from tests.real.adversary import targets
 from tests.real.control.test_robots import WIDE, Drive
 
 
-def cell(folder: Path, action: list[float], *, horizon: int = 12, **options) -> SimulatedCell:
+def cell(folder: Path, action: list[float], *, horizon: int = 12, **options) -> SimulatedArm:
     env = sim.make("reach", 1, joint_noise=0.0, horizon=horizon)
-    return SimulatedCell(env, Drive(env, action), settings=WIDE, recorder=Recorder(folder), **options)
+    return SimulatedArm(env, Drive(env, action), settings=WIDE, recorder=Recorder(folder), **options)
 
 
 @pytest.fixture(scope="module")
@@ -272,7 +272,7 @@ def test_pictures_survive():
 def test_recording_changes_nothing_of_the_motion(tmp_path):
     def commands(**options):
         env = sim.make("reach", 1, joint_noise=0.0, horizon=6)
-        it = SimulatedCell(env, Drive(env, [0.01, 0.0, 0.0, 0.0, 1.0]), settings=WIDE, **options)
+        it = SimulatedArm(env, Drive(env, [0.01, 0.0, 0.0, 0.0, 1.0]), settings=WIDE, **options)
         it.env.reset(torch.tensor([1]))
         it.arm.place(it.env.physics.qpos[0], it.env.task_state())
         it.run(1)

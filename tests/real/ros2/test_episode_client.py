@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("rclpy")
 
-from robopolicy.real.ros2.episode_client import Operator
+from robopolicy.real.ros2.episode_client import EpisodeClient
 
 
 class Slow:
@@ -24,9 +24,9 @@ class Slow:
         self.said.append(message.data)
 
 
-def alone() -> Operator:
+def alone() -> EpisodeClient:
     """Without a graph: only what it says."""
-    made = Operator.__new__(Operator)
+    made = EpisodeClient.__new__(EpisodeClient)
     made._sign, made._signing, made._enable, made.forwarder = True, threading.Lock(), Slow(), None
     return made
 

@@ -17,7 +17,7 @@ pytest.importorskip("rclpy")
 from robopolicy.real.datasets.convert import convert, frames_of
 from robopolicy.real.recording.replay import read, replay
 from robopolicy.real.ros2 import policy_node, sim_arm_node
-from robopolicy.real.ros2.episode_client import Operator
+from robopolicy.real.ros2.episode_client import EpisodeClient
 from robopolicy.real.ros2.sim_launcher import activate, episodes
 from robopolicy.real.ros2.wiring import FOLDER, load_wiring
 from robopolicy.real.safety import SafetyError
@@ -32,7 +32,7 @@ def domain(monkeypatch):
         monkeypatch.setenv(key, value)
 
 
-def motion(operator: Operator) -> dict[str, str]:
+def motion(operator: EpisodeClient) -> dict[str, str]:
     return operator.status[sim_arm_node.NAME]
 
 
@@ -189,7 +189,7 @@ def test_nodes_end_with_the_process_that_started_them():
     """Killed, so that it cannot end them itself."""
     with subprocess.Popen(
         [sys.executable, "-c", ORPHAN], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as parent, Operator(load_wiring(WIRING)) as operator:  # fmt: skip
+    ) as parent, EpisodeClient(load_wiring(WIRING)) as operator:  # fmt: skip
         pid = int(parent.stdout.readline())
         operator.wait(lambda: operator.heard[sim_arm_node.NAME] > 0, 600.0, "the arm")
         parent.kill()

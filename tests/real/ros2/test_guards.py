@@ -14,16 +14,16 @@ from robopolicy.real.ros2 import trajectory_stream as session_module
 from robopolicy.real.ros2.ages import Ages
 from robopolicy.real.ros2.cdr import TrajectoryBytes
 from robopolicy.real.ros2.clock import ArmClock, Stamps
-from robopolicy.real.ros2.command_history import Ledger
+from robopolicy.real.ros2.command_history import CommandHistory
 from robopolicy.real.ros2.continuity import Continuity
-from robopolicy.real.ros2.episode_client import Operator
+from robopolicy.real.ros2.episode_client import EpisodeClient
 from robopolicy.real.ros2.images import ImageReader
 from robopolicy.real.ros2.messages import StateReader
 from robopolicy.real.ros2.outputs import Positions
 from robopolicy.real.ros2.publishers import Publishers
 from robopolicy.real.ros2.timeline import Timeline
 from robopolicy.real.ros2.topics import Topics
-from robopolicy.real.ros2.trajectory_stream import Session
+from robopolicy.real.ros2.trajectory_stream import TrajectoryStream
 from robopolicy.real.safety import SafetyChain
 from tests.real.ros2 import test_cdr as cdr
 from tests.real.ros2 import test_clock as clocks
@@ -116,10 +116,11 @@ GUARDS = [
           partial(set_between, -15.0, "enable"), (*FAILS, session.SafetyError)),
     Guard("an echo ahead of its commands", session_module, "stamps_of", "clock, most=state, ahead=ahead)",
           "clock, most=state, ahead=100.0)", echo),
-    Guard("a clock that was set", Session, "on_state", "self.clock.restart(stamp, at)", "self.clock.learn(stamp, at)",
+    Guard("a clock that was set", TrajectoryStream, "on_state", "self.clock.restart(stamp, at)",
+          "self.clock.learn(stamp, at)",
           partial(set_between, -15.0, "enable"), (*FAILS, session.SafetyError)),
-    Guard("no other time while it runs", Session, "on_state", "if not running:", "if True:", never),
-    Guard("simulated time that leaps", Session, "on_state", 'self.chain.fault("clock")', "pass",
+    Guard("no other time while it runs", TrajectoryStream, "on_state", "if not running:", "if True:", never),
+    Guard("simulated time that leaps", TrajectoryStream, "on_state", 'self.chain.fault("clock")', "pass",
           partial(session.test_simulated_time_that_leaps_is_a_fault, 3600.0)),
     Guard("the median", ArmClock, "learn", "median + SLACK", "math.inf",
           partial(clocks.test_wrong_stamps_do_not_move_the_clock, 0.2, 10)),
@@ -129,12 +130,14 @@ GUARDS = [
           partial(clocks.test_a_clock_that_was_set_is_followed_within_a_window_and_the_time_before_is_forgotten, 0.2)),
     Guard("a time that is given up", ArmClock, "restart", "elif not self.follow and", "elif False and",
           partial(set_between, -15.0, "enable"), (*FAILS, session.SafetyError)),
-    Guard("time from nothing", Session, "start", "tick, 0.0, self.ages", "self.zero or tick, self.time, self.ages",
+    Guard("time from nothing", TrajectoryStream, "start", "tick, 0.0, self.ages",
+          "self.zero or tick, self.time, self.ages",
           partial(set_between, -15.0, "enable"), (*FAILS, session.SafetyError)),
-    Guard("hours that were slept through", Session, "pump", "if goal - self.ledger.last > KEPT and", "if False and",
+    Guard("hours that were slept through", TrajectoryStream, "pump",
+          "if goal - self.ledger.last > KEPT and", "if False and",
           clocks.test_a_session_that_slept_through_hours_wakes_at_once),
     # -- ages
-    Guard("watchdogs on our clock", Session, "_decide", "self.ages.tell(self.now, self.time)", "pass",
+    Guard("watchdogs on our clock", TrajectoryStream, "_decide", "self.ages.tell(self.now, self.time)", "pass",
           partial(session.test_silence_faults_and_stays, "states")),
     Guard("ages, not times of ticks", Ages, "tell", "time - self.of(dog.name, now)", "time",
           partial(session.test_silence_faults_and_stays, "enable")),
@@ -146,7 +149,7 @@ GUARDS = [
           chain.test_the_enable_is_a_sign_of_life_not_a_message_that_can_get_lost),
     Guard("an enable that is alive", SafetyChain, "activate", "dog.level(now) >= Mode.HOLD", "False",
           chain.test_the_enable_is_a_sign_of_life_not_a_message_that_can_get_lost),
-    Guard("states that waited", Session, "read", "self.ages.of(", "0.0 * self.ages.of(",
+    Guard("states that waited", TrajectoryStream, "read", "self.ages.of(", "0.0 * self.ages.of(",
           session.test_states_that_waited_for_the_node_are_as_old_as_they_are),
     Guard("messages that waited", Topics, "_received", "return now - waited\n", "return now\n",
           with_patch(receipt.test_a_message_is_as_old_as_its_receipt, 2.0, 3.0, 0.0, 2.0)),
@@ -163,13 +166,13 @@ GUARDS = [
           "pass", with_patch(receipt.test_features_of_another_moment_are_not_used)),
     Guard("stamps of pictures", Topics, "_on_image", "self.session.stamps[key].take(_seconds(message), at)", "pass",
           moment("late")),
-    Guard("stamps of echoes", Session, "on_commanded", "self.stamps[PLAYED].take(stamp, at)", "pass", echo),
+    Guard("stamps of echoes", TrajectoryStream, "on_commanded", "self.stamps[PLAYED].take(stamp, at)", "pass", echo),
     # -- whose it is
     Guard("motions that are possible", Continuity, "take", "if not (moved <= most).all():", "if False:",
           clocks.test_joints_move_no_further_than_they_can),
-    Guard("a fault where they are not", Session, "on_state", "self.chain.fault(str(error))", "pass",
+    Guard("a fault where they are not", TrajectoryStream, "on_state", "self.chain.fault(str(error))", "pass",
           partial(session.test_a_state_that_no_motion_leads_to_stops_the_arm, True)),
-    Guard("no start after a jump", Session, "refusals", "found += self.continuity.problems(now)", "pass",
+    Guard("no start after a jump", TrajectoryStream, "refusals", "found += self.continuity.problems(now)", "pass",
           partial(session.test_a_state_that_no_motion_leads_to_stops_the_arm, False)),
     Guard("one publisher while it runs", Publishers, "take", "elif gid != self.owner:", "elif False:",
           clocks.test_while_the_arm_runs_nobody_else_is_listened_to),
@@ -188,9 +191,9 @@ GUARDS = [
     Guard("a description that is late", Topics, "_of_one", "not publishers.latched and", "",
           with_patch(receipt.test_a_description_that_comes_late_stops_no_arm)),
     # -- what the arm plays
-    Guard("foreign commands", Ledger, "heard", 'return "foreign"', 'return ""',
+    Guard("foreign commands", CommandHistory, "heard", 'return "foreign"', 'return ""',
           session.test_an_arm_that_plays_what_nobody_sent_is_a_fault),
-    Guard("foreign commands fault", Session, "on_commanded", 'self.chain.fault("foreign_command")', "pass",
+    Guard("foreign commands fault", TrajectoryStream, "on_commanded", 'self.chain.fault("foreign_command")', "pass",
           session.test_an_arm_that_plays_what_nobody_sent_is_a_fault),
     Guard("shape of a trajectory", Timeline, "offer",
           "points.ndim != 2 or points.shape[1] != n or not len(points)", "False", splices, (*FAILS, ValueError)),
@@ -199,43 +202,43 @@ GUARDS = [
           splices),
     Guard("trajectories far ahead", Timeline, "offer", "if first > self.tick + AHEAD:", "if False:", splices),
     Guard("seam", Timeline, "offer", "if not np.array_equal(", "if False and not np.array_equal(", splices),
-    Guard("a driver that says what it plays", Session, "on_commanded", "self._hear(PLAYED, at)", "pass",
+    Guard("a driver that says what it plays", TrajectoryStream, "on_commanded", "self._hear(PLAYED, at)", "pass",
           session.test_an_echo_that_comes_keeps_the_arm_running),
-    Guard("numbers in the next tick", Session, "read", "if self.unreadable and", "if False and",
+    Guard("numbers in the next tick", TrajectoryStream, "read", "if self.unreadable and", "if False and",
           session.test_a_state_of_numbers_that_are_none_holds_the_arm_in_the_next_tick),
     # -- starting
     Guard("a policy of this robot", inputs, "check_robot", "if found:", "if False:",
           inputs.test_a_spec_that_does_not_match_the_robot),
     Guard("a topic for features", inputs, "check_features", 'and wiring.topics["features"] is None', "and False",
           inputs.test_a_spec_that_does_not_match_the_robot),
-    Guard("a state at all", Session, "refusals", "if state is None:", "if False:", refusals),
-    Guard("a fresh state", Session, "refusals", "not age <= min(", "age > 9 + min(", refusals),
-    Guard("a still arm", Session, "refusals", "not np.abs(state.qd).max() <= STILL", "False",
+    Guard("a state at all", TrajectoryStream, "refusals", "if state is None:", "if False:", refusals),
+    Guard("a fresh state", TrajectoryStream, "refusals", "not age <= min(", "age > 9 + min(", refusals),
+    Guard("a still arm", TrajectoryStream, "refusals", "not np.abs(state.qd).max() <= STILL", "False",
           refusals),
-    Guard("commands heard", Session, "refusals", "and self.commanded is None", "and False", refusals,
+    Guard("commands heard", TrajectoryStream, "refusals", "and self.commanded is None", "and False", refusals,
           (*FAILS, TypeError)),
-    Guard("fresh commands", Session, "refusals", "<= STALE", "<= 10**9", refusals),
-    Guard("arm where it is held", Session, "refusals",
+    Guard("fresh commands", TrajectoryStream, "refusals", "<= STALE", "<= 10**9", refusals),
+    Guard("arm where it is held", TrajectoryStream, "refusals",
           "if not away <= self.chain.profile.astray:", "if False:", refusals),
-    Guard("an operator", Session, "refusals", "not self.ages.silent", "False and self.ages.silent",
+    Guard("an operator", TrajectoryStream, "refusals", "not self.ages.silent", "False and self.ages.silent",
           refusals),
-    Guard("no longer braking", Session, "refusals", "if self.chain.active and not", "if False and not",
+    Guard("no longer braking", TrajectoryStream, "refusals", "if self.chain.active and not", "if False and not",
           session.test_an_emergency_stop_brakes_in_the_next_command),
     # -- stopping
-    Guard("emergency stop", Session, "on_enable", 'self.chain.fault("emergency_stop")', "pass",
+    Guard("emergency stop", TrajectoryStream, "on_enable", 'self.chain.fault("emergency_stop")', "pass",
           session.test_an_emergency_stop_brakes_in_the_next_command),
-    Guard("a stop that nothing hides", Operator, "_on_timer", "with self._signing:", "if True:",
+    Guard("a stop that nothing hides", EpisodeClient, "_on_timer", "with self._signing:", "if True:",
           operator.test_no_enable_follows_an_emergency_stop),
-    Guard("bugs in the loop", Session, "_decide", "except Exception as problem", "except KeyError as problem",
+    Guard("bugs in the loop", TrajectoryStream, "_decide", "except Exception as problem", "except KeyError as problem",
           session.test_whatever_goes_wrong_in_the_loop_brakes_the_arm, (ZeroDivisionError,)),
     # -- positions
     Guard("a stop in time", Positions, "send", "if self.clock() - self._sent > self.timeout_s:", "if False:",
           with_patch(outputs.test_a_stop_is_not_streamed_to_a_driver_that_has_stopped)),
-    Guard("a gap in motion", Session, "_fell_behind", "elif gone > 1 and", "elif False and",
+    Guard("a gap in motion", TrajectoryStream, "_fell_behind", "elif gone > 1 and", "elif False and",
           with_patch(outputs.test_two_missed_in_motion_are_a_fault_for_the_driver_stood_meanwhile)),
-    Guard("the driver's time-out", Session, "_fell_behind", "> self.wiring.output.timeout_s", "> np.inf",
+    Guard("the driver's time-out", TrajectoryStream, "_fell_behind", "> self.wiring.output.timeout_s", "> np.inf",
           with_patch(outputs.test_a_silence_beyond_the_time_out_is_a_fault_and_nothing_more_is_sent)),
-    Guard("no word after giving up", Session, "on_driver", "self.muted = True", "pass",
+    Guard("no word after giving up", TrajectoryStream, "on_driver", "self.muted = True", "pass",
           with_patch(outputs.test_a_silence_beyond_the_time_out_is_a_fault_and_nothing_more_is_sent)),
 ]  # fmt: skip
 

@@ -20,8 +20,8 @@ from robopolicy.real.datasets.convert import _effect
 from robopolicy.real.planning.planner import PlanningError
 from robopolicy.real.recording.recorder import Recorder
 from robopolicy.real.ros2 import policy_runtime as brain_module
-from robopolicy.real.ros2.joint_state_adapter import NamedJoints, PlainObserver
-from robopolicy.real.ros2.policy_runtime import Brain, Options
+from robopolicy.real.ros2.joint_state_adapter import JointStateObserver, NamedJoints
+from robopolicy.real.ros2.policy_runtime import PolicyRuntime, RuntimeOptions
 from robopolicy.real.safety import Mode, SafetyError, load_profile
 from tests.real.planning.test_remote_planner import serving
 from tests.real.ros2.test_messages import HOME, WIRING
@@ -56,7 +56,7 @@ class Follow(Policy):
 
 
 def test_what_it_sees_is_found_by_name():
-    observer = PlainObserver(SPEC, WIRING, (IMAGE,))
+    observer = JointStateObserver(SPEC, WIRING, (IMAGE,))
     assert observer.names == ("ball_x",)
     state = State(HOME, np.arange(7.0), 0.05)
     with pytest.raises(SpecError, match="features: nothing has come"):
@@ -70,10 +70,10 @@ def test_what_it_sees_is_found_by_name():
     assert obs[STATE].shape == (1, 10) and np.allclose(obs[STATE][0], want) and int(obs[IMAGE].max()) == 7
     nameless = replace(SPEC, observation={STATE: Feature((10,))})
     with pytest.raises(SpecError, match="its elements have no names"):
-        PlainObserver(nameless, WIRING)
+        JointStateObserver(nameless, WIRING)
     several = replace(SPEC, observation={**SPEC.observation, TASK: Feature((), "int64")}, tasks=("open", "close"))
     with pytest.raises(SpecError, match=r"one of several tasks, \['open', 'close'\]"):
-        PlainObserver(several, WIRING)
+        JointStateObserver(several, WIRING)
 
 
 def test_what_was_commanded_becomes_its_own_kind_of_action():
@@ -111,21 +111,23 @@ def test_actions_that_are_not_understood_are_refused(change, what):
 def test_it_drives_the_arm_behind_the_limits(monkeypatch, tmp_path):
     """To where it is told, within every limit, and no further once it is shown darkness."""
     monkeypatch.setattr(brain_module, "load_policy", lambda *_, **__: Follow())
-    options = Options(tmp_path, None, settings={"tcp_speed": 0.5}, lockstep=True)
-    brain = Brain(options, WIRING)
+    options = RuntimeOptions(tmp_path, None, settings={"tcp_speed": 0.5}, lockstep=True)
+    brain = PolicyRuntime(options, WIRING)
     assert brain.names == ("ball_x",) and brain.cameras == {IMAGE: (3, 8, 8)} and brain.spec.id == "panda"
     assert {dog.name for dog in brain.chain().watchdogs} == {"state", "enable", "features", "joint_commands", IMAGE}
     assert brain.chain().governor.clock() == 0.0, "simulated time has no late ticks"
-    assert Brain(replace(options, lockstep=False, process=False), WIRING).chain().governor.clock is time.monotonic
-    slow = Brain(replace(options, speed=0.1), WIRING).chain().profile.settings
+    assert (
+        PolicyRuntime(replace(options, lockstep=False, process=False), WIRING).chain().governor.clock is time.monotonic
+    )
+    slow = PolicyRuntime(replace(options, speed=0.1), WIRING).chain().profile.settings
     assert (slow.tcp_speed, slow.velocity) == pytest.approx((0.05, 0.05)), "the second by default is 0.5"
     with pytest.raises(SafetyError, match="energy: the tank needs external torques"):
-        Brain(replace(options, settings={"energy": 2.0}), WIRING).chain()
+        PolicyRuntime(replace(options, settings={"energy": 2.0}), WIRING).chain()
     late = replace(WIRING, cameras={IMAGE: replace(WIRING.cameras[IMAGE], latency_s=0.05)})
-    loop = Brain(options, late).loop(Wire().session, brain.chain(), lambda: 0.0)
+    loop = PolicyRuntime(options, late).loop(Wire().session, brain.chain(), lambda: 0.0)
     assert loop.sight.age == 0.05 and loop.lead == 1, "asked for as much earlier"
     with pytest.raises(SpecError, match=r"chunking=rtc: .* pictures that are 0.05 s old"):
-        Brain(replace(options, chunking="rtc"), late)
+        PolicyRuntime(replace(options, chunking="rtc"), late)
     wire = Wire(make_loop=brain.loop, settings={"tcp_speed": 0.5})
     brain.warm_up(State(HOME, np.zeros(7), 0.08))
     bright, dark = np.full((3, 8, 8), 200, np.uint8), np.zeros((3, 8, 8), np.uint8)
@@ -150,8 +152,8 @@ def test_a_server_plans_in_its_place(monkeypatch, tmp_path):
     monkeypatch.setattr(brain_module, "read_spec", lambda *_, **__: policy.spec)
     monkeypatch.setattr(brain_module, "load_policy", pytest.fail)
     with serving(policy, ident="follow@1") as server:
-        options = Options(tmp_path, None, settings={"tcp_speed": 0.5}, server=f"127.0.0.1:{server.port}")
-        brain = Brain(options, WIRING, Recorder(tmp_path / "r"))
+        options = RuntimeOptions(tmp_path, None, settings={"tcp_speed": 0.5}, server=f"127.0.0.1:{server.port}")
+        brain = PolicyRuntime(options, WIRING, Recorder(tmp_path / "r"))
         assert brain.process is None and brain.planner is brain.policy
         brain.warm_up(State(HOME, np.zeros(7), 0.08))
         brain.begin(brain.chain(), 3)
@@ -167,7 +169,7 @@ def test_a_server_plans_in_its_place(monkeypatch, tmp_path):
         server.spec = unfit
         monkeypatch.setattr(brain_module, "read_spec", lambda *_, **__: unfit)
         with pytest.raises(SpecError, match="flange") as refused:  # which keeps all that it has seen alive
-            Brain(options, WIRING)
+            PolicyRuntime(options, WIRING)
         until = time.monotonic() + 10.0
         while len(server.connections.open) > lines and time.monotonic() < until:
             time.sleep(0.01)
@@ -175,7 +177,7 @@ def test_a_server_plans_in_its_place(monkeypatch, tmp_path):
         server.spec, other = policy.spec, replace(policy.spec, dt=policy.spec.dt / 2)
         monkeypatch.setattr(brain_module, "read_spec", lambda *_, **__: other)
         with pytest.raises(PlanningError, match="refuses: spec: the client expects another policy"):
-            Brain(options, WIRING)
+            PolicyRuntime(options, WIRING)
 
 
 def _messages(folder):

@@ -283,11 +283,11 @@ def test_security_that_is_enforced_and_not_there_starts_nothing():
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_an_arm_with_a_scene_must_follow_as_closely_as_its_distance_says(dry_run):
     """The tracking error follows from the distance; a larger one is refused, but where nothing moves."""
-    from robopolicy.real.ros2.policy_runtime import Brain, Options
+    from robopolicy.real.ros2.policy_runtime import PolicyRuntime, RuntimeOptions
 
     def chain(**settings):
-        brain = Brain.__new__(Brain)
-        brain.options, brain.wiring, brain.dry_run = Options(None, None, settings=settings), WIRING, dry_run
+        brain = PolicyRuntime.__new__(PolicyRuntime)
+        brain.options, brain.wiring, brain.dry_run = RuntimeOptions(None, None, settings=settings), WIRING, dry_run
         brain.recorder, brain.names, brain.cameras = None, (), {}
         return brain.chain()
 

@@ -16,8 +16,8 @@ from trajectory_msgs.msg import JointTrajectory
 
 from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.ros2 import messages
-from robopolicy.real.ros2.outputs import ABORTED, CANCELED, Goals, Positions, Trajectories, output_of
-from robopolicy.real.ros2.trajectory_stream import Session
+from robopolicy.real.ros2.outputs import ABORTED, CANCELED, Goals, Positions, TrajectoryOutput, output_of
+from robopolicy.real.ros2.trajectory_stream import TrajectoryStream
 from robopolicy.real.ros2.wiring import WiringError, parse
 from robopolicy.real.safety import Mode, SafetyError
 from robopolicy.real.safety.audit import joint_violations
@@ -89,7 +89,7 @@ def test_a_way_to_the_driver_that_cannot_work_is_refused(changes, what):
 
 
 def test_the_wiring_chooses():
-    for changes, kind, message in ((STREAM, Positions, "Float64MultiArray"), ({}, Trajectories, "JointTrajectory")):
+    for changes, kind, message in ((STREAM, Positions, "Float64MultiArray"), ({}, TrajectoryOutput, "JointTrajectory")):
         wiring, node = parse(changed(**changes)), Node()
         found = output_of(node, wiring, notice=pytest.fail, fault=pytest.fail)
         assert type(found) is kind and node.kinds == [(message, wiring.output.name)]
@@ -128,7 +128,7 @@ class Stream(Wire):
         monkeypatch.setattr(lines, "WIRING", self.wiring)
         super().__init__(**{"echo": False, **how})
         self.output = Positions(self.node, self.wiring, pytest.fail, sleep=lambda s: self.wait())
-        self.session = Session(
+        self.session = TrajectoryStream(
             self.chain, how.get("make_loop", Sweep), self.wiring, send=self.output.send, grip=lambda opening: None
         )
         self.silent, self.timed_out, self.seen = 0, False, 0

@@ -117,10 +117,10 @@ def brain(monkeypatch, tmp_path):
     def make(task=PLAIN, **more):
         env = brain_module.one_env(task)
         monkeypatch.setattr(brain_module, "load_policy", lambda *_, **__: Policy(env, SLOW, steps=4))
-        options = brain_module.Options(
+        options = brain_module.RuntimeOptions(
             tmp_path, task, settings={"tcp_speed": 0.5}, lockstep=True, operator=True, drive=Drive(rewind_s=0.3), **more
         )
-        made.append(brain_module.Brain(options, wiring, Recorder(tmp_path / "r")))
+        made.append(brain_module.PolicyRuntime(options, wiring, Recorder(tmp_path / "r")))
         return made[-1]
 
     yield make, tmp_path / "r"
@@ -220,10 +220,10 @@ def test_keys_cannot_drive_joint_targets(brain):
 
 def test_a_robot_without_a_topic_for_keys_is_refused():
     pytest.importorskip("rclpy")
-    from robopolicy.real.ros2.episode_client import Operator
+    from robopolicy.real.ros2.episode_client import EpisodeClient
 
     wiring = load_wiring("mujoco_panda")
-    bare = Operator.__new__(Operator)
+    bare = EpisodeClient.__new__(EpisodeClient)
     bare.wiring, bare._keys = replace(wiring, topics={**wiring.topics, "keys": None}), None
     with pytest.raises(SafetyError, match=r"topics\.keys: this robot has none, and it is needed here"):
         bare.listen(lambda: None)

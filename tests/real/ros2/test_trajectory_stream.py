@@ -12,7 +12,7 @@ import pytest
 from robopolicy.real.control.robots import MujocoArm, State
 from robopolicy.real.ros2.clock import ArmClock
 from robopolicy.real.ros2.timeline import MATCH, Timeline
-from robopolicy.real.ros2.trajectory_stream import Session
+from robopolicy.real.ros2.trajectory_stream import TrajectoryStream
 from robopolicy.real.ros2.wiring import load_wiring
 from robopolicy.real.safety import Mode, SafetyChain, SafetyError, load_profile
 from robopolicy.real.safety.audit import joint_violations
@@ -61,7 +61,9 @@ class Wire:
         wiring = wiring or WIRING
         dogs = wiring.watchdogs
         self.chain = SafetyChain(self.profile, dt=DT, state=dogs["state"], enable=dogs["enable"], inputs=inputs)
-        self.session = Session(self.chain, make_loop, wiring, send=self._send, grip=lambda opening: None, follow=follow)
+        self.session = TrajectoryStream(
+            self.chain, make_loop, wiring, send=self._send, grip=lambda opening: None, follow=follow
+        )
         self.arm = MujocoArm(make_task("reach"), self.profile, dt=DT)
         self.now, self.tick, self.glitch = 50.0, 1_000_000, 0.0  # s; of the states' stamps alone
         self.waited = 0.0  # s that states waited for the node

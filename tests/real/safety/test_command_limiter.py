@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from robopolicy.real.safety import Governor, load_profile
+from robopolicy.real.safety import CommandLimiter, load_profile
 
 DT = 0.004
 PROFILE = load_profile("panda")
@@ -15,7 +15,7 @@ JOINT = 2
 def checked(history: list[float], command: float) -> bool:
     """Whether the post-check lets a command pass after the last commands of one joint, oldest first [rad]; the other
     joints rest."""
-    governor = Governor(PROFILE, dt=DT)
+    governor = CommandLimiter(PROFILE, dt=DT)
     home = np.array(PROFILE.data["home"])
     governor.c = np.tile(home, governor.c.shape[1])[None].reshape(governor.c.shape)
     governor.c[0, :, JOINT] = history[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from robopolicy.real.safety import Governor, load_profile, profile_names
+from robopolicy.real.safety import CommandLimiter, load_profile, profile_names
 from robopolicy.real.safety.joint_space import joint_limits
 from robopolicy.real.safety.motion import HISTORY
 from robopolicy.real.safety.path import Path
@@ -25,7 +25,7 @@ SCENE = {
 def test_margins_are_those_of_plain_numpy(robot):
     """Random histories and commands, inside the limits and far outside, several arms at a time."""
     profile = load_profile(robot, tcp_speed=0.8, **SCENE)
-    body = Governor(profile).body
+    body = CommandLimiter(profile).body
     limits = (*joint_limits(profile), *space_limits(body))
     rng, n, signs = np.random.default_rng(3), len(profile.joints), set()
     for size in np.geomspace(1e-3, 1.5, 10):
@@ -56,7 +56,7 @@ def test_margins_are_those_of_plain_numpy(robot):
 def test_decisions_are_those_of_plain_numpy():
     """Along an adversarial motion, candidates that pass and that fail: the same verdict, limit by limit."""
     profile = load_profile("panda", tcp_speed=0.8, **SCENE)
-    governor = Governor(profile)
+    governor = CommandLimiter(profile)
     governor.reset(np.array(profile.data["home"])[None])
     seen = {True: 0, False: 0}
     for k, target in enumerate(targets(profile, 1, 120, seed=11)):

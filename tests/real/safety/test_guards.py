@@ -19,11 +19,11 @@ from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer
 from robopolicy.real.control.robots import MujocoArm
-from robopolicy.real.safety import Governor, SafetyChain, SafetyError, load_profile, profile_names
+from robopolicy.real.safety import CommandLimiter, SafetyChain, SafetyError, load_profile, profile_names
 from robopolicy.real.safety.clearance import KeepOut, Planes, SelfCollision
 from robopolicy.real.safety.command_limiter import ERROR, INPUT, LATE, POST
 from robopolicy.real.safety.energy_tank import EnergyTank
-from robopolicy.real.safety.joint_space import EdgeVelocity, Finite, JointPosition, _Difference
+from robopolicy.real.safety.joint_space import EdgeVelocity, Finite, JointPositionLimit, _Difference
 from robopolicy.real.safety.profile import Box, Plane, Settings
 from robopolicy.real.safety.risk import RiskCritic
 from robopolicy.real.safety.singularity import Singularity
@@ -78,7 +78,7 @@ def with_patch(test: Callable[..., Any], *args: Any) -> Callable[[], Any]:
 trouble = partial(partial, test_limits.test_trouble_inside_brakes_within_the_tick)
 GUARDS = [
     limit("finite", Finite, seen("finite", np.nan, 0.0)),
-    limit("joint_position", JointPosition, seen("joint_position", 5.0, 0.0)),
+    limit("joint_position", JointPositionLimit, seen("joint_position", 5.0, 0.0)),
     limit("joint_velocity", _Difference, seen("joint_velocity", 0.01, 0.01)),
     limit("joint_acceleration", _Difference, seen("joint_acceleration", 0.0, 1.3e-4)),
     limit("joint_jerk", _Difference, seen("joint_jerk", 0.0, 5.5e-5)),
@@ -91,23 +91,23 @@ GUARDS = [
     limit("singularity", Singularity, needed("singularity")),
     limit("energy", EnergyTank, partial(test_chain.test_a_wall_met_at_speed_gets_no_more_than_the_tank_holds, 0.3)),
     # -- governor
-    Guard(INPUT, Governor, "_readable", "~np.asarray((np.abs(target) < 1e6).all(axis=1))",
+    Guard(INPUT, CommandLimiter, "_readable", "~np.asarray((np.abs(target) < 1e6).all(axis=1))",
           "np.zeros(len(target), bool)",
           partial(test_limits.test_one_unreadable_number_brakes_in_the_same_tick, np.nan), (*FAILS, ValueError)),
-    Guard(LATE, Governor, "filter", "self.clock() - start > self.budget", "False", trouble("late")),
-    Guard(POST, Governor, "filter", "going & ~self._post_check(command)", "going & False",
+    Guard(LATE, CommandLimiter, "filter", "self.clock() - start > self.budget", "False", trouble("late")),
+    Guard(POST, CommandLimiter, "filter", "going & ~self._post_check(command)", "going & False",
           with_patch(test_limits.test_the_post_check_stands_alone)),
-    Guard(ERROR, Governor, "filter", "except Exception", "except ZeroDivisionError", trouble("exception"),
+    Guard(ERROR, CommandLimiter, "filter", "except Exception", "except ZeroDivisionError", trouble("exception"),
           (test_limits.Broken,)),
-    Guard("certified stop", Governor, "_accept", "if some(going):", "if False:",
+    Guard("certified stop", CommandLimiter, "_accept", "if some(going):", "if False:",
           test_limits.test_the_stop_is_as_short_as_physics_lets_it_be),
-    Guard("known position", Governor, "filter", "if not every(self.active):", "if False:",
+    Guard("known position", CommandLimiter, "filter", "if not every(self.active):", "if False:",
           test_limits.test_an_arm_that_stands_wrong_is_refused_with_the_limit_named),
-    Guard("certified rest", Governor, "reset", "if failed.any():", "if False:",
+    Guard("certified rest", CommandLimiter, "reset", "if failed.any():", "if False:",
           test_limits.test_an_arm_that_stands_wrong_is_refused_with_the_limit_named),
-    Guard("readable rest", Governor, "reset", "or not np.isfinite(q).all()", "",
+    Guard("readable rest", CommandLimiter, "reset", "or not np.isfinite(q).all()", "",
           test_limits.test_an_arm_that_stands_wrong_is_refused_with_the_limit_named, (*FAILS, ValueError)),
-    Guard("lost commands", Governor, "heard", "if np.array_equal(played, self.c[0, -1]) or", "if True or",
+    Guard("lost commands", CommandLimiter, "heard", "if np.array_equal(played, self.c[0, -1]) or", "if True or",
           partial(test_robots.test_a_policy_drives_the_arm_and_the_arm_never_aborts, 0.0, 0.05)),
     # -- projection
     Guard("finite programme", test_projection, "project", "if not _stack(", "if None is _stack(",

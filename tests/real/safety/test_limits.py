@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from robopolicy.real.safety import Governor, SafetyError, load_profile, profile_names
+from robopolicy.real.safety import CommandLimiter, SafetyError, load_profile, profile_names
 from robopolicy.real.safety.audit import joint_violations, space_violations
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.joint_space import joint_limits
@@ -28,8 +28,8 @@ def home(profile: Profile) -> np.ndarray:
     return np.array(profile.data["home"], dtype=np.float64)
 
 
-def ready(profile: Profile, **options) -> Governor:
-    governor = Governor(profile, **options)
+def ready(profile: Profile, **options) -> CommandLimiter:
+    governor = CommandLimiter(profile, **options)
     governor.reset(np.tile(home(profile), (governor.num_arms, 1)))
     return governor
 
@@ -273,7 +273,7 @@ def test_the_post_check_stands_alone(monkeypatch):
 
 
 def test_an_arm_that_stands_wrong_is_refused_with_the_limit_named():
-    governor = Governor(load_profile("panda", workspace=Box((0.0, 0.5, 0.0), (0.1, 0.6, 0.1))))
+    governor = CommandLimiter(load_profile("panda", workspace=Box((0.0, 0.5, 0.0), (0.1, 0.6, 0.1))))
     with pytest.raises(SafetyError, match="workspace"):
         governor.reset(home(governor.profile)[None])
     with pytest.raises(SafetyError, match="reset"):

@@ -14,8 +14,8 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.real.teleoperation import gamepad
 from robopolicy.real.teleoperation.gamepad import Gamepad
 from robopolicy.real.teleoperation.keys import OTHER, InputLostError
-from robopolicy.real.teleoperation.teleoperated_sim import OperatedCell, source_of, stick_of
-from robopolicy.real.teleoperation.teleoperator import AXES, Drive, Hand
+from robopolicy.real.teleoperation.teleoperated_sim import TeleoperatedSim, source_of, stick_of
+from robopolicy.real.teleoperation.teleoperator import AXES, Drive, Teleoperator
 from tests.real.control.test_robots import WIDE
 from tests.real.control.test_robots import Drive as Policy
 from tests.real.teleoperation.test_teleoperator import DT, HERE, SPEC
@@ -153,7 +153,7 @@ def test_a_pad_that_is_gone_is_gone_for_good():
 
 # -- a hand at it -----------------------------------------------------------------------------------------------------
 def test_deflections_become_actions_within_the_bounds(pipe):
-    hand = Hand(pipe.pad, SPEC, DT, Drive(speed=0.15, turn=0.8), stick=pipe.pad.stick)
+    hand = Teleoperator(pipe.pad, SPEC, DT, Drive(speed=0.15, turn=0.8), stick=pipe.pad.stick)
     pipe.press(RB)
     hand.order(0.0, HERE)
     pipe.push(LY, -1.0)
@@ -165,7 +165,7 @@ def test_deflections_become_actions_within_the_bounds(pipe):
 
 
 def test_going_back_ends_when_the_button_is_let_go(pipe):
-    hand = Hand(pipe.pad, SPEC, DT, Drive(rewind_s=5.0), policy=True, stick=pipe.pad.stick)
+    hand = Teleoperator(pipe.pad, SPEC, DT, Drive(rewind_s=5.0), policy=True, stick=pipe.pad.stick)
     for k in range(40):
         assert hand.order(k * DT, HERE._replace(q=np.full(7, 0.01 * k))) is None
     here = HERE._replace(q=np.full(7, 0.4))
@@ -185,9 +185,9 @@ def test_going_back_ends_when_the_button_is_let_go(pipe):
 def test_an_arm_is_driven_behind_the_limits_and_stops_when_the_pad_goes():
     """Full deflection for a second, through the limits; then the pad is unplugged at speed."""
     pipe, env = Pipe(), sim.make("reach", 1, joint_noise=0.0)
-    hand = Hand(pipe.pad, env.spec.action, env.dt, Drive(episode_s=3.0), policy=True, first="human",
+    hand = Teleoperator(pipe.pad, env.spec.action, env.dt, Drive(episode_s=3.0), policy=True, first="human",
                 stick=pipe.pad.stick)  # fmt: skip
-    cell = OperatedCell(env, Policy(env, [0.0] * 5), hand=hand, settings=WIDE)
+    cell = TeleoperatedSim(env, Policy(env, [0.0] * 5), hand=hand, settings=WIDE)
     ticked, fastest, begun, at = cell.ticked, [], [], []
 
     def script() -> None:

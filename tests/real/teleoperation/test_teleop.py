@@ -22,9 +22,9 @@ from robopolicy.real.recording.recorder import Recorder
 from robopolicy.real.recording.replay import read, reproduce
 from robopolicy.real.teleoperation import teleoperated_sim
 from robopolicy.real.teleoperation.keys import InputLostError
-from robopolicy.real.teleoperation.teleop import Shown, record
-from robopolicy.real.teleoperation.teleoperated_sim import OperatedCell, first_interrupt
-from robopolicy.real.teleoperation.teleoperator import Drive, Hand
+from robopolicy.real.teleoperation.teleop import TeleopDisplay, record
+from robopolicy.real.teleoperation.teleoperated_sim import TeleoperatedSim, first_interrupt
+from robopolicy.real.teleoperation.teleoperator import Drive, Teleoperator
 from tests.real.control.test_robots import WIDE
 from tests.real.control.test_robots import Drive as Policy
 
@@ -36,7 +36,7 @@ class Script:
 
     def __init__(self, *pressed: tuple[float, str], then=(), until: float = np.inf) -> None:
         self.episodes, self.until = [pressed, *then], until
-        self.cell: OperatedCell | None = None
+        self.cell: TeleoperatedSim | None = None
         self.begun, self.left = -1.0, []
 
     def __call__(self) -> str | None:
@@ -49,8 +49,8 @@ class Script:
             raise InputLostError("gone")
         return self.left.pop(0)[1] if self.left and self.left[0][0] <= now + 1e-9 else None
 
-    def make(self, *args, **options) -> OperatedCell:
-        self.cell = OperatedCell(*args, **options)
+    def make(self, *args, **options) -> TeleoperatedSim:
+        self.cell = TeleoperatedSim(*args, **options)
         self.cell.loop.origin = -1.0
         return self.cell
 
@@ -62,7 +62,7 @@ def held(key: str, begin: float, end: float) -> list[tuple[float, str]]:
 def with_policy(keys: Script, *, seconds: float = 1.5, action=SLOW, steps: int = 4, first="policy", **options):
     """A cell whose policy goes one way, and the actions that were planned."""
     env = sim.make("reach", 1, joint_noise=0.0)
-    hand = Hand(keys, env.spec.action, env.dt, Drive(episode_s=seconds, rewind_s=0.3), policy=True, first=first)
+    hand = Teleoperator(keys, env.spec.action, env.dt, Drive(episode_s=seconds, rewind_s=0.3), policy=True, first=first)
     cell = keys.make(env, Policy(env, action, steps=steps), hand=hand, settings=WIDE, **options)
     commands = []
     advance = cell.arm.advance
@@ -188,7 +188,7 @@ def test_deploy_lets_an_operator_in_and_ends_when_told(keys, monkeypatch, capsys
 
     monkeypatch.setattr(teleoperated_sim, "Terminal", Keyboard)
     monkeypatch.setattr(teleoperated_sim, "RealTime", lambda: teleoperated_sim.nothing)
-    monkeypatch.setattr(teleoperated_sim, "OperatedCell", script.make)
+    monkeypatch.setattr(teleoperated_sim, "TeleoperatedSim", script.make)
     d = Deployment(tmp_path, "latest", {}, env, Policy(env, SLOW), WIDE, (3, 4, 5), operator="keyboard",
                    drive=Drive(episode_s=0.3), record=tmp_path / "r")  # fmt: skip
     done = list(in_process(d))
@@ -241,8 +241,8 @@ class Pilot:
     def __init__(self, *verdicts: str) -> None:
         self.verdicts, self.cell, self.done, self.queue, self.seeds, self.calls = [*verdicts, "x"], None, -1, [], [], 0
 
-    def make(self, *args, **options) -> OperatedCell:
-        self.cell = OperatedCell(*args, **options)
+    def make(self, *args, **options) -> TeleoperatedSim:
+        self.cell = TeleoperatedSim(*args, **options)
         run = self.cell.run
         self.cell.run = lambda seed: self.seeds.append(seed) or run(seed)
         return self.cell
@@ -265,7 +265,7 @@ class Pilot:
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory) -> tuple[Path, Shown, Pilot, list[str]]:
+def session(tmp_path_factory) -> tuple[Path, TeleopDisplay, Pilot, list[str]]:
     out, lines = tmp_path_factory.mktemp("teleop") / "d", []
     pilot = Pilot("backspace", "enter", "enter")
     shown = record(sim.make("reach", 1), pilot, out, episodes=9, safety=WIDE, make=pilot.make, show=lines.append,

@@ -14,7 +14,7 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.real.control.joints import Commanded
 from robopolicy.real.teleoperation.keys import InputLostError, Terminal, keys_of
 from robopolicy.real.teleoperation.teleoperated_sim import RealTime
-from robopolicy.real.teleoperation.teleoperator import MOVES, Drive, Hand, Order
+from robopolicy.real.teleoperation.teleoperator import MOVES, Drive, TeleopCommand, Teleoperator
 from robopolicy.sim.control import DeltaPose, JointPosition
 
 DT = 0.05
@@ -36,7 +36,7 @@ class Script:
         return None
 
 
-def orders(hand: Hand, keys: Script, steps: int, *, begin: float = 0.0) -> list[Order | None]:
+def orders(hand: Teleoperator, keys: Script, steps: int, *, begin: float = 0.0) -> list[TeleopCommand | None]:
     found = []
     for k in range(steps):
         keys.now = begin + k * DT
@@ -44,27 +44,27 @@ def orders(hand: Hand, keys: Script, steps: int, *, begin: float = 0.0) -> list[
     return found
 
 
-def moving(found: list[Order | None]) -> list[int]:
+def moving(found: list[TeleopCommand | None]) -> list[int]:
     return [k for k, o in enumerate(found) if o is not None and o.action is not None and np.abs(o.action[:4]).max() > 0]
 
 
 def test_a_key_moves_for_a_bounded_time_and_is_never_repeated():
     keys = Script((0.1, "w"))
-    found = orders(Hand(keys, SPEC, DT, Drive(key_s=0.15)), keys, 1000)
+    found = orders(Teleoperator(keys, SPEC, DT, Drive(key_s=0.15)), keys, 1000)
     assert moving(found) == [2, 3, 4], "0.15 s of three control steps, then nothing for 50 s"
     np.testing.assert_allclose(found[2].action, [0.15 * DT, 0, 0, 0, 1.0])
 
 
 def test_a_held_key_repeats_and_moves_on():
     keys = Script(*((0.1 + 0.033 * k, "q") for k in range(10)))
-    found = orders(Hand(keys, SPEC, DT, Drive(key_s=0.15)), keys, 40)
+    found = orders(Teleoperator(keys, SPEC, DT, Drive(key_s=0.15)), keys, 40)
     assert moving(found) == list(range(2, 11)), "from the first press to 0.15 s after the last one"
 
 
 @pytest.mark.parametrize("key", MOVES)
 def test_speeds_are_bounded_by_the_actions_limits(key):
     keys = Script((0.0, key), (0.0, "space"))
-    hand = Hand(keys, SPEC, DT, Drive(speed=9.0, turn=99.0))
+    hand = Teleoperator(keys, SPEC, DT, Drive(speed=9.0, turn=99.0))
     keys.pressed = [(0.0, key), (0.0, "space")]
     (order,) = orders(hand, keys, 1)
     axis, way = MOVES[key]
@@ -74,7 +74,7 @@ def test_speeds_are_bounded_by_the_actions_limits(key):
 
 def test_axes_add_up_the_other_way_reverses_and_any_other_key_stands():
     keys = Script()
-    hand = Hand(keys, SPEC, DT)
+    hand = Teleoperator(keys, SPEC, DT)
     keys.pressed = [(0.0, "w"), (0.0, "a"), (0.05, "s"), (0.1, "other")]
     first, second, third = orders(hand, keys, 3)
     assert np.sign(first.action[:3]).tolist() == [1, 1, 0] and np.sign(second.action[:3]).tolist() == [-1, 1, 0]
@@ -83,7 +83,7 @@ def test_axes_add_up_the_other_way_reverses_and_any_other_key_stands():
 
 def test_a_clock_that_runs_backwards_moves_nothing():
     keys = Script()
-    hand = Hand(keys, SPEC, DT)
+    hand = Teleoperator(keys, SPEC, DT)
     keys.pressed = [(5.0, "w")]
     keys.now = 5.0
     assert hand.order(5.0, HERE).action[0] > 0
@@ -92,7 +92,7 @@ def test_a_clock_that_runs_backwards_moves_nothing():
 
 def test_a_keyboard_that_is_gone_halts_for_good():
     keys = Script((0.0, "w"), (0.1, "w"), until=0.12)
-    hand = Hand(keys, SPEC, DT, policy=True, first="human")
+    hand = Teleoperator(keys, SPEC, DT, policy=True, first="human")
     found = orders(hand, keys, 100)
     assert all(o.halt == "input_lost" and o.action is None for o in found[3:]) and hand.over
     hand.start()
@@ -102,19 +102,19 @@ def test_a_keyboard_that_is_gone_halts_for_good():
 def test_a_stop_that_was_typed_while_an_episode_began_counts():
     """All else that waits is forgotten."""
     keys = Script((0.0, "w"), (0.0, "x"))
-    hand = Hand(keys, SPEC, DT, policy=True)
+    hand = Teleoperator(keys, SPEC, DT, policy=True)
     assert hand.quit and hand.order(0.1, HERE).halt == "operator_ends"
 
 
 def test_also_while_the_policy_drives():
     keys = Script(until=0.1)
-    hand = Hand(keys, SPEC, DT, policy=True)
+    hand = Teleoperator(keys, SPEC, DT, policy=True)
     assert [o and o.halt for o in orders(hand, keys, 4)] == [None, None, "input_lost", "input_lost"]
 
 
 def test_keys_of_the_human_move_nothing_while_the_policy_drives():
     keys = Script()
-    hand = Hand(keys, SPEC, DT, policy=True)
+    hand = Teleoperator(keys, SPEC, DT, policy=True)
     keys.pressed = [(0.0, "w"), (0.1, "t"), (0.3, "p")]
     found = orders(hand, keys, 8)
     assert [o and o.driver for o in found] == [None, None, "human", "human", "human", "human", None, None]
@@ -123,24 +123,24 @@ def test_keys_of_the_human_move_nothing_while_the_policy_drives():
 
 def test_what_was_typed_before_an_episode_is_forgotten():
     keys = Script((0.0, "w"), (0.0, "enter"))
-    hand = Hand(keys, SPEC, DT)
+    hand = Teleoperator(keys, SPEC, DT)
     assert not hand.over and not moving(orders(hand, keys, 5))
 
 
 def test_a_jammed_key_does_not_keep_the_loop_from_its_work():
-    hand = Hand(lambda: "w", SPEC, DT)
+    hand = Teleoperator(lambda: "w", SPEC, DT)
     assert hand.order(0.0, HERE).action[0] > 0
 
 
 def test_what_keys_cannot_drive_is_refused():
     with pytest.raises(ConfigError, match=r"task\.control=delta_pose"):
-        Hand(Script(), JointPosition(1, dt=DT).spec, DT)
+        Teleoperator(Script(), JointPosition(1, dt=DT).spec, DT)
     with pytest.raises(ConfigError, match=r"key_s: expected at most 0\.5 s, found 2"):
         Drive(key_s=2.0)
     ungripped = replace(SPEC, names=SPEC.names[:4], units=SPEC.units[:4], low=SPEC.low[:4], high=SPEC.high[:4],
                         gripper=None)  # fmt: skip
     keys = Script()
-    hand = Hand(keys, ungripped, DT)
+    hand = Teleoperator(keys, ungripped, DT)
     keys.pressed = [(0.0, "space"), (0.0, "w")]
     assert hand.order(0.0, HERE).action.shape == (4,)
 

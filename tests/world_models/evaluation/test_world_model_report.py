@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from robopolicy import sim
-from robopolicy.buffers.collector import Player
-from robopolicy.buffers.rollout_collector import Collector
+from robopolicy.buffers.collector import OffPolicyCollector
+from robopolicy.buffers.rollout_collector import RolloutCollector
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.specs import PolicySpec
@@ -127,7 +127,7 @@ def test_an_env_takes_what_is_looked_at_and_what_an_episode_begins_or_is_cut_wit
 
 def test_a_rollout_is_the_same_with_fewer_pictures(taken: list[str]):
     def collect(env: Any) -> tuple[list[Any], int]:
-        collector, before = Collector(Explorer(env), HistoryEnv(env, 1)), len(taken)
+        collector, before = RolloutCollector(Explorer(env), HistoryEnv(env, 1)), len(taken)
         collector.reset()
         return [collector.collect(14) for _ in range(2)], len(taken) - before
 
@@ -163,7 +163,7 @@ def test_an_off_policy_player_looks_where_the_base_will_plan(taken: list[str]):
     def play(env: Any) -> tuple[list[Tensor], list[Tensor], int]:
         base, before, actions = Looking(make(1)), len(taken), []
         wrapped, algo = BaseActionEnv(HistoryEnv(env, 1), base), Algo(Blind(base))
-        player, obs = Player(algo, wrapped), wrapped.reset(episode_seeds("test", 0, 20))
+        player, obs = OffPolicyCollector(algo, wrapped), wrapped.reset(episode_seeds("test", 0, 20))
         frame = algo.policy.read(obs)
         for _ in range(12):
             actions.append(player.next_action(frame, warmup=False))
@@ -190,7 +190,7 @@ def test_what_keeps_every_picture_gets_it():
 
 def test_envs_that_wait_in_a_group_change_nothing():
     def collect(env: Any) -> Any:
-        collector = Collector(Explorer(env), HistoryEnv(GroupedEnv(env, 2), 1))
+        collector = RolloutCollector(Explorer(env), HistoryEnv(GroupedEnv(env, 2), 1))
         collector.reset()
         return [collector.collect(5) for _ in range(2)]
 
@@ -210,7 +210,7 @@ def test_a_look_that_no_step_followed_is_forgotten():
 
 def test_a_history_of_frames_needs_them_all(taken: list[str]):
     env = make()
-    collector = Collector(Explorer(env, frames=2), HistoryEnv(env, 2))
+    collector = RolloutCollector(Explorer(env, frames=2), HistoryEnv(env, 2))
     collector.reset()
     taken.clear()
     rollout = collector.collect(4)  # no episode ends

@@ -12,7 +12,7 @@ from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.core.types import STATE, Feature
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.world_models.models.ensemble import PhaseEnsemble
-from robopolicy.world_models.models.state_transform import Coordinates
+from robopolicy.world_models.models.state_transform import StateTransform
 from tests.world_models.point import SPEC, walk
 
 
@@ -28,8 +28,8 @@ def relative(lengths: list[int]) -> Episodes:
     return with_state(episodes, torch.stack([x, y, goal, goal - x, 0 * x + 7], 1), ("x", "y", "goal", "rel", "seven"))
 
 
-def coordinates(episodes: Episodes, **kw: object) -> Coordinates:
-    return Coordinates(episodes.observation[STATE], episodes.action_spec, **kw).fit(episodes)  # type: ignore[arg-type]
+def coordinates(episodes: Episodes, **kw: object) -> StateTransform:
+    return StateTransform(episodes.observation[STATE], episodes.action_spec, **kw).fit(episodes)  # type: ignore[arg-type]
 
 
 def test_relations_are_found_and_kept_exact() -> None:

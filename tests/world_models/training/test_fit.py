@@ -23,8 +23,8 @@ from robopolicy.envs.wrappers import GroupedEnv, HistoryEnv
 from robopolicy.runs.checkpointer import Checkpointer
 from robopolicy.world_models.envs.imagined import make
 from robopolicy.world_models.envs.starts import starts_of
-from robopolicy.world_models.evaluation.imagined_evaluation import Exam
-from robopolicy.world_models.models.state_transform import Coordinates
+from robopolicy.world_models.evaluation.imagined_evaluation import ImaginedEvaluation
+from robopolicy.world_models.models.state_transform import StateTransform
 from robopolicy.world_models.models.world import find_world, load_world, read_spec
 from robopolicy.world_models.training.data import take
 from robopolicy.world_models.training.fit import fit
@@ -148,10 +148,10 @@ def test_branches_are_cut_and_begin_anywhere_but_whole_episodes_are_judged(train
     going = ~(steps[0].terminated | steps[1].terminated | steps[2].terminated)
     assert not any(bool((s.truncated & going).any()) for s in steps[:2]), "not cut before"
     assert bool(going.any()) and bool(steps[2].truncated[going].all()), "cut, and not at an end: values bootstrap"
-    exam = Exam.crossed(env, 20)
-    assert exam.spec.horizon == 12 and torch.equal(exam.starts.obs[STATE], Exam.crossed(
+    exam = ImaginedEvaluation.crossed(env, 20)
+    assert exam.spec.horizon == 12 and torch.equal(exam.starts.obs[STATE], ImaginedEvaluation.crossed(
         make(trained, num_envs=1), 20).starts.obs[STATE])  # fmt: skip
-    assert Exam.crossed(make(trained, num_envs=1, branch=3, horizon=6), 20).spec.horizon == 6
+    assert ImaginedEvaluation.crossed(make(trained, num_envs=1, branch=3, horizon=6), 20).spec.horizon == 6
     assert env.spec.digest != make(trained, num_envs=1, start_at="any").spec.digest
     assert env.spec.branches and not exam.spec.branches
 
@@ -233,7 +233,7 @@ def test_a_model_goes_on_from_the_weights_of_another(trained: Path, data: Path, 
 def test_new_data_widens_what_is_believed_and_leaves_the_units() -> None:
     old, new = walk([30] * 4), walk([30] * 4, seed=1)
     new.obs[STATE][:, 0] += 5.0
-    coordinates = Coordinates(FEATURES[STATE], old.action_spec).fit(old)
+    coordinates = StateTransform(FEATURES[STATE], old.action_spec).fit(old)
     mean, low, state = coordinates.mean.clone(), coordinates.low.clone(), new.obs[STATE][:1]
     assert coordinates.outside(state).all()
     coordinates.widen(new)

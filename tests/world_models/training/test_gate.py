@@ -20,7 +20,12 @@ from robopolicy.envs.wrappers import HistoryEnv
 from robopolicy.policies.base import Policy
 from robopolicy.training.on_policy import on_policy
 from robopolicy.world_models.envs.imagined import ImaginedEnv
-from robopolicy.world_models.evaluation.imagined_evaluation import Exam, Marks, crossed_bootstrap, examine
+from robopolicy.world_models.evaluation.imagined_evaluation import (
+    ImaginedEvaluation,
+    ImaginedScores,
+    crossed_bootstrap,
+    evaluate_in_imagination,
+)
 from robopolicy.world_models.training.gate import Gate, Keeping, gate
 from tests.fakes import MemoryCheckpoints, NoTracker
 from tests.world_models.point import SPEC, at, point_env
@@ -92,7 +97,7 @@ def world(starts: list[list[float]] = STARTS, *, heads: int = 1, **options: Any)
 
 
 def gated(algo: Plan, env: ImaginedEnv | None = None, **options: Any) -> Gate:
-    return Gate(algo=algo, exam=Exam.crossed(env or world(), 20), **{"patience": 0, **options})
+    return Gate(algo=algo, exam=ImaginedEvaluation.crossed(env or world(), 20), **{"patience": 0, **options})
 
 
 def move(algo: Plan, gain: float, lift: float = 0.0) -> None:
@@ -125,9 +130,9 @@ def test_what_is_no_better_is_refused_and_a_little_luck_is_not_enough() -> None:
     judge = gated(algo, world(STARTS + [[0.45, 0.0]] * 2))  # from 0.45 the horizon is too short
     judge(algo.policy, 0)
     assert judge(algo.policy, 1)["accepted"] == 0.0, "the same policy is not better than itself"
-    marks = Marks(*(torch.zeros(1, 100, dtype=torch.bool) for _ in range(3)))
+    marks = ImaginedScores(*(torch.zeros(1, 100, dtype=torch.bool) for _ in range(3)))
     judge.marks = marks
-    lucky = Marks(marks.success.clone(), marks.doubted, marks.diverged)
+    lucky = ImaginedScores(marks.success.clone(), marks.doubted, marks.diverged)
     lucky.success[0, :1] = True  # one of a hundred: absent from every third resample
     gain, why = judge._decide(lucky)
     assert (
@@ -161,7 +166,7 @@ def test_a_model_that_diverges_is_refused_and_at_once_an_error() -> None:
 
 
 def test_every_member_dreams_every_held_out_start() -> None:
-    exam = Exam.crossed(world(heads=3), 20)
+    exam = ImaginedEvaluation.crossed(world(heads=3), 20)
     assert len(exam.seeds) == 60 and exam.start.tolist() == [*range(20)] * 3
     seen = []
     step = exam.world.dynamics.step
@@ -171,7 +176,7 @@ def test_every_member_dreams_every_held_out_start() -> None:
         return step(latent, action, episode=episode, draw=draw)
 
     exam.world.dynamics.step = watched  # type: ignore[method-assign]
-    found = examine(Walker(0.0), exam)
+    found = evaluate_in_imagination(Walker(0.0), exam)
     assert found.success.shape == (3, 20)
     counts = Counter((m, round(x, 2)) for m, x in seen)
     assert counts == {(m, round(x, 2)): SPEC.horizon for m in range(3) for x, _ in STARTS}, "none but these starts"
@@ -179,7 +184,7 @@ def test_every_member_dreams_every_held_out_start() -> None:
 
 def test_too_few_starts_that_the_model_has_not_seen() -> None:
     with pytest.raises(ConfigError, match=r"not trained on, at least 10; there are 9"):
-        Exam.crossed(world(STARTS[:9]), 20)
+        ImaginedEvaluation.crossed(world(STARTS[:9]), 20)
     env = world()
     env.held_out = None
     with pytest.raises(ConfigError, match="does not say which starts"):

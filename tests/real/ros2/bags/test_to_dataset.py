@@ -31,7 +31,7 @@ from robopolicy.real.ros2.bags.reader import Bag, bags_in
 from robopolicy.real.ros2.bags.streams import Streams
 from robopolicy.real.ros2.bags.to_dataset import frames_of
 from robopolicy.real.ros2.images import image
-from robopolicy.real.ros2.joint_state_adapter import NamedJoints, PlainObserver
+from robopolicy.real.ros2.joint_state_adapter import JointStateObserver, NamedJoints
 from robopolicy.real.ros2.wiring import WiringError, load_wiring, parse
 from tests.real.ros2.test_messages import HOME, changed
 
@@ -190,7 +190,7 @@ def test_a_dataset_that_trains_and_deploys(drive, tmp_path, storage):
     assert meta.complete and meta.tasks == ("go left",) and meta.dt == DT
     names = json.loads((tmp_path / "d" / "meta" / "info.json").read_text())["features"][STATE]["names"]
     spec = PolicySpec({STATE: Feature((len(names),), names=tuple(names))}, meta.action, DT, 1, 4, 2, meta.tasks)
-    assert PlainObserver(spec, WIRING).names == ("ball_x", "ball_y")
+    assert JointStateObserver(spec, WIRING).names == ("ball_x", "ball_y")
     assert NamedJoints(spec.action, WIRING, dt=DT) is not None
 
 
