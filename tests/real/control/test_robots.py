@@ -17,9 +17,9 @@ from robopolicy.policies.base import Policy
 from robopolicy.real.control.joint_filter import SafetyFilter, without
 from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer
 from robopolicy.real.control.robots import MujocoArm, Trouble
-from robopolicy.real.deploy import deploy
+from robopolicy.real.deploy import deploy, deployment
 from robopolicy.real.deploy.deploy import report
-from robopolicy.real.deploy.simulated_cell import SimulatedArm
+from robopolicy.real.deploy.simulated_cell import Episode, SimulatedArm
 from robopolicy.real.safety import Mode, SafetyError, load_profile
 from robopolicy.real.safety.audit import joint_violations
 from robopolicy.real.safety.profile import Box
@@ -189,17 +189,18 @@ def test_a_dry_run_has_no_way_to_the_arm(monkeypatch):
 def test_deploy_refuses_and_says_what_an_arm_s_limits_lack(monkeypatch, capsys):
     """A tracking error that empties the claim; a summary that says that there is no scene."""
     env = sim.make("reach", 1, joint_noise=0.0)
-    monkeypatch.setattr(deploy, "Place", SimpleNamespace(of=lambda *_: SimpleNamespace(ident="toy")))
-    monkeypatch.setattr(deploy, "task_of", lambda *_: {})
-    monkeypatch.setattr(deploy, "build", lambda *_, **__: env)
-    monkeypatch.setattr(deploy, "load_policy", lambda *_, **__: None)
-    monkeypatch.setattr(deploy, "check_chunking", lambda *_: "")
+    monkeypatch.setattr(deployment, "PolicyRef", SimpleNamespace(of=lambda *_: SimpleNamespace(ident="toy")))
+    monkeypatch.setattr(deployment, "task_of", lambda *_: {})
+    monkeypatch.setattr(deployment, "build", lambda *_, **__: env)
+    monkeypatch.setattr(deployment, "load_policy", lambda *_, **__: None)
+    for module in (deploy, deployment):
+        monkeypatch.setattr(module, "check_chunking", lambda *_: "")
     table = {"planes": [{"normal": [0, 0, 1], "offset": -0.1}]}
-    assert deploy.prepare(Path("x"), seeds=(0,), safety=table).settings["tracking_error"] is None
+    assert deployment.prepare(Path("x"), seeds=(0,), safety=table).settings["tracking_error"] is None
     with pytest.raises(SafetyError, match="tracking_error"):
-        deploy.prepare(Path("x"), seeds=(0,), safety={**table, "tracking_error": 0.2})
-    assert deploy.prepare(Path("x"), seeds=(0,), safety=table, dry_run=True).settings["tracking_error"] == 0.2
-    done = [deploy.Episode(0, True, 1, "", "RUN", 0.0, 0.0, Counter())]
+        deployment.prepare(Path("x"), seeds=(0,), safety={**table, "tracking_error": 0.2})
+    assert deployment.prepare(Path("x"), seeds=(0,), safety=table, dry_run=True).settings["tracking_error"] == 0.2
+    done = [Episode(0, True, 1, "", "RUN", 0.0, 0.0, Counter())]
     monkeypatch.setitem(deploy.ROBOTS, "mujoco", lambda _: done)
     deploy.deploy(checkpoint=Path("x"))
     assert "workspace" in capsys.readouterr().out

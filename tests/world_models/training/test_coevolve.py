@@ -47,7 +47,7 @@ class Rig:
         (root / "model").mkdir(parents=True)
         (root / "model" / "config.yaml").write_text("dataset: play\nloop: {steps: 9000, holdout: 0.2}\nseed: 7\n")
         patch.setitem(registry._SLOTS["task"], "point_env", PointEnv)
-        for name in ("call", "load_policy", "record_rollouts", "recorded"):
+        for name in ("train_run", "load_policy", "record_rollouts", "recorded"):
             patch.setattr(module, name, getattr(self, f"_{name}"))
         patch.setattr(module, "Checkpointer", lambda run_dir, keep: self.saved)
         patch.setattr(module, "load_world", lambda path: type("W", (), {"report": path})())
@@ -66,7 +66,7 @@ class Rig:
     def records(self) -> list[dict[str, Any]]:
         return json.loads((self.root / "run" / "rounds.json").read_text())  # type: ignore[no-any-return]
 
-    def _call(self, verb: Any, config: dict[str, Any]) -> None:
+    def _train_run(self, config: dict[str, Any]) -> None:
         if len(self.calls) == self.cut:
             self.cut = -1
             raise KeyboardInterrupt
