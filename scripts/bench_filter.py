@@ -73,7 +73,7 @@ def measure(setting: str, ticks: int) -> list[Evidence]:
     process = psutil.Process()
     gc.disable()
     for k, target in enumerate((calm if setting == "calm" else wild)(profile, ticks)):
-        state = Measured(chain.governor.c[0, -1].copy(), np.zeros(len(profile.joints)))
+        state = Measured(chain.limiter.c[0, -1].copy(), np.zeros(len(profile.joints)))
         now += DT
         begin, begin_cpu = perf_counter(), thread_time()
         decision = chain.filter(target, state, now)

@@ -156,7 +156,7 @@ def policy(kind: str, spec: PolicySpec | None = None) -> Policy:
         spec = replace(spec, horizon=1, n_action_steps=1, observation={**spec.observation, BASE_ACTION: base_action})
     made = build_policy(NODES[kind], spec=spec, **runtime)
     if made.memory is not None:
-        made.recall(data)
+        made.set_retrieval_memory(data)
     return made
 
 

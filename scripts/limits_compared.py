@@ -49,12 +49,12 @@ class Counting(SafetyFilter):
     wanted, withheld = 0.0, 0.0  # rad, summed
 
     def __call__(self, wanted: Array) -> Array:
-        assert self.governor is not None
-        before = self.governor.c[:, -1].copy()
+        assert self.limiter is not None
+        before = self.limiter.c[:, -1].copy()
         allowed = super().__call__(wanted)
         off = (wanted - allowed)[self.mask]
         self.steps += len(off)
-        limits = (self.governor.last - allowed)[self.mask]  # of what was paced
+        limits = (self.limiter.last - allowed)[self.mask]  # of what was paced
         self.changed += int((np.abs(limits).max(axis=1, initial=0.0) > CHANGED).sum())
         self.wanted += float(np.linalg.norm((wanted - before)[self.mask], axis=1).sum())
         self.withheld += float(np.linalg.norm(off, axis=1).sum())

@@ -118,7 +118,7 @@ def main() -> None:
 
     wiring = load_wiring(sys.argv[1] if len(sys.argv) > 1 else WIRING)
     chain, home = SweepBrain(wiring).chain(), np.array(limits().data["home"])
-    chain.governor.reset(home[None])  # compiles
+    chain.limiter.reset(home[None])  # compiles
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("ready", flush=True)
     while line := sys.stdin.readline():

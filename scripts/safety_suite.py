@@ -54,14 +54,14 @@ def code_digest() -> str:
 def attack(robot: str, *, seed: int, arms: int, ticks: int, projection: bool) -> dict[str, Any]:
     """One piece: `arms` × `ticks` commands. Counts of violations and of what was done."""
     profile = load_profile(robot, tcp_speed=0.8, workspace=Box((-0.9, -0.9, -0.2), (0.9, 0.9, 1.3)), **SCENE)
-    governor = CommandLimiter(profile, arms, dt=DT, projection=project if projection else None)
-    governor.reset(np.tile(profile.data["home"], (arms, 1)))
-    recent, violations = list(governor.c.transpose(1, 0, 2)[-4:]), dict[str, int]()
+    limiter = CommandLimiter(profile, arms, dt=DT, projection=project if projection else None)
+    limiter.reset(np.tile(profile.data["home"], (arms, 1)))
+    recent, violations = list(limiter.c.transpose(1, 0, 2)[-4:]), dict[str, int]()
     begin, cpu = perf_counter(), process_time()
     braking, moved, poses = 0.0, 0.0, 0
     with np.errstate(all="ignore"):
         for k, target in enumerate(targets(profile, arms, ticks, seed=seed)):
-            verdict = governor.filter(target)
+            verdict = limiter.filter(target)
             if verdict.error:
                 sys.exit(f"{robot}: {verdict.error}")
             braking += float(verdict.stopping.mean())

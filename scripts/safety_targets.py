@@ -101,11 +101,11 @@ def press(robot: str, kind: str, count: int, ticks: int, poses: int) -> list[Evi
     """`count` arms go for targets that `kind` forbids."""
     begin, profile = process_time(), profile_for(robot, kind)
     targets = forbidden(profile, kind, count, seed=0)
-    governor = CommandLimiter(profile, count, dt=DT)
-    governor.reset(np.tile(profile.data["home"], (count, 1)))
-    out = list(governor.c.transpose(1, 0, 2)[-4:])
+    limiter = CommandLimiter(profile, count, dt=DT)
+    limiter.reset(np.tile(profile.data["home"], (count, 1)))
+    out = list(limiter.c.transpose(1, 0, 2)[-4:])
     for _ in range(ticks):
-        verdict = governor.filter(targets)
+        verdict = limiter.filter(targets)
         if verdict.error:
             sys.exit(f"{robot}, {kind}: {verdict.error}")
         out.append(verdict.command)

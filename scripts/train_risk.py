@@ -57,8 +57,8 @@ def waypoints(profile: Profile, arms: int, ticks: int, seed: int) -> Iterator[np
 
 def collect(profile: Profile, arms: int, ticks: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Features [M 3n] and labels [M] of arms that are driven about."""
-    governor = CommandLimiter(profile, arms, dt=DT, projection=None)
-    governor.reset(np.tile(profile.data["home"], (arms, 1)))
+    limiter = CommandLimiter(profile, arms, dt=DT, projection=None)
+    limiter.reset(np.tile(profile.data["home"], (arms, 1)))
     quarter = arms // 4
     streams = zip(
         waypoints(profile, arms - quarter, ticks, seed), adversary(profile, quarter, ticks, seed), strict=True
@@ -67,12 +67,12 @@ def collect(profile: Profile, arms: int, ticks: int, seed: int) -> tuple[np.ndar
     with np.errstate(all="ignore"):
         for calm, wild in streams:
             target = np.concatenate([calm, wild])
-            readable = np.where(np.abs(target) < 1e6, target, governor.last)
-            seen.append(features(governor.c, readable, profile, DT))
-            verdict = governor.filter(target)
+            readable = np.where(np.abs(target) < 1e6, target, limiter.last)
+            seen.append(features(limiter.c, readable, profile, DT))
+            verdict = limiter.filter(target)
             if verdict.error:
                 sys.exit(verdict.error)
-            stepped_in.append(verdict.reasons[:, : len(governor.limits)].any(axis=1))
+            stepped_in.append(verdict.reasons[:, : len(limiter.limits)].any(axis=1))
     soon = np.array(stepped_in, dtype=np.float64)
     total = np.cumsum(np.concatenate([np.zeros((1, arms)), soon]), axis=0)
     risky = total[AHEAD:] > total[:-AHEAD]
@@ -108,11 +108,11 @@ def drive(profile: Profile, critic: RiskCritic | None, ticks: int, seed: int) ->
     """Fraction of ticks in which a limit steps in, and the way that the joints go [rad], of one arm."""
     chain, now = SafetyChain(profile, dt=DT, risk=critic), 0.0
     chain.activate(Measured(np.array(profile.data["home"])), now)
-    limits = {limit.name for limit in chain.governor.limits}
+    limits = {limit.name for limit in chain.limiter.limits}
     stepped_in, way = 0, 0.0
     for target in waypoints(profile, 1, ticks, seed):
         now += DT
-        before = chain.governor.c[0, -1]
+        before = chain.limiter.c[0, -1]
         decision = chain.filter(target[0], Measured(before), now)
         stepped_in += bool(limits & set(decision.reasons))
         way += float(np.abs(decision.command - before).sum())

@@ -181,7 +181,7 @@ class SimEnv:
             info=info,
         )
 
-    def look(self, rows: Tensor) -> None:
+    def request_images(self, rows: Tensor) -> None:
         """See Selective."""
         if rows.shape != (self.num_envs,) or rows.dtype != torch.bool:
             raise ConfigError(f"look: rows must be [{self.num_envs}] bool, found {list(rows.shape)} {rows.dtype}")

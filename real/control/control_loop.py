@@ -97,7 +97,7 @@ class ControlLoop:
         self.halted = ""  # why the arm is to stop and stay, until the next start
         self.period = buffer.spec.dt
         self.goal: Array | None = None  # [n] rad, the joint target at the end of the control step; None: nothing to do
-        self.points: Array = np.tile(chain.governor.c[0, -1], (4, 1))  # [4 n] rad, of the reference's spline
+        self.points: Array = np.tile(chain.limiter.c[0, -1], (4, 1))  # [4 n] rad, of the reference's spline
         self.goal_from, self.grip = 0.0, 0.0  # s; m
         self.wanted: Array | None = None  # [Da] the action of this control step, as the policy wanted it
         self.proposed: Array | None = None  # [Da] what the policy would do while another drives
@@ -131,7 +131,7 @@ class ControlLoop:
     def tick(self) -> Decision:
         """One tick: the command that was decided on."""
         now, state = self.clock(), self.robot.read()
-        dt = self.chain.governor.dt
+        dt = self.chain.limiter.dt
         at = self.origin + round((now - self.origin) / dt) * dt  # s, of this tick, however late it runs
         if (missed := at - self.at - dt) > 0.5 * dt:  # ticks passed without us: what was to be done waits for so long
             self._postpone(missed)
@@ -166,7 +166,7 @@ class ControlLoop:
         elif self.goal is not None:
             target = follow(self.points, (at - self.goal_from) / self.period)
         elif self.resting and not reason:
-            target = self.chain.governor.c[0, -1]  # nothing has been asked for yet: stand
+            target = self.chain.limiter.c[0, -1]  # nothing has been asked for yet: stand
         measured = None if state is None else Measured(state.q, state.torque if self.chain.tank is not None else None)
         decision = self.chain.filter(target, measured, now, reason=reason or "underrun")
         if decision.mode >= Mode.HOLD:
@@ -222,7 +222,7 @@ class ControlLoop:
         if order is None and self.waiting and not len(self.buffer) and now < due + self.grace:
             self.counts["put_off"] += 1
             return reason
-        if self.resting and self.grace and now > due + self.chain.governor.dt:  # nothing moves yet: put all off
+        if self.resting and self.grace and now > due + self.chain.limiter.dt:  # nothing moves yet: put all off
             self._postpone(now - due)
             due = now
         self.asked = False

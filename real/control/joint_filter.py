@@ -37,42 +37,42 @@ class SafetyFilter:
 
     def __init__(self, profile: Profile, *, dt: float) -> None:
         self.profile, self.dt = profile, dt
-        self.governor: CommandLimiter | None = None
+        self.limiter: CommandLimiter | None = None
         self.intervened: Bool = np.zeros(0, dtype=bool)
 
     def reset(self, rows: NDArray[np.int64], q: Array) -> None:
         """Episodes begin in `rows` [M], at rest at `q` [M 7]. Of the first call `rows` are all N arms."""
-        if self.governor is None:
-            self.governor = CommandLimiter(self.profile, len(rows), dt=self.dt, projection=None)
-        self.governor.reset(q, rows)
+        if self.limiter is None:
+            self.limiter = CommandLimiter(self.profile, len(rows), dt=self.dt, projection=None)
+        self.limiter.reset(q, rows)
 
     def __call__(self, wanted: Array) -> Array:
-        if self.governor is None:
+        if self.limiter is None:
             self.reset(np.arange(len(wanted)), wanted)
-        assert self.governor is not None
+        assert self.limiter is not None
         paced = self.paced(wanted)
-        allowed = self.governor.filter(paced).command
+        allowed = self.limiter.filter(paced).command
         self.intervened = (allowed != paced).any(axis=1)
         return allowed
 
     def paced(self, wanted: Array) -> Array:
         """What the control loop would make of `wanted` [N 7]: no more than its pace from the last commands."""
-        assert self.governor is not None
-        last = self.governor.c[:, -1]
+        assert self.limiter is not None
+        last = self.limiter.c[:, -1]
         step, limited = shape(
-            wanted - last, last - self.governor.c[:, -2], forward(last).jac[:, :, :3], self.profile, self.dt
+            wanted - last, last - self.limiter.c[:, -2], forward(last).jac[:, :, :3], self.profile, self.dt
         )
         return np.where(limited[:, None], np.clip(last + step, self.profile.low, self.profile.high), wanted)
 
     def state_dict(self) -> dict[str, Any]:
         """What the next targets depend on, for `SimEnv.state_dict`."""
-        return {} if self.governor is None else dict(self.governor.state_dict())
+        return {} if self.limiter is None else dict(self.limiter.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on as the filter that gave `state`, under the same limits."""
         if not state:
-            self.governor = None
+            self.limiter = None
             return
-        if self.governor is None:
-            self.governor = CommandLimiter(self.profile, len(state["c"]), dt=self.dt, projection=None)
-        self.governor.load_state_dict(state)
+        if self.limiter is None:
+            self.limiter = CommandLimiter(self.profile, len(state["c"]), dt=self.dt, projection=None)
+        self.limiter.load_state_dict(state)

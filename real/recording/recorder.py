@@ -155,7 +155,7 @@ class RecordedChain(SafetyChain):
         about = {"settings": asdict(self.profile.settings), "digest": self.profile.digest}
         enabled = next((dog.last for dog in self.watchdogs if dog.name == "enable"), None)  # s, when it came
         told = {**_measured(measured), **about, "enable": enabled}
-        self.put("activate", now, {**told, "governor": state, "tank": tank})
+        self.put("activate", now, {**told, "limiter": state, "tank": tank})
 
     def heard(self, played: Array) -> bool:
         reached = super().heard(played)
@@ -173,7 +173,7 @@ class RecordedChain(SafetyChain):
             self._events.append([name, what])
 
     def _governor(self) -> dict[str, Any]:
-        return {k: np.asarray(v).tolist() for k, v in self.governor.state_dict().items()}
+        return {k: np.asarray(v).tolist() for k, v in self.limiter.state_dict().items()}
 
     def feed(self, name: str, now: float) -> None:
         super().feed(name, now)
@@ -234,8 +234,8 @@ def describe(
         "machine": platform.machine(),
         "profile": {"data": chain.profile.data, "settings": asdict(chain.profile.settings)},
         "digest": chain.profile.digest,
-        "dt": chain.governor.dt,
-        "budget_s": chain.governor.budget,
+        "dt": chain.limiter.dt,
+        "budget_s": chain.limiter.budget,
         "watchdogs": {dog.name: list(asdict(dog.patience).values()) for dog in chain.watchdogs},
         "risk": risk,
         "observation": {k: asdict(f) for k, f in observation.items()},

@@ -221,15 +221,15 @@ def _activate(chain: SafetyChain, content: dict[str, Any]) -> None:
     if (enabled := content.get("enable", content["now"])) is not None:  # older chains fed themselves at activation
         chain.enable(enabled)
     chain.activate(measured, content["now"])
-    _stand(chain, content["governor"])
+    _stand(chain, content["limiter"])
     if chain.tank is not None:
         n, tank = len(chain.profile.joints), content["tank"]
         held = {k: _array(tank[k], n) for k in ("q", "torque")}
         chain.tank.load_state_dict({"energy": float(tank["energy"]), **held})
 
 
-def _stand(chain: SafetyChain, governor: dict[str, Any]) -> None:
-    chain.governor.load_state_dict({k: np.array(v) for k, v in governor.items()})
+def _stand(chain: SafetyChain, limiter: dict[str, Any]) -> None:
+    chain.limiter.load_state_dict({k: np.array(v) for k, v in limiter.items()})
 
 
 def _happen(chain: SafetyChain, name: str, value: Any) -> None:

@@ -25,19 +25,19 @@ class CommandHistory:
 
     def __init__(self, chain: SafetyChain, tick: int) -> None:
         self.chain, self.last = chain, tick - 1
-        self.entries: OrderedDict[int, Past] = OrderedDict({self.last: chain.governor.past()})
-        self._rest = chain.governor.c[0, -1].copy()
+        self.entries: OrderedDict[int, Past] = OrderedDict({self.last: chain.limiter.past()})
+        self._rest = chain.limiter.c[0, -1].copy()
 
     def note(self) -> None:
-        """The governor has decided on another tick."""
+        """The limiter has decided on another tick."""
         self.last += 1
-        self.entries[self.last] = self.chain.governor.past()
+        self.entries[self.last] = self.chain.limiter.past()
         while len(self.entries) > KEPT:
             self.entries.popitem(last=False)
 
     def miss(self) -> None:
         """A tick passed without a command: the arm has played its stop."""
-        self.chain.resume(self.chain.governor.past(), 1)
+        self.chain.resume(self.chain.limiter.past(), 1)
         self.note()
 
     def command(self, tick: int) -> Array:
@@ -48,7 +48,7 @@ class CommandHistory:
     def heard(self, tick: int, played: Array) -> str:
         """Take note that the arm plays `played` [n] rad at `tick`; "", "lost" or, where it makes no sense, "foreign".
 
-        After "lost" the governor stands where the arm will be, having heard nothing since the last that it played.
+        After "lost" the limiter stands where the arm will be, having heard nothing since the last that it played.
         """
         if tick > self.last or tick not in self.entries or np.array_equal(played, self.command(tick)):
             return ""

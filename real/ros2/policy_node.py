@@ -64,7 +64,7 @@ class PolicyNode(LifecycleNode):
         super().__init__(NAME)
         self.wiring, self.make_brain, self.lockstep = wiring, make_brain, lockstep
         self.session: TrajectoryStream | None = None
-        self.brain: Driving | None = None
+        self.runtime: Driving | None = None
         self.topics: Topics | None = None
         self.active = False  # as the life cycle has it, whatever became of the episode
         self.success: bool | None = None  # what somebody said of the episode under way
@@ -125,30 +125,30 @@ class PolicyNode(LifecycleNode):
 
     def _configure(self) -> None:
         self._disconnect()
-        self.brain = self.make_brain()
-        chain = self.brain.chain()
+        self.runtime = self.make_brain()
+        chain = self.runtime.chain()
         put_in_force(self, chain)
         if broken := broken_claims(self.wiring, chain.profile):
             raise RobopolicyError("; ".join(broken))
         self.topics = Topics(
-            self, self.wiring, chain.profile, self.brain, self._notice, self._fault, dry_run=self.brain.dry_run
+            self, self.wiring, chain.profile, self.runtime, self._notice, self._fault, dry_run=self.runtime.dry_run
         )
         self.topics.session = self.session = TrajectoryStream(
-            chain, self.brain.loop, self.wiring, send=self.topics.output.send, grip=self.topics.grip,
+            chain, self.runtime.loop, self.wiring, send=self.topics.output.send, grip=self.topics.grip,
             follow=self.lockstep,
         )  # fmt: skip
         home = np.array(chain.profile.data["home"])
-        chain.governor.reset(home[None])  # compiles
-        chain.governor.active[:] = False
-        self.brain.warm_up(State(home, np.zeros_like(home), 0.08))
+        chain.limiter.reset(home[None])  # compiles
+        chain.limiter.active[:] = False
+        self.runtime.warm_up(State(home, np.zeros_like(home), 0.08))
 
     def _activate(self) -> None:
         session = self._need()
-        assert self.topics is not None and self.brain is not None
+        assert self.topics is not None and self.runtime is not None
         profile = session.chain.profile
         found = [
             *broken_claims(self.wiring, profile),
-            *([] if self.brain.dry_run else unprotected(profile, self.wiring.tick_s)),
+            *([] if self.runtime.dry_run else unprotected(profile, self.wiring.tick_s)),
             *self.topics.problems(),
             *session.refusals(time.monotonic()),
         ]
@@ -159,14 +159,14 @@ class PolicyNode(LifecycleNode):
         for sentence in self.claims:
             self.get_logger().warning(sentence)
         seed, said, self.success = int(self.get_parameter("seed").value), self.success, None
-        self.brain.end(said, mode=session.mode.name)  # of what was recorded before a reset
-        self.brain.begin(session.chain, seed)
+        self.runtime.end(said, mode=session.mode.name)  # of what was recorded before a reset
+        self.runtime.begin(session.chain, seed)
         try:
             self.topics.begin()
             session.start(seed=seed, now=time.monotonic())
         except Exception:  # nothing half begun
             session.stop()
-            self.brain.end(None)
+            self.runtime.end(None)
             raise
 
     def _need(self) -> TrajectoryStream:
@@ -177,11 +177,11 @@ class PolicyNode(LifecycleNode):
     def _stop(self) -> None:
         """End the episode, if there is one; an arm that moves plays the certified stop."""
         self.active = False
-        if self.session is not None and self.session.active and self.brain is not None:
+        if self.session is not None and self.session.active and self.runtime is not None:
             mode = self.session.mode.name
             self.session.stop()
             try:
-                self.brain.end(self.success, mode=mode)
+                self.runtime.end(self.success, mode=mode)
             except RobopolicyError as error:  # e.g. a full disk; the arm stops all the same
                 self.why = str(error)
                 self.get_logger().error(self.why)
@@ -190,9 +190,9 @@ class PolicyNode(LifecycleNode):
         self._stop()
         if self.topics is not None:
             self.topics.close()
-        if self.brain is not None:
-            self.brain.close()
-        self.topics, self.session, self.brain, self.bystanders, self.claims = None, None, None, [], []
+        if self.runtime is not None:
+            self.runtime.close()
+        self.topics, self.session, self.runtime, self.bystanders, self.claims = None, None, None, [], []
 
     def _notice(self) -> None:
         """A node was found whose quality of service does not fit. It may not stop an arm that is heard."""
@@ -255,7 +255,7 @@ class PolicyNode(LifecycleNode):
 
 
 def main() -> None:
-    from robopolicy.real.ros2.policy_runtime import brains, options_of
+    from robopolicy.real.ros2.policy_runtime import options_of, runtimes
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True)
@@ -270,7 +270,7 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
-    node = PolicyNode(wiring, brains(options, wiring), lockstep=options.lockstep)
+    node = PolicyNode(wiring, runtimes(options, wiring), lockstep=options.lockstep)
     if unhurried:
         node.get_logger().warning(f"ticks may come late: {unhurried}")
     run(node)

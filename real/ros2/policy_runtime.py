@@ -251,8 +251,8 @@ def options_of(checkpoint: Path, given: dict[str, Any]) -> RuntimeOptions:
     return RuntimeOptions(checkpoint=checkpoint, **options)
 
 
-def brains(options: RuntimeOptions, wiring: Wiring) -> Callable[[], PolicyRuntime]:
-    """Makes a brain at every call; all of them record into the one folder."""
+def runtimes(options: RuntimeOptions, wiring: Wiring) -> Callable[[], PolicyRuntime]:
+    """Makes a policy runtime at every call; all of them record into the one folder."""
     recorder: Recorder | None = None
 
     def make() -> PolicyRuntime:

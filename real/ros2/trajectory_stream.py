@@ -91,7 +91,7 @@ class TrajectoryStream:
         self.decision: Decision | None = None
         self.now = -math.inf  # s of our steady clock, of the tick under way
         self.loop = make_loop(self, chain, lambda: self.time)
-        self.ledger = CommandHistory(chain, 0)
+        self.history = CommandHistory(chain, 0)
 
     # -- real/control/robots.py: Robot ---------------------------------------------------------------------------------
     def read(self) -> State | None:
@@ -103,10 +103,10 @@ class TrajectoryStream:
         return state
 
     def write(self, command: Array, opening: float, stop: Array) -> None:
-        del command  # the ledger has it from the governor
-        self.ledger.note()
-        first = self.ledger.last - self.wiring.lead_ticks - MATCH - 1
-        before = [self.ledger.command(t) for t in range(first, self.ledger.last + 1)]
+        del command  # the ledger has it from the limiter
+        self.history.note()
+        first = self.history.last - self.wiring.lead_ticks - MATCH - 1
+        before = [self.history.command(t) for t in range(first, self.history.last + 1)]
         if not self.muted:
             self.send(first, np.concatenate([np.array(before), stop]), len(before) - 1)
         self.opening = opening
@@ -157,7 +157,7 @@ class TrajectoryStream:
         self._hear(PLAYED, at)
         if not self.active:
             return
-        found = self.ledger.heard(tick, q)
+        found = self.history.heard(tick, q)
         if found:
             self.counts[found] += 1
         if found == "foreign":
@@ -195,7 +195,7 @@ class TrajectoryStream:
     def running(self) -> bool:
         """Whether the arm may be moving: what is believed of clocks and publishers stays as it is until it stands."""
         if self.active and self.chain.faulted:
-            return not self.clock.follow and not bool(self.chain.governor.at_rest[0])
+            return not self.clock.follow and not bool(self.chain.limiter.at_rest[0])
         return self.active
 
     def refusals(self, now: float) -> list[str]:
@@ -225,7 +225,7 @@ class TrajectoryStream:
                 f"enable: nothing has come on {self.wiring.topic('enable').name!r} for {patience} s; the operator must "
                 "enable"
             )
-        if self.chain.active and not bool(self.chain.governor.at_rest[0]):
+        if self.chain.active and not bool(self.chain.limiter.at_rest[0]):
             found.append("the arm is still braking; wait until it stands")
         return found
 
@@ -253,7 +253,7 @@ class TrajectoryStream:
         finally:
             self.newest = measured
         self.muted = False  # not before: nothing of an episode that a fault has ended may follow it
-        self.ledger = CommandHistory(self.chain, tick)
+        self.history = CommandHistory(self.chain, tick)
         self.active = True
 
     def stop(self) -> None:
@@ -262,7 +262,7 @@ class TrajectoryStream:
             self.active = False
             self.chain.deactivate()
             if not self.muted:
-                self.send(self.ledger.last, np.zeros((0, len(self.joints))), 0)
+                self.send(self.history.last, np.zeros((0, len(self.joints))), 0)
 
     def pump(self, now: float) -> int:
         """Decide on every command that is due at `now`; how many."""
@@ -273,7 +273,7 @@ class TrajectoryStream:
             self.greeted = True
             if self.wiring.output.type != "positions":  # no such driver waits
                 if self.wiring.output.points == "spline":
-                    self.settled = self.ledger.last + round(SETTLE / self.wiring.tick_s)
+                    self.settled = self.history.last + round(SETTLE / self.wiring.tick_s)
                 self._stand()
                 return 0
         arm, done = self.clock.tick(now), 0
@@ -281,27 +281,27 @@ class TrajectoryStream:
         if self.settled:
             self.time = max(self.time, (goal - 1 - self.zero) * self.wiring.tick_s)  # signs of life are not old then
             if arm < self.settled + MATCH:
-                if arm - self.ledger.last <= GREETINGS and not (self.muted or self.chain.faulted):
+                if arm - self.history.last <= GREETINGS and not (self.muted or self.chain.faulted):
                     self._stand()  # the way there is the same again: a lost message is made good
                 return 0
-            self.loop.begin += (goal - 1 - self.ledger.last) * self.wiring.tick_s
-            self.ledger, self.settled = CommandHistory(self.chain, goal), 0
-        if self.wiring.output.type == "positions" and goal - 1 > self.ledger.last and self.ticks:
+            self.loop.begin += (goal - 1 - self.history.last) * self.wiring.tick_s
+            self.history, self.settled = CommandHistory(self.chain, goal), 0
+        if self.wiring.output.type == "positions" and goal - 1 > self.history.last and self.ticks:
             self._fell_behind(goal)
-        if goal - self.ledger.last > 2 * self.wiring.lead_ticks and bool(self.chain.governor.at_rest[0]):
+        if goal - self.history.last > 2 * self.wiring.lead_ticks and bool(self.chain.limiter.at_rest[0]):
             self._rested(goal)
-        while self.ledger.last < goal:
-            if goal - self.ledger.last > KEPT and bool(self.chain.governor.at_rest[0]):
+        while self.history.last < goal:
+            if goal - self.history.last > KEPT and bool(self.chain.limiter.at_rest[0]):
                 self._rested(goal)
-            tick = self.ledger.last + 1
+            tick = self.history.last + 1
             self.time = max(self.time, (tick - self.zero) * self.wiring.tick_s)
             if tick <= arm:
-                self.ledger.miss()
+                self.history.miss()
                 self.counts["missed"] += 1
                 continue
             self._decide()
-            if self.ledger.last < tick:  # a dry run writes nothing
-                self.ledger.note()
+            if self.history.last < tick:  # a dry run writes nothing
+                self.history.note()
             done += 1
         return done
 
@@ -311,26 +311,26 @@ class TrajectoryStream:
 
     def _rested(self, goal: int) -> None:
         """Go on at tick `goal`: the arm has stood all the while."""
-        gone = goal - 1 - self.ledger.last
-        self.ledger = CommandHistory(self.chain, goal)
+        gone = goal - 1 - self.history.last
+        self.history = CommandHistory(self.chain, goal)
         self.counts["missed"] += gone
         if not self.ticks:  # nothing has begun yet
             self.loop.begin += gone * self.wiring.tick_s
 
     def _stand(self) -> None:
         """Tell the driver to be where we begin, at once or by the time when it must have settled there."""
-        rest = self.ledger.command(self.ledger.last)
-        self.send(self.settled or self.ledger.last, np.tile(rest, (MATCH, 1)), 0)
+        rest = self.history.command(self.history.last)
+        self.send(self.settled or self.history.last, np.tile(rest, (MATCH, 1)), 0)
 
     def _fell_behind(self, goal: int) -> None:
         """Go on at tick `goal` from the last position that was sent, where the driver has stayed: it plays no stop of
         ours meanwhile, as it knows of none."""
-        gone = goal - 1 - self.ledger.last
+        gone = goal - 1 - self.history.last
         self.counts["missed"] += gone
-        self.ledger = CommandHistory(self.chain, goal)
+        self.history = CommandHistory(self.chain, goal)
         if (silence := (gone + 2) * self.wiring.tick_s) > self.wiring.output.timeout_s:
             self.on_driver(f"stream_timeout: nothing was sent for {silence:.3f} s, so the driver stopped by itself")
-        elif gone > 1 and not bool(self.chain.governor.at_rest[0]):
+        elif gone > 1 and not bool(self.chain.limiter.at_rest[0]):
             self.on_driver(f"stream_gap: {gone} positions in a row were missed in motion; the driver stood meanwhile, "
                            "and to go on at speed would be a jump")  # fmt: skip
 

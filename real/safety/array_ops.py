@@ -11,13 +11,13 @@ Bool = NDArray[np.bool_]
 
 
 @njit(cache=True, nogil=True)
-def some(flags: Bool) -> bool:
+def any_true(flags: Bool) -> bool:
     """Any of `flags` [N] is set."""
     return bool(flags.any())
 
 
 @njit(cache=True, nogil=True)
-def every(flags: Bool) -> bool:
+def all_true(flags: Bool) -> bool:
     """All of `flags` [N] are set."""
     return bool(flags.all())
 
@@ -32,7 +32,7 @@ def within(x: Array, bound: float) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def apart(x: Array, y: Array) -> float:
+def max_abs_diff(x: Array, y: Array) -> float:
     """Largest difference of `x` [n] and `y` [n]; NaN if one is."""
     most = 0.0
     for i in range(len(x)):

@@ -1,4 +1,4 @@
-"""SafetyChain: one arm's governor, its watchdogs and its stop ladder. Everything that is commanded goes through it."""
+"""SafetyChain: one arm's limiter, its watchdogs and its safety modes. Everything that is commanded goes through it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.real.safety.array_ops import apart, clip, within
+from robopolicy.real.safety.array_ops import clip, max_abs_diff, within
 from robopolicy.real.safety.command_limiter import CommandLimiter, Past
 from robopolicy.real.safety.energy_tank import EnergyTank
 from robopolicy.real.safety.errors import SafetyError
@@ -49,7 +49,7 @@ class Decision(NamedTuple):
 
 
 class SafetyChain:
-    """Limits, watchdogs and stop ladder of one arm.
+    """Limits, watchdogs and safety modes of one arm.
 
     Args:
         profile: limits.
@@ -67,7 +67,7 @@ class SafetyChain:
         projection: Projection = project, risk: RiskCritic | None = None,
         inputs: Mapping[str, Patience] | None = None,
     ) -> None:  # fmt: skip
-        self.governor = CommandLimiter(profile, dt=dt, projection=projection, limits=limits, clock=clock, budget=budget)
+        self.limiter = CommandLimiter(profile, dt=dt, projection=projection, limits=limits, clock=clock, budget=budget)
         self.risk = risk
         self.tank: EnergyTank | None = None
         self._given = limits
@@ -83,7 +83,7 @@ class SafetyChain:
 
     @property
     def profile(self) -> Profile:
-        return self.governor.profile
+        return self.limiter.profile
 
     def activate(self, measured: Measured, now: float) -> None:
         """Start at rest where the arm is; also what an operator's reset after a fault calls.
@@ -92,7 +92,7 @@ class SafetyChain:
             SafetyError: it moves, is not readable, or stands where a limit would not allow it; or the operator's enable
                 is not alive now.
         """
-        if self.active and not bool(self.governor.at_rest[0]):
+        if self.active and not bool(self.limiter.at_rest[0]):
             raise SafetyError("activate: the arm is still braking; wait until it stands")
         if any(dog.name == "enable" and dog.level(now) >= Mode.HOLD for dog in self.watchdogs):
             raise SafetyError("enable: no sign of life of the operator; it must come before the arm is activated")
@@ -105,7 +105,7 @@ class SafetyChain:
         off_path(self._trail, q, self._levers)
         if self.tank is not None:
             self.tank.rest()
-        self.governor.reset(q[None])
+        self.limiter.reset(q[None])
         for dog in self.watchdogs:
             if dog.name != "enable":  # which nothing but the operator feeds
                 dog.feed(now)
@@ -133,19 +133,19 @@ class SafetyChain:
 
     def heard(self, played: Array) -> bool:
         """Take note of the control point [n] that the arm plays; False where the last command was lost."""
-        reached = self.governor.heard(played)
+        reached = self.limiter.heard(played)
         if not reached:
             self._tread()
         return reached
 
     def resume(self, past: Past, ticks: int) -> None:
         """Go on from `past` as the arm does that has heard nothing for `ticks` ticks since: by its stored stop."""
-        self.governor.resume(past, ticks)
+        self.limiter.resume(past, ticks)
         self._tread()
 
     def load_resumed(self, state: dict[str, Array]) -> None:
-        """As `resume`, to a recorded `state` of the governor."""
-        self.governor.load_state_dict(state)
+        """As `resume`, to a recorded `state` of the limiter."""
+        self.limiter.load_state_dict(state)
         self._tread()
 
     def fault(self, reason: str) -> None:
@@ -202,15 +202,15 @@ class SafetyChain:
             reasons.append(f"fault:{self._fault}")
         hold = np.array([self._waiting(level, now)])
         pace = SLOW_PACE if level is Mode.SLOW else 1.0
-        if self.risk is not None and target is not None and np.shape(target) == self.governor.last[0].shape:
-            slower = min(pace, self.risk.pace(self.governor.c[0], np.asarray(target, dtype=np.float64)))
+        if self.risk is not None and target is not None and np.shape(target) == self.limiter.last[0].shape:
+            slower = min(pace, self.risk.pace(self.limiter.c[0], np.asarray(target, dtype=np.float64)))
             reasons += ["risk"] if slower < pace else []
             pace = slower
-        verdict = self.governor.filter(
-            self.governor.c[:, -1] if target is None else np.asarray(target, dtype=np.float64)[None], hold=hold,
+        verdict = self.limiter.filter(
+            self.limiter.c[:, -1] if target is None else np.asarray(target, dtype=np.float64)[None], hold=hold,
             pace=pace,
         )  # fmt: skip
-        why = list(compress(self.governor.reasons, verdict.reasons[0].tolist()))
+        why = list(compress(self.limiter.reasons, verdict.reasons[0].tolist()))
         if "input" in why:  # unreadable numbers: hold until they are gone
             level, self._since = max(level, Mode.HOLD), now
         self.mode = level if not hold[0] else max(level, Mode.HOLD)
@@ -219,13 +219,13 @@ class SafetyChain:
         self.error = verdict.error or self.error
         self._tread()
         return Decision(
-            verdict.command[0], self.governor.stop_ahead()[0], self.mode, tuple(reasons), bool(verdict.changed[0])
+            verdict.command[0], self.limiter.stop_ahead()[0], self.mode, tuple(reasons), bool(verdict.changed[0])
         )
 
     # -- inside -----------------------------------------------------------------------------------------------------
     def _tread(self) -> None:
         """The newest command is on the arm's way."""
-        self._trail = np.concatenate([self._trail[1:], self.governor.c[:, -1]])
+        self._trail = np.concatenate([self._trail[1:], self.limiter.c[:, -1]])
 
     def _arm(self, profile: Profile) -> None:
         if self._given is None:
@@ -237,17 +237,17 @@ class SafetyChain:
             else:
                 self.tank.capacity, self.tank.energy = energy, min(energy, self.tank.energy)
                 self.tank.stiffness = profile.settings.contact_stiffness
-            self.governor.use(profile, None)
+            self.limiter.use(profile, None)
             if self.tank is not None:
-                self.governor.use(profile, (*joint_limits(profile), *space_limits(self.governor.body), self.tank))
+                self.limiter.use(profile, (*joint_limits(profile), *space_limits(self.limiter.body), self.tank))
         else:
-            self.governor.use(profile, self._given)
-        body = self.governor.body
-        self._levers, self._allowance = levers(body), allowance(profile, body, self.governor.dt)
+            self.limiter.use(profile, self._given)
+        body = self.limiter.body
+        self._levers, self._allowance = levers(body), allowance(profile, body, self.limiter.dt)
 
     def _read(self, measured: Measured) -> Array:
         q = np.array(measured.q, dtype=np.float64)
-        n = self.governor.c.shape[2]
+        n = self.limiter.c.shape[2]
         if q.shape != (n,) or not within(q, 1e6):
             raise SafetyError(f"state: expected {n} finite joint angles, found {q!r}")
         return q
@@ -261,7 +261,7 @@ class SafetyChain:
             return None
         self.watchdogs[0].feed(now)
         s = self.profile.settings
-        if apart(self.governor.c[0, -1], q) > self.profile.astray:
+        if max_abs_diff(self.limiter.c[0, -1], q) > self.profile.astray:
             self.fault("tracking_error")
         if self._allowance < np.inf and not off_path(self._trail, q, self._levers) <= self._allowance:
             self.fault("tracking_error")
@@ -287,4 +287,4 @@ class SafetyChain:
             return True
         if self.mode < Mode.HOLD:
             return False
-        return not (bool(self.governor.at_rest[0]) and now - self._since >= SETTLE)
+        return not (bool(self.limiter.at_rest[0]) and now - self._since >= SETTLE)

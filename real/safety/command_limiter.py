@@ -1,4 +1,4 @@
-"""The governor: proposes the nearest permitted command and publishes only what is certified. Batched over N arms.
+"""The limiter: proposes the nearest permitted command and publishes only what is certified. Batched over N arms.
 
 A command is published together with a stop from there that was checked against every limit, and the stop is stored.
 If no further command passes, or anything raises, is infeasible or non-finite, the next sample of the stored stop is
@@ -15,7 +15,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from robopolicy.real.safety import motion
-from robopolicy.real.safety.array_ops import every, some, within
+from robopolicy.real.safety.array_ops import all_true, any_true, within
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.errors import SafetyError
 from robopolicy.real.safety.joint_space import EPSILON, joint_limits
@@ -120,7 +120,7 @@ class CommandLimiter:
         self.c[rows], self.last[rows], self.active[rows] = history, q, True
         self._stop[rows], self._at[rows] = q[:, None], 0
         self._before = self.past()
-        self.search.near, self.search.first = False, 0  # an only arm begins as a new governor's does
+        self.search.near, self.search.first = False, 0  # an only arm begins as a new limiter's does
 
     def filter(self, target: Array, *, hold: Bool | None = None, pace: float = 1.0) -> LimitVerdict:
         """The next command for joint targets `target` [N n] rad.
@@ -132,7 +132,7 @@ class CommandLimiter:
         Raises:
             SafetyError: `reset` was never called.
         """
-        if not every(self.active):
+        if not all_true(self.active):
             raise SafetyError("filter: reset(q) must come first; the arm's position is not known")
         reasons = np.zeros((self.num_arms, len(self.reasons)), dtype=bool)
         braking, error, start = self._braking(), "", self.clock()
@@ -143,7 +143,7 @@ class CommandLimiter:
         try:
             wanted = self._readable(target, reasons)
             free = ~reasons[:, self._index[INPUT]] & (True if hold is None else ~hold)
-            if some(free):
+            if any_true(free):
                 found = self.search.choose(self.c, wanted, self.last, free, braking, pace)
                 command, stop, going, self.last = found.command, found.stop, found.going, wanted
                 reasons[:, : len(self.limits)] = found.failed
@@ -153,7 +153,7 @@ class CommandLimiter:
             error = f"{type(problem).__name__}: {problem}"
             going = np.zeros(self.num_arms, dtype=bool)
             reasons[:, self._index[ERROR]] = True
-        if some(going) and self.clock() - start > self.budget:
+        if any_true(going) and self.clock() - start > self.budget:
             reasons[:, self._index[LATE]], going = True, np.zeros(self.num_arms, dtype=bool)
         refused = going & ~self._post_check(command)
         reasons[:, self._index[POST]] = refused
@@ -203,13 +203,13 @@ class CommandLimiter:
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Array]) -> None:
-        """Go on from what `state_dict` of a governor of as many arms gave, under the same limits.
+        """Go on from what `state_dict` of a limiter of as many arms gave, under the same limits.
 
         Raises:
             SafetyError: it is of other arms.
         """
         if state["c"].shape != self.c.shape:
-            raise SafetyError(f"governor: the saved state is of arms {state['c'].shape}, these are {self.c.shape}")
+            raise SafetyError(f"limiter: the saved state is of arms {state['c'].shape}, these are {self.c.shape}")
         self._check_state(state)
         self.c, self.last, self._stop = (np.array(state[k], dtype=np.float64) for k in ("c", "last", "stop"))
         self._at, self.active = np.array(state["at"], dtype=np.int64), np.array(state["active"], dtype=bool)
@@ -227,13 +227,13 @@ class CommandLimiter:
         shapes = {"last": (arms, n), "at": (arms,), "active": (arms,), "search": (2,)}
         wrong = [k for k, shape in shapes.items() if np.shape(state[k]) != shape]
         if wrong or stop.ndim != 3 or stop.shape[::2] != (arms, n) or not 1 <= stop.shape[1] <= LONGEST_STOP:
-            raise SafetyError(f"governor: the saved state of {', '.join(wrong) or 'stop'} is not of these {arms} arms")
+            raise SafetyError(f"limiter: the saved state of {', '.join(wrong) or 'stop'} is not of these {arms} arms")
         if not all(within(np.ravel(np.asarray(state[k], dtype=np.float64)), 1e6) for k in ("c", "last", "stop")):
-            raise SafetyError("governor: the saved state holds joint angles that are none")
+            raise SafetyError("limiter: the saved state holds joint angles that are none")
         at, search = np.asarray(state["at"]), np.asarray(state["search"])
         first = int(search[1])
         if not ((at >= 0) & (at < stop.shape[1])).all() or not 0 <= first < len(self.limits):
-            raise SafetyError(f"governor: the saved state counts beyond its stop or limits: {at.tolist()}, {first}")
+            raise SafetyError(f"limiter: the saved state counts beyond its stop or limits: {at.tolist()}, {first}")
 
     def _readable(self, target: Array, reasons: Bool) -> Array:
         """A copy of `target` where it can be read, else of the last one."""
@@ -260,7 +260,7 @@ class CommandLimiter:
         self._before = self.past()
         self.c, self._at = np.empty_like(self.c), np.empty_like(self._at)
         _advance(*self._before, command, going, self.c, self._at)
-        if some(going):
+        if any_true(going):
             rows = np.flatnonzero(going)
             self._stop = put(self._stop, rows, stop, rows)
 

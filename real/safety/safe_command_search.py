@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from robopolicy.real.safety.array_ops import apart, some
+from robopolicy.real.safety.array_ops import any_true, max_abs_diff
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.limits import Limit, broken
 from robopolicy.real.safety.path import Here, Path
@@ -65,12 +65,12 @@ class Search:
         # A limit is close by: ask the inequalities first, spare a certificate.
         if len(c) == 1 and self.near and self.projection is not None:
             v, solved = self._project(c[0], wish[0], low[0], high[0]), True
-            if v is not None and apart(v, wish[0]) > TOLERANCE:
+            if v is not None and max_abs_diff(v, wish[0]) > TOLERANCE:
                 command, given_up[:] = c[:, -1] + self.dt * v, True
         path = Path.of(c, command, self.body, self.dt)
         failed, stop = self._broken(path), path.stop
         going = none(failed, free)
-        self.near = some(given_up) or some(failed.ravel())
+        self.near = any_true(given_up) or any_true(failed.ravel())
         for blend in (0.0, 0.5):  # the projection; half-way from there to the stop
             rows = left(free, going)
             if not len(rows):
@@ -97,7 +97,7 @@ class Search:
             return broken(self.limits, path)
         k = self.first
         failed = np.roll(broken((*self.limits[k:], *self.limits[:k]), path), k, axis=1)
-        if some(failed[0]):
+        if any_true(failed[0]):
             self.first = int(failed[0].argmax())
         return failed
 

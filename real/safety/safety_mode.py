@@ -1,4 +1,4 @@
-"""The stop ladder RUN → SLOW → HOLD → FAULT, and watchdogs on a steady clock that climb it."""
+"""The safety modes RUN → SLOW → HOLD → FAULT, and watchdogs on a steady clock that climb it."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class TeleoperatedSim(SimulatedArm):
 
     def goes_on(self) -> bool:
         if self.loop.halted:
-            return not bool(self.chain.governor.at_rest[0])
+            return not bool(self.chain.limiter.at_rest[0])
         return self.loop.step * self.env.dt <= self.hand.drive.episode_s and self.held < self.env.task.hold
 
     def ticked(self) -> None:

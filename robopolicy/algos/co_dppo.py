@@ -19,7 +19,7 @@ from robopolicy.core.rng import step_seed
 from robopolicy.core.types import Metrics
 from robopolicy.datasets.batches import Batches
 from robopolicy.datasets.episodes import Episodes
-from robopolicy.policies.base import told
+from robopolicy.policies.base import use_tasks
 from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.normalizer import ACTION
 
@@ -60,7 +60,7 @@ class CoDPPO(DPPO):
             episodes, policy.spec, batch_size=data_batch, seed=options.get("seed", 0), device=self.clip.device
         )
         self.denoiser, self.tasks, self.supervised, self.drawn = policy, episodes.tasks, supervised, 0
-        with told(policy, self.tasks):  # what cannot be followed shows now
+        with use_tasks(policy, self.tasks):  # what cannot be followed shows now
             pass
         self.losses: list[Tensor] = []  # of the update under way
 
@@ -76,7 +76,7 @@ class CoDPPO(DPPO):
         """[] the loss on batch `number`; its noise is a function of that number and the seed."""
         data, policy = self.batches[number], self.denoiser
         action = policy.normalizer.normalize(ACTION, data[ACTION])
-        with torch.no_grad(), told(policy, self.tasks):
+        with torch.no_grad(), use_tasks(policy, self.tasks):
             cond = policy.encode(data)
         generator = torch.Generator().manual_seed(step_seed(self.batches.seed, number, stream=2))
         k = torch.randint(self.steps, (len(action),), generator=generator).to(action.device)

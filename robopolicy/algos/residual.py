@@ -92,7 +92,7 @@ class ResidualTD3:
                 "gripper's, so there is nothing to take. Leave it at 0."
             )
         self.gripper_rate, self.gripper_hold = gripper_rate, gripper_hold
-        self.taken = torch.zeros(0, dtype=torch.int64)  # [N] steps for which the gripper is taken; its sign is u's
+        self.forced_gripper_steps = torch.zeros(0, dtype=torch.int64)  # [N] with the sign of u
         self.penalty, self.penalty_final, self.penalty_steps = penalty, penalty_final, penalty_steps
         self.grad_clip = grad_clip
         self.generator = torch.Generator().manual_seed(seed)
@@ -113,13 +113,15 @@ class ResidualTD3:
 
     def _take_gripper(self, u: Tensor) -> None:
         """Overwrite the gripper's u [N] where it is taken."""
-        if len(self.taken) != len(u):
-            self.taken = torch.zeros(len(u), dtype=torch.int64)
+        if len(self.forced_gripper_steps) != len(u):
+            self.forced_gripper_steps = torch.zeros(len(u), dtype=torch.int64)
         drawn = torch.rand((2, len(u)), generator=self.generator)
         begun = self.gripper_hold * torch.where(drawn[1] < 0.5, -1, 1)
-        self.taken = torch.where((self.taken == 0) & (drawn[0] < self.gripper_rate), begun, self.taken)
-        u.copy_(torch.where(self.taken.to(u.device) != 0, self.taken.sign().to(u), u))
-        self.taken -= self.taken.sign()
+        self.forced_gripper_steps = torch.where(
+            (self.forced_gripper_steps == 0) & (drawn[0] < self.gripper_rate), begun, self.forced_gripper_steps
+        )
+        u.copy_(torch.where(self.forced_gripper_steps.to(u.device) != 0, self.forced_gripper_steps.sign().to(u), u))
+        self.forced_gripper_steps -= self.forced_gripper_steps.sign()
 
     def update(self, batch: Batch, *, learned_steps: int | None) -> Metrics:
         """One critic step and, every `policy_delay`-th time, one actor step.
@@ -190,7 +192,7 @@ class ResidualTD3:
             "critic_optim": optimizer_state(self.critic_optim),
             "generator": self.generator.get_state(),
             "updates": self.updates,
-            "taken": self.taken,
+            "forced_gripper_steps": self.forced_gripper_steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -201,4 +203,4 @@ class ResidualTD3:
         load_optimizer_state(self.critic_optim, state["critic_optim"])
         self.generator.set_state(state["generator"])
         self.updates = int(state["updates"])
-        self.taken = state.get("taken", torch.zeros(0, dtype=torch.int64))  # older runs had none to save
+        self.forced_gripper_steps = state["forced_gripper_steps"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.types import BASE_ACTION, IMAGES, Feature, Metrics, Obs, Step, VecEnv
-from robopolicy.envs.wrappers import look_at
+from robopolicy.envs.wrappers import request_images
 from robopolicy.policies.base import Policy
 from robopolicy.policies.chunk_executor import ChunkExecutor
 
@@ -38,8 +38,10 @@ class OffPolicyCollector:
     def __init__(self, algo: OffPolicy, env: VecEnv) -> None:
         self.planner, self.env = _Planner(algo), env
         self.executor = ChunkExecutor(self.planner, env.num_envs, device=env.device)
-        sees = any(key.startswith(IMAGES) for key in algo.policy.spec.observation)
-        self.looks = torch.full((env.num_envs,), sees, device=env.device)  # [N] replays keep every frame, or none
+        reads_images = any(key.startswith(IMAGES) for key in algo.policy.spec.observation)
+        self.every_image = torch.full(
+            (env.num_envs,), reads_images, device=env.device
+        )  # [N] replays keep every frame, or none
 
     def next_action(self, frame: Obs, *, warmup: bool) -> Tensor:
         """[N Da] for frames [N ...], as the policy's `read` makes them."""
@@ -49,7 +51,7 @@ class OffPolicyCollector:
 
     def step(self, action: Tensor) -> Step:
         """Of the env; it takes the pictures that are read."""
-        look_at(self.env, self.looks)
+        request_images(self.env, self.every_image)
         return self.env.step(action)
 
     def next_frame(self, step: Step, following: Obs) -> Obs:
@@ -57,7 +59,7 @@ class OffPolicyCollector:
         episode ended another one began, and that alone is read: encoding pictures takes longer than the rest."""
         if not bool(step.ended.any()):
             return following
-        first = self.planner.algo.policy.read({k: v[step.ended] for k, v in step.obs.items()})
+        first = self.planner.algo.policy.replay_features({k: v[step.ended] for k, v in step.obs.items()})
         frame = {k: v.clone() for k, v in following.items()}
         for key, value in first.items():
             frame[key][step.ended] = value

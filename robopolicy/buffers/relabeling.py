@@ -9,7 +9,7 @@ from torch import Tensor
 
 from robopolicy.core.types import BASE_ACTION, Obs
 from robopolicy.datasets.episodes import Episodes
-from robopolicy.policies.base import Policy, told
+from robopolicy.policies.base import Policy, use_tasks
 from robopolicy.policies.chunk_executor import ChunkExecutor
 
 CHUNK = 512  # frames that are read at a time
@@ -37,11 +37,11 @@ def base_actions(episodes: Episodes, base: Policy) -> Tensor:
 
 @torch.no_grad()
 def read_frames(episodes: Episodes, policy: Policy) -> Obs:
-    """What `policy.read` makes of every stored frame [F ...], with the base actions of `base_actions` where there is a
+    """What `policy.replay_features` makes of each stored frame [F ...], with `base_actions` where there is a
     base; one that reads instructions is told those of the data."""
     beside, parts = {} if policy.base is None else {BASE_ACTION: base_actions(episodes, policy.base)}, list[Obs]()
-    with nullcontext() if policy.base is not None else told(policy, episodes.tasks):
+    with nullcontext() if policy.base is not None else use_tasks(policy, episodes.tasks):
         for frames in torch.arange(episodes.num_frames).split(CHUNK):
             obs = episodes.history(frames, policy.spec.n_obs_steps) | {k: v[frames] for k, v in beside.items()}
-            parts.append(policy.read(obs))
+            parts.append(policy.replay_features(obs))
     return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.types import Obs, VecEnv, check_finite
-from robopolicy.envs.wrappers import look_at
+from robopolicy.envs.wrappers import request_images
 from robopolicy.policies.base import Policy
 from robopolicy.policies.chunk_executor import ChunkExecutor
 
@@ -86,7 +86,7 @@ class RolloutCollector:
             planned[t, self.executor.planned] = True
             stepping = time.perf_counter()
             if t + 1 < length:  # the last observation is read whole
-                look_at(self.env, self.executor.due)
+                request_images(self.env, self.executor.needs_images)
             step = self.env.step(action)
             env_s += time.perf_counter() - stepping
             check_finite(step, self.actor.spec.action.names)

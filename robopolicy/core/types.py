@@ -193,7 +193,7 @@ class Renderable(Protocol):
 class Selective(Protocol):
     """An env that can leave out pictures which nobody will read: taking them may cost ten times what physics does."""
 
-    def look(self, rows: Tensor) -> None:
+    def request_images(self, rows: Tensor) -> None:
         """Of the next `step` alone, take pictures of envs in `rows` [N] bool, of episodes that begin, and of the true
         successors where an episode is cut. The others are black. Whoever does not call this gets them all.
         """

@@ -35,7 +35,7 @@ class Batches:
         batch_size: int,
         seed: int,
         device: torch.device | str = "cpu",
-        remember: Callable[[Obs, Tensor], Obs] | None = None,
+        precompute_features: Callable[[Obs, Tensor], Obs] | None = None,
     ) -> None:
         problems = check_features(spec.observation, episodes.observation, needs="the policy", offers="the dataset")
         problems += check_action_spec(spec.action, episodes.action_spec, needs="the policy", offers="the dataset")
@@ -51,8 +51,8 @@ class Batches:
         self.history = numbered.history(frames, spec.n_obs_steps)["frame"].to(device)  # [F To]
         self.chunk, self.pad = chunk[..., 0].to(device), pad.to(device)  # [F H]
         self.obs = {k: episodes.obs[k].to(device) for k in spec.observation}
-        if remember is not None:
-            self.obs = remember(self.obs, episodes.seeds[episodes.episode_of].to(device))
+        if precompute_features is not None:
+            self.obs = precompute_features(self.obs, episodes.seeds[episodes.episode_of].to(device))
         self.action = episodes.action.to(device)
         self.per_epoch = max(1, len(frames) // batch_size)
         self._epoch, self._order = -1, frames

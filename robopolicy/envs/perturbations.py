@@ -14,7 +14,7 @@ from robopolicy.config.schema import Natural, NonNegative, Positive, parameters
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import keyed_normal
 from robopolicy.core.types import STATE, EnvSpec, Obs, Step, VecEnv
-from robopolicy.envs.wrappers import Wrapper, look_at
+from robopolicy.envs.wrappers import Wrapper, request_images
 
 NOMINAL = {"latency": 0, "friction": 1.0, "mass": 1.0, "sensor_noise": 0.0}
 UNITS = {
@@ -60,9 +60,9 @@ class Perturbed(Wrapper):
         self.late = torch.zeros(env.num_envs, latency, env.spec.action.dim, device=env.device)  # newest first
         self.time = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
 
-    def look(self, rows: Tensor) -> None:
+    def request_images(self, rows: Tensor) -> None:
         """See Selective."""
-        look_at(self.env, rows)
+        request_images(self.env, rows)
 
     def reset(self, seeds: Tensor | None = None) -> Obs:
         obs = self.env.reset(seeds)

@@ -51,10 +51,10 @@ class Wrapper:
             self.env.load_state_dict(state["env"])
 
 
-def look_at(env: VecEnv, rows: Tensor) -> None:
+def request_images(env: VecEnv, rows: Tensor) -> None:
     """See Selective; in vain where `env` is not."""
     if isinstance(env, Selective):
-        env.look(rows)
+        env.request_images(rows)
 
 
 class HistoryEnv(Wrapper):
@@ -93,10 +93,10 @@ class HistoryEnv(Wrapper):
         self.frames = obs
         return step._replace(obs=obs, next_obs=next_obs)
 
-    def look(self, rows: Tensor) -> None:
+    def request_images(self, rows: Tensor) -> None:
         """See Selective. A picture that is read later, as one of To, has to be taken now."""
         if self.length == 1:
-            look_at(self.env, rows)
+            request_images(self.env, rows)
 
     def _repeat(self, frame: Tensor) -> Tensor:
         return frame[:, None].repeat_interleave(self.length, dim=1)
@@ -148,9 +148,9 @@ class GroupedEnv(Wrapper):
     def episode_seed(self) -> Tensor:
         return self.start + self.place
 
-    def look(self, rows: Tensor) -> None:
+    def request_images(self, rows: Tensor) -> None:
         """See Selective."""
-        look_at(self.env, rows)
+        request_images(self.env, rows)
 
     def reset(self, seeds: Tensor | None = None) -> Obs:
         """Start anew everywhere. seeds: [≥ N/size], one for each group; None: the training stream."""
@@ -229,9 +229,9 @@ class BaseActionEnv(Wrapper):
             obs = self._with(step.obs, torch.where(ended[:, None], first, following))
         return step._replace(obs=obs, next_obs=next_obs)
 
-    def look(self, rows: Tensor) -> None:
+    def request_images(self, rows: Tensor) -> None:
         """See Selective; the base reads pictures where it will plan."""
-        look_at(self.env, rows | self.executor.due)
+        request_images(self.env, rows | self.executor.needs_images)
 
     @staticmethod
     def _with(obs: Obs, base_action: Tensor) -> Obs:

@@ -112,6 +112,6 @@ def set_retrieval_memory(policy: Policy, memory: Path) -> str:
         index = {TASK: Feature((), "int64")} if TASK in dataset_features(memory) else {}
         own = {k: f for k, f in policy.spec.observation.items() if k != TASK}
         episodes = load_episodes(memory, needed={**own, **index})
-    policy.recall(episodes)
+    policy.set_retrieval_memory(episodes)
     assert policy.memory is not None
     return f"+{memory.name}@{policy.memory.digest()[:12]}"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from robopolicy.core.errors import SpecError
 from robopolicy.core.types import TASK, Obs, Step, VecEnv
-from robopolicy.envs.wrappers import look_at, wrap_for
+from robopolicy.envs.wrappers import request_images, wrap_for
 from robopolicy.evaluation.episode_table import COLUMNS, EpisodeTable
 from robopolicy.policies.base import Policy
 from robopolicy.policies.chunk_executor import ChunkExecutor
@@ -87,7 +87,7 @@ def _run(
         action = executor.next_action(
             obs, env.episode_seed, mask=tally.active.to(env.device), deterministic=deterministic
         )
-        look_at(env, executor.due & tally.active.to(env.device))
+        request_images(env, executor.needs_images & tally.active.to(env.device))
         step = env.step(action)
         done = tally.add(step)
         obs = step.obs

@@ -55,9 +55,11 @@ class ObservationEncoder(nn.Module):
             )
         self.image_shift = image_shift
         self.out_dim = 0
-        self.told = len(spec.tasks) if task_weights and self.has_task and len(spec.tasks) > 1 else 0
+        self.task_inputs = len(spec.tasks) if task_weights and self.has_task and len(spec.tasks) > 1 else 0
         if self.floats:
-            size = spec.n_obs_steps * sum(torch.Size(keys[k].shape).numel() for k in self.floats) * (1 + self.told)
+            size = (
+                spec.n_obs_steps * sum(torch.Size(keys[k].shape).numel() for k in self.floats) * (1 + self.task_inputs)
+            )
             self.state = (state_encoder or identity)(size)
             self.out_dim += self.state.out_dim
         self.images = nn.ModuleList((image_encoder or ConvEncoder)(tuple(keys[k].shape)) for k in self.cameras)
@@ -71,7 +73,7 @@ class ObservationEncoder(nn.Module):
         parts = []
         if self.floats:
             state = torch.cat([obs[k].flatten(1) for k in self.floats], dim=1)
-            parts.append(self.state(by_task(state, obs[TASK][:, -1], self.told) if self.told else state))
+            parts.append(self.state(by_task(state, obs[TASK][:, -1], self.task_inputs) if self.task_inputs else state))
         for key, encoder in zip(self.cameras, self.images, strict=True):
             image = obs[key]
             if augment and self.image_shift:

@@ -37,9 +37,9 @@ class WordTower(nn.Module):
         self.pieces = nn.Embedding(buckets + 1, width, padding_idx=buckets)
         self.position = nn.Parameter(0.02 * torch.randn(max_words, width))
         self.register_buffer("ids", torch.empty(0, dtype=torch.int64), persistent=False)
-        self.instruct(tasks)
+        self.set_tasks(tasks)
 
-    def instruct(self, tasks: Sequence[str]) -> None:
+    def set_tasks(self, tasks: Sequence[str]) -> None:
         """Read other instructions from now on; the weights stay as they are."""
         self.tasks = check_instructions(tasks, self.max_words)
         ids = torch.full((len(tasks), self.max_words, _PIECES), self.buckets)

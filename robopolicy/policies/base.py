@@ -18,7 +18,7 @@ from robopolicy.datasets.retrieval import Memory
 from robopolicy.policies.denoising_chain import ChainNoise, DenoisingChain
 from robopolicy.policies.normalizer import ACTION, Normalizer
 
-SEEN = "seen"  # [N C] what a frozen encoder makes of observations, in what `read` gives
+SEEN = "seen"  # [N C] what a frozen encoder makes of observations, in what `replay_features` gives
 
 
 class Policy(nn.Module):
@@ -53,7 +53,7 @@ class Policy(nn.Module):
             [B H Da] in physical units, not clamped: the environment clamps.
         """
 
-    def instruct(self, tasks: tuple[str, ...]) -> None:
+    def set_tasks(self, tasks: tuple[str, ...]) -> None:
         """From now on `task_index` counts in `tasks`, the instructions of the env at hand.
 
         Raises:
@@ -66,17 +66,17 @@ class Policy(nn.Module):
                 "Only policies that read instructions (policy=vla) can follow new ones."
             )
 
-    def read(self, obs: Obs) -> Obs:
+    def replay_features(self, obs: Obs) -> Obs:
         """What a replay keeps of stacked observations [N To ...]: single frames [N ...] of what the policy reads, or
         what frozen parts of it make of them. `base_action` has no history axis."""
         return {k: obs[k] if k == BASE_ACTION else obs[k][:, -1] for k in self.spec.observation}
 
-    def remember(self, obs: Obs, episode: Tensor) -> Obs:
+    def precompute_features(self, obs: Obs, episode: Tensor) -> Obs:
         """What `loss` reads in place of the observations [F ...] of a dataset, computed once: what frozen parts of
         the policy make of them. As they are, where it has none. `episode` [F]: seed of the episode that each is of."""
         return obs
 
-    def recall(self, episodes: Episodes | None) -> None:
+    def set_retrieval_memory(self, episodes: Episodes | None) -> None:
         """Act from these demonstrations from now on, in place of those in memory; None: from none.
 
         Raises:
@@ -194,14 +194,14 @@ class DenoisingPolicy(Policy):
 
 
 @contextmanager
-def told(policy: Policy, tasks: tuple[str, ...]) -> Iterator[None]:
+def use_tasks(policy: Policy, tasks: tuple[str, ...]) -> Iterator[None]:
     """Let `task_index` count in `tasks` for a while; see Policy.instruct."""
     before = policy.spec.tasks
     if tasks == before:
         yield
         return
-    policy.instruct(tasks)
+    policy.set_tasks(tasks)
     try:
         yield
     finally:
-        policy.instruct(before)
+        policy.set_tasks(before)

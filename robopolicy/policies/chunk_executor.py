@@ -46,7 +46,7 @@ class ChunkExecutor:
         self.left = torch.zeros(num_envs, dtype=torch.int64, device=device)  # actions still in the queue
         self.clock = torch.zeros(num_envs, dtype=torch.int64, device=device)  # steps since the episode began
         self.planned = self.left[:0]  # [R] envs that the latest `next_action` planned for
-        self.sees = any(key.startswith(IMAGES) for key in spec.observation)
+        self.reads_images = any(key.startswith(IMAGES) for key in spec.observation)
 
     def reset(self, mask: Tensor | None = None) -> None:
         """Empty the queues and restart the clocks of the envs in `mask` [N] bool (all when None)."""
@@ -58,9 +58,9 @@ class ChunkExecutor:
             self.clock.masked_fill_(mask, 0)
 
     @property
-    def due(self) -> Tensor:
+    def needs_images(self) -> Tensor:
         """[N] bool: whose pictures it will read in the next observation, where no episode ends before."""
-        return (self.left == 0) & self.sees
+        return (self.left == 0) & self.reads_images
 
     def replan(self) -> None:
         """Drop what is left in the queues: every env plans at its next step. Clocks go on."""

@@ -100,7 +100,7 @@ class ChunkDenoiser(DenoisingPolicy):
         return self.encoder(self.normalizer.observation(obs))
 
     @torch.no_grad()
-    def read(self, obs: Obs) -> Obs:
+    def replay_features(self, obs: Obs) -> Obs:
         """See Policy: `seen` [N C], the encoded observation; of use where the encoder is frozen."""
         part = {k: obs[k][:, -self.spec.n_obs_steps :].to(self.times.device) for k in self.spec.observation}
         return {SEEN: self.encode(part).to(next(iter(obs.values())).device)}

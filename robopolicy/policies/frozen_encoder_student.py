@@ -97,7 +97,7 @@ class SightedPolicy(GaussianPolicy):
         return super().encode(obs)
 
     @torch.no_grad()
-    def remember(self, obs: Obs, episode: Tensor) -> Obs:
+    def precompute_features(self, obs: Obs, episode: Tensor) -> Obs:
         """What the prefix makes of every frame, `seen` [F S]; of policies that read several frames nothing is kept.
 
         Raises:
@@ -153,7 +153,7 @@ def sighted(
             "pictures that another policy reads, algo=bc policy=gaussian learns to see."
         )
     if demos is not None:
-        base.instruct(demos.tasks)
+        base.set_tasks(demos.tasks)
     prefix = {**prefix_node(base), "precision": base.encoder.precision}
     node = {"_target_": "sighted", "prefix": prefix, **options}
     policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
@@ -172,5 +172,5 @@ def _as_it_is(base: SightedPolicy, demos: Episodes | None, options: dict[str, An
             "policy.* to the former, or give the VLA that it was made from as base=."
         )
     if demos is not None:
-        base.instruct(demos.tasks)
+        base.set_tasks(demos.tasks)
     return base

@@ -215,7 +215,7 @@ def _load_policy(folder: Path, device: torch.device | str, env: EnvSpec | None, 
     if policy.memory is not None:
         policy.memory.read(folder)
     if env is not None:
-        policy.instruct(env.tasks)
+        policy.set_tasks(env.tasks)
     return policy.to(device)
 
 

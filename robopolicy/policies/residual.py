@@ -109,16 +109,16 @@ class ResidualPolicy(Policy):
         self.register_buffer("low", low.clamp(min=-1.0 - 2.0 * widen))
         self.register_buffer("high", high.clamp(max=1.0 + 2.0 * widen))
 
-    def instruct(self, tasks: tuple[str, ...]) -> None:
+    def set_tasks(self, tasks: tuple[str, ...]) -> None:
         """Known instructions keep their numbers in any order; others the base alone follows, if it reads them.
 
         Raises:
             SpecError: there are others, and the base cannot follow them.
         """
         assert self.base is not None
-        self.base.instruct(tasks)
+        self.base.set_tasks(tasks)
         if not self.tasks or TASK not in self.base.spec.observation:
-            super().instruct(tasks)
+            super().set_tasks(tasks)
             return
         self.numbers = _numbers(tasks, self.known).to(self.numbers.device)
         self.spec = replace(self.spec, tasks=tuple(tasks))
@@ -126,7 +126,7 @@ class ResidualPolicy(Policy):
             self.config = {**node, "tasks": list(self.known)}
 
     @torch.no_grad()
-    def read(self, obs: Obs) -> Obs:
+    def replay_features(self, obs: Obs) -> Obs:
         """See Policy: the newest state, task and base action, and `seen` [B C] by the base."""
         frame = {k: obs[k][:, -1] for k in (STATE, TASK) if k in self.spec.observation}
         frame[BASE_ACTION] = obs[BASE_ACTION]
@@ -158,7 +158,7 @@ class ResidualPolicy(Policy):
 
     def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
         """[B 1 Da] from the spec's observations [B To ...] and `base_action` [B Da]; it has no noise of its own."""
-        frame = self.read(obs)
+        frame = self.replay_features(obs)
         state, base_action = self.features(frame)
         u = self.residual(state, base_action)
         if self.tasks:

@@ -116,11 +116,11 @@ class RICLPolicy(VLAPolicy):
         ).requires_grad_(not tuned_steps)
         self.memory = Memory(key_dim, horizon, action_dim)
         if episodes is not None:
-            self.recall(episodes)
+            self.set_retrieval_memory(episodes)
 
     # -- the memory --------------------------------------------------------------------------------------------------
     @torch.no_grad()
-    def recall(self, episodes: Episodes | None) -> None:
+    def set_retrieval_memory(self, episodes: Episodes | None) -> None:
         """See Policy. Instructions are told apart by their text; those of `spec` without demonstrations are warned of.
 
         Raises:
@@ -149,9 +149,9 @@ class RICLPolicy(VLAPolicy):
         self.memory.fill(self._keys({k: v.to(device) for k, v in episodes.obs.items()}), chunk, task,
                          starts=episodes.starts, seed=episodes.seeds, tasks=episodes.tasks)  # fmt: skip
 
-    def instruct(self, tasks: tuple[str, ...]) -> None:
+    def set_tasks(self, tasks: tuple[str, ...]) -> None:
         """See VLAPolicy."""
-        super().instruct(tasks)
+        super().set_tasks(tasks)
         if node := getattr(self, "config", None):  # what it is saved with has to say which of them it was trained on
             self.config = {**node, "tasks": list(self.known)}
 
@@ -185,7 +185,7 @@ class RICLPolicy(VLAPolicy):
 
     # -- the context -------------------------------------------------------------------------------------------------
     @torch.no_grad()
-    def remember(self, obs: Obs, episode: Tensor) -> Obs:
+    def precompute_features(self, obs: Obs, episode: Tensor) -> Obs:
         """See Policy: the key of every frame, and the nearest frame of each of 64 other episodes of its instruction.
 
         Frames of its own episode, or of one of the same seed, are never among them.
@@ -200,7 +200,7 @@ class RICLPolicy(VLAPolicy):
             score = torch.rand(len(memory), generator=generator).to(key.device).masked_fill(~others, 2.0)
             allowed[mine] = others & (score.argsort().argsort() < _POOL)
         found = memory.nearest(key, task, min(_POOL, max(1, len(memory))), allowed=allowed)
-        return {**super().remember(obs, episode), _KEY: key, _FRAME: found.frame, _DISTANCE: found.distance}
+        return {**super().precompute_features(obs, episode), _KEY: key, _FRAME: found.frame, _DISTANCE: found.distance}
 
     def encode_batch(self, batch: dict[str, Any]) -> Tensor:
         """[B (P + pairs)·(width + 1)]: the context alone, since the network is trained to be right by itself.
@@ -292,9 +292,9 @@ def in_context(base: Policy, episodes: Episodes, *, retrieval: dict[str, Any] | 
     if not isinstance(base, VLAPolicy) or base.tuned_steps:
         found = type(base).__name__ + (" with a fine-tuned copy" if isinstance(base, VLAPolicy) else "")
         raise SpecError(f"base: policy=ricl_adapted goes on from a policy=vla as imitation left it, found {found}")
-    base.instruct(episodes.tasks)
+    base.set_tasks(episodes.tasks)
     if isinstance(base, RICLPolicy):
-        base.recall(episodes)
+        base.set_retrieval_memory(episodes)
         return base
     config: dict[str, Any] = base.config  # type: ignore[assignment]
     node = {**config, **(retrieval or {}), "_target_": "ricl", "prefix": {**prefix_node(base), "freeze_vision": True}}
@@ -303,5 +303,5 @@ def in_context(base: Policy, episodes: Episodes, *, retrieval: dict[str, Any] | 
     missing, strange = policy.load_state_dict(base.state_dict(), strict=False)
     if strange or (missing := [k for k in missing if not k.startswith("pair.")]):
         raise CheckpointError(f"base: its weights are not those of its config: missing {missing}, unknown {strange}")
-    policy.recall(episodes)
+    policy.set_retrieval_memory(episodes)
     return policy

@@ -73,7 +73,7 @@ class VLAPolicy(FlowPolicy):
         )  # fmt: skip
         self.cond_dim = made.summary_dim
 
-    def instruct(self, tasks: tuple[str, ...]) -> None:
+    def set_tasks(self, tasks: tuple[str, ...]) -> None:
         """Any instructions will do, those of training in other words too: they are read.
 
         Raises:
@@ -84,7 +84,7 @@ class VLAPolicy(FlowPolicy):
                 f"the policy was trained on one instruction, {self.spec.tasks[0]!r}, and reads no {TASK!r}; the env "
                 f"has {len(tasks)}. Evaluate it on one, or train it on a dataset of several."
             )
-        self.encoder.text.instruct(tasks)
+        self.encoder.text.set_tasks(tasks)
         self.spec = replace(self.spec, tasks=tuple(tasks))
 
     def encode(self, obs: Obs) -> Tensor:
@@ -97,7 +97,7 @@ class VLAPolicy(FlowPolicy):
         return super().encode(obs)
 
     @torch.no_grad()
-    def remember(self, obs: Obs, episode: Tensor) -> Obs:
+    def precompute_features(self, obs: Obs, episode: Tensor) -> Obs:
         """Frozen vision towers see every picture of a dataset once: their tokens [F n width], in half precision."""
         if not self.encoder.frozen:
             return obs
@@ -151,7 +151,7 @@ def adapted(base: Policy, episodes: Episodes, *, freeze_vision: bool = True) -> 
     policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
     assert isinstance(policy, VLAPolicy)
     policy.load_state_dict(base.state_dict())
-    policy.instruct(episodes.tasks)
+    policy.set_tasks(episodes.tasks)
     return policy
 
 

@@ -84,7 +84,7 @@ def off_policy(
             "Lower the first or raise the second."
         )
     generator = torch.Generator().manual_seed(seed)
-    online, player = replay(num_envs=env.num_envs, spec=algo.policy.spec), OffPolicyCollector(algo, env)
+    online, collector = replay(num_envs=env.num_envs, spec=algo.policy.spec), OffPolicyCollector(algo, env)
     beside = [(demos, demo_fraction)] if demos is not None else []
     if rollouts and rollout_fraction > 0.0:
         beside.append((load_rollouts(rollouts, algo.policy), rollout_fraction))
@@ -110,7 +110,7 @@ def off_policy(
                 f"dataset, loop.rollouts: hold {recorded} frames, those that the run began with held "
                 f"{state['recorded']}. Restore them, or give a new run_dir."
             )
-        parts: dict[str, Any] = {"algo": algo, "env": env, "replay": online, "player": player.executor}
+        parts: dict[str, Any] = {"algo": algo, "env": env, "replay": online, "player": collector.executor}
         with refusing("checkpoint: state.json"):
             for name, part in parts.items():
                 part.load_state_dict(state[name])
@@ -129,10 +129,10 @@ def off_policy(
         if not env.spec.resumable:  # the episodes of `obs` are gone: go on with new ones
             obs, kept = env.reset(), None
             online.interrupt()
-            player.executor.reset()
+            collector.executor.reset()
 
     # Saved too: encoded in another batch it differs in its last bits. Older checkpoints have none.
-    frame = kept if kept is not None else algo.policy.read(obs)
+    frame = kept if kept is not None else algo.policy.replay_features(obs)
 
     def ready() -> bool:
         return steps >= warmup_steps and online.can_sample
@@ -141,7 +141,7 @@ def off_policy(
         sources = [(online, live), *offline]
         for first in range(0, count, DRAWN):
             many = min(DRAWN, count - first)
-            yield from deal([r.sample(many * size, generator) for r, size in sources if size], many)
+            yield from split_batches([r.sample(many * size, generator) for r, size in sources if size], many)
 
     def finished() -> bool:
         return steps + most > total_steps or solved(tally.recent, stop_success, steps, env)
@@ -149,7 +149,7 @@ def off_policy(
     def snapshot() -> dict[str, Any]:
         return {
             "algo": algo.state_dict(), "env": env.state_dict(), "replay": online.state_dict(),
-            "player": player.executor.state_dict(), "tally": tally.state_dict(), "generator": generator.get_state(),
+            "player": collector.executor.state_dict(), "tally": tally.state_dict(), "generator": generator.get_state(),
             "obs": obs, "frame": frame, "steps": steps, "owed": update_debt, "train_s": train_s, "result": result,
             "best": best, "metrics": {k: float(v) for k, v in metrics.items()}, "evaluated": evaluated,
             "logged": logged, "recorded": recorded,
@@ -170,12 +170,12 @@ def off_policy(
                 return {"steps": steps, "train_s": train_s, **tally.lost, **result}
             began, learning = time.perf_counter(), ready()
 
-            step = player.step(player.next_action(frame, warmup=steps < warmup_steps))
-            following = algo.policy.read(step.next_obs)
+            step = collector.step(collector.next_action(frame, warmup=steps < warmup_steps))
+            following = algo.policy.replay_features(step.next_obs)
             online.add(frame, step._replace(next_obs=following))
-            player.executor.reset(step.ended)
+            collector.executor.reset(step.ended)
             obs, taken = step.obs, int(step.steps.sum())
-            frame = player.next_frame(step, following)
+            frame = collector.next_frame(step, following)
             steps += taken
             tally.add(step, steps=steps, env=env)
 
@@ -269,7 +269,7 @@ def due(every: int, previous: int, steps: int) -> bool:
     return every > 0 and steps // every > previous // every
 
 
-def deal[Rows: tuple[Any, ...]](parts: list[Rows], count: int) -> list[Rows]:
+def split_batches[Rows: tuple[Any, ...]](parts: list[Rows], count: int) -> list[Rows]:
     """`count` batches, each with an equal share [B/count] of every part [B], in their order."""
 
     def mix(*values: Any) -> Any:

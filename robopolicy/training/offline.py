@@ -60,7 +60,14 @@ def offline(
     began = time.perf_counter()
     device = next(algo.policy.parameters()).device
     policy = algo.policy
-    batches = Batches(episodes, policy.spec, batch_size=batch_size, seed=seed, device=device, remember=policy.remember)
+    batches = Batches(
+        episodes,
+        policy.spec,
+        batch_size=batch_size,
+        seed=seed,
+        device=device,
+        precompute_features=policy.precompute_features,
+    )
     state = checkpointer.latest()
     step, sums, means, best = 0, {}, {}, -1.0  # best: success rate of the best evaluation
     if state is not None:

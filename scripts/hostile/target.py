@@ -68,7 +68,7 @@ def child(line: dict[str, Any], wiring: Wiring) -> None:
     options = policy_runtime.RuntimeOptions(Path("none"), None, dry_run=line["dry_run"], process=line["process"])
     take_priority()
     rclpy.init(args=["--ros-args", "-r", f"__node:={line['name']}"], signal_handler_options=SignalHandlerOptions.NO)
-    run(PolicyNode(wiring, policy_runtime.brains(options, wiring)))
+    run(PolicyNode(wiring, policy_runtime.runtimes(options, wiring)))
 
 
 def compile_all(wirings: dict[str, Wiring]) -> None:

@@ -262,7 +262,7 @@ def test_chunks_are_played_to_their_end_and_dropped_at_an_episode_s():
     env = wrap_for(algo.policy, PointEnv(3, horizon=5))
     player, obs, played = OffPolicyCollector(algo, env), env.reset(), []
     for _ in range(10):
-        step = env.step(player.next_action(algo.policy.read(obs), warmup=False))
+        step = env.step(player.next_action(algo.policy.replay_features(obs), warmup=False))
         played.append(round(float(step.executed[0, 0]) * 1e3))
         player.executor.reset(step.ended)
         obs = step.obs

@@ -13,6 +13,7 @@ from robopolicy.algos.dppo import DPPO
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.types import STATE
 from robopolicy.datasets.episodes import Episodes
+from robopolicy.policies.base import use_tasks
 from tests.algos.test_dppo import batch_of, every_row, train, weights
 from tests.algos.test_dppo import make as dppo
 from tests.fakes import MemoryCheckpoints, PointPolicy
@@ -108,7 +109,7 @@ def test_data_that_do_not_fit_are_refused():
 def test_a_policy_that_reads_is_told_the_data_s_own_words_for_as_long_as_it_looks_at_them():
     policy = vla()
     before, ids = policy.spec.tasks, policy.encoder.text.ids.clone()
-    with told(policy, ("halt", "go back")):
+    with use_tasks(policy, ("halt", "go back")):
         assert policy.spec.tasks == ("halt", "go back") and not torch.equal(policy.encoder.text.ids[:2], ids[:2])
     assert policy.spec.tasks == before and torch.equal(policy.encoder.text.ids, ids)
     numbered = dppo("flow").policy

@@ -291,7 +291,7 @@ def test_each_of_several_tasks_has_weights_of_its_own():
         policy.net[-1].weight[0, 4:8], policy.net[-1].weight[0, 8:12] = (torch.eye(4)[i] for i in (0, 1))
     state = torch.tensor([0.2, -0.3, 0.0, 0.0]).expand(2, 1, 4)
     obs = {STATE: state, BASE_ACTION: torch.zeros(2, 2), TASK: torch.tensor([[0], [1]])}
-    state, _ = policy.features(policy.read(obs))
+    state, _ = policy.features(policy.replay_features(obs))
     u = policy.residual(state, torch.zeros(2, 2))
     torch.testing.assert_close(u, torch.tensor([[0.2, 0.0], [-0.3, 0.0]]).tanh())
     assert state.shape == (2, 4 + 2) and policy.net[0].in_features == 4 * (1 + 2) + 2 + 2
@@ -346,7 +346,7 @@ def test_state_of_other_parameters_is_refused():
 class Reader(PointPolicy):
     """A base that reads instructions, whatever they are."""
 
-    def instruct(self, tasks):
+    def set_tasks(self, tasks):
         self.spec = replace(self.spec, tasks=tuple(tasks))
 
 
@@ -373,25 +373,25 @@ def moves(policy):
 
 def test_in_other_words_it_is_silent_and_known_ones_keep_their_numbers():
     policy = two_tasks(Reader)
-    policy.instruct(("to the left", "right", "left"))
+    policy.set_tasks(("to the left", "right", "left"))
     assert moves(policy) == pytest.approx([0.0, -0.5, 0.5], abs=1e-4)
     env = PointEnv(2)
     env.spec = replace(env.spec, observation={**env.spec.observation, TASK: Feature((), "int64")},
                        tasks=("to the left", "right", "left"))  # fmt: skip
     wrap_for(policy, env)  # the whole chain follows the env's instructions
-    policy.instruct(("left", "right"))
+    policy.set_tasks(("left", "right"))
     assert moves(policy) == pytest.approx([0.5, -0.5], abs=1e-4)
 
 
 def test_other_words_over_a_base_that_cannot_read_are_refused():
     with pytest.raises(SpecError, match="by number, and the env's are others: left, to the left"):
-        two_tasks(PointPolicy).instruct(("to the left", "right"))
+        two_tasks(PointPolicy).set_tasks(("to the left", "right"))
 
 
 def test_what_an_instructed_residual_is_saved_with_tells_both_apart():
     policy = two_tasks(Reader)
     policy.config = {"_target_": "residual", "hidden": [], "scale": 0.5}
-    policy.instruct(("to the left", "right", "left"))
+    policy.set_tasks(("to the left", "right", "left"))
     options = {k: v for k, v in policy.config.items() if k != "_target_"}
     again = ResidualPolicy(policy.spec, policy.normalizer, policy.base, **options)
     again.load_state_dict(policy.state_dict())
@@ -470,12 +470,10 @@ def test_whose_gripper_is_taken_is_saved():
     algo, obs = gripping(gripper_rate=0.1, gripper_hold=4)
     for _ in range(30):
         algo.explore(obs, warmup=True)
-    assert bool((algo.taken != 0).any())
+    assert bool((algo.forced_gripper_steps != 0).any())
     again, _ = gripping(gripper_rate=0.1, gripper_hold=4)
     again.load_state_dict(algo.state_dict())
     assert all(torch.equal(again.explore(obs, warmup=False), algo.explore(obs, warmup=False)) for _ in range(20))
-    again.load_state_dict({k: v for k, v in algo.state_dict().items() if k != "taken"})
-    assert again.taken.numel() == 0, "a run that began before there was a gripper_rate resumes"
 
 
 def test_at_rate_zero_no_number_is_drawn_for_the_gripper_and_runs_stay_what_they_were():

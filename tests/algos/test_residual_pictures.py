@@ -77,7 +77,7 @@ def test_what_it_reads_are_numbers_and_they_are_the_encoder_s(env):
     assert policy.sight == base.cond_dim and policy.spec.n_obs_steps == 2 and FRONT in policy.spec.observation
     wrapped = wrap_for(policy, env)
     obs = wrapped.reset()
-    frame = policy.read(obs)
+    frame = policy.replay_features(obs)
     assert frame.keys() == {STATE, BASE_ACTION, SEEN} and frame[SEEN].shape == (2, base.cond_dim)
     assert torch.equal(frame[SEEN], base.encode({k: obs[k][:, -2:] for k in (STATE, FRONT)}))
     executor = ChunkExecutor(policy, 2)

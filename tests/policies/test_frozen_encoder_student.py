@@ -84,7 +84,7 @@ def test_imitation_from_what_it_remembers_is_that_from_pictures_and_leaves_the_p
     batch = {**look(6), "action": torch.rand(6, base.spec.horizon, ACTION.dim)}
     batch["action_is_pad"] = torch.zeros(6, base.spec.horizon, dtype=torch.bool)
     policy = student(base).train()
-    kept = policy.remember({k: v[:, 0] for k, v in look(6).items()}, torch.arange(6))
+    kept = policy.precompute_features({k: v[:, 0] for k, v in look(6).items()}, torch.arange(6))
     assert set(kept) == {SEEN, TASK} and kept[SEEN].shape == (6, base.encoder.summary_dim)
     short = {k: v for k, v in batch.items() if k not in base.spec.observation}
     short |= {k: v[:, None] for k, v in kept.items()}
@@ -110,7 +110,7 @@ def two_frames() -> SightedPolicy:
 def test_of_several_frames_nothing_is_remembered_and_the_newest_task_counts():
     policy, one = two_frames(), look()
     obs = {k: v[:, 0] for k, v in one.items()}
-    assert policy.remember(obs, torch.arange(4)) is obs
+    assert policy.precompute_features(obs, torch.arange(4)) is obs
     both = {k: v.repeat_interleave(2, dim=1) for k, v in one.items()}
     later = {**both, TASK: torch.cat([(one[TASK] + 1) % 3, one[TASK]], dim=1)}
     torch.testing.assert_close(policy.encode(later), policy.encode(both))
@@ -139,11 +139,15 @@ def test_a_student_goes_on_as_it_is_and_not_with_other_options():
 def test_other_instructions_and_wrong_observations_are_refused():
     policy, obs = student(), look()
     with pytest.raises(SpecError, match="apart by number"):
-        policy.instruct(("go left", "fly", "stop"))
+        policy.set_tasks(("go left", "fly", "stop"))
     with pytest.raises(SpecError, match=r"camera 'front' is missing"):
         policy.encode({k: v for k, v in obs.items() if k != CAMERA})
     bad = {**obs, CAMERA: obs[CAMERA].float()}
-    for read in (policy.act, policy.mean_std, lambda o: policy.remember({k: v[:, 0] for k, v in o.items()}, o[TASK])):
+    for read in (
+        policy.act,
+        policy.mean_std,
+        lambda o: policy.precompute_features({k: v[:, 0] for k, v in o.items()}, o[TASK]),
+    ):
         with pytest.raises(SpecError, match="uint8"):
             read(bad)
 

@@ -66,7 +66,7 @@ def make(
 
 
 def batches(policy: RICLPolicy, data: Episodes, *, size: int = 24, seed: int = 0) -> Batches:
-    return Batches(data, policy.spec, batch_size=size, seed=seed, remember=policy.remember)
+    return Batches(data, policy.spec, batch_size=size, seed=seed, precompute_features=policy.precompute_features)
 
 
 def words(count: int = 3) -> dict[str, Tensor]:
@@ -97,7 +97,7 @@ def test_an_episode_that_was_recorded_twice_is_still_its_own():
     data = demos()
     twice = replace(data, seeds=100 + torch.arange(12) // 6)  # episodes 0–5 are one, 6–11 another
     policy = make(twice)
-    kept = policy.remember(twice.obs, twice.seeds[twice.episode_of])
+    kept = policy.precompute_features(twice.obs, twice.seeds[twice.episode_of])
     half = kept["retrieval.frame"] // LENGTH // 6
     there = kept["retrieval.distance"].isfinite()
     assert there.sum(1).unique().tolist() == [2]
@@ -122,7 +122,7 @@ def test_only_episodes_of_the_instruction_take_up_room_in_the_pool(monkeypatch: 
     data = demos()
     policy = make(data)
     monkeypatch.setattr(ricl, "_POOL", 3)
-    kept = policy.remember(data.obs, data.seeds[data.episode_of])
+    kept = policy.precompute_features(data.obs, data.seeds[data.episode_of])
     assert kept["retrieval.distance"].shape == (72, 3) and bool(kept["retrieval.distance"].isfinite().all())
 
 
@@ -204,14 +204,14 @@ def test_what_is_in_memory_changes_the_action_and_what_fills_it_up_does_not():
     data, obs, noise = demos(), words(), torch.randn(3, 4, 2)
     policy = make(data, decay=None)
     chunk = policy.act(obs, noise=noise)
-    policy.recall(demos(seed=1))
+    policy.set_retrieval_memory(demos(seed=1))
     assert not torch.allclose(policy.act(obs, noise=noise), chunk)
-    policy.recall(None)
+    policy.set_retrieval_memory(None)
     nothing = policy.act(obs, noise=noise)
     assert not torch.allclose(nothing, chunk) and bool(nothing.isfinite().all())
     policy.decay = 10.0  # no share of nothing
     torch.testing.assert_close(policy.act(obs, noise=noise), nothing)
-    policy.recall(demos(each=1))  # one demonstration, two places left empty
+    policy.set_retrieval_memory(demos(each=1))  # one demonstration, two places left empty
     policy.decay = None
     before = policy.act(obs, noise=noise)
     policy.memory.key[data.episode_of[: 3 * LENGTH] % 3 != 0] += 0.5  # of other instructions than the first row's
@@ -230,16 +230,16 @@ def test_new_words_are_hidden_where_demonstrations_show_what_they_mean():
     new = ("advance", "retreat", "halt")
     policy, obs, noise = make(demos(), decay=None), words(), torch.randn(3, 4, 2)
     trained = policy.act(obs, noise=noise)
-    policy.instruct(new)
+    policy.set_tasks(new)
     read = policy.act(obs, noise=noise)
     with torch.no_grad():
         policy.encoder.text.position.mul_(-3.0)
         assert not torch.allclose(policy.act(obs, noise=noise), read), "without demonstrations they are read"
-        policy.recall(replace(demos(), tasks=new))
+        policy.set_retrieval_memory(replace(demos(), tasks=new))
         shown = policy.act(obs, noise=noise)
         policy.encoder.text.position.mul_(-3.0)
     assert torch.equal(policy.act(obs, noise=noise), shown)
-    policy.instruct(TASKS)
+    policy.set_tasks(TASKS)
     assert not torch.allclose(policy.act(obs, noise=noise), trained)
 
 
@@ -253,7 +253,7 @@ def test_it_is_saved_with_its_memory_and_with_what_it_was_trained_on(tmp_path: P
     env = EnvSpec("toy", WORDS, ACTIONS, ("advance", *TASKS), 0.05, 10, "")
     other = load_policy(tmp_path / "policy", env=env)
     assert torch.equal(other.act({**obs, TASK: obs[TASK] + 1}, noise=noise), chunk), "found by words, not by number"
-    other.recall(demos(tasks=env.tasks))
+    other.set_retrieval_memory(demos(tasks=env.tasks))
     save_policy(other, tmp_path / "other")
     again = load_policy(tmp_path / "other")
     assert isinstance(again, RICLPolicy) and again.known == TASKS and again.memory.tasks == env.tasks
@@ -312,8 +312,8 @@ def test_it_does_what_is_shown_under_words_it_never_read():
         algo.update(given[step])
     policy, obs = algo.policy, words(200)
     obs[TASK] = obs[TASK] % 2
-    policy.instruct(("hither", "thither"))
-    policy.recall(shown(10, ("hither", "thither"), 1))
+    policy.set_tasks(("hither", "thither"))
+    policy.set_retrieval_memory(shown(10, ("hither", "thither"), 1))
     x = policy.act(obs, deterministic=True)[:, 0, 0]
     obeyed = (x.sign() == 2 * obs[TASK][:, 0] - 1).float().mean()
     assert obeyed > 0.97, f"obeyed {obeyed:.0%}"
@@ -332,13 +332,13 @@ def test_it_does_what_is_shown_under_words_it_never_read():
 )
 def test_demonstrations_that_do_not_fit_are_refused(change: dict, message: str):
     with pytest.raises(SpecError, match=f"policy and memory do not fit(.|\n)*{message}"):
-        make().recall(replace(demos(), **change))
+        make().set_retrieval_memory(replace(demos(), **change))
 
 
 def test_pictures_of_another_size_are_refused():
     other = {**FEATURES, CAMERA: Feature((3, 32, 24), "uint8")}
     with pytest.raises(SpecError, match=r"(?s)do not fit.*images\.front.*\(3, 16, 24\).*\(3, 32, 24\)"):
-        make(features=FEATURES).recall(demos(features=other))
+        make(features=FEATURES).set_retrieval_memory(demos(features=other))
 
 
 def test_an_empty_memory_is_refused_and_a_lack_is_warned_of(caplog: pytest.LogCaptureFixture):
@@ -346,9 +346,9 @@ def test_an_empty_memory_is_refused_and_a_lack_is_warned_of(caplog: pytest.LogCa
     nothing = {k: v[:0] for k, v in data.obs.items()}
     empty = replace(data, obs=nothing, action=data.action[:0], starts=torch.zeros(1).long(), seeds=data.seeds[:0])
     with pytest.raises(SpecError, match="it holds no episode"):
-        policy.recall(empty)
+        policy.set_retrieval_memory(empty)
     with caplog.at_level(logging.WARNING):
-        policy.recall(replace(data, tasks=("go left", "stop", "jump")))
+        policy.set_retrieval_memory(replace(data, tasks=("go left", "stop", "jump")))
     assert "no demonstration of go right now" in caplog.text
 
 
@@ -375,10 +375,10 @@ def test_a_trained_vla_learns_to_retrieve_with_the_eyes_that_it_has(tmp_path: Pa
     base, data = vla(), demos(features=FEATURES, tasks=("march", "halt", "salute"))
     policy = in_context(base, data, retrieval={"thumbnail": 2, "decay": None}).eval()
     assert policy.spec.tasks == policy.known == data.tasks and policy.memory.key.shape == (72, 3 + 32 * 2)
-    policy.recall(None)
+    policy.set_retrieval_memory(None)
     obs, noise = look(3), torch.randn(3, 4, 2)
     torch.testing.assert_close(policy.act(obs, noise=noise), base.act(obs, noise=noise), atol=1e-6, rtol=1e-5)
-    policy.recall(data)
+    policy.set_retrieval_memory(data)
     policy.loss(batches(policy, data)[0])[0].backward()
     assert all(p.grad is None for p in policy.encoder.vision.parameters()) and policy.pair[0].weight.grad is not None
     save_policy(policy, tmp_path / "policy")
@@ -395,4 +395,4 @@ def test_what_cannot_be_a_base_is_named():
     with pytest.raises(SpecError, match="policy=ricl_adapted"):
         adapted(make(demos()), demos())
     with pytest.raises(SpecError, match="VLAPolicy acts from its weights alone"):
-        vla().recall(data)
+        vla().set_retrieval_memory(data)

@@ -179,7 +179,7 @@ def test_one_task_needs_no_index():
     obs = {k: v for k, v in look().items() if k != TASK}
     assert policy.act(obs).shape == (4, 4, 2)
     with pytest.raises(SpecError, match="trained on one instruction, 'go left'"):
-        policy.instruct(("go left", "go right"))
+        policy.set_tasks(("go left", "go right"))
 
 
 @pytest.mark.parametrize(
@@ -405,7 +405,8 @@ def test_a_frozen_tower_sees_every_picture_once_and_learning_is_the_same():
     looks = []
     policy.encoder.vision[0].register_forward_hook(lambda _, inputs, __: looks.append(len(inputs[0])))
     plain, kept = (
-        Batches(data, policy.spec, batch_size=4, seed=0, remember=remember)[0] for remember in (None, policy.remember)
+        Batches(data, policy.spec, batch_size=4, seed=0, precompute_features=precompute_features)[0]
+        for precompute_features in (None, policy.precompute_features)
     )
     assert looks == [6] and CAMERA not in kept
     torch.manual_seed(0)
@@ -419,13 +420,13 @@ def test_a_frozen_tower_sees_every_picture_once_and_learning_is_the_same():
     assert all(p.grad is None for p in policy.encoder.vision.parameters())
     assert policy.encoder.text.pieces.weight.grad is not None
     free = adapted(base, data, freeze_vision=False)
-    assert free.remember(plain, torch.zeros(4)) is plain and all(p.requires_grad for p in free.parameters())
+    assert free.precompute_features(plain, torch.zeros(4)) is plain and all(p.requires_grad for p in free.parameters())
 
 
 def test_adapting_begins_as_the_base():
     base, obs, noise = make(), look(3), torch.randn(3, 4, 2)
     policy = adapted(base, frames()).eval()
-    policy.instruct(TASKS)
+    policy.set_tasks(TASKS)
     assert torch.equal(policy.act(obs, noise=noise), base.act(obs, noise=noise))
     with pytest.raises(SpecError, match="found VLAPolicy with a fine-tuned copy"):
         adapted(tuned(base, tuned_steps=1), frames())
@@ -463,7 +464,7 @@ def test_wrong_instructions_are_named(tasks: tuple[str, ...], message: str):
     with pytest.raises(SpecError, match=message):
         make(tasks=tasks)
     with pytest.raises(SpecError, match=message):
-        make().instruct(tasks)
+        make().set_tasks(tasks)
 
 
 def test_wrong_proprioception_is_named():

@@ -33,11 +33,11 @@ def targets(profile: Profile, arms: int, ticks: int, seed: int = 0):
         yield out
 
 
-def play(governor: CommandLimiter, stream) -> np.ndarray:
+def play(limiter: CommandLimiter, stream) -> np.ndarray:
     """Published commands [T N n], the rest before them included. An exception inside brakes, and is a bug: it fails."""
-    out = list(governor.c.transpose(1, 0, 2)[-4:])
+    out = list(limiter.c.transpose(1, 0, 2)[-4:])
     for target in stream:
-        verdict = governor.filter(target)
+        verdict = limiter.filter(target)
         assert not verdict.error, verdict.error
         out.append(verdict.command)
     return np.array(out)

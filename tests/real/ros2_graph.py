@@ -64,7 +64,7 @@ def main() -> None:
                             record=Path(sys.argv[2]) if sys.argv[2] else None,
                             operator=sys.argv[3] == "human")  # fmt: skip
     rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-    run(PolicyNode(wiring, policy_runtime.brains(options, wiring), lockstep=True))
+    run(PolicyNode(wiring, policy_runtime.runtimes(options, wiring), lockstep=True))
 
 
 if __name__ == "__main__":

@@ -473,11 +473,11 @@ def test_a_profiles_data_fit_one_another(path: tuple[Any, ...], value: Any, key:
     ],
 )  # fmt: skip
 def test_a_governors_state_fits_it(name: str, value: Any) -> None:
-    governor = CommandLimiter(load_profile("panda"))
-    state = governor.state_dict()
-    governor.load_state_dict(state)
-    with pytest.raises(SafetyError, match="governor"):
-        governor.load_state_dict({**state, name: value})
+    limiter = CommandLimiter(load_profile("panda"))
+    state = limiter.state_dict()
+    limiter.load_state_dict(state)
+    with pytest.raises(SafetyError, match="limiter"):
+        limiter.load_state_dict({**state, name: value})
 
 
 @pytest.fixture(scope="module")
@@ -491,7 +491,7 @@ def test_a_recording_holds_what_it_can(messages: Path, tmp_path: Path) -> None:
     for i, (file, key, value) in enumerate((
         ("0000_header", "dt", 1e-9), ("0000_header", "budget_s", 0), ("0000_header", "watchdogs", {"state": ["x"]}),
         ("0000_header", "profile", {"data": {}, "settings": {}}), ("0001_activate", "q", [0.0]),
-        ("0001_activate", "governor", {}), ("0001_activate", "tank", {"energy": 1.0, "q": [0.0], "torque": None}),
+        ("0001_activate", "limiter", {}), ("0001_activate", "tank", {"energy": 1.0, "q": [0.0], "torque": None}),
         ("0003_tick", "events", [["heard", [0.0]]]), ("0003_tick", "events", [["feed", "x"]]),
         ("0018_footer", "messages", {"tick": "x"}), ("0018_footer", "dropped", None), ("0003_tick", "now", None),
     )):  # fmt: skip

@@ -6,7 +6,7 @@ import torch
 
 from robopolicy.buffers.replay_buffer import Batch
 from robopolicy.core.types import STATE
-from robopolicy.training.off_policy import deal
+from robopolicy.training.off_policy import split_batches
 
 
 def numbered(first: int, count: int) -> Batch:
@@ -16,7 +16,7 @@ def numbered(first: int, count: int) -> Batch:
 
 
 def test_every_batch_has_its_share_of_every_source():
-    first, second = deal([numbered(0, 6), numbered(100, 2)], 2)
+    first, second = split_batches([numbered(0, 6), numbered(100, 2)], 2)
     assert first.reward.sub(0.3).round().tolist() == [0, 1, 2, 100]
     assert second.reward.sub(0.3).round().tolist() == [3, 4, 5, 101]
     for batch in (first, second):
@@ -28,5 +28,5 @@ def test_every_batch_has_its_share_of_every_source():
 
 
 def test_one_source_in_one_batch_is_itself():
-    (batch,) = deal([numbered(5, 3)], 1)
+    (batch,) = split_batches([numbered(5, 3)], 1)
     assert batch.reward.sub(0.3).round().tolist() == [5, 6, 7]

@@ -54,7 +54,7 @@ class Reader(Policy):
         with refusing("policy_preprocessor.json"):  # its numbers are LeRobot's to check, which it does not
             return {k: v for k, v in self.pre(batch).items() if isinstance(v, Tensor | list)}
 
-    def instruct(self, tasks: tuple[str, ...]) -> None:
+    def set_tasks(self, tasks: tuple[str, ...]) -> None:
         """Any instructions will do: the network reads them, or has none to read.
 
         Raises:

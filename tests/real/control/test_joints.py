@@ -87,13 +87,13 @@ def test_a_hundred_lives_of_a_chain():
         chain.activate(Measured(home), now)
         for _ in range(12 if life % 10 == 0 else 2):
             now += DT
-            q = chain.governor.c[0, -1]
+            q = chain.limiter.c[0, -1]
             chain.filter(home + 0.3, Measured(q), now)
         if life % 10 == 0:
             with pytest.raises(SafetyError, match="still braking"):
-                chain.activate(Measured(chain.governor.c[0, -1]), now)
+                chain.activate(Measured(chain.limiter.c[0, -1]), now)
             chain.fault("test")
-            assert chain.filter(home, Measured(chain.governor.c[0, -1]), now + DT).mode is Mode.FAULT
+            assert chain.filter(home, Measured(chain.limiter.c[0, -1]), now + DT).mode is Mode.FAULT
         chain.deactivate()
     with pytest.raises(SafetyError, match="stands where"):
         chain.activate(Measured(home + 5.0), now)

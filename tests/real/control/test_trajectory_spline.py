@@ -98,7 +98,7 @@ def test_what_is_ahead_is_hurried():
     it.begin(3)
     for tick in range(130):
         if tick == 70:
-            past = it.chain.governor.past()
+            past = it.chain.limiter.past()
             for _ in range(6):
                 it.arm.advance()
             it.chain.resume(past, 6)

@@ -130,9 +130,9 @@ def test_everything_that_a_chain_can_be_told(tmp_path):
         wanted, now, modes = targets(profile, 1, 500, seed=1), 0.0, set()
         for tick in range(500):
             now = 1000.0 + tick * 0.0041
-            if tick == 0 or (chain.mode is Mode.FAULT and tick % 40 == 0 and chain.governor.at_rest.all()):
+            if tick == 0 or (chain.mode is Mode.FAULT and tick % 40 == 0 and chain.limiter.at_rest.all()):
                 chain.enable(now - 0.001)
-                chain.activate(Measured(chain.governor.c[0, -1].copy(), np.zeros(7)), now)
+                chain.activate(Measured(chain.limiter.c[0, -1].copy(), np.zeros(7)), now)
             if tick % 20:
                 chain.enable(now)
             if tick == 100:
@@ -143,7 +143,7 @@ def test_everything_that_a_chain_can_be_told(tmp_path):
             target = {11: np.full(7, np.nan), 12: None, 13: np.zeros(3), 14: np.array([np.inf, *home[1:]])}.get(
                 tick % 50, target
             )
-            q = chain.governor.c[0, -1] + 1e-4 * rng.normal(size=7)
+            q = chain.limiter.c[0, -1] + 1e-4 * rng.normal(size=7)
             measured = {17: None, 18: Measured(np.full(7, np.nan)), 19: Measured(q)}.get(
                 tick % 60, Measured(q, rng.normal(size=7))
             )

@@ -134,7 +134,7 @@ GUARDS = [
           "self.zero or tick, self.time, self.ages",
           partial(set_between, -15.0, "enable"), (*FAILS, session.SafetyError)),
     Guard("hours that were slept through", TrajectoryStream, "pump",
-          "if goal - self.ledger.last > KEPT and", "if False and",
+          "if goal - self.history.last > KEPT and", "if False and",
           clocks.test_a_session_that_slept_through_hours_wakes_at_once),
     # -- ages
     Guard("watchdogs on our clock", TrajectoryStream, "_decide", "self.ages.tell(self.now, self.time)", "pass",

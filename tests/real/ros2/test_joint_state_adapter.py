@@ -112,38 +112,38 @@ def test_it_drives_the_arm_behind_the_limits(monkeypatch, tmp_path):
     """To where it is told, within every limit, and no further once it is shown darkness."""
     monkeypatch.setattr(brain_module, "load_policy", lambda *_, **__: Follow())
     options = RuntimeOptions(tmp_path, None, settings={"tcp_speed": 0.5}, lockstep=True)
-    brain = PolicyRuntime(options, WIRING)
-    assert brain.names == ("ball_x",) and brain.cameras == {IMAGE: (3, 8, 8)} and brain.spec.id == "panda"
-    assert {dog.name for dog in brain.chain().watchdogs} == {"state", "enable", "features", "joint_commands", IMAGE}
-    assert brain.chain().governor.clock() == 0.0, "simulated time has no late ticks"
+    runtime = PolicyRuntime(options, WIRING)
+    assert runtime.names == ("ball_x",) and runtime.cameras == {IMAGE: (3, 8, 8)} and runtime.spec.id == "panda"
+    assert {dog.name for dog in runtime.chain().watchdogs} == {"state", "enable", "features", "joint_commands", IMAGE}
+    assert runtime.chain().limiter.clock() == 0.0, "simulated time has no late ticks"
     assert (
-        PolicyRuntime(replace(options, lockstep=False, process=False), WIRING).chain().governor.clock is time.monotonic
+        PolicyRuntime(replace(options, lockstep=False, process=False), WIRING).chain().limiter.clock is time.monotonic
     )
     slow = PolicyRuntime(replace(options, speed=0.1), WIRING).chain().profile.settings
     assert (slow.tcp_speed, slow.velocity) == pytest.approx((0.05, 0.05)), "the second by default is 0.5"
     with pytest.raises(SafetyError, match="energy: the tank needs external torques"):
         PolicyRuntime(replace(options, settings={"energy": 2.0}), WIRING).chain()
     late = replace(WIRING, cameras={IMAGE: replace(WIRING.cameras[IMAGE], latency_s=0.05)})
-    loop = PolicyRuntime(options, late).loop(Wire().session, brain.chain(), lambda: 0.0)
+    loop = PolicyRuntime(options, late).loop(Wire().session, runtime.chain(), lambda: 0.0)
     assert loop.sight.age == 0.05 and loop.lead == 1, "asked for as much earlier"
     with pytest.raises(SpecError, match=r"chunking=rtc: .* pictures that are 0.05 s old"):
         PolicyRuntime(replace(options, chunking="rtc"), late)
-    wire = Wire(make_loop=brain.loop, settings={"tcp_speed": 0.5})
-    brain.warm_up(State(HOME, np.zeros(7), 0.08))
+    wire = Wire(make_loop=runtime.loop, settings={"tcp_speed": 0.5})
+    runtime.warm_up(State(HOME, np.zeros(7), 0.08))
     bright, dark = np.full((3, 8, 8), 200, np.uint8), np.zeros((3, 8, 8), np.uint8)
-    brain.take(["ball_x"], [0.4])
-    brain.take_image(IMAGE, bright)
+    runtime.take(["ball_x"], [0.4])
+    runtime.take_image(IMAGE, bright)
     wire.begin()
     wire.run(round(3.0 / DT))
     assert wire.session.mode is Mode.RUN and wire.played[-1][0] == pytest.approx(0.4, abs=0.01)
     assert wire.session.opening == pytest.approx(0.03)
-    brain.take_image(IMAGE, dark)
+    runtime.take_image(IMAGE, dark)
     wire.run(50)
-    brain.take(["ball_x"], [-0.4])
+    runtime.take(["ball_x"], [-0.4])
     wire.run(round(1.0 / DT))
     assert wire.played[-1][0] == pytest.approx(0.4, abs=0.01)
     wire.check()
-    brain.close()
+    runtime.close()
 
 
 def test_a_server_plans_in_its_place(monkeypatch, tmp_path):
@@ -153,17 +153,17 @@ def test_a_server_plans_in_its_place(monkeypatch, tmp_path):
     monkeypatch.setattr(brain_module, "load_policy", pytest.fail)
     with serving(policy, ident="follow@1") as server:
         options = RuntimeOptions(tmp_path, None, settings={"tcp_speed": 0.5}, server=f"127.0.0.1:{server.port}")
-        brain = PolicyRuntime(options, WIRING, Recorder(tmp_path / "r"))
-        assert brain.process is None and brain.planner is brain.policy
-        brain.warm_up(State(HOME, np.zeros(7), 0.08))
-        brain.begin(brain.chain(), 3)
-        brain.end(True)
+        runtime = PolicyRuntime(options, WIRING, Recorder(tmp_path / "r"))
+        assert runtime.process is None and runtime.planner is runtime.policy
+        runtime.warm_up(State(HOME, np.zeros(7), 0.08))
+        runtime.begin(runtime.chain(), 3)
+        runtime.end(True)
         assert json.loads(next(_messages(tmp_path / "r")))["policy_id"] == "follow@1"
-        brain.close()
-        assert brain.policy.line is None
-        brain.policy.keys = ["observation.images.other"]
+        runtime.close()
+        assert runtime.policy.line is None
+        runtime.policy.keys = ["observation.images.other"]
         with pytest.raises(SpecError, match=r"corrects one that sees \['observation.images.other'\]"):
-            brain_module._specs(brain.policy)
+            brain_module._specs(runtime.policy)
         unfit = replace(policy.spec, action=replace(policy.spec.action, tcp="flange"))
         lines = 0
         server.spec = unfit

@@ -286,10 +286,14 @@ def test_an_arm_with_a_scene_must_follow_as_closely_as_its_distance_says(dry_run
     from robopolicy.real.ros2.policy_runtime import PolicyRuntime, RuntimeOptions
 
     def chain(**settings):
-        brain = PolicyRuntime.__new__(PolicyRuntime)
-        brain.options, brain.wiring, brain.dry_run = RuntimeOptions(None, None, settings=settings), WIRING, dry_run
-        brain.recorder, brain.names, brain.cameras = None, (), {}
-        return brain.chain()
+        runtime = PolicyRuntime.__new__(PolicyRuntime)
+        runtime.options, runtime.wiring, runtime.dry_run = (
+            RuntimeOptions(None, None, settings=settings),
+            WIRING,
+            dry_run,
+        )
+        runtime.recorder, runtime.names, runtime.cameras = None, (), {}
+        return runtime.chain()
 
     table = [{"normal": [0, 0, 1], "offset": -0.1}]
     assert chain(planes=table).profile.settings.tracking_error == (0.2 if dry_run else None)

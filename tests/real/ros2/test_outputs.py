@@ -172,7 +172,7 @@ def test_positions_are_the_commands_in_the_wiring_s_order(monkeypatch):
     wire.begin()
     wire.run(130)
     assert wire.session.mode is Mode.RUN and wire.speed > 0.1
-    assert np.array_equal(wire.played[-1], wire.chain.governor.c[0, -2]), "the last but the one on its way"
+    assert np.array_equal(wire.played[-1], wire.chain.limiter.c[0, -2]), "the last but the one on its way"
     wire.session.pump(wire.now)
     sent = wire.node.sent[-1]
     assert sent.layout.dim[0].label.split(",") == list(wire.wiring.joints) and len(sent.data) == 7

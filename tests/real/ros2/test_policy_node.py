@@ -65,7 +65,7 @@ def ros(monkeypatch):
 
 
 class Toy:
-    """A brain that drives a joint to and fro, and remembers which episodes began and ended."""
+    """A policy runtime that drives a joint to and fro, and remembers which episodes began and ended."""
 
     names, cameras, dry_run = (), {}, False
 
@@ -153,8 +153,8 @@ class Rig:
 
     def __init__(self, wiring=None, recorder=None) -> None:
         self.wiring = wiring or parse(changed(**PATIENT))
-        self.brain = Toy(self.wiring, recorder)
-        self.node, self.driver = PolicyNode(self.wiring, lambda: self.brain, lockstep=True), Driver(self.wiring)
+        self.runtime = Toy(self.wiring, recorder)
+        self.node, self.driver = PolicyNode(self.wiring, lambda: self.runtime, lockstep=True), Driver(self.wiring)
         self.executor = EventsExecutor()
         for node in (self.node, self.driver):
             self.executor.add_node(node)
@@ -215,7 +215,7 @@ def test_an_activation_that_fails_after_a_fault_leaves_nothing_half_begun(rig):
     rig.meet()
     assert rig.node.trigger_activate() == OK, rig.node.why
     rig.step(110)
-    assert rig.driver.speed > 0.3 and rig.brain.told == [("end", None), "begin"]
+    assert rig.driver.speed > 0.3 and rig.runtime.told == [("end", None), "begin"]
     rig.driver.enabling = False
     rig.step(5)
     assert rig.node.session.mode is Mode.FAULT
@@ -223,25 +223,25 @@ def test_an_activation_that_fails_after_a_fault_leaves_nothing_half_begun(rig):
     rig.step(150)
     assert rig.driver.speed == 0.0
     assert "the operator must enable" in rig.reset()
-    assert rig.node.session.mode is Mode.FAULT and rig.brain.told[-1] == "begin", "the episode goes on, faulted"
+    assert rig.node.session.mode is Mode.FAULT and rig.runtime.told[-1] == "begin", "the episode goes on, faulted"
 
     rig.driver.enabling = True
     rig.step(2)
     start, rig.node.session.loop.start = rig.node.session.loop.start, lambda seed=0: 1 / 0
     assert "reset: ZeroDivisionError" in rig.reset(), "it began, and failed on the way"
-    assert not rig.node.session.active and rig.brain.told[-2:] == ["begin", ("end", None)]
+    assert not rig.node.session.active and rig.runtime.told[-2:] == ["begin", ("end", None)]
     still = rig.driver.played[-1]
     rig.step(20)
     assert np.array_equal(rig.driver.played[-1], still), "an activation that failed moves nothing"
     assert rig.node.trigger_deactivate() == OK
     assert rig.node.trigger_activate() == NO and "ZeroDivisionError" in rig.node.why
-    assert rig.brain.told[-2:] == ["begin", ("end", None)] and not rig.node.session.active
+    assert rig.runtime.told[-2:] == ["begin", ("end", None)] and not rig.node.session.active
 
     rig.node.session.loop.start = start
     assert rig.node.trigger_activate() == OK, rig.node.why
     rig.step(60)
     assert rig.node.session.mode is Mode.RUN and rig.driver.speed > 0.1
-    begun, ended = rig.brain.told.count("begin"), sum(t[0] == "end" for t in rig.brain.told if t != "begin")
+    begun, ended = rig.runtime.told.count("begin"), sum(t[0] == "end" for t in rig.runtime.told if t != "begin")
     assert begun == 4 and ended >= 3
 
 
@@ -376,7 +376,7 @@ def test_a_dry_run_can_publish_nothing_that_moves_anything(ros, output):
         "positions": STREAM,
     }[output]
     rig = Rig(parse(changed(**changes)))
-    rig.brain.dry_run, rig.brain.loop = True, lambda *parts: Shadow(*parts)
+    rig.runtime.dry_run, rig.runtime.loop = True, lambda *parts: Shadow(*parts)
     gripped = []
     rig.driver.create_subscription(Float64, rig.wiring.grip.name, gripped.append, profile_of(rig.wiring.grip))
     try:
@@ -405,7 +405,7 @@ def test_an_action_has_no_client_in_a_dry_run(ros):
     ros()
     topic = {"name": "go", "rate_hz": 50, "type": "action"}
     rig = Rig(parse(changed(topics__trajectory=topic, topics__joint_commands=None, lead_ticks=8)))
-    rig.brain.dry_run = True
+    rig.runtime.dry_run = True
     try:
         assert rig.node.trigger_configure() == OK, rig.node.why
     finally:
@@ -631,7 +631,7 @@ def test_parameters_given_on_the_command_line_are_in_force(ros):
         assert rig.node.get_parameter("seed").value == 7
         assert rig.node.trigger_activate() == OK, rig.node.why
         rig.step(200)
-        body = rig.node.session.chain.governor.body
+        body = rig.node.session.chain.limiter.body
         speed = np.linalg.norm(np.diff(body.at(np.array(rig.driver.played)).points[:, body.tcp], axis=0), axis=1)
         assert 0.05 < speed.max() / DT <= 0.11, "of the tool"
         loosened = rig.node.set_parameters([Parameter("safety.tcp_speed", value=1.0)])[0]
@@ -661,7 +661,7 @@ def test_a_configuration_that_fails_half_way_hears_nothing(ros):
     try:
         before = len(list(rig.node.subscriptions))
         odd = SimpleNamespace(
-            names=("cube",), cameras={}, dry_run=False, chain=rig.brain.chain, close=lambda: None, end=lambda _: None
+            names=("cube",), cameras={}, dry_run=False, chain=rig.runtime.chain, close=lambda: None, end=lambda _: None
         )
         rig.node.make_brain = lambda: odd  # it has no `press`
         assert rig.node.trigger_configure() == NO and "press" in rig.node.why
@@ -694,21 +694,21 @@ def test_positions_over_dds_end_at_rest(ros):
 
 
 def test_keys_come_in_and_who_drives_goes_out(rig):
-    """Over DDS: a key reaches the brain, one that is none is refused by name, and bags can tell when a human drove."""
+    """Over DDS: a key reaches the policy runtime, one that is none is refused by name, and bags can tell when a human drove."""
     keys = rig.driver.create_publisher(String, "keys", profile_of(rig.wiring.topic("keys")))
     heard = []
     rig.driver.create_subscription(
         Bool, "intervention", lambda m: heard.append(m.data), profile_of(rig.wiring.topic("intervention"))
     )
     operator = RemoteKeys()
-    rig.brain.press = lambda text: rig.brain.pressed.append(text) or operator.press(text)
+    rig.runtime.press = lambda text: rig.runtime.pressed.append(text) or operator.press(text)
     rig.meet()
     rig.until(lambda: keys.get_subscription_count() and rig.driver.count_publishers("intervention"), "each other")
     assert rig.node.trigger_activate() == OK, rig.node.why
     rig.until(lambda: rig.step(2) or heard, "that the policy drives")
     assert set(heard) == {False}
     keys.publish(String(data="t"))
-    rig.until(lambda: rig.brain.pressed == ["t"], "the key")
+    rig.until(lambda: rig.runtime.pressed == ["t"], "the key")
     rig.node.session.loop.driver = "rewind"
     rig.until(lambda: rig.step(2) or True in heard, "that a human drives")
     keys.publish(String(data="fire"))

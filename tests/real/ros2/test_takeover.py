@@ -107,8 +107,8 @@ def test_what_is_pressed_is_forwarded_and_the_end_too():
 
 # -- at the arm -------------------------------------------------------------------------------------------------------
 @pytest.fixture
-def brain(monkeypatch, tmp_path):
-    """(make, folder): a brain of a policy that goes one way, recorded, whom a human may take over from."""
+def runtime(monkeypatch, tmp_path):
+    """(make, folder): a policy runtime of a policy that goes one way, recorded, whom a human may take over from."""
     pytest.importorskip("rclpy")
     from robopolicy.real.ros2 import policy_runtime as brain_module
 
@@ -129,15 +129,15 @@ def brain(monkeypatch, tmp_path):
 
 
 class Chained(Wire):
-    """A line whose session has the brain's own chain."""
+    """A line whose session has the policy runtime's own chain."""
 
-    def __init__(self, brain) -> None:
+    def __init__(self, runtime) -> None:
         super().__init__(settings={"tcp_speed": 0.5})
-        self.chain = brain.chain()
+        self.chain = runtime.chain()
         self.session = type(self.session)(
-            self.chain, brain.loop, load_wiring("mujoco_panda"), send=self._send, grip=lambda opening: None
+            self.chain, runtime.loop, load_wiring("mujoco_panda"), send=self._send, grip=lambda opening: None
         )
-        self.brain = brain
+        self.runtime = runtime
 
     def step(self, **how) -> None:
         self.session.on_input("features", self.now)
@@ -149,22 +149,22 @@ def drive(wire, script, seconds):
     left = sorted(script, key=lambda p: p[0])
     for k in range(round(seconds / DT)):
         while left and left[0][0] <= k * DT + 1e-9:
-            wire.brain.press(left.pop(0)[1])
+            wire.runtime.press(left.pop(0)[1])
         wire.step()
 
 
-def begin(brain):
-    brain.warm_up(State(HOME, np.zeros(7), 0.08))
-    brain.take(list(brain.names), [0.4] * len(brain.names))
-    wire = Chained(brain)
-    brain.begin(wire.chain, 0)
+def begin(runtime):
+    runtime.warm_up(State(HOME, np.zeros(7), 0.08))
+    runtime.take(list(runtime.names), [0.4] * len(runtime.names))
+    wire = Chained(runtime)
+    runtime.begin(wire.chain, 0)
     wire.begin()
     return wire
 
 
-def test_a_human_takes_over_goes_back_corrects_and_hands_back(brain):
+def test_a_human_takes_over_goes_back_corrects_and_hands_back(runtime):
     """Behind the same limits, from the commanded pose; recorded with who drove, marked, and reproduced bit for bit."""
-    make, folder = brain
+    make, folder = runtime
     wire = begin(make())
     held = [(t, "a") for t in np.arange(0.55, 0.8, 0.05)]
     drive(wire, [(0.5, "t"), *held, (1.0, "b"), (1.6, "p")], 2.2)
@@ -173,7 +173,7 @@ def test_a_human_takes_over_goes_back_corrects_and_hands_back(brain):
     assert wire.session.loop.driver == "policy"
     wire.check()
     wire.session.stop()
-    wire.brain.end(True, mode="RUN")
+    wire.runtime.end(True, mode="RUN")
     found = read(folder / "episode_000000.mcap")
     frames = frames_of(found)
     t, who = np.arange(len(frames.action)) * 0.05, np.array(["policy", "human", "rewind"])[frames.driver]
@@ -188,9 +188,9 @@ def test_a_human_takes_over_goes_back_corrects_and_hands_back(brain):
 
 
 @pytest.mark.parametrize(("text", "why"), [("x", "operator_ends"), ("lost", "input_lost")])
-def test_who_ends_or_is_gone_leaves_an_arm_that_stands(brain, text, why):
+def test_who_ends_or_is_gone_leaves_an_arm_that_stands(runtime, text, why):
     """Whoever drove: here the policy did."""
-    wire = begin(brain[0]())
+    wire = begin(runtime[0]())
     drive(wire, [(0.5, text)], 0.5)
     assert wire.speed > 0.0 and not wire.session.loop.halted
     drive(wire, [(0.0, text)], 1.0)
@@ -201,8 +201,8 @@ def test_who_ends_or_is_gone_leaves_an_arm_that_stands(brain, text, why):
     wire.check()
 
 
-def test_a_human_may_begin_and_keys_of_before_do_not_count(brain):
-    made = brain[0](human_first=True)
+def test_a_human_may_begin_and_keys_of_before_do_not_count(runtime):
+    made = runtime[0](human_first=True)
     for _ in range(5):
         made.press("w")
     wire = begin(made)
@@ -213,9 +213,9 @@ def test_a_human_may_begin_and_keys_of_before_do_not_count(brain):
     wire.check()
 
 
-def test_keys_cannot_drive_joint_targets(brain):
+def test_keys_cannot_drive_joint_targets(runtime):
     with pytest.raises(ConfigError, match="operator: drives increments of the commanded pose"):
-        brain[0]({**PLAIN, "control": "joint_position"})
+        runtime[0]({**PLAIN, "control": "joint_position"})
 
 
 def test_a_robot_without_a_topic_for_keys_is_refused():

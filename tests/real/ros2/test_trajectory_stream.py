@@ -429,7 +429,7 @@ def test_a_glitch_in_three_states_is_forgotten(seconds, active):
     if not active:
         wire.session.start(seed=0, now=wire.now)
         wire.run(50)
-    assert wire.session.ledger.last == wire.tick - 1 + LEAD
+    assert wire.session.history.last == wire.tick - 1 + LEAD
     assert wire.session.mode is Mode.RUN
     wire.check()
 

@@ -1,4 +1,4 @@
-"""The chain around the governor: watchdogs, stop ladder, limits changed live, energy."""
+"""The chain around the limiter: watchdogs, safety modes, limits changed live, energy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Rig:
 
     @property
     def q(self) -> np.ndarray:
-        return self.chain.governor.c[0, -1]
+        return self.chain.limiter.c[0, -1]
 
     def tick(self, target=None, *, measured=None, torque=None):
         self.now += DT
@@ -234,7 +234,7 @@ def test_a_tank_without_torques_is_no_tank():
 def test_an_exception_inside_is_braked_for_and_told():
     rig = Rig()
     rig.run(0.2)
-    rig.chain.governor.search.choose = None
+    rig.chain.limiter.search.choose = None
     decision = rig.tick()
     assert "error" in decision.reasons and "TypeError" in rig.chain.error
     rig.run(1.0)

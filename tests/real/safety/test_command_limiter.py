@@ -15,14 +15,14 @@ JOINT = 2
 def checked(history: list[float], command: float) -> bool:
     """Whether the post-check lets a command pass after the last commands of one joint, oldest first [rad]; the other
     joints rest."""
-    governor = CommandLimiter(PROFILE, dt=DT)
+    limiter = CommandLimiter(PROFILE, dt=DT)
     home = np.array(PROFILE.data["home"])
-    governor.c = np.tile(home, governor.c.shape[1])[None].reshape(governor.c.shape)
-    governor.c[0, :, JOINT] = history[0]
-    governor.c[0, -len(history) :, JOINT] = history
+    limiter.c = np.tile(home, limiter.c.shape[1])[None].reshape(limiter.c.shape)
+    limiter.c[0, :, JOINT] = history[0]
+    limiter.c[0, -len(history) :, JOINT] = history
     wanted = home.copy()
     wanted[JOINT] = command
-    return bool(governor._post_check(wanted[None])[0])
+    return bool(limiter._post_check(wanted[None])[0])
 
 
 @pytest.mark.parametrize("side", [-1, 1])

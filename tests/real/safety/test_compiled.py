@@ -56,18 +56,18 @@ def test_margins_are_those_of_plain_numpy(robot):
 def test_decisions_are_those_of_plain_numpy():
     """Along an adversarial motion, candidates that pass and that fail: the same verdict, limit by limit."""
     profile = load_profile("panda", tcp_speed=0.8, **SCENE)
-    governor = CommandLimiter(profile)
-    governor.reset(np.array(profile.data["home"])[None])
+    limiter = CommandLimiter(profile)
+    limiter.reset(np.array(profile.data["home"])[None])
     seen = {True: 0, False: 0}
     for k, target in enumerate(targets(profile, 1, 120, seed=11)):
         if k % 4 == 0 and np.isfinite(target).all() and np.abs(target).max() < 10:
             for part in (0.002, 0.02, 0.2):
-                command = governor.c[:, -1] + part * (target - governor.c[:, -1])
-                path = Path.of(governor.c, command, governor.body, DT)
-                theirs = plain.margins(governor.c[0], command[0], profile, DT)
-                for limit in governor.limits:
+                command = limiter.c[:, -1] + part * (target - limiter.c[:, -1])
+                path = Path.of(limiter.c, command, limiter.body, DT)
+                theirs = plain.margins(limiter.c[0], command[0], profile, DT)
+                for limit in limiter.limits:
                     fine = bool(limit.margin(path)[0] >= 0)
                     assert fine == (theirs[limit.name] >= 0), limit.name
                     seen[fine] += 1
-        governor.filter(target)
+        limiter.filter(target)
     assert min(seen.values()) > 20

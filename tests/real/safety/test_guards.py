@@ -90,7 +90,7 @@ GUARDS = [
     limit("self_collision", SelfCollision, needed("self_collision")),
     limit("singularity", Singularity, needed("singularity")),
     limit("energy", EnergyTank, partial(test_chain.test_a_wall_met_at_speed_gets_no_more_than_the_tank_holds, 0.3)),
-    # -- governor
+    # -- limiter
     Guard(INPUT, CommandLimiter, "_readable", "~np.asarray((np.abs(target) < 1e6).all(axis=1))",
           "np.zeros(len(target), bool)",
           partial(test_limits.test_one_unreadable_number_brakes_in_the_same_tick, np.nan), (*FAILS, ValueError)),
@@ -99,9 +99,9 @@ GUARDS = [
           with_patch(test_limits.test_the_post_check_stands_alone)),
     Guard(ERROR, CommandLimiter, "filter", "except Exception", "except ZeroDivisionError", trouble("exception"),
           (test_limits.Broken,)),
-    Guard("certified stop", CommandLimiter, "_accept", "if some(going):", "if False:",
+    Guard("certified stop", CommandLimiter, "_accept", "if any_true(going):", "if False:",
           test_limits.test_the_stop_is_as_short_as_physics_lets_it_be),
-    Guard("known position", CommandLimiter, "filter", "if not every(self.active):", "if False:",
+    Guard("known position", CommandLimiter, "filter", "if not all_true(self.active):", "if False:",
           test_limits.test_an_arm_that_stands_wrong_is_refused_with_the_limit_named),
     Guard("certified rest", CommandLimiter, "reset", "if failed.any():", "if False:",
           test_limits.test_an_arm_that_stands_wrong_is_refused_with_the_limit_named),
@@ -141,7 +141,7 @@ GUARDS = [
     Guard("torques", SafetyChain, "_take", "if torque.shape != q.shape or not within(torque, np.inf):", "if False:",
           test_chain.test_a_tank_without_torques_is_no_tank, (*FAILS, ValueError)),
     Guard("rest before motion", SafetyChain, "_waiting",
-          "not (bool(self.governor.at_rest[0]) and now - self._since >= SETTLE)", "False",
+          "not (bool(self.limiter.at_rest[0]) and now - self._since >= SETTLE)", "False",
           test_chain.test_hold_is_left_by_itself_once_all_is_well_and_the_arm_stood),
     Guard("hold on bad numbers", SafetyChain, "filter", 'if "input" in why:', "if False:",
           test_chain.test_hold_is_left_by_itself_once_all_is_well_and_the_arm_stood),
@@ -211,12 +211,12 @@ def test_without_it_a_test_fails(guard, monkeypatch):
 
 
 def test_the_list_is_complete():
-    """Every limit of every robot under every setting, and every reason for which the governor brakes."""
+    """Every limit of every robot under every setting, and every reason for which the limiter brakes."""
     full = {
         "workspace": Box((-1.0,) * 3, (1.0,) * 3), "planes": (Plane((0.0, 0.0, 1.0), -1.0),), "energy": 5.0,
         "keep_out": (Box((2.0, 2.0, 2.0), (3.0, 3.0, 3.0)),),
     }  # fmt: skip
     names = {INPUT, LATE, POST, ERROR}
     for robot in profile_names():
-        names |= {found.name for found in SafetyChain(load_profile(robot, **full)).governor.limits}
+        names |= {found.name for found in SafetyChain(load_profile(robot, **full)).limiter.limits}
     assert names <= {guard.name for guard in GUARDS}

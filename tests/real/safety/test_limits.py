@@ -1,4 +1,4 @@
-"""What the governor promises: whatever comes in, what goes out stays inside the limits, and can always stop."""
+"""What the limiter promises: whatever comes in, what goes out stays inside the limits, and can always stop."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def home(profile: Profile) -> np.ndarray:
 
 
 def ready(profile: Profile, **options) -> CommandLimiter:
-    governor = CommandLimiter(profile, **options)
-    governor.reset(np.tile(home(profile), (governor.num_arms, 1)))
-    return governor
+    limiter = CommandLimiter(profile, **options)
+    limiter.reset(np.tile(home(profile), (limiter.num_arms, 1)))
+    return limiter
 
 
 def total(found: dict[str, int]) -> int:
@@ -47,9 +47,9 @@ def test_importable_without_torch_ros_and_mujoco():
 @pytest.mark.parametrize("robot", profile_names())
 def test_no_input_sequence_breaks_a_limit(robot):
     profile = load_profile(robot, tcp_speed=0.8, **SCENE)
-    governor = ready(profile, num_arms=8)
+    limiter = ready(profile, num_arms=8)
     with np.errstate(all="ignore"):
-        commands = play(governor, targets(profile, 8, 160, seed=1))
+        commands = play(limiter, targets(profile, 8, 160, seed=1))
     assert np.isfinite(commands).all()
     assert total(joint_violations(commands, profile, DT)) == 0
     assert total(space_violations(commands, profile, DT, poses=60)) == 0
@@ -80,10 +80,10 @@ def test_each_limit_is_needed(name, robot, settings, joint, by):
     assert name in {limit.name for limit in every}
     found = {}
     for guarded in (True, False):
-        governor = ready(profile, limits=[limit for limit in every if guarded or limit.name != name])
+        limiter = ready(profile, limits=[limit for limit in every if guarded or limit.name != name])
         target = home(profile)
         target[joint] += by
-        commands = play(governor, [target[None]] * 260)
+        commands = play(limiter, [target[None]] * 260)
         counted = joint_violations(commands, profile, DT) | space_violations(commands, profile, DT, poses=260)
         found[guarded] = counted[name]
     assert found[True] == 0 and found[False] > 0, found
@@ -155,49 +155,49 @@ def test_joint_limits_see_what_breaks_them(name, step):
 
 def test_commands_inside_the_limits_pass_bit_for_bit():
     profile = load_profile("panda")
-    governor = ready(profile)
+    limiter = ready(profile)
     t = DT * np.arange(400)[:, None]
     stream = home(profile) + 0.03 * (1 - np.cos(2.0 * t)) * (1 - np.cos(t)) * np.sin(np.arange(7) + 1.0)
-    verdicts = [governor.filter(target[None]) for target in stream]
+    verdicts = [limiter.filter(target[None]) for target in stream]
     assert not any(v.changed.any() for v in verdicts)
     assert all(np.array_equal(v.command[0], target) for v, target in zip(verdicts, stream, strict=True))
 
 
 def test_it_arrives_where_it_is_sent_and_stays():
     profile = load_profile("panda", tcp_speed=1.0)
-    governor = ready(profile)
+    limiter = ready(profile)
     target = home(profile) + 0.2 * np.array([1, -1, 1, 1, -1, 1, -1])
     for _ in range(400):
-        verdict = governor.filter(target[None])
-    assert np.array_equal(verdict.command[0], target) and governor.at_rest[0]
+        verdict = limiter.filter(target[None])
+    assert np.array_equal(verdict.command[0], target) and limiter.at_rest[0]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e308])
 def test_one_unreadable_number_brakes_in_the_same_tick(value):
     profile = load_profile("panda")
-    governor = ready(profile)
+    limiter = ready(profile)
     target = home(profile) + 0.2
     for _ in range(30):
-        governor.filter(target[None])
-    stop = governor.stop_ahead()
+        limiter.filter(target[None])
+    stop = limiter.stop_ahead()
     bad = target.copy()
     bad[3] = value
-    verdict = governor.filter(bad[None])
+    verdict = limiter.filter(bad[None])
     assert verdict.stopping[0] and np.array_equal(verdict.command, stop[:, 0])
-    assert verdict.reasons[0, governor.reasons.index("input")]
+    assert verdict.reasons[0, limiter.reasons.index("input")]
 
 
 def test_the_stop_is_as_short_as_physics_lets_it_be():
     profile = load_profile("panda", tcp_speed=3.0)
-    governor = ready(profile)
+    limiter = ready(profile)
     target = home(profile) + np.array([2.0, 0, 0, 0, 0, 0, -2.0])
     for _ in range(120):
-        governor.filter(target[None])
+        limiter.filter(target[None])
     v, acc, jerk = profile.velocity, profile.acceleration, profile.jerk
-    speed = np.abs(governor.c[0, -1] - governor.c[0, -2]) / DT
+    speed = np.abs(limiter.c[0, -1] - limiter.c[0, -2]) / DT
     assert speed[0] > 0.9 * v[0]
     bound = (speed / acc + 2.5 * acc / jerk).max()
-    commands = [governor.filter(target[None], hold=np.array([True])).command[0] for _ in range(int(bound / DT) + 2)]
+    commands = [limiter.filter(target[None], hold=np.array([True])).command[0] for _ in range(int(bound / DT) + 2)]
     assert np.abs(np.diff(commands, axis=0))[-1].max() == 0.0
     assert total(joint_violations(np.array(commands)[:, None], profile, DT)) == 0
 
@@ -227,32 +227,32 @@ def test_a_governor_that_starts_again_is_like_a_new_one():
 def test_trouble_inside_brakes_within_the_tick(kind):
     """Injected after a run-up: the next command is the stored stop's."""
     profile, now = load_profile("panda", workspace=Box((0.4, -0.05, 0.1), (0.6, 0.05, 0.3))), [0.0]
-    governor = ready(profile, clock=lambda: now[0])
+    limiter = ready(profile, clock=lambda: now[0])
     target = home(profile) + np.array([0.5, 0, 0, 0, 0, 0, 0])
     for _ in range(100):
-        if governor.search.near:  # the wall makes itself felt
+        if limiter.search.near:  # the wall makes itself felt
             break
-        governor.filter(target[None])
-    stop = governor.stop_ahead()[:, 0]
+        limiter.filter(target[None])
+    stop = limiter.stop_ahead()[:, 0]
     if kind == "exception":
-        governor.search.projection = explode
+        limiter.search.projection = explode
     elif kind == "limit raises":
         limits = [type("Bad", (), {"name": "bad", "margin": explode, "rows": explode})()]
-        governor.use(profile, limits)
+        limiter.use(profile, limits)
     elif kind == "late":
-        governor.clock = lambda: now.__setitem__(0, now[0] + 1.0) or now[0]
+        limiter.clock = lambda: now.__setitem__(0, now[0] + 1.0) or now[0]
     elif kind == "infeasible":
-        governor.search.projection = lambda *_: None
+        limiter.search.projection = lambda *_: None
     elif kind == "not a number":
-        governor.search.projection = lambda wish, *_: np.full_like(wish, np.nan)
+        limiter.search.projection = lambda wish, *_: np.full_like(wish, np.nan)
     else:
-        governor.search.projection = lambda wish, *_: wish + 10.0
-    before = governor.c[0].copy()
-    verdict = governor.filter(target[None])
+        limiter.search.projection = lambda wish, *_: wish + 10.0
+    before = limiter.c[0].copy()
+    verdict = limiter.filter(target[None])
     assert verdict.stopping[0] and np.array_equal(verdict.command, stop)
     published = [*before, verdict.command[0]]
-    while not governor.at_rest[0]:  # and all the way to rest it keeps its distance to the wall
-        published.append(governor.filter(target[None]).command[0])
+    while not limiter.at_rest[0]:  # and all the way to rest it keeps its distance to the wall
+        published.append(limiter.filter(target[None]).command[0])
         assert len(published) < 400
     commands = np.array(published)[:, None]
     assert sum(joint_violations(commands, profile, DT).values()) == 0
@@ -263,23 +263,23 @@ def test_the_post_check_stands_alone(monkeypatch):
     """Certificates that approve of everything: what is published still keeps the joint limits."""
     profile = load_profile("panda")
     yes = type("Yes", (), {"name": "yes", "margin": lambda self, path: np.array([0.0]), "rows": lambda *_: None})()
-    governor = ready(profile, limits=[yes])
-    governor.reset(home(profile)[None])
+    limiter = ready(profile, limits=[yes])
+    limiter.reset(home(profile)[None])
     far = home(profile)[None] + 0.5
     far = Proposal(np.full((1, 7), -1e3), np.full((1, 7), 1e3), np.full((1, 7), 0.5 / DT), np.array([True]), far)
     monkeypatch.setattr("robopolicy.real.safety.safe_command_search.propose", lambda *_: far)
-    verdict = governor.filter(home(profile)[None] + 0.5)
-    assert verdict.stopping[0] and verdict.reasons[0, governor.reasons.index("post_check")]
+    verdict = limiter.filter(home(profile)[None] + 0.5)
+    assert verdict.stopping[0] and verdict.reasons[0, limiter.reasons.index("post_check")]
 
 
 def test_an_arm_that_stands_wrong_is_refused_with_the_limit_named():
-    governor = CommandLimiter(load_profile("panda", workspace=Box((0.0, 0.5, 0.0), (0.1, 0.6, 0.1))))
+    limiter = CommandLimiter(load_profile("panda", workspace=Box((0.0, 0.5, 0.0), (0.1, 0.6, 0.1))))
     with pytest.raises(SafetyError, match="workspace"):
-        governor.reset(home(governor.profile)[None])
+        limiter.reset(home(limiter.profile)[None])
     with pytest.raises(SafetyError, match="reset"):
-        governor.filter(home(governor.profile)[None])
+        limiter.filter(home(limiter.profile)[None])
     with pytest.raises(SafetyError, match="finite joint angles"):
-        governor.reset(np.full((1, 7), np.nan))
+        limiter.reset(np.full((1, 7), np.nan))
 
 
 def test_batched_arms_do_not_feel_each_other():
@@ -299,8 +299,8 @@ def test_forbidden_targets_are_kept_away_from_and_the_limit_is_what_does_it(kind
     goals = forbidden(profile, kind, 12, seed=1)
     counts = []
     for limits in (None, joint_limits(profile)):
-        governor = ready(profile, num_arms=len(goals), limits=limits)
-        commands = play(governor, [goals] * 400)
+        limiter = ready(profile, num_arms=len(goals), limits=limits)
+        commands = play(limiter, [goals] * 400)
         counts.append(space_violations(commands, profile, DT, poses=600))
         assert np.abs(commands[-1] - commands[0]).max(axis=1).min() > 0.01, "every arm set out"
     assert total(counts[0]) == 0

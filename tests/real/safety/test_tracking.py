@@ -50,7 +50,7 @@ def test_an_arm_off_its_path_by_more_than_the_distance_is_a_fault():
     """One joint, just inside and just outside; without a scene the same error is none."""
     for scene, share, mode in ((SCENE, 0.9, Mode.RUN), (SCENE, 1.1, Mode.FAULT), ({}, 1.1, Mode.RUN)):
         rig = Rig(settings=scene)
-        body = rig.chain.governor.body
+        body = rig.chain.limiter.body
         off = np.zeros(7)
         off[1] = share * rig.profile.settings.scene_distance / levers(body)[1]
         assert off[1] < 0.02
@@ -74,7 +74,7 @@ def test_an_arm_that_is_late_on_its_way_is_on_its_way():
         rig.tick(rig.home + 1.0, measured=Measured(past[0]))
         past = [*past[1:], 0.5 * (rig.commands[-1] + (rig.commands[-2] if len(rig.commands) > 1 else rig.home))]
     assert rig.chain.mode is Mode.RUN and np.abs(rig.q - past[0]).max() > 0.02
-    assert float(levers(rig.chain.governor.body) @ np.abs(rig.q - past[0])) > 2 * rig.profile.settings.scene_distance
+    assert float(levers(rig.chain.limiter.body) @ np.abs(rig.q - past[0])) > 2 * rig.profile.settings.scene_distance
 
 
 def test_a_stop_that_the_arm_fell_back_to_is_on_its_way_too():
@@ -82,12 +82,12 @@ def test_a_stop_that_the_arm_fell_back_to_is_on_its_way_too():
     rig = Rig(settings={**SCENE, "tcp_speed": 3.0})
     for _ in range(60):
         rig.tick(rig.home + 1.0)
-    past = rig.chain.governor.past()
+    past = rig.chain.limiter.past()
     for _ in range(30):
         rig.tick(rig.home + 1.0)
     rig.chain.resume(past, 0)
     for _ in range(30):
-        rig.chain.resume(rig.chain.governor.past(), 1)
+        rig.chain.resume(rig.chain.limiter.past(), 1)
     assert rig.tick(rig.home, measured=Measured(rig.q)).mode is Mode.RUN
 
 
@@ -98,8 +98,8 @@ def test_a_replayed_stop_is_on_the_way_too():
         for _ in range(60):
             rig.tick(rig.home + 1.0)
     for _ in range(10):
-        live.chain.resume(live.chain.governor.past(), 1)
-        _happen(replayed.chain, "resume", {k: v.tolist() for k, v in live.chain.governor.state_dict().items()})
+        live.chain.resume(live.chain.limiter.past(), 1)
+        _happen(replayed.chain, "resume", {k: v.tolist() for k, v in live.chain.limiter.state_dict().items()})
     assert np.array_equal(live.chain._trail, replayed.chain._trail)
     assert np.ptp(live.chain._trail[-11:], axis=0).max() > 0.0
 

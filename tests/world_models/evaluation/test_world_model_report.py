@@ -111,7 +111,7 @@ def test_an_env_takes_what_is_looked_at_and_what_an_episode_begins_or_is_cut_wit
         action = torch.rand((3, env.spec.action.dim), generator=generator) - 0.5
         rows = torch.rand(3, generator=generator) < 0.4
         if t % 4:  # else it is not called, and all are taken: it holds for one step
-            env.look(rows)
+            env.request_images(rows)
         else:
             rows = torch.ones(3, dtype=torch.bool)
         step, want = env.step(action), whole.step(action)
@@ -164,15 +164,15 @@ def test_an_off_policy_player_looks_where_the_base_will_plan(taken: list[str]):
         base, before, actions = Looking(make(1)), len(taken), []
         wrapped, algo = BaseActionEnv(HistoryEnv(env, 1), base), Algo(Blind(base))
         player, obs = OffPolicyCollector(algo, wrapped), wrapped.reset(episode_seeds("test", 0, 20))
-        frame = algo.policy.read(obs)
+        frame = algo.policy.replay_features(obs)
         for _ in range(12):
             actions.append(player.next_action(frame, warmup=False))
             step = player.step(actions[-1])
-            following = algo.policy.read(step.next_obs)
+            following = algo.policy.replay_features(step.next_obs)
             kept = {k: v.clone() for k, v in following.items()}
             player.executor.reset(step.ended)
             frame = player.next_frame(step, following)
-            assert all_equal(frame, algo.policy.read(step.obs)) and all_equal(following, kept)
+            assert all_equal(frame, algo.policy.replay_features(step.obs)) and all_equal(following, kept)
         return actions, base.seen, len(taken) - before
 
     (actions, seen, some), (played, all, many) = play(make()), play(Whole(make()))
@@ -201,11 +201,11 @@ def test_envs_that_wait_in_a_group_change_nothing():
 
 def test_a_look_that_no_step_followed_is_forgotten():
     env = make()
-    env.look(torch.zeros(3, dtype=torch.bool))
+    env.request_images(torch.zeros(3, dtype=torch.bool))
     env.reset(episode_seeds("test", 0, 9))
     assert bool(env.step(torch.zeros(3, env.spec.action.dim)).obs[CAMERA].flatten(1).any(1).all())
     with pytest.raises(ConfigError, match=r"look: rows must be \[3\] bool, found \[2\]"):
-        env.look(torch.zeros(2, dtype=torch.bool))
+        env.request_images(torch.zeros(2, dtype=torch.bool))
 
 
 def test_a_history_of_frames_needs_them_all(taken: list[str]):
