@@ -694,7 +694,7 @@ def test_positions_over_dds_end_at_rest(ros):
 
 
 def test_keys_come_in_and_who_drives_goes_out(rig):
-    """Over DDS: a key reaches the policy runtime, one that is none is refused by name, and bags can tell when a human drove."""
+    """Over DDS: a key reaches the policy runtime, one that is none is named, and bags can tell when a human drove."""
     keys = rig.driver.create_publisher(String, "keys", profile_of(rig.wiring.topic("keys")))
     heard = []
     rig.driver.create_subscription(
