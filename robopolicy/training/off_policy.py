@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from robopolicy.buffers.relabeling import read_frames
 from robopolicy.buffers.replay_buffer import Replay
 from robopolicy.config.schema import Count, Fraction, Natural, Positive
 from robopolicy.core.errors import CheckpointError, ConfigError
+from robopolicy.core.protocols import Checkpoints
 from robopolicy.core.types import Metrics, Obs, Step, VecEnv
 from robopolicy.core.untrusted import refusing
 from robopolicy.datasets.episodes import Episodes
@@ -24,13 +25,6 @@ from robopolicy.training.regression_monitor import RegressionMonitor
 from robopolicy.utils.malloc import release_memory
 
 DRAWN = 8  # batches that are drawn at a time: where observations are small, many windows cost little more than few
-
-
-class Checkpoints(Protocol):
-    requested: bool  # somebody asked to stop: save now; `save` then raises KeyboardInterrupt
-
-    def save(self, step: int, *, policy: Any, state: dict[str, Any], best: bool = False) -> Any: ...
-    def latest(self) -> dict[str, Any] | None: ...
 
 
 def off_policy(

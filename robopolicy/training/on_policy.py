@@ -10,9 +10,10 @@ from typing import Any, Protocol
 from robopolicy.buffers.rollout_collector import Explorer, Rollout, RolloutCollector
 from robopolicy.config.schema import Count, Fraction, Natural
 from robopolicy.core.errors import ConfigError
+from robopolicy.core.protocols import Checkpoints
 from robopolicy.core.types import Metrics, VecEnv
 from robopolicy.core.untrusted import refusing
-from robopolicy.training.off_policy import Checkpoints, checkpoint_score, due, solved
+from robopolicy.training.off_policy import checkpoint_score, due, solved
 from robopolicy.training.regression_monitor import RegressionMonitor
 from robopolicy.utils.malloc import release_memory
 
