@@ -29,7 +29,7 @@ import torch
 
 from robopolicy import sim
 from robopolicy.algos.dppo import DPPO
-from robopolicy.buffers.rollout_collector import RolloutCollector
+from robopolicy.buffers.collector import RolloutCollector
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import VecEnv
 from robopolicy.envs.wrappers import HistoryEnv

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algos.returns import RewardScale, chunk_weight, gae, standardize
-from robopolicy.buffers.rollout_collector import Rollout
+from robopolicy.buffers.collector import Rollout
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.types import Metrics, Obs
 from robopolicy.utils.optim import load_optimizer_state, optimizer_state

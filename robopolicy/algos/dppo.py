@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from robopolicy.algos.advantage_estimator import Advantages
 from robopolicy.algos.ppo_core import ActorOptions, Learner, PPOOptions
 from robopolicy.algos.returns import clip_schedule, clipped_loss, denoising_discount
-from robopolicy.buffers.rollout_collector import Record, Rollout
+from robopolicy.buffers.collector import Record, Rollout
 from robopolicy.config.schema import Fraction, NonNegative, Positive
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import Metrics, Obs

@@ -17,7 +17,7 @@ from robopolicy.algos.advantage_estimator import Advantages
 from robopolicy.algos.dppo import DPPO, ChainOptions
 from robopolicy.algos.ppo_core import Learner, PPOOptions
 from robopolicy.algos.returns import chunk_weight, executed_steps, group_advantage
-from robopolicy.buffers.rollout_collector import Rollout
+from robopolicy.buffers.collector import Rollout
 from robopolicy.config.schema import Count
 from robopolicy.core.errors import ConfigError, RobopolicyError
 from robopolicy.core.types import Metrics, Obs

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from robopolicy.algos.advantage_estimator import Advantages
 from robopolicy.algos.ppo_core import Learner, PPOOptions
 from robopolicy.algos.returns import clipped_loss
-from robopolicy.buffers.rollout_collector import Record, Rollout
+from robopolicy.buffers.collector import Record, Rollout
 from robopolicy.config.schema import NonNegative, Positive
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import Metrics, Obs

@@ -16,7 +16,7 @@ from torch import Tensor
 from robopolicy.algos.ppo import PPO, ChunkSamples
 from robopolicy.algos.ppo_core import PPOOptions
 from robopolicy.algos.returns import schedule
-from robopolicy.buffers.rollout_collector import Record, Rollout
+from robopolicy.buffers.collector import Record, Rollout
 from robopolicy.config.schema import Fraction, NonNegative, Positive
 from robopolicy.core.errors import CheckpointError, SpecError
 from robopolicy.core.specs import PolicySpec, check_action_spec

@@ -260,12 +260,11 @@ class Counting:
 def test_chunks_are_played_to_their_end_and_dropped_at_an_episode_s():
     algo = Counting()
     env = wrap_for(algo.policy, PointEnv(3, horizon=5))
-    player, obs, played = OffPolicyCollector(algo, env), env.reset(), []
+    collector, played = OffPolicyCollector(algo, env), []
+    collector.reset()
     for _ in range(10):
-        step = env.step(player.next_action(algo.policy.replay_features(obs), warmup=False))
+        _, step = collector.collect(warmup=False)
         played.append(round(float(step.executed[0, 0]) * 1e3))
-        player.executor.reset(step.ended)
-        obs = step.obs
     assert played == [0, 1, 2, 0, 1] * 2, "Ta = 3, then a new chunk; after 5 steps a new episode, and a new chunk"
     assert algo.planned == [3, 3, 3, 3]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from robopolicy.algos.co_dppo import CoDPPO, told
+from robopolicy.algos.co_dppo import CoDPPO
 from robopolicy.algos.dppo import DPPO
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.types import STATE
@@ -117,5 +117,5 @@ def test_a_policy_that_reads_is_told_the_data_s_own_words_for_as_long_as_it_look
         numbered.spec, observation={**numbered.spec.observation, "task_index": vla().spec.observation["task_index"]}
     )
     numbered.spec = spec
-    with pytest.raises(SpecError, match="by number"), told(numbered, ("halt",)):
+    with pytest.raises(SpecError, match="by number"), use_tasks(numbered, ("halt",)):
         pass

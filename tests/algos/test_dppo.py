@@ -13,7 +13,7 @@ import torch
 from robopolicy.algos.advantage_estimator import Advantages
 from robopolicy.algos.bc import BC
 from robopolicy.algos.dppo import DPPO, DenoisingSamples
-from robopolicy.buffers.rollout_collector import Rollout
+from robopolicy.buffers.collector import Rollout
 from robopolicy.core.errors import ConfigError, DataError, RobopolicyError
 from robopolicy.core.types import IMAGES, STATE, Feature
 from robopolicy.envs.wrappers import wrap_for

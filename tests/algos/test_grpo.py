@@ -10,7 +10,7 @@ import torch
 
 from robopolicy.algos.grpo import GRPO, Groups
 from robopolicy.algos.returns import executed_steps, group_advantage
-from robopolicy.buffers.rollout_collector import Rollout
+from robopolicy.buffers.collector import Rollout
 from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
 from robopolicy.core.types import STATE, Step
 from robopolicy.envs.wrappers import GroupedEnv, HistoryEnv, wrap_for

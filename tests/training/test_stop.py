@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from robopolicy.cli.main import main
-from robopolicy.training.off_policy import solved
+from robopolicy.training.loop_state import solved
 from robopolicy.training.regression_monitor import RegressionMonitor
 
 ENV: Any = SimpleNamespace(num_envs=4, spec=SimpleNamespace(horizon=10))

@@ -19,7 +19,7 @@ from robopolicy.core.errors import CheckpointError, RobopolicyError
 from robopolicy.core.types import Metrics
 from robopolicy.evaluation.statistics import Interval
 from robopolicy.policies.base import Policy
-from robopolicy.training.off_policy import Checkpoints
+from robopolicy.training.loop_state import Checkpoints
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.world_models.envs.imagined import ImaginedEnv
 from robopolicy.world_models.evaluation.imagined_evaluation import (
