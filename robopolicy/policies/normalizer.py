@@ -71,8 +71,8 @@ class Normalizer(nn.Module):
                 f"{action.high} for {action.names}. Fit the normaliser to data or give limits."
             )
         for key in self.keys:
-            self.affine[self.names[key]].set(torch.tensor(0.0), torch.tensor(1.0))
-        self.affine[ACTION].set((high + low) / 2, (high - low) / 2)
+            self._affine(key).set(torch.tensor(0.0), torch.tensor(1.0))
+        self._affine(ACTION).set((high + low) / 2, (high - low) / 2)
         return self
 
     def fit(
@@ -90,7 +90,7 @@ class Normalizer(nn.Module):
             std, mean = torch.std_mean(x, dim=0, correction=0)
             varies = std > 1e-6 * std.max().clamp_min(1e-30)
             floor = min_std * std[varies].median() if bool(varies.any()) else torch.ones_like(std)
-            self.affine[self.names[key]].set(mean, std.maximum(floor))
+            self._affine(key).set(mean, std.maximum(floor))
 
         low, high = torch.tensor([self.action_spec.low, self.action_spec.high], dtype=torch.float64)
         x = _finite(ACTION, episodes.action).clamp(low, high)
@@ -100,25 +100,28 @@ class Normalizer(nn.Module):
         half = ((top - bottom) * (0.5 + margin)).maximum(0.5 * min_range * full)
         centre = (top + bottom) / 2
         bottom, top = (centre - half).maximum(low), (centre + half).minimum(high)
-        self.affine[ACTION].set((top + bottom) / 2, (top - bottom) / 2)
+        self._affine(ACTION).set((top + bottom) / 2, (top - bottom) / 2)
         return self
 
     def normalize(self, key: str, x: Tensor) -> Tensor:
         """`x` [... D] of `key` (or "action", which serves `base_action` too) in network units."""
         if key in self.images:
             return x.to(self.clip.dtype) / 127.5 - 1.0
-        affine = self.affine[self.names[key]]
+        affine = self._affine(key)
         y = (x - affine.shift) / affine.scale
         return y if key in (ACTION, BASE_ACTION) else y.clamp(-self.clip, self.clip)
 
     def unnormalize(self, key: str, y: Tensor) -> Tensor:
         """Inverse of `normalize`, up to its clamping: [... D] in physical units."""
-        affine = self.affine[self.names[key]]
+        affine = self._affine(key)
         return torch.addcmul(affine.shift, y, affine.scale)
 
     def observation(self, obs: Obs) -> Obs:
         """The observation keys that were given to the constructor, [B To ...] each, in network units."""
         return {k: obs[k] if k in self.plain else self.normalize(k, obs[k]) for k in self.order}
+
+    def _affine(self, key: str) -> Affine:
+        return self.affine[self.names[key]]
 
 
 def _finite(key: str, x: Tensor) -> Tensor:
