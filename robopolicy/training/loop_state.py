@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from robopolicy.core.protocols import Checkpoints, Tracker
 from robopolicy.core.types import Metrics, VecEnv
 
 Evaluate = Callable[[Any, int], Metrics]  # policy, env steps → metrics
 
 RECENT = 100  # training episodes whose success is averaged
-
-
-class Checkpoints(Protocol):
-    requested: bool  # a stop was requested (SIGINT): save now; `save` then raises KeyboardInterrupt
-
-    def save(self, step: int, *, policy: Any, state: dict[str, Any], best: bool = False) -> Any: ...
-    def latest(self) -> dict[str, Any] | None: ...
 
 
 @dataclass(kw_only=True)
@@ -49,7 +43,7 @@ def evaluate_and_save(
     policy: Any,
     *,
     evaluate: Evaluate | None,
-    tracker: Any,
+    tracker: Tracker,
     checkpointer: Checkpoints,
     eval_every: int,
     save_every: int,

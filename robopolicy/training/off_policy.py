@@ -18,12 +18,12 @@ from robopolicy.buffers.relabeling import read_frames
 from robopolicy.buffers.replay_buffer import Replay
 from robopolicy.config.schema import Count, Fraction, Natural, Positive
 from robopolicy.core.errors import CheckpointError, ConfigError
+from robopolicy.core.protocols import Checkpoints, Tracker
 from robopolicy.core.types import Metrics, Step, VecEnv
 from robopolicy.core.untrusted import refusing
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.training.loop_state import (
     RECENT,
-    Checkpoints,
     Evaluate,
     LoopState,
     due,
@@ -41,7 +41,7 @@ def off_policy(
     env: VecEnv,
     replay: Callable[..., Replay],
     demos: Episodes | None,
-    tracker: Any,
+    tracker: Tracker,
     checkpointer: Checkpoints,
     evaluate: Evaluate | None,
     total_steps: Count,
@@ -249,7 +249,7 @@ def learn(state: OffPolicyState, sampler: BatchSampler, *, updates: float, learn
     state.update_debt -= int(state.update_debt)
 
 
-def log(state: OffPolicyState, tracker: Any) -> None:
+def log(state: OffPolicyState, tracker: Tracker) -> None:
     """Log the newest update's metrics, the envs' statistics and the speed."""
     state.logged = state.steps
     release_memory()
