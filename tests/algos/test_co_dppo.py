@@ -79,7 +79,7 @@ def test_where_the_env_teaches_nothing_the_data_do():
     algo, plain = make(actor_lr=1e-2, epochs=15), dppo("flow")
     for one in (algo, plain):
         batch = batch_of(one, 64)
-        none = batch._replace(scores=batch.scores._replace(advantage=torch.zeros(64)))
+        none = batch._replace(advantages=batch.advantages._replace(advantage=torch.zeros(64)))
         before, start = weights(one.policy.tuned), algo.imitation(10_000).item()
         found = one.update(none, progress=0.0)
         assert ("imitation" in found) == (one is algo)

@@ -77,15 +77,15 @@ def rollout(**changes: Any) -> Rollout:
 
 
 def test_scores_of_chunks_by_hand():
-    scores = Groups(2).scores(rollout(), torch.zeros(1), lambda obs: torch.zeros(0), 2)
-    assert scores.keep.tolist() == [True] * 4 + [False] + [True] * 4, "the chunk of the waiting env is left out"
-    assert scores.advantage.tolist() == pytest.approx([1, -1, 1, -1, -1, 1, -1, 1])
-    assert scores.weight.tolist() == [[0.5, 0.5], [0.5, 0.5], [1.0, 0.0], *[[0.5, 0.5]] * 5]
+    advantages = Groups(2).estimate(rollout(), torch.zeros(1), lambda obs: torch.zeros(0), 2)
+    assert advantages.keep.tolist() == [True] * 4 + [False] + [True] * 4, "the chunk of the waiting env is left out"
+    assert advantages.advantage.tolist() == pytest.approx([1, -1, 1, -1, -1, 1, -1, 1])
+    assert advantages.weight.tolist() == [[0.5, 0.5], [0.5, 0.5], [1.0, 0.0], *[[0.5, 0.5]] * 5]
     fault = rollout().valid
     fault[5, 0] = False  # the other one has nobody left to be compared with
-    scores = Groups(2).scores(rollout(valid=fault), torch.zeros(1), lambda obs: torch.zeros(0), 2)
-    assert scores.keep.tolist() == [True] * 4 + [False, False, True, False, True]
-    assert scores.advantage.tolist() == pytest.approx([1, -1, 1, -1, 0, 0])
+    advantages = Groups(2).estimate(rollout(valid=fault), torch.zeros(1), lambda obs: torch.zeros(0), 2)
+    assert advantages.keep.tolist() == [True] * 4 + [False, False, True, False, True]
+    assert advantages.advantage.tolist() == pytest.approx([1, -1, 1, -1, 0, 0])
 
 
 def test_executed_steps_end_with_the_episode():
@@ -98,12 +98,12 @@ def test_a_rollout_that_cannot_be_compared_is_refused():
     cut = rollout()
     cut.truncated[7, 1] = False
     with pytest.raises(ConfigError, match=r"rollout_steps=8: the rollout stops amid 1 of 2 episodes"):
-        Groups(2).scores(cut, torch.zeros(1), lambda obs: torch.zeros(0), 2)
+        Groups(2).estimate(cut, torch.zeros(1), lambda obs: torch.zeros(0), 2)
     with pytest.raises(ConfigError, match="group_size=3 does not divide num_envs=2"):
-        Groups(3).scores(rollout(), torch.zeros(1), lambda obs: torch.zeros(0), 2)
+        Groups(3).estimate(rollout(), torch.zeros(1), lambda obs: torch.zeros(0), 2)
     nothing = torch.zeros(8, 2, dtype=torch.bool)
     with pytest.raises(RobopolicyError, match="physics failed in every episode"):
-        Groups(2).scores(rollout(valid=nothing), torch.zeros(1), lambda obs: torch.zeros(0), 2)
+        Groups(2).estimate(rollout(valid=nothing), torch.zeros(1), lambda obs: torch.zeros(0), 2)
     with pytest.raises(ConfigError, match="expected ≥ 2, found 1"):
         make(group_size=1)
 
@@ -170,7 +170,7 @@ def test_ratio_is_one_in_the_first_minibatch_and_only_the_copy_learns():
     original = algo.update
     algo.update = lambda batch, progress: (seen.append(batch), original(batch, progress=progress))[1]
     tracker, _ = train(algo)
-    assert algo.learner.value.state_dict() == {}, "no critic"
+    assert algo.learner.estimator.state_dict() == {}, "no critic"
     loss, stats = fresh.loss(seen[0], every_row(seen[0]))
     assert float(stats[2]) < 1e-4 and bool(loss.isfinite())
     assert all(torch.equal(v, algo.policy.state_dict()[k]) for k, v in frozen.items())

@@ -222,7 +222,7 @@ def test_critics_read_a_summary_and_the_expert_does_not():
     refined = tuned(policy, tuned_steps=2)
     assert isinstance(refined, VLAPolicy)
     algo = DPPO(refined, noise=lambda **_: spread, critic=ValueMLP)
-    value = algo.learner.value.network
+    value = algo.learner.estimator.network
     with torch.no_grad():
         assert torch.equal(value(torch.cat([cond[:, :first], 0 * cond[:, first:]], dim=1)), value(cond))
 

@@ -111,7 +111,7 @@ def test_the_ratio_is_one_before_the_first_update(base: Any, noise: Any, level: 
     algo = DPPO(policy, noise=noise, critic=partial(ValueMLP, width=8), minibatch=64)
     draws = torch.randn(3, *algo.noise_shape, generator=torch.Generator().manual_seed(0))
     chunk, record = algo.explore(seen(), draws)
-    assert chunk.shape == (3, 4, 2) and algo.learner.value.network[0].in_features < record["cond"].shape[1]
+    assert chunk.shape == (3, 4, 2) and algo.learner.estimator.network[0].in_features < record["cond"].shape[1]
     rows = torch.arange(9)
     at, k = rows // 3, rows % 3
     with torch.no_grad():
