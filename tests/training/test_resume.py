@@ -40,10 +40,11 @@ DPPO = ("algo=dppo", "num_envs=4", "loop.total_steps=240", "loop.rollout_steps=1
 # `robopolicy …`, held at a given place of the training until it is killed.
 HELD = """
 import sys, time
-from robopolicy import checkpoint, cli, tracking
+from robopolicy.cli.main import main
+from robopolicy.runs import checkpointer, logger
 
 place, step, *arguments = sys.argv[1:]
-log, write_state = tracking.Tracker.log, checkpoint.write_state
+log, write_state = logger.Tracker.log, checkpointer.write_state
 
 def hold():
     print("here", flush=True)
@@ -61,8 +62,8 @@ def writing(state, folder):
         file.write_bytes(file.read_bytes()[:-1000])
         hold()
 
-tracking.Tracker.log, checkpoint.write_state = logging, writing
-sys.exit(cli.main(arguments))
+logger.Tracker.log, checkpointer.write_state = logging, writing
+sys.exit(main(arguments))
 """
 VARIES = re.compile(r"(train/)?(steps_per_s|seconds|.*_s)")  # measured times
 
@@ -166,13 +167,13 @@ def test_ctrl_c_saves_says_how_to_go_on_and_loses_nothing(
 
 # A training, what is called in it at the moment of Ctrl-C, at which of its calls, and the step saved thereupon.
 MOMENTS = [
-    ("bc", "robopolicy.datasets.batches.Batches", 1, 1),
+    ("bc", "robopolicy.training.offline.Batches", 1, 1),
     ("bc", "robopolicy.algos.bc.BC.update", 5, 5),
-    ("bc", "robopolicy.training.parts.evaluate", 1, 25),
+    ("bc", "robopolicy.training.builders.evaluate", 1, 25),
     ("bc", "robopolicy.runs.checkpointer.write_state", 1, 20),
     ("residual", "robopolicy.training.off_policy.read_frames", 1, 0),
-    ("residual", "robopolicy.training.parts.evaluate", 1, 0),
-    ("residual", "robopolicy.training.parts.evaluate", 2, 100),
+    ("residual", "robopolicy.training.builders.evaluate", 1, 0),
+    ("residual", "robopolicy.training.builders.evaluate", 2, 100),
     ("residual", "robopolicy.algos.residual.ResidualTD3.update", 1, 40),
     ("residual", "robopolicy.runs.checkpointer.write_state", 2, 80),
 ]
@@ -238,8 +239,8 @@ def test_other_data_than_it_began_with_is_refused_before_weights_load(
 
     run = folder / "bc"
     before = (run / "spec.json").read_text(), (run / "metrics.jsonl").read_text()
-    monkeypatch.setattr("robopolicy.training.parts.load_episodes", another)
-    monkeypatch.setattr("robopolicy.training.parts.load_weights", None)
+    monkeypatch.setattr("robopolicy.training.builders.load_episodes", another)
+    monkeypatch.setattr("robopolicy.training.policy_builders.load_weights", None)
     assert main(command(folder, "bc", run)) == 1
     said = capsys.readouterr().err
     assert "data and env are not those that the run began with:\n  - action.high: 0.02 → 1.0\n  - dt: was 0.05" in said
