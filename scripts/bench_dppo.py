@@ -62,7 +62,10 @@ def make(env: Any, *, images: bool, minibatch: int, device: torch.device, **opti
         observation |= {IMAGES + name: Feature((3, 96, 96), "uint8") for name in ("front", "wrist")}
     spec = PolicySpec(observation, env.spec.action, env.spec.dt, 1, 8, 4, env.spec.tasks)
     policy = DiffusionPolicy(
-        spec, Normalizer.from_limits(observation, spec.action), network=partial(ResidualMLP, width=256), tuned_steps=5
+        spec,
+        Normalizer.from_limits(observation, spec.action),
+        network=partial(ResidualMLP, width=256),
+        finetuned_steps=5,
     )
     return DPPO(policy.to(device), minibatch=minibatch, **{**OPTIONS, **options})
 
@@ -98,7 +101,7 @@ class Published:
             cond = policy.encode({name: v[chunk] for name, v in obs.items()})
         index = k + len(policy.times) - self.steps
         x = batch.x[rows + chunk]
-        mean, std = policy.mean_std(x, policy.tuned(x, policy.times[index], cond), index)
+        mean, std = policy.mean_std(x, policy.finetuned(x, policy.times[index], cond), index)
         count = policy.spec.n_action_steps
         found = gaussian_log_prob(batch.x[rows + chunk + 1][:, :count], mean[:, :count], std.clamp_min(0.1))
         return found.mean((-1, -2)), cond

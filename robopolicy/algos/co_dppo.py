@@ -76,7 +76,7 @@ class CoDPPO(DPPO):
         generator = torch.Generator().manual_seed(step_seed(self.batches.seed, number, stream=2))
         k = torch.randint(self.steps, (len(action),), generator=generator).to(action.device)
         noise = torch.randn(action.shape, generator=generator).to(action)
-        return policy.tuned_loss(cond, action, ~data["action_is_pad"], k=k, noise=noise)
+        return policy.finetuned_loss(cond, action, ~data["action_is_pad"], k=k, noise=noise)
 
     def update(self, batch: DenoisingSamples, *, progress: float) -> Metrics:
         """See DPPO; `imitation` is the mean loss on the data."""

@@ -56,13 +56,13 @@ class DPPO:
 
     def _prepare(self, policy: DenoisingPolicy, config: DenoisingConfig) -> None:
         """Check that the chain can be fine-tuned, and make its noise and the coefficients of its steps."""
-        if not policy.tuned_steps:
+        if not policy.finetuned_steps:
             raise ConfigError(
-                "policy.tuned_steps (K'): DPPO fine-tunes so many steps at the end of a chain, this policy has 0. "
-                "Make it from its base by policy=tuned."
+                "policy.finetuned_steps (K'): DPPO fine-tunes so many steps at the end of a chain, this policy has 0. "
+                "Make it from its base by policy=finetuned."
             )
-        self.policy, self.config, self.steps = policy, config, policy.tuned_steps
-        device = policy.tuned_parameters()[0].device
+        self.policy, self.config, self.steps = policy, config, policy.finetuned_steps
+        device = policy.finetuned_parameters()[0].device
         noise = config.noise(cond_dim=policy.cond_dim, action_dim=policy.spec.action.dim, steps=self.steps)
         self.noise = noise.to(device)
         policy.check_noise(self.noise)
@@ -71,7 +71,7 @@ class DPPO:
                 f"algo.entropy={config.entropy}: nothing of {type(self.noise).__name__} is learned, so its entropy is "
                 "a constant. Set it to 0, or algo.noise._target_=learned"
             )
-        self.parameters = [*policy.tuned_parameters(), *self.noise.parameters()]
+        self.parameters = [*policy.finetuned_parameters(), *self.noise.parameters()]
         clip = clip_schedule(self.steps, first=config.clip_first, last=config.clip, rate=config.clip_rate)
         self.clip = clip.to(device)
         self.discount = denoising_discount(self.steps, config.denoising_gamma).to(device)

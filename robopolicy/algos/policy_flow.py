@@ -66,15 +66,17 @@ class PolicyFlow:
         **options: Any,
     ) -> None:
         self.steps = len(policy.times)
-        if policy.tuned_steps != self.steps or len(policy.noise_shape) != 2:
+        if policy.finetuned_steps != self.steps or len(policy.noise_shape) != 2:
             raise ConfigError(
-                f"PolicyFlow fine-tunes all {self.steps} steps of an ordinary flow: policy.tuned_steps={self.steps} "
-                f"and no noise_level; found tuned_steps={policy.tuned_steps}, noise of shape {policy.noise_shape}"
+                f"PolicyFlow fine-tunes all {self.steps} steps of an ordinary flow: "
+                f"policy.finetuned_steps={self.steps} "
+                f"and no noise_level; found finetuned_steps={policy.finetuned_steps}, "
+                f"noise of shape {policy.noise_shape}"
             )
         self.policy, self.brownian, self.entropy = policy, brownian, entropy
-        device = policy.tuned_parameters()[0].device
+        device = policy.finetuned_parameters()[0].device
         self.log_std = nn.Parameter(torch.full((policy.spec.action.dim,), math.log(noise), device=device))
-        parameters = [*policy.tuned_parameters(), self.log_std]
+        parameters = [*policy.finetuned_parameters(), self.log_std]
         self.learner = Learner.with_critic(parameters, policy.cond_dim, PPOConfig(**options))
         self.clip = torch.tensor(clip, device=device)
 

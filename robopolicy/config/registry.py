@@ -82,7 +82,7 @@ _SLOTS: dict[str, dict[str, Any]] = {  # slot → name → "module:attribute", o
         "ricl_adapted": "robopolicy.policies.ricl:in_context",
         "sighted": "robopolicy.policies.frozen_encoder_student:SightedPolicy",
         "sighted_student": "robopolicy.policies.frozen_encoder_student:sighted",
-        "tuned": "robopolicy.policies.finetuning:tuned",
+        "finetuned": "robopolicy.policies.finetuning:finetuned",
         "vla": "robopolicy.policies.vla:VLAPolicy",
         "vla_adapted": "robopolicy.policies.vla:adapted",
     },

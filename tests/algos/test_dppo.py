@@ -47,9 +47,9 @@ def base(kind: str = "ddpm", **options: Any) -> ChunkDenoiser:
 
 
 def make(kind: str = "ddpm", *, steps: int = 3, seed: int = 0, source: ChunkDenoiser | None = None, **options: Any):
-    policy = base(kind, tuned_steps=steps)
+    policy = base(kind, finetuned_steps=steps)
     policy.network.load_state_dict((source or base(kind)).network.state_dict())
-    policy.begin_tuning()
+    policy.begin_finetuning()
     settings = dict(critic=partial(MLP, width=32, depth=2), gamma=0.95, minibatch=64, epochs=2, seed=seed)
     return DPPO(policy, **{**settings, **options})
 
@@ -175,12 +175,16 @@ def test_chunks_in_which_physics_failed_are_left_out_and_the_others_keep_their_p
 
 def test_gradients_reach_the_copy_and_the_noise_and_nothing_else():
     algo = make("flow", noise=LearnedNoise)
-    frozen = {k: v.clone() for k, v in algo.policy.state_dict().items() if not k.startswith("tuned.")}
-    tuned, noise, critic = weights(algo.policy.tuned), weights(algo.noise), weights(algo.learner.estimator.network)
+    frozen = {k: v.clone() for k, v in algo.policy.state_dict().items() if not k.startswith("finetuned.")}
+    finetuned, noise, critic = (
+        weights(algo.policy.finetuned),
+        weights(algo.noise),
+        weights(algo.learner.estimator.network),
+    )
     train(algo)
     assert all(torch.equal(v, algo.policy.state_dict()[k]) for k, v in frozen.items())
-    assert not [n for n, p in algo.policy.named_parameters() if p.grad is not None and not n.startswith("tuned.")]
-    assert not torch.equal(tuned, weights(algo.policy.tuned)) and not torch.equal(noise, weights(algo.noise))
+    assert not [n for n, p in algo.policy.named_parameters() if p.grad is not None and not n.startswith("finetuned.")]
+    assert not torch.equal(finetuned, weights(algo.policy.finetuned)) and not torch.equal(noise, weights(algo.noise))
     assert not torch.equal(critic, weights(algo.learner.estimator.network))
 
 
@@ -188,7 +192,7 @@ def test_pieces_of_a_minibatch_add_up_to_its_gradient():
     whole, parts = make(anchor=0.5), make(anchor=0.5, microbatch=7)
     for algo in (whole, parts):
         with torch.no_grad():  # away from the base, so that the anchor pulls
-            for p in algo.policy.tuned_parameters():
+            for p in algo.policy.finetuned_parameters():
                 p.add_(0.05)
         batch = batch_of(algo)
         algo.learner.step(every_row(batch), partial(algo.loss, batch._replace(anchor=algo._frozen_means(batch))))
@@ -200,21 +204,21 @@ def test_equal_advantages_move_nothing():
     """Nor does the momentum of what was learned before."""
     algo = make()
     batch = batch_of(algo)
-    before = weights(algo.policy.tuned)
+    before = weights(algo.policy.finetuned)
     algo.update(batch, progress=0.0)
-    learned = weights(algo.policy.tuned)
+    learned = weights(algo.policy.finetuned)
     algo.update(batch._replace(advantages=batch.advantages._replace(advantage=torch.zeros(20))), progress=0.0)
-    assert torch.equal(learned, weights(algo.policy.tuned)) and not torch.equal(learned, before)
+    assert torch.equal(learned, weights(algo.policy.finetuned)) and not torch.equal(learned, before)
 
 
 def test_the_critic_warms_up_alone():
     algo = make(critic_warmup=2)
-    before, critic = weights(algo.policy.tuned), weights(algo.learner.estimator.network)
+    before, critic = weights(algo.policy.finetuned), weights(algo.learner.estimator.network)
     taken = [algo.update(batch_of(algo, 64), progress=0.0)["actor_steps"] for _ in range(2)]
-    assert taken == [0, 0] and torch.equal(before, weights(algo.policy.tuned))
+    assert taken == [0, 0] and torch.equal(before, weights(algo.policy.finetuned))
     assert not torch.equal(critic, weights(algo.learner.estimator.network))
     assert algo.update(batch_of(algo, 64), progress=0.0)["actor_steps"] > 0
-    assert not torch.equal(before, weights(algo.policy.tuned))
+    assert not torch.equal(before, weights(algo.policy.finetuned))
 
 
 def test_learning_stops_at_the_target_kl():
@@ -228,9 +232,9 @@ def test_the_step_that_would_go_beyond_is_not_taken():
     batch = batch_of(algo, 64)
     rows, loss = every_row(batch), partial(algo.loss, batch)
     assert float(algo.learner.step(rows, loss)[0]) <= 1e-4
-    moved = weights(algo.policy.tuned)
+    moved = weights(algo.policy.finetuned)
     assert float(algo.learner.step(rows, loss)[0]) > 1e-4
-    assert torch.equal(moved, weights(algo.policy.tuned))
+    assert torch.equal(moved, weights(algo.policy.finetuned))
 
 
 def test_minibatches_grow_with_the_rollout_where_their_number_is_given():
@@ -290,14 +294,14 @@ def test_entropy_widens_learned_noise():
 def test_a_ratio_that_is_not_finite_is_an_error_and_changes_nothing():
     algo = make()
     batch = batch_of(algo)
-    before = weights(algo.policy.tuned)
+    before = weights(algo.policy.finetuned)
     bad = batch.log_prob.clone()
     bad[7] = -1e6
     with pytest.raises(
         RobopolicyError, match=r"not everything is finite in update 1: kl .*ratio_off inf.*Lower actor_lr"
     ):
         algo.update(batch._replace(log_prob=bad), progress=0.0)
-    assert torch.equal(before, weights(algo.policy.tuned))
+    assert torch.equal(before, weights(algo.policy.finetuned))
 
 
 def test_a_critic_that_is_not_finite_is_an_error_and_changes_nothing():
@@ -336,10 +340,10 @@ def test_images_are_encoded_once_a_chunk_and_an_empty_batch_of_them_is_no_troubl
     plain = PointPolicy(chunk=3).spec
     spec = replace(plain, observation={**plain.observation, IMAGES + "front": Feature((3, 96, 96), "uint8")})
     policy = DiffusionPolicy(
-        spec, Normalizer.from_limits(spec.observation, spec.action), denoising_steps=3, tuned_steps=2,
+        spec, Normalizer.from_limits(spec.observation, spec.action), denoising_steps=3, finetuned_steps=2,
         network=partial(ResidualMLP, width=16, time_dim=16),
     )  # fmt: skip
-    policy.begin_tuning()
+    policy.begin_finetuning()
     algo = DPPO(policy, critic=partial(MLP, width=16, depth=1), minibatch=8, epochs=1)
     obs = {STATE: torch.randn(4, 1, 4), IMAGES + "front": torch.randint(0, 256, (4, 1, 3, 96, 96), dtype=torch.uint8)}
     _, record = algo.explore(obs, torch.randn(4, *algo.noise_shape))
@@ -356,7 +360,7 @@ def test_images_are_encoded_once_a_chunk_and_an_empty_batch_of_them_is_no_troubl
 
 
 def test_what_cannot_be_trained_is_refused():
-    with pytest.raises(ConfigError, match=r"has 0\. Make it from its base by policy=tuned"):
+    with pytest.raises(ConfigError, match=r"has 0\. Make it from its base by policy=finetuned"):
         DPPO(base())
     with pytest.raises(ConfigError, match=r"between 0 and the 5 steps.*found 6"):
         make(steps=6)

@@ -165,7 +165,7 @@ def test_groups_that_do_not_come_out_even_are_refused():
 
 def test_ratio_is_one_in_the_first_minibatch_and_only_the_copy_learns():
     algo, fresh = make(), make()
-    frozen = {k: v.clone() for k, v in algo.policy.state_dict().items() if not k.startswith("tuned.")}
+    frozen = {k: v.clone() for k, v in algo.policy.state_dict().items() if not k.startswith("finetuned.")}
     seen: list[Any] = []
     original = algo.update
     algo.update = lambda batch, progress: (seen.append(batch), original(batch, progress=progress))[1]
@@ -174,21 +174,21 @@ def test_ratio_is_one_in_the_first_minibatch_and_only_the_copy_learns():
     loss, stats = fresh.loss(seen[0], every_row(seen[0]))
     assert float(stats[2]) < 1e-4 and bool(loss.isfinite())
     assert all(torch.equal(v, algo.policy.state_dict()[k]) for k, v in frozen.items())
-    assert not torch.equal(weights(fresh.policy.tuned), weights(algo.policy.tuned))
+    assert not torch.equal(weights(fresh.policy.finetuned), weights(algo.policy.finetuned))
     logged = tracker.rows[0][1]
     assert logged["train/informative"] == 1.0 and "train/critic_loss" not in logged
 
 
 def test_groups_that_fare_alike_move_nothing():
     algo = make("ddpm")
-    before = weights(algo.policy.tuned)
-    for p in algo.policy.tuned_parameters():
+    before = weights(algo.policy.finetuned)
+    for p in algo.policy.finetuned_parameters():
         torch.nn.init.zeros_(p.data)  # nobody arrives in so short a time
-    still = weights(algo.policy.tuned)
+    still = weights(algo.policy.finetuned)
     env = wrap_for(algo.policy, GroupedEnv(PointEnv(8, horizon=1), 4))
     on_policy(algo=algo, env=env, tracker=NoTracker(), checkpointer=MemoryCheckpoints(), total_steps=16,
               rollout_steps=None, evaluate=None)  # fmt: skip
-    assert torch.equal(still, weights(algo.policy.tuned)) and not torch.equal(before, still)
+    assert torch.equal(still, weights(algo.policy.finetuned)) and not torch.equal(before, still)
 
 
 def test_resume_gives_the_same_run_bit_for_bit():

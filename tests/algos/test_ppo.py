@@ -134,7 +134,7 @@ def test_policy_flow_needs_a_whole_and_ordinary_flow():
     with pytest.raises(ConfigError, match="all 5 steps of an ordinary flow"):
         PolicyFlow(make("flow", steps=3).policy)
     with pytest.raises(ConfigError, match="no noise_level"):
-        PolicyFlow(base("flow", tuned_steps=5, noise_level=0.5))
+        PolicyFlow(base("flow", finetuned_steps=5, noise_level=0.5))
 
 
 @pytest.mark.parametrize("build", [partial(ppo, "mixture"), policy_flow], ids=["ppo", "policy_flow"])
