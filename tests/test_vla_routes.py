@@ -10,7 +10,7 @@ import torch
 
 from robopolicy.cli.main import main
 from robopolicy.core.types import IMAGES, STATE, TASK
-from robopolicy.policies.frozen_encoder_student import SightedPolicy
+from robopolicy.policies.frozen_encoder_student import FrozenEncoderStudent
 from robopolicy.policies.gaussian import GaussianPolicy
 from robopolicy.policies.io import load_policy
 from robopolicy.policies.vla import VLAPolicy
@@ -108,7 +108,15 @@ def test_the_other_routes(base: Path, tmp_path: Path, route: str):
 def test_a_student_on_the_base_s_prefix_is_imitated_and_refined(base: Path, tmp_path: Path, capsys):
     student, run = tmp_path / "student", tmp_path / "rpd"
     shown = [f"base={base}", f"dataset={base.parent / 'demos'}", "loop.steps=2", "loop.batch_size=8"]
-    imitate = ["train", "algo=bc", "policy=sighted", "tracker=quiet", f"run_dir={student}", *TASK_ARGS, *shown]
+    imitate = [
+        "train",
+        "algo=bc",
+        "policy=frozen_encoder_student",
+        "tracker=quiet",
+        f"run_dir={student}",
+        *TASK_ARGS,
+        *shown,
+    ]
     assert main(imitate) == 0
     once = load_policy(student).state_dict()
     assert main(imitate) == 0, "a run that is over goes on from itself, and its base is the student by then"
@@ -118,7 +126,7 @@ def test_a_student_on_the_base_s_prefix_is_imitated_and_refined(base: Path, tmp_
               *TASK_ARGS, *sizes, "validation_episodes=0", "algo.epochs=1"]  # fmt: skip
     assert main([*refine, f"run_dir={run}", "teacher_sampling={sampling_steps: 1}"]) == 0
     before, after = load_policy(student), load_policy(run)
-    assert isinstance(after, SightedPolicy) and after.spec.observation.keys() == {STATE, TASK, IMAGES + "front"}
+    assert isinstance(after, FrozenEncoderStudent) and after.spec.observation.keys() == {STATE, TASK, IMAGES + "front"}
     changed = {k.split(".")[0] for k, v in after.state_dict().items() if not torch.equal(v, before.state_dict()[k])}
     assert changed == {"network", "log_std"}
     capsys.readouterr()
