@@ -73,7 +73,7 @@ _SLOTS: dict[str, dict[str, Any]] = {  # slot → name → "module:attribute", o
         "diffusion": "robopolicy.policies.diffusion:DiffusionPolicy",
         "flow": "robopolicy.policies.flow:FlowPolicy",
         "gaussian": "robopolicy.policies.gaussian:GaussianPolicy",
-        "hold": "robopolicy.policies.zero_action:HoldPolicy",
+        "zero_action": "robopolicy.policies.zero_action:ZeroActionPolicy",
         "lerobot": "robopolicy.policies.lerobot.policy:LeRobotPolicy",
         "lerobot_flow": "robopolicy.policies.lerobot.flow:LeRobotFlow",
         "mixture": "robopolicy.policies.mixture:MixturePolicy",

@@ -21,7 +21,7 @@ from robopolicy.core.untrusted import below, parse_json, read_bytes, read_json, 
 from robopolicy.datasets.metadata import recorded
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.policies.base import Policy
-from robopolicy.policies.zero_action import HOLD
+from robopolicy.policies.zero_action import ZERO_ACTION
 from robopolicy.runs.checkpointer import Checkpointer, load_policy
 from robopolicy.runs.run_dir import read_config
 from robopolicy.training.train import train_run
@@ -79,7 +79,7 @@ def coevolve(
         raise ConfigError("rounds: are of `robopolicy train`, which says with its config what a round is made of")
     if config.get("task") is None:
         raise ConfigError("rounds: a few rollouts of each round are real, in task=<name>; none is given")
-    if not (_goes_on(config) or _replays(config)) or config.get("base") in (None, HOLD):
+    if not (_goes_on(config) or _replays(config)) or config.get("base") in (None, ZERO_ACTION):
         found = {k: (config.get(k) or {}).get(TARGET) for k in ("policy", "loop")}
         raise ConfigError(
             "rounds: each goes on from the policy of the one before, as policy=finetuned does on base=<run directory> "

@@ -242,8 +242,8 @@ def test_what_cannot_go_on_from_round_to_round(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"policy=finetuned does on base=.*found policy 'residual"):
         coevolve(rounds=1, run_dir=tmp_path, config=config)
     config["loop"] = {TARGET: "off_policy", "demo_fraction": 0.8}
-    with pytest.raises(ConfigError, match=r"base=hold"):
-        coevolve(rounds=1, run_dir=tmp_path, config={**config, "base": "hold"})
+    with pytest.raises(ConfigError, match=r"base=zero_action"):
+        coevolve(rounds=1, run_dir=tmp_path, config={**config, "base": "zero_action"})
     with pytest.raises(ConfigError, match=r"demo_fraction=0\.8 and loop\.rollout_fraction=0\.25 are .* second round"):
         coevolve(rounds=1, run_dir=tmp_path, config={**config, "dataset": "d"})
     config["policy"] = {TARGET: "finetuned"}
