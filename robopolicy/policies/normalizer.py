@@ -51,7 +51,9 @@ class Normalizer(nn.Module):
         self.order = tuple(observation)
         self.plain = tuple(k for k in observation if k not in (*self.keys, *self.images, BASE_ACTION))
         shapes = {k: tuple(observation[k].shape) for k in self.keys} | {ACTION: (action.dim,)}
-        self.affine = nn.ModuleDict({_name(k): Affine(shape) for k, shape in shapes.items()})
+        # Module names must not contain dots.
+        self.names = {k: k.replace(".", "/") for k in shapes} | {BASE_ACTION: ACTION}
+        self.affine = nn.ModuleDict({self.names[k]: Affine(shape) for k, shape in shapes.items()})
         self.register_buffer("clip", torch.tensor(float(clip)))
 
     @classmethod
@@ -119,11 +121,7 @@ class Normalizer(nn.Module):
         return {k: obs[k] if k in self.plain else self.normalize(k, obs[k]) for k in self.order}
 
     def _affine(self, key: str) -> Affine:
-        return self.affine[_name(ACTION if key == BASE_ACTION else key)]
-
-
-def _name(key: str) -> str:
-    return key.replace(".", "/")  # module names must not contain dots
+        return self.affine[self.names[key]]
 
 
 def _finite(key: str, x: Tensor) -> Tensor:

@@ -89,13 +89,13 @@ class RICLPolicy(VLAPolicy):
         noise_level: NonNegative = 0.0,
         time_distribution: Literal["uniform", "beta"] = "beta",
         noise_samples: Count = 8,
-        tuned_steps: Natural = 0,
+        finetuned_steps: Natural = 0,
         lora_rank: Natural = 0,
         precision: Precision = "float32",
     ) -> None:
         super().__init__(
             spec, normalizer, prefix=prefix, network=network, sampling_steps=sampling_steps, noise_level=noise_level,
-            time_distribution=time_distribution, noise_samples=noise_samples, tuned_steps=tuned_steps,
+            time_distribution=time_distribution, noise_samples=noise_samples, finetuned_steps=finetuned_steps,
             lora_rank=lora_rank, precision=precision,
         )  # fmt: skip
         if alone + forget > 1.0:
@@ -113,7 +113,7 @@ class RICLPolicy(VLAPolicy):
         horizon, action_dim, width = spec.horizon, spec.action.dim, self.encoder.width
         self.pair = nn.Sequential(
             nn.Linear(2 * key_dim + horizon * action_dim + 1, 2 * width), nn.SiLU(), nn.Linear(2 * width, width)
-        ).requires_grad_(not tuned_steps)
+        ).requires_grad_(not finetuned_steps)
         self.memory = Memory(key_dim, horizon, action_dim)
         if episodes is not None:
             self.set_retrieval_memory(episodes)
@@ -258,7 +258,7 @@ class RICLPolicy(VLAPolicy):
         """See ChunkDenoiser."""
         context, chunk, weight = self._split(cond)
         predict = partial(super().prediction, context, k=k, frozen=frozen)
-        return self._mixed(predict, chunk, weight, self._rest(k + len(self.times) - self.tuned_steps), x)
+        return self._mixed(predict, chunk, weight, self._rest(k + len(self.times) - self.finetuned_steps), x)
 
     def _split(self, cond: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The context's part of cond [B C], the nearest chunk [B H Da] and its weight [B 1 1]."""
@@ -289,7 +289,7 @@ def in_context(base: Policy, episodes: Episodes, *, retrieval: dict[str, Any] | 
     """
     if strange := sorted(set(retrieval or {}) - _OPTIONS):
         raise ConfigError(f"policy.retrieval: {strange} are not about retrieval; known: {sorted(_OPTIONS)}")
-    if not isinstance(base, VLAPolicy) or base.tuned_steps:
+    if not isinstance(base, VLAPolicy) or base.finetuned_steps:
         found = type(base).__name__ + (" with a fine-tuned copy" if isinstance(base, VLAPolicy) else "")
         raise SpecError(f"base: policy=ricl_adapted goes on from a policy=vla as imitation left it, found {found}")
     base.set_tasks(episodes.tasks)

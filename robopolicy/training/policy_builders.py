@@ -19,7 +19,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.policies.factory import build_policy
 from robopolicy.policies.finetuning import resampled
 from robopolicy.policies.normalizer import Normalizer
-from robopolicy.policies.zero_action import HOLD, HOLD_NODE
+from robopolicy.policies.zero_action import ZERO_ACTION, ZERO_ACTION_NODE
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.training.builders import required, required_env
 from robopolicy.training.train_config import TrainConfig
@@ -34,12 +34,12 @@ def load_base(config: TrainConfig, env: VecEnv | None, resumed: Path | None) -> 
     """
     if config.base is None:
         if "base" in open_arguments(config.policy_node, "policy"):
-            fix = f"Give base=<run directory> of a trained policy, or base={HOLD} to learn from scratch."
+            fix = f"Give base=<run directory> of a trained policy, or base={ZERO_ACTION} to learn from scratch."
             raise config.missing("base", fix, config.policy_node[TARGET])
         return None
-    if config.base == Path(HOLD):
+    if config.base == Path(ZERO_ACTION):
         spec = _available_spec(config, required_env(config, env).spec)
-        return build_policy(HOLD_NODE, "base", spec=spec).to(config.torch_device)
+        return build_policy(ZERO_ACTION_NODE, "base", spec=spec).to(config.torch_device)
     path = config.base
     if resumed:  # A fine-tuned policy has no base any more: it continues from its own weights.
         path = resumed / "policy"

@@ -26,8 +26,8 @@ class TrainConfig:
         world_model: node of the dynamics to learn.
         rounds: of imagination, real rollouts and refitting of the world model; coevolve: node that runs them.
         dataset: demonstrations (LeRobotDataset v3). incomplete: accept a dataset whose recording was interrupted.
-        base: directory of the frozen policy underneath, or "hold" for zero actions: learning from scratch.
-        teacher: directory of a policy to distil. teacher_sampling: changes of its sampler, see `tuned`.
+        base: directory of the frozen policy underneath, or "zero_action": learning from scratch.
+        teacher: directory of a policy to distil. teacher_sampling: changes of its sampler, see `finetuned`.
         n_obs_steps, horizon, n_action_steps: To, H, Ta of a policy without a base.
         cameras: names of the cameras to read; None: all.
         num_envs: N, envs that experience is collected in.

@@ -35,7 +35,7 @@ RESIDUAL = ("algo=residual_fast", "num_envs=4", "loop.total_steps=240", "loop.wa
 DIFFUSION = ("policy=diffusion", "loop.steps=20", "loop.batch_size=16", "loop.save_every=0", "horizon=4",
              "n_action_steps=2")  # fmt: skip
 DPPO = ("algo=dppo", "num_envs=4", "loop.total_steps=240", "loop.rollout_steps=10", "loop.save_every=80",
-        "loop.eval_every=160", "algo.epochs=2", "algo.minibatch=64", "policy.tuned_steps=4")  # fmt: skip
+        "loop.eval_every=160", "algo.epochs=2", "algo.minibatch=64", "policy.finetuned_steps=4")  # fmt: skip
 
 # `robopolicy …`, held at a given place of the training until it is killed.
 HELD = """
@@ -287,21 +287,21 @@ def test_a_simulation_that_diverges_costs_its_episodes_and_nothing_else(
 
 
 def test_a_fine_tuned_policy_is_evaluated_compared_and_refined_like_any_other(folder: Path) -> None:
-    tuned = folder / "dppo"
-    assert main(["eval", f"checkpoint={tuned}", "episodes=4", "num_envs=2", "videos=0"]) == 0
-    assert main(["compare", f"a={folder / 'diffusion'}", f"b={tuned}", "episodes=4", "num_envs=2", "videos=0"]) == 0
-    refined = [*COMMON, *RESIDUAL, f"dataset={folder / 'data'}", f"base={tuned}", "loop.total_steps=60"]
+    finetuned = folder / "dppo"
+    assert main(["eval", f"checkpoint={finetuned}", "episodes=4", "num_envs=2", "videos=0"]) == 0
+    assert main(["compare", f"a={folder / 'diffusion'}", f"b={finetuned}", "episodes=4", "num_envs=2", "videos=0"]) == 0
+    refined = [*COMMON, *RESIDUAL, f"dataset={folder / 'data'}", f"base={finetuned}", "loop.total_steps=60"]
     assert main([*refined, f"run_dir={folder / 'stacked'}"]) == 0
     base = load_policy(folder / "stacked").base
-    assert base is not None and base.tuned_steps == 4
-    again = ["algo=dppo", "num_envs=4", "loop.total_steps=160", "loop.rollout_steps=10", "policy.tuned_steps=4"]
-    assert main([*COMMON, *again, f"base={tuned}", f"run_dir={folder / 'again'}"]) == 0
+    assert base is not None and base.finetuned_steps == 4
+    again = ["algo=dppo", "num_envs=4", "loop.total_steps=160", "loop.rollout_steps=10", "policy.finetuned_steps=4"]
+    assert main([*COMMON, *again, f"base={finetuned}", f"run_dir={folder / 'again'}"]) == 0
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["policy.tuned_steps=11"], r"tuned_steps \(K'\) must lie between 0 and the 10 steps"),
+        (["policy.finetuned_steps=11"], r"finetuned_steps \(K'\) must lie between 0 and the 10 steps"),
         (["algo.noise.floor=0", "policy.sampling={sampler: ddim}"], "the sampler is deterministic in fine-tuned steps"),
         (["task=drawer"], r"policy and environment do not fit(?s:.*)another task than task=drawer"),
         (["policy.sampling={clip: 2}"], "change more than the sampler"),

@@ -338,7 +338,7 @@ def test_algorithms_run_in_imagination_unchanged(
         "residual_fast": ("loop.total_steps=200", "loop.warmup_steps=40", "loop.critic_only_updates=4",
                           "loop.batch_size=16", f"dataset={reach / 'data'}", "loop.demo_fraction=0", "num_envs=8"),
         "dppo": ("loop.total_steps=320", "loop.rollout_steps=10", "algo.epochs=1", "num_envs=8",
-                 "policy.tuned_steps=4", "algo.minibatch=64"),
+                 "policy.finetuned_steps=4", "algo.minibatch=64"),
     }[algo]  # fmt: skip
     world, run = reach / "world", tmp_path / "rl"
     # Its 150 updates are few.
