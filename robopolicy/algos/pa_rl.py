@@ -35,7 +35,7 @@ class PARL:
             normalised units; halved for a chunk whenever one would lower its Q.
         temperature: of the softmax over Q by which exploration chooses among the improved chunks; 0: the best.
         policy_delay: critic updates per policy update.
-        **options: see Common.
+        **options: see ChunkCriticOptions.
 
     Raises:
         ConfigError: more chunks to keep than base_samples.

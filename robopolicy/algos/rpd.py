@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from robopolicy.algos.ppo import PPO, ChunkSamples
-from robopolicy.algos.ppo_core import PPOConfig
 from robopolicy.algos.returns import schedule
 from robopolicy.buffers.collector import Record, Rollout
-from robopolicy.config.schema import Fraction, NonNegative, Positive
+from robopolicy.config.schema import Fraction, Natural, NonNegative, Positive
 from robopolicy.core.errors import CheckpointError, SpecError
 from robopolicy.core.specs import PolicySpec, check_action_spec
 from robopolicy.core.types import BASE_ACTION, Metrics, Obs
@@ -42,13 +41,13 @@ class RPD:
             deviation around the teacher's chunk, ½((mean − target)/σ)² per element.
         anchor: weight at the beginning; anchor_schedule, anchor_final: how it falls over the training, and its factor
             at the end.
-        clip: PPO's. **options: see PPOConfig.
+        clip: PPO's. critic_warmup, **options: see PPO.
 
     Raises:
         SpecError: teacher and student command other actions, or at another rate.
     """
 
-    forwards_to = staticmethod(lambda given: (PPOConfig,))
+    forwards_to = staticmethod(lambda given: (PPO,))
 
     def __init__(
         self,
@@ -58,13 +57,14 @@ class RPD:
         distance: Literal["mse", "kl"] = "mse",
         anchor: NonNegative = 1.0,
         anchor_schedule: Literal["constant", "linear", "cosine"] = "linear",
-        anchor_final: Fraction = 0.0,
-        clip: Positive = 0.02,
+        anchor_final: Fraction = 0.1,
+        clip: Positive = 0.05,
+        critic_warmup: Natural = 0,
         **options: Any,
     ) -> None:
         _check(policy.spec, teacher.spec)
         self.policy, self.teacher = policy, teacher.eval().requires_grad_(False)
-        self.ppo = PPO(policy, clip=clip, **options)
+        self.ppo = PPO(policy, clip=clip, critic_warmup=critic_warmup, **options)
         self.distance, self.anchor = distance, anchor
         self.schedule = partial(schedule, anchor_schedule, final=anchor_final)
         self.count = min(policy.spec.n_action_steps, teacher.spec.horizon)  # Tt

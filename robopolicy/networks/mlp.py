@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from robopolicy.networks.denoiser import Denoiser
@@ -66,3 +68,7 @@ def identity(in_dim: int) -> nn.Module:
     module = nn.Identity()
     module.out_dim = in_dim
     return module
+
+
+MLP_3 = partial(MLP, width=256, depth=3)  # default of policies, and of their critics
+VALUE_MLP_3 = partial(ValueMLP, width=256, depth=3)
