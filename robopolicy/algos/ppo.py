@@ -38,7 +38,10 @@ class PPO:
         **options: see PPOConfig.
     """
 
-    forwards_to = staticmethod(lambda given: (PPOConfig,))
+    @staticmethod
+    def forwards_to(given: object) -> tuple[type, ...]:
+        """Name the class whose fields `**options` are; the config is checked against it."""
+        return (PPOConfig,)
 
     def __init__(self, policy: LikelihoodPolicy, *, clip: Positive = 0.02, **options: Any) -> None:
         self.policy = policy

@@ -48,7 +48,10 @@ class RPD:
         SpecError: teacher and student command other actions, or at another rate.
     """
 
-    forwards_to = staticmethod(lambda given: (PPOConfig,))
+    @staticmethod
+    def forwards_to(given: object) -> tuple[type, ...]:
+        """Name the class whose fields `**options` are; the config is checked against it."""
+        return (PPOConfig,)
 
     def __init__(
         self,

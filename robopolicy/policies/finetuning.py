@@ -53,7 +53,7 @@ def finetuned(
             "Set it to null."
         )
     check_sampling(sampling or {}, "policy.sampling", type(base))
-    node: dict[str, Any] = base.config  # type: ignore[assignment]
+    node: dict[str, Any] = base.config
     wanted = {
         **(sampling or {}),
         **(asdict(expert) if expert else {}),

@@ -296,7 +296,7 @@ def in_context(base: Policy, episodes: Episodes, *, retrieval: dict[str, Any] | 
     if isinstance(base, RICLPolicy):
         base.set_retrieval_memory(episodes)
         return base
-    config: dict[str, Any] = base.config  # type: ignore[assignment]
+    config: dict[str, Any] = base.config
     node = {**config, **(retrieval or {}), "_target_": "ricl", "prefix": {**prefix_node(base), "freeze_vision": True}}
     policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
     assert isinstance(policy, RICLPolicy)
