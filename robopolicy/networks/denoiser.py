@@ -101,3 +101,12 @@ class _FastMish(torch.autograd.Function):
         # d/dx [x·w] = w + x · (1 − w²) · sigmoid(x)
         slope = (1.0 - w * w).mul_(x).mul_(1.0 - q).add_(w)
         return slope.mul_(grad)
+
+
+def stratified(batch: int, device: torch.device, *, each: int = 1) -> Tensor:
+    """[B] numbers in [0, 1), one in each of B equal intervals: uniform one by one, but of less variance together.
+
+    Of every `each` rows after one another, the chunks of one observation, they lie all over the interval.
+    """
+    t = ((torch.arange(batch, device=device) + torch.rand((), device=device)) / batch).clamp_(max=1.0 - 1e-6)
+    return t.view(each, -1).T.flatten()

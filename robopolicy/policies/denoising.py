@@ -252,12 +252,3 @@ class ChunkDenoiser(DenoisingPolicy):
         if tuple(noise.shape) != shape:
             raise ValueError(f"noise must have shape [B *noise_shape] = {shape}, found {tuple(noise.shape)}")
         return noise
-
-
-def stratified(batch: int, device: torch.device, *, each: int = 1) -> Tensor:
-    """[B] numbers in [0, 1), one in each of B equal intervals: uniform one by one, but of less variance together.
-
-    Of every `each` rows after one another, the chunks of one observation, they lie all over the interval.
-    """
-    t = ((torch.arange(batch, device=device) + torch.rand((), device=device)) / batch).clamp_(max=1.0 - 1e-6)
-    return t.view(each, -1).T.flatten()

@@ -11,7 +11,8 @@ from torch import Tensor
 from robopolicy.config.schema import Count, Fraction, Positive
 from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.core.specs import PolicySpec
-from robopolicy.policies.denoising import ChunkDenoiser, DenoiserOptions, stratified
+from robopolicy.networks.denoiser import stratified
+from robopolicy.policies.denoising import ChunkDenoiser, DenoiserOptions
 from robopolicy.policies.normalizer import Normalizer
 
 Prediction = Literal["epsilon", "sample", "v_prediction"]

@@ -10,7 +10,8 @@ from torch import Tensor
 from robopolicy.config.schema import Count, NonNegative
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.specs import PolicySpec
-from robopolicy.policies.denoising import ChunkDenoiser, DenoiserOptions, stratified
+from robopolicy.networks.denoiser import stratified
+from robopolicy.policies.denoising import ChunkDenoiser, DenoiserOptions
 from robopolicy.policies.normalizer import Normalizer
 
 

@@ -19,7 +19,8 @@ from robopolicy.core.types import STATE, Obs
 from robopolicy.datasets.compatibility import check_same_world
 from robopolicy.datasets.demonstrations import record_demos
 from robopolicy.datasets.lerobot_reader import load_episodes
-from robopolicy.envs.wrappers import GroupedEnv, HistoryEnv
+from robopolicy.envs.grouped_env import GroupedEnv
+from robopolicy.envs.wrappers import HistoryEnv
 from robopolicy.runs.checkpointer import Checkpointer
 from robopolicy.world_models.envs.imagined import make
 from robopolicy.world_models.envs.starts import starts_of
