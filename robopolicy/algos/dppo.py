@@ -48,7 +48,10 @@ class DPPO:
             is not learned.
     """
 
-    forwards_to = staticmethod(lambda given: (DPPOConfig,))
+    @staticmethod
+    def forwards_to(given: object) -> tuple[type, ...]:
+        """Name the class whose fields `**options` are; the config is checked against it."""
+        return (DPPOConfig,)
 
     def __init__(self, policy: DenoisingPolicy, **options: Any) -> None:
         self._prepare(policy, config := DPPOConfig(**options))

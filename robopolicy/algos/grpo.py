@@ -37,7 +37,10 @@ class GRPO(DPPO):
         ConfigError: groups of one.
     """
 
-    forwards_to = staticmethod(lambda given: (DenoisingConfig,))
+    @staticmethod
+    def forwards_to(given: object) -> tuple[type, ...]:
+        """Name the class whose fields `**options` are; the config is checked against it."""
+        return (DenoisingConfig,)
 
     def __init__(self, policy: DenoisingPolicy, *, group_size: Count, epochs: Count = 4, **options: Any) -> None:
         groups, config = Groups(group_size), DenoisingConfig(epochs=epochs, **options)

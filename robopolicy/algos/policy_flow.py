@@ -53,7 +53,10 @@ class PolicyFlow:
         ConfigError: the flow is stochastic, or only a part of it is fine-tuned.
     """
 
-    forwards_to = staticmethod(lambda given: (PPOConfig,))
+    @staticmethod
+    def forwards_to(given: object) -> tuple[type, ...]:
+        """Name the class whose fields `**options` are; the config is checked against it."""
+        return (PPOConfig,)
 
     def __init__(
         self,

@@ -39,7 +39,10 @@ class PPO:
         clip: PPO's. critic, minibatch, **options: see PPOConfig.
     """
 
-    forwards_to = staticmethod(lambda given: (PPOConfig,))
+    @staticmethod
+    def forwards_to(given: object) -> tuple[type, ...]:
+        """Name the class whose fields `**options` are; the config is checked against it."""
+        return (PPOConfig,)
 
     def __init__(
         self,

@@ -47,7 +47,10 @@ class RPD:
         SpecError: teacher and student command other actions, or at another rate.
     """
 
-    forwards_to = staticmethod(lambda given: (PPO,))
+    @staticmethod
+    def forwards_to(given: object) -> tuple[type, ...]:
+        """Name the class whose keywords `**options` are; the config is checked against it."""
+        return (PPO,)
 
     def __init__(
         self,

@@ -80,7 +80,7 @@ _SLOTS: dict[str, dict[str, Any]] = {  # slot → name → "module:attribute", o
         "mixture": "robopolicy.policies.mixture:MixturePolicy",
         "residual": "robopolicy.policies.residual:ResidualPolicy",
         "ricl": "robopolicy.policies.ricl:RICLPolicy",
-        "ricl_adapted": "robopolicy.policies.ricl:in_context",
+        "ricl_adapted": "robopolicy.policies.in_context:in_context",
         "frozen_encoder_student": "robopolicy.policies.frozen_encoder_student:FrozenEncoderStudent",
         "make_frozen_encoder_student": "robopolicy.policies.frozen_encoder_student:make_frozen_encoder_student",
         "finetuned": "robopolicy.policies.finetuning:finetuned",

@@ -1,9 +1,7 @@
-"""Env wrappers that turn training difficulties into observations; two pipelines and only these.
+"""Wrap envs for policies: stack the observation history, and add a base policy's action to the observation.
 
-Learners on a base:  BaseActionEnv(HistoryEnv(env), base)      Others:  HistoryEnv(env), whose collector plays chunks
-Under either, GroupedEnv(env) lets envs start alike.
-
-They live beside the executor rather than in `sim`, because imagination and the real arm wear them too.
+There are two pipelines. Learners on a base use BaseActionEnv(HistoryEnv(env), base). All others use HistoryEnv(env).
+In either, GroupedEnv(env) may take the place of env. Simulated, imagined and real envs are wrapped alike.
 """
 
 from __future__ import annotations
@@ -14,21 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.core.errors import ConfigError, SpecError
-from robopolicy.core.rng import episode_seeds
+from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import check_fits
 from robopolicy.core.types import BASE_ACTION, TASK, Feature, Obs, Selective, Stateful, Step, VecEnv
 from robopolicy.policies.base import Policy
 from robopolicy.policies.chunk_executor import ChunkExecutor
 
-_PLACE = 48  # bit of an episode seed at which the place in a group begins; seeds themselves lie below
-
 
 class Wrapper:
-    """Passes on everything that it does not change, `state_dict` of the inner env included. Not `look` of Selective: a
-    wrapper that reads no pictures of its own passes that on by `look_at`.
+    """Forwards to the inner env, `state_dict` included, but not `request_images` of Selective.
 
-    Where `spec.resumable` is False the inner env is elsewhere after `load_state_dict`: reset it then.
+    A wrapper that reads no images of its own forwards that one by the function `request_images`. Where
+    `spec.resumable` is False, reset the env after `load_state_dict`: its episodes are lost.
     """
 
     def __init__(self, env: VecEnv) -> None:
@@ -52,7 +47,7 @@ class Wrapper:
 
 
 def request_images(env: VecEnv, rows: Tensor) -> None:
-    """See Selective; in vain where `env` is not."""
+    """Request images of the envs in `rows` [N] bool at the next step; no effect where `env` is not Selective."""
     if isinstance(env, Selective):
         env.request_images(rows)
 
@@ -61,8 +56,8 @@ class HistoryEnv(Wrapper):
     """Stacks the last `length` frames: every key becomes [N To ...]; an episode's first frame is repeated.
 
     Raises:
-        SpecError: the env stacks already; or its episodes begin amid others, so that a repeated frame would say falsely
-            that nothing moved.
+        SpecError: the env stacks already; or its episodes branch off from others, so that a repeated first frame would
+            wrongly mean that nothing moved.
     """
 
     def __init__(self, env: VecEnv, length: int) -> None:
@@ -94,7 +89,7 @@ class HistoryEnv(Wrapper):
         return step._replace(obs=obs, next_obs=next_obs)
 
     def request_images(self, rows: Tensor) -> None:
-        """See Selective. A picture that is read later, as one of To, has to be taken now."""
+        """See Selective. With a history, every image is read later and must be rendered now."""
         if self.length == 1:
             request_images(self.env, rows)
 
@@ -109,94 +104,11 @@ class HistoryEnv(Wrapper):
         self.frames = dict(state["frames"])
 
 
-class GroupedEnv(Wrapper):
-    """Starts each `size` neighbouring envs in the same state, all together, every `horizon` steps.
-
-    For algorithms that compare episodes of the same start. An env whose episode is over earlier waits: its steps have
-    no length and are not valid, until they end, truncated, where all envs start anew. What it simulates meanwhile
-    nobody sees. Within a group the reported `episode_seed` differs in its highest bits, or envs would draw the same
-    noise and do the same; the state they start in comes from what lies below these bits.
-
-    Args:
-        size: envs of a group. seed: names the stream of training episodes.
-
-    Raises:
-        ConfigError: the envs do not make up whole groups of at least two, or their episodes have no outcome.
-    """
-
-    def __init__(self, env: VecEnv, size: int, *, seed: int = 0) -> None:
-        if env.spec.history or env.spec.chunk:
-            raise SpecError(f"{env.spec.id}: GroupedEnv goes directly on an env that emits single frames")
-        if env.spec.branches:
-            raise ConfigError(
-                f"group_size={size}: compares the outcomes of episodes, and those of {env.spec.id} are cut before they "
-                "have one. Leave world.branch away."
-            )
-        if size < 2 or env.num_envs % size:
-            raise ConfigError(
-                f"group_size={size}: num_envs={env.num_envs} envs do not make up whole groups of two or more. Set "
-                "num_envs to a multiple of it."
-            )
-        super().__init__(env)
-        self.size, self.seed = size, seed
-        self.place = (torch.arange(env.num_envs, device=env.device) % size) << _PLACE
-        self.start = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)  # seed of the common start
-        self.waits = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
-        self.handed, self.clock = 0, 0  # starts handed out, and steps since the newest
-
-    @property
-    def episode_seed(self) -> Tensor:
-        return self.start + self.place
-
-    def request_images(self, rows: Tensor) -> None:
-        """See Selective."""
-        request_images(self.env, rows)
-
-    def reset(self, seeds: Tensor | None = None) -> Obs:
-        """Start anew everywhere. seeds: [≥ N/size], one for each group; None: the training stream."""
-        groups = self.num_envs // self.size
-        if seeds is None:
-            seeds = episode_seeds("train", self.seed, groups, start=self.handed)
-            self.handed += groups
-        self.start = seeds[:groups].to(self.start).repeat_interleave(self.size)
-        self.waits, self.clock = torch.zeros_like(self.waits), 0
-        return self.env.reset(self.start)
-
-    def step(self, action: Tensor) -> Step:
-        step, waited = self.env.step(action), self.waits
-        self.waits, self.clock = waited | step.ended, self.clock + 1
-        anew = self.clock == self.spec.horizon
-        if anew and not bool(self.waits.all()):
-            raise SpecError(
-                f"{self.spec.id}: {int((~self.waits).sum())} episodes go on after {self.clock} steps, its horizon is "
-                f"{self.spec.horizon}. The env must truncate there."
-            )
-        step = step._replace(
-            steps=step.steps.masked_fill(waited, 0),
-            reward=step.reward.masked_fill(waited, 0.0),
-            terminated=step.terminated & ~waited,
-            truncated=torch.where(waited, anew, step.truncated),
-            success=step.success & ~waited,
-            valid=step.valid & ~waited,
-            info={k: v.masked_fill(waited, 0) for k, v in step.info.items()},
-        )
-        return step._replace(obs=self.reset()) if anew else step
-
-    def state_dict(self) -> dict[str, Any]:
-        own = {"start": self.start.clone(), "waits": self.waits.clone(), "handed": self.handed, "clock": self.clock}
-        return {**super().state_dict(), **own}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.start, self.waits = state["start"].clone(), state["waits"].clone()
-        self.handed, self.clock = int(state["handed"]), int(state["clock"])
-
-
 class BaseActionEnv(Wrapper):
-    """Adds the frozen base policy's next action to the observation: `base_action` [N Da]. It changes nothing else.
+    """Adds the frozen base policy's next action to the observation: `base_action` [N Da].
 
-    At an episode's end the base action of `next_obs` comes from the *old* queue, then queue and history are
-    reset, then the base plans on `obs`; otherwise the base is asked once a step.
+    At an episode's end the base action of `next_obs` comes from the *old* queue. Then queue and history are reset, and
+    the base plans on `obs`. Otherwise the base acts once per step.
     """
 
     def __init__(self, env: VecEnv, base: Policy) -> None:
@@ -230,7 +142,7 @@ class BaseActionEnv(Wrapper):
         return step._replace(obs=obs, next_obs=next_obs)
 
     def request_images(self, rows: Tensor) -> None:
-        """See Selective; the base reads pictures where it will plan."""
+        """See Selective; the base reads images where it will plan."""
         request_images(self.env, rows | self.executor.needs_images)
 
     @staticmethod
@@ -246,13 +158,13 @@ class BaseActionEnv(Wrapper):
 
 
 def wrap_for(policy: Policy, env: VecEnv, *, teacher: Policy | None = None) -> VecEnv:
-    """The pipeline that `policy` needs: history always, and a base action for each policy underneath it.
+    """Wrap `env` as `policy` needs it: with a history, and with a base action for each policy underneath.
 
     Args:
-        teacher: another policy that is asked about the same observations.
+        teacher: another policy that acts on the same observations.
 
     Raises:
-        SpecError: policy and env do not fit; all differences are listed. Or both policy and teacher have a base.
+        SpecError: policy and env do not fit (all differences are listed), or both policy and teacher have a base.
     """
     chain, beside = chain_of(policy), [] if teacher is None else chain_of(teacher)
     bases = chain[1:] or beside[1:]
@@ -280,5 +192,5 @@ def wrap_for(policy: Policy, env: VecEnv, *, teacher: Policy | None = None) -> V
 
 
 def chain_of(policy: Policy) -> list[Policy]:
-    """`policy` and those underneath it, from the top."""
+    """List `policy` and the policies underneath it, from the top."""
     return [policy] if policy.base is None else [policy, *chain_of(policy.base)]

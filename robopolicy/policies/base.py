@@ -31,6 +31,7 @@ class Policy(nn.Module):
     """
 
     spec: PolicySpec
+    config: dict[str, Any]  # the node that `build_policy` built it from
     base: Policy | None
     memory: Memory | None
     noise_shape: tuple[int, ...] = ()

@@ -62,22 +62,24 @@ class ChunkDenoiser(DenoisingPolicy):
     def __init__(self, spec: PolicySpec, normalizer: Normalizer, count: int, **common: Unpack[DenoiserOptions]) -> None:
         super().__init__()
         self.spec, self.normalizer = spec, normalizer
-        self.noise_samples = common.pop("noise_samples", 1)
-        self.finetuned_steps, rank = common.pop("finetuned_steps", 0), common.pop("lora_rank", 0)
+        self.noise_samples, self.finetuned_steps = common.get("noise_samples", 1), common.get("finetuned_steps", 0)
         if not 0 <= self.finetuned_steps <= count:
             raise ConfigError(
                 f"finetuned_steps (K') must lie between 0 and the {count} steps of the sampling chain, "
                 f"found {self.finetuned_steps}"
             )
-        network, encoder = common.pop("network"), common.pop("encoder", None)
-        self.encoder = ObservationEncoder(spec, **common) if encoder is None else encoder(spec)
-        self.cond_dim = self.encoder.out_dim
-        self.network = network(horizon=spec.horizon, action_dim=spec.action.dim, cond_dim=self.cond_dim)
+        make_encoder = common.get("encoder")
+        encoder: Any = make_encoder(spec) if make_encoder else ObservationEncoder(
+            spec, state_encoder=common.get("state_encoder"), image_encoder=common.get("image_encoder"),
+            image_shift=common.get("image_shift", 4), task_weights=common.get("task_weights", False),
+        )  # fmt: skip
+        self.encoder, self.cond_dim = encoder, encoder.out_dim
+        self.network = common["network"](horizon=spec.horizon, action_dim=spec.action.dim, cond_dim=self.cond_dim)
         self.chain_noise_shape = (count + 1, spec.horizon, spec.action.dim)
         self.finetuned: Denoiser | None = None
         if self.finetuned_steps:
             self.requires_grad_(False)
-            self.finetuned = adapt(copy.deepcopy(self.network), rank)
+            self.finetuned = adapt(copy.deepcopy(self.network), common.get("lora_rank", 0))
 
     def changed(self, **options: Any) -> ChunkDenoiser:
         """A policy of the same config but for `options`; its weights are still to be loaded."""
@@ -250,12 +252,3 @@ class ChunkDenoiser(DenoisingPolicy):
         if tuple(noise.shape) != shape:
             raise ValueError(f"noise must have shape [B *noise_shape] = {shape}, found {tuple(noise.shape)}")
         return noise
-
-
-def stratified(batch: int, device: torch.device, *, each: int = 1) -> Tensor:
-    """[B] numbers in [0, 1), one in each of B equal intervals: uniform one by one, but of less variance together.
-
-    Of every `each` rows after one another, the chunks of one observation, they lie all over the interval.
-    """
-    t = ((torch.arange(batch, device=device) + torch.rand((), device=device)) / batch).clamp_(max=1.0 - 1e-6)
-    return t.view(each, -1).T.flatten()

@@ -11,7 +11,7 @@ from robopolicy.config.schema import Count, Natural
 from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.policies.base import LikelihoodPolicy, Policy
 from robopolicy.policies.denoising import ChunkDenoiser
-from robopolicy.policies.lerobot.flow import LeRobotFlow, PrefixCache, opened
+from robopolicy.policies.lerobot.flow import ExpertOptions, LeRobotFlow, opened
 from robopolicy.policies.lerobot.policy import LeRobotPolicy
 
 SAMPLER = {"sampler", "eta", "sampling_steps", "noise_level"}
@@ -23,7 +23,7 @@ def finetuned(
     finetuned_steps: Count = 5,
     lora_rank: Natural = 0,
     sampling: dict[str, Any] | None = None,
-    expert: PrefixCache | None = None,
+    expert: ExpertOptions | None = None,
 ) -> ChunkDenoiser | LikelihoodPolicy:
     """`base` with a copy of its denoiser for the last K' steps; before training it *is* the base.
 
@@ -53,7 +53,7 @@ def finetuned(
             "Set it to null."
         )
     check_sampling(sampling or {}, "policy.sampling", type(base))
-    node: dict[str, Any] = base.config  # type: ignore[assignment]
+    node: dict[str, Any] = base.config
     wanted = {
         **(sampling or {}),
         **(asdict(expert) if expert else {}),

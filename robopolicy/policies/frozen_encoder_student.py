@@ -164,7 +164,7 @@ def make_frozen_encoder_student(
 
 def _as_it_is(base: FrozenEncoderStudent, demos: Episodes | None, options: dict[str, Any]) -> FrozenEncoderStudent:
     """`base`, unless something else is asked for than it is."""
-    config: dict[str, Any] = base.config  # type: ignore[assignment]
+    config: dict[str, Any] = base.config
     if others := {k: v for k, v in options.items() if config.get(k) != v}:
         own = {k: config.get(k) for k in others}
         raise ConfigError(

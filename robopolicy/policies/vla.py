@@ -146,7 +146,7 @@ def adapted(base: Policy, episodes: Episodes, *, freeze_vision: bool = True) -> 
             "base: is given other demonstrations by eval memory=<dataset>, without training; to train it on them, "
             "policy=ricl_adapted"
         )
-    node: dict[str, Any] = base.config  # type: ignore[assignment]
+    node: dict[str, Any] = base.config
     node = {**node, "prefix": {**prefix_node(base), "freeze_vision": freeze_vision}}
     policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
     assert isinstance(policy, VLAPolicy)
@@ -157,7 +157,7 @@ def adapted(base: Policy, episodes: Episodes, *, freeze_vision: bool = True) -> 
 
 def prefix_node(base: VLAPolicy) -> dict[str, Any]:
     """The node that makes `base`'s prefix, written out where its config leaves it to the defaults."""
-    config: dict[str, Any] = base.config  # type: ignore[assignment]
+    config: dict[str, Any] = base.config
     return {"_target_": "prefix", "_partial_": True, **config.get("prefix", {})}
 
 

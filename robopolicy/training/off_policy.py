@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +18,11 @@ from robopolicy.buffers.replay_buffer import Replay
 from robopolicy.config.schema import Count, Fraction, Natural, Positive
 from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.core.protocols import Checkpoints, Tracker
-from robopolicy.core.types import Metrics, Step, VecEnv
+from robopolicy.core.types import Metrics, VecEnv
 from robopolicy.core.untrusted import refusing
 from robopolicy.datasets.episodes import Episodes
+from robopolicy.training.env_statistics import EnvStatistics
 from robopolicy.training.loop_state import (
-    RECENT,
     Evaluate,
     LoopState,
     due,
@@ -31,7 +30,6 @@ from robopolicy.training.loop_state import (
     solved,
     success_rate,
 )
-from robopolicy.training.regression_monitor import RegressionMonitor
 from robopolicy.utils.malloc import release_memory
 
 
@@ -98,7 +96,7 @@ def off_policy(
     most = env.num_envs * max(1, env.spec.chunk)  # primitive steps that one more `env.step` may take
 
     def finished() -> bool:
-        return state.steps + most > total_steps or solved(state.tally.recent, stop_success, state.steps, env)
+        return state.steps + most > total_steps or solved(state.statistics.recent, stop_success, state.steps, env)
 
     with tracker.progress(total_steps, "off-policy") as progress:
         while True:
@@ -108,7 +106,7 @@ def off_policy(
                 eval_every=eval_every, save_every=save_every, last=last, save=last and state.saved < state.steps,
             )  # fmt: skip
             if last:
-                return {"steps": state.steps, "train_s": state.train_s, **state.tally.lost, **state.result}
+                return {"steps": state.steps, "train_s": state.train_s, **state.statistics.lost, **state.result}
             began, had_begun = time.perf_counter(), state.learns(warmup_steps)
             taken = collect(state, warmup=state.steps < warmup_steps)
             if state.learns(warmup_steps):
@@ -118,59 +116,9 @@ def off_policy(
                         progress.update(state.steps, critic_only=i + 1)
                 learn(state, sampler, updates=updates_per_step * taken, learned_steps=state.steps - warmup_steps)
             state.train_s += time.perf_counter() - began
-            progress.update(state.steps, success=success_rate(state.tally.recent), **state.tally.lost)
+            progress.update(state.steps, success=success_rate(state.statistics.recent), **state.statistics.lost)
             if due(log_every, state.logged, state.steps) or finished():
                 log(state, tracker)
-
-
-class Tally:
-    """Statistics of the training envs: newest successes, divergences of the whole run, `info` since the last log."""
-
-    def __init__(self) -> None:
-        self.recent: deque[float] = deque(maxlen=RECENT)  # success of the newest training episodes
-        self.diverged = 0  # transitions that were not valid
-        self.monitor = RegressionMonitor(
-            "more to learn from before the policy may change (loop.warmup_steps, loop.critic_only_updates), smaller "
-            "steps (algo.actor_lr), a residual that is let out later (algo.penalty, algo.penalty_steps), or "
-            "demonstrations (dataset=)"
-        )
-        self.sums: Metrics = {}  # of `info`, mean over N, over the last `rounds` env steps
-        self.rounds = 0
-
-    def add(self, step: Step, *, steps: int, env: VecEnv) -> None:
-        """Account for one env step.
-
-        Args:
-            steps: env steps so far, this one included.
-        """
-        ended = step.success[step.ended & step.valid].float().tolist()
-        self.recent.extend(ended)
-        self.monitor.add(ended, steps=steps, env=env)
-        self.diverged += int((~step.valid & (step.steps > 0)).sum())  # a step of no length is an env that reset
-        self.sums = {k: self.sums.get(k, 0.0) + float(v.float().mean()) for k, v in step.info.items()}
-        self.rounds += 1
-
-    @property
-    def lost(self) -> Metrics:
-        """`train_diverged`, where it is not 0."""
-        return {"train_diverged": self.diverged} if self.diverged else {}
-
-    def numbers(self) -> Metrics:
-        """Return the numbers to log, and clear the sums of `info`."""
-        found = {k: v / self.rounds for k, v in self.sums.items()} | {"diverged": self.diverged}
-        if len(self.recent) == self.recent.maxlen:  # the first to end are the short ones, which are successes
-            found["success"] = success_rate(self.recent)
-        self.sums, self.rounds = {}, 0
-        return found
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"recent": list(self.recent), "diverged": self.diverged, "sums": self.sums, "rounds": self.rounds,
-                "decline": self.monitor.state_dict()}  # fmt: skip
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.recent = deque(state["recent"], maxlen=self.recent.maxlen)
-        self.diverged, self.rounds, self.sums = state["diverged"], state["rounds"], dict(state["sums"])
-        self.monitor.load_state_dict(state["decline"])
 
 
 @dataclass(kw_only=True)
@@ -181,7 +129,7 @@ class OffPolicyState(LoopState):
     collector: OffPolicyCollector
     replay: Replay
     generator: torch.Generator = field(default_factory=torch.Generator)  # of the batches
-    tally: Tally = field(default_factory=Tally)
+    statistics: EnvStatistics = field(default_factory=EnvStatistics)
     recorded: list[int] = field(default_factory=list)  # frames of each dataset
     update_debt: float = 0.0  # updates that are due and not done, a fraction of one
     metrics: dict[str, Any] = field(default_factory=dict)  # of the newest updates
@@ -206,7 +154,7 @@ class OffPolicyState(LoopState):
             **super().state_dict(), "algo": self.algo.state_dict(),
             "env": self.collector.env.state_dict(),  # type: ignore[attr-defined]
             "replay": self.replay.state_dict(), "player": self.collector.queue.state_dict(),
-            "tally": self.tally.state_dict(), "generator": self.generator.get_state(), "obs": self.collector.obs,
+            "tally": self.statistics.state_dict(), "generator": self.generator.get_state(), "obs": self.collector.obs,
             "frame": self.collector.features, "owed": self.update_debt,
             "metrics": {k: float(v) for k, v in self.metrics.items()}, "logged": self.logged,
             "recorded": self.recorded,
@@ -220,7 +168,7 @@ class OffPolicyState(LoopState):
             )
         env: Any = self.collector.env
         parts = {"algo": self.algo, "env": env, "replay": self.replay, "player": self.collector.queue,
-                 "tally": self.tally}  # fmt: skip
+                 "tally": self.statistics}  # fmt: skip
         with refusing("checkpoint: state.json"):
             for name, part in parts.items():
                 part.load_state_dict(state[name])
@@ -237,7 +185,7 @@ def collect(state: OffPolicyState, *, warmup: bool) -> int:
     state.replay.add(features, step)
     taken = int(step.steps.sum())
     state.steps += taken
-    state.tally.add(step, steps=state.steps, env=state.collector.env)
+    state.statistics.add(step, steps=state.steps, env=state.collector.env)
     return taken
 
 
@@ -253,7 +201,7 @@ def log(state: OffPolicyState, tracker: Tracker) -> None:
     """Log the newest update's metrics, the envs' statistics and the speed."""
     state.logged = state.steps
     release_memory()
-    numbers = {**{k: float(v) for k, v in state.metrics.items()}, **state.tally.numbers()}
+    numbers = {**{k: float(v) for k, v in state.metrics.items()}, **state.statistics.numbers()}
     numbers |= {"seconds": state.train_s, "steps_per_s": state.steps / state.train_s}
     tracker.log({f"train/{k}": v for k, v in numbers.items()}, state.steps)
 

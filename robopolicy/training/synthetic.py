@@ -11,7 +11,8 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from robopolicy.buffers.replay_buffer import Batch, Replay
+from robopolicy.buffers.batch import Batch
+from robopolicy.buffers.replay_buffer import Replay
 from robopolicy.config.schema import Count, Fraction
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.specs import PolicySpec

@@ -19,9 +19,10 @@ from robopolicy.policies import ricl
 from robopolicy.policies.denoising_chain import FloorNoise
 from robopolicy.policies.factory import build_policy
 from robopolicy.policies.finetuning import finetuned
+from robopolicy.policies.in_context import in_context
 from robopolicy.policies.io import load_policy, save_policy
 from robopolicy.policies.normalizer import ACTION, Normalizer
-from robopolicy.policies.ricl import RICLPolicy, in_context
+from robopolicy.policies.ricl import RICLPolicy
 from robopolicy.policies.vla import adapted
 from tests.policies.test_vla import CAMERA, FEATURES, SMALL, TASKS, look
 from tests.policies.test_vla import make as vla

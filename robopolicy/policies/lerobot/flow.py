@@ -33,7 +33,7 @@ STEPS = {"smolvla": "num_steps", "pi0": "num_inference_steps", "pi05": "num_infe
 
 
 @dataclass(frozen=True)
-class PrefixCache:
+class ExpertOptions:
     """How the weights of a large policy are kept and learned.
 
     precision: "bfloat16" halves frozen weights and kept prefixes, and computes in it; what is learned stays in float32.

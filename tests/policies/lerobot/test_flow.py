@@ -16,7 +16,7 @@ from robopolicy.networks.mlp import ValueMLP
 from robopolicy.policies.denoising_chain import FloorNoise, LearnedNoise, gaussian_log_prob
 from robopolicy.policies.finetuning import finetuned, resampled
 from robopolicy.policies.lerobot.export import export
-from robopolicy.policies.lerobot.flow import LeRobotFlow, PrefixCache, check_flow, opened
+from robopolicy.policies.lerobot.flow import ExpertOptions, LeRobotFlow, check_flow, opened
 from robopolicy.policies.realtime_chunking import continue_chunk
 from robopolicy.runs.checkpointer import load_policy, save_policy
 from tests.lerobot_toys import env, observations, tiny_vla
@@ -130,7 +130,7 @@ def test_the_ratio_is_one_before_the_first_update(base: Any, noise: Any, level: 
 
 
 def gradients(base: Any, **memory: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    policy = stirred(finetuned(base, finetuned_steps=2, expert=PrefixCache(**memory)))  # type: ignore[arg-type]
+    policy = stirred(finetuned(base, finetuned_steps=2, expert=ExpertOptions(**memory)))  # type: ignore[arg-type]
     cond, k = policy.encode(seen()), torch.tensor([0, 1, 1])
     mean, _ = policy.transition(cond, policy.pack(latent()), k)
     mean.square().mean().backward()
@@ -153,7 +153,7 @@ def test_gradients_are_the_same_however_memory_is_saved(base: Any, saved: Saved)
 
 def test_in_bfloat16_frozen_weights_and_prefixes_take_half(base: Any, saved: Saved):
     full = finetuned(base, finetuned_steps=2)
-    policy = finetuned(load_policy(saved[0], env=SPEC), finetuned_steps=2, expert=PrefixCache(precision="bfloat16"))
+    policy = finetuned(load_policy(saved[0], env=SPEC), finetuned_steps=2, expert=ExpertOptions(precision="bfloat16"))
     obs, z = seen(), latent()
     wide, narrow = full.encode(obs), policy.encode(obs)
     features = policy.cond_dim

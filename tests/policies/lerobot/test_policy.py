@@ -21,10 +21,10 @@ from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.policies.chunk_executor import ChunkExecutor
 from robopolicy.policies.factory import build_policy
+from robopolicy.policies.find import read_spec
 from robopolicy.policies.finetuning import finetuned
-from robopolicy.policies.io import read_spec
 from robopolicy.policies.lerobot.export import export
-from robopolicy.policies.lerobot.flow import PrefixCache
+from robopolicy.policies.lerobot.flow import ExpertOptions
 from robopolicy.policies.lerobot.metadata import annotate_policy
 from robopolicy.policies.normalizer import Normalizer
 from robopolicy.runs.checkpointer import find_policy, load_policy, save_policy
@@ -389,7 +389,7 @@ def test_policies_without_such_a_chain(saved: dict[str, Any], tmp_path: Path) ->
         "_target_": "residual_mlp", "_partial_": True, "width": 8}}  # fmt: skip
     flow = build_policy(node, spec=toy.spec(), normalizer=Normalizer.from_limits(toy.OBSERVATION, toy.ACTION))
     with pytest.raises(ConfigError, match=r"policy.expert: says how a VLA of LeRobot .* is a FlowPolicy"):
-        finetuned(flow, finetuned_steps=1, expert=PrefixCache())
+        finetuned(flow, finetuned_steps=1, expert=ExpertOptions())
     with pytest.raises(CheckpointError, match="format=native: LeRobot has no type for a FlowPolicy"):
         export(checkpoint=save_policy(flow, tmp_path / "flow"), out=tmp_path / "out", format="native")
 

@@ -15,7 +15,8 @@ from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import BASE_ACTION, STATE, Feature, Obs, Selective
-from robopolicy.envs.wrappers import BaseActionEnv, GroupedEnv, HistoryEnv
+from robopolicy.envs.grouped_env import GroupedEnv
+from robopolicy.envs.wrappers import BaseActionEnv, HistoryEnv
 from robopolicy.evaluation.rollout import evaluate
 from robopolicy.policies.base import Policy
 from robopolicy.sim.env import SimEnv
