@@ -28,7 +28,7 @@ _VERBS = {
         True,
     ),
     "train": (
-        "imitation (algo=bc) or reinforcement on a base (algo=residual_fast)",
+        "imitation (algo=bc) or reinforcement on a base (algo=residual)",
         "robopolicy.training.train:train",
         True,
     ),
