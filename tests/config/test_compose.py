@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from robopolicy.cli.main import find_verb
-from robopolicy.config.compose import UsageError, compose, config_folder, group_options
+from robopolicy.config.compose import compose, group_options
+from robopolicy.config.hydra_configs import UsageError, config_folder
 from robopolicy.config.registry import names as registered
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.trees import flatten

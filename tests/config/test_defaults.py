@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from robopolicy.algos.chunk_critic import ChunkLearner
-from robopolicy.config.compose import config_folder
+from robopolicy.config.hydra_configs import config_folder
 from robopolicy.config.registry import lookup
 from robopolicy.config.schema import PARTIAL, TARGET, is_node, signature
 from robopolicy.networks.encoders import ObservationEncoder
