@@ -1,4 +1,4 @@
-"""`robopolicy compare`: two checkpoints on the same episodes, with a paired test."""
+"""`robopolicy compare`: compare two checkpoints on the same episodes, with a paired test."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def compare(
     device: Device = "cpu",
     threads: Count | None = None,
 ) -> comparing.Comparison:
-    """Both checkpoints on the same episodes; rows of both, films and comparison.json go to `out`.
+    """Evaluate both checkpoints on the same episodes; write rows, films and comparison.json to `out`.
 
-    Of several instructions also tasks.csv: what each gained or lost, so that forgetting shows.
+    With several instructions tasks.csv holds the change of each, which shows forgetting.
 
     Raises:
         ConfigError: `names` are not two different ones.

@@ -41,21 +41,20 @@ def evaluate(
     device: Device = "cpu",
     threads: Count | None = None,
 ) -> EpisodeTable | SuiteResult:
-    """Run a checkpoint on `episodes` episodes of a split; rows and films go to `out`, called as `label` says.
+    """Run a checkpoint on `episodes` episodes of a split; write rows and films to `out`.
 
     In a `world` the seeds choose imagined episodes; these rows are called "imagined" where they have no name.
     With a `suite` instead of a task: on all of its tasks, or those in `only` (suite_eval.py).
 
     Args:
-        memory: dataset of demonstrations that the policy looks things up in, in place of those that it was saved with;
-            "none": in none. These rows are called "memory-<dataset>" where they have no name.
+        memory: dataset of demonstrations for the policy's retrieval, in place of those that it was saved with; "none":
+            no demonstrations. These rows are called "memory-<dataset>" where they have no name.
         sampling: changes of the policy's sampler, as policy.sampling of `train`: {sampling_steps: 1}. These rows are
-            called "sampling_steps-1" and the like where they have no name; a name of your own is one file, whatever
-            the sampler.
+            called "sampling_steps-1" and the like where they have no name; with `name` all samplers share one file.
         variants: name → parameters of the task that differ; each is evaluated on its own, on the same seeds.
 
     Returns:
-        The rows; of several variants those of the first.
+        The rows; with several variants those of the first.
     """
     if suite is not None:
         if any(given is not None for given in (task, name, world, variants, memory, sampling)):

@@ -1,4 +1,4 @@
-"""A whole suite evaluated: tasks, and pieces of the last ones, in several processes; what is finished is not redone."""
+"""Evaluate a suite in several processes: whole tasks, and pieces of the last ones. Finished pieces are reused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _LEAST = 5  # episodes of a piece; smaller ones cost more (policy, env, batches 
 
 @dataclass(frozen=True)
 class Job:
-    """One task's evaluation, or a piece of it, as it is sent to a process."""
+    """Evaluation of one task, or a piece of it, for one process."""
 
     task: str
     node: dict[str, Any]
@@ -60,12 +60,12 @@ class Job:
 
     @property
     def pieces(self) -> Path:
-        """Where the rows of its pieces lie until all are there."""
+        """Folder of the rows of the pieces, until all are finished."""
         return self.file.with_suffix("")
 
 
 class SuitePlan(NamedTuple):
-    """How a task's rows come about."""
+    """The pieces that a task's rows are made from."""
 
     job: Job
     kept: list[Path]  # pieces that an interrupted command left
@@ -150,7 +150,7 @@ def _slotted(checkpoint: Path) -> bool:
 
 
 def _out(checkpoint: Path, place: PolicyRef, out: Path | None) -> Path:
-    """`out`; else the run; else, for one policy a task, the folder that holds their runs."""
+    """Return `out`; else the run; else, with one policy per task, the folder of their runs."""
     if out is not None or not _slotted(checkpoint):
         return place.out
     parts = checkpoint.parts
@@ -158,14 +158,14 @@ def _out(checkpoint: Path, place: PolicyRef, out: Path | None) -> Path:
 
 
 def _file(task: str, node: dict[str, Any]) -> str:
-    """Rows of another horizon, another version of a suite, or of anything else that differs, lie beside one another."""
+    """Name the file of a task's rows: rows of another horizon or suite version get another file."""
     packages = {name: installed(package.distribution) for name, package in PACKAGES.items()}
     digest = hashlib.sha256(json.dumps([node, packages], sort_keys=True).encode()).hexdigest()[:8]
     return f"{task.replace('/', '-')}-{digest}.csv"
 
 
 def _finished(job: Job) -> bool:
-    """Whether all of its rows are on disk; where only its pieces are, they are joined."""
+    """Return whether all rows of a job are on disk; join its pieces where all are there."""
     if _seeds_in(job, job.file) == job.seeds:
         return True
     kept, missing = _kept(job)
@@ -175,7 +175,7 @@ def _finished(job: Job) -> bool:
 
 
 def _kept(job: Job) -> tuple[list[Path], list[int]]:
-    """Pieces on disk that are parts of the job, whoever cut them, and the seeds that none of them holds."""
+    """Return the pieces on disk that belong to the job, and the seeds that are missing from them."""
     kept, missing = [], set(job.seeds)
     for file in sorted(job.pieces.glob("*.csv")):
         seeds = set(_seeds_in(job, file))
@@ -186,7 +186,7 @@ def _kept(job: Job) -> tuple[list[Path], list[int]]:
 
 
 def _seeds_in(job: Job, file: Path) -> list[int]:
-    """Seeds of a file's rows; [] unless all of them are of the job's weights, settings and code."""
+    """Return the seeds of a file's rows; [] unless all have the job's weights, settings and code."""
     if version().endswith("dirty"):  # two changed trees look alike
         return []
     try:
@@ -198,7 +198,7 @@ def _seeds_in(job: Job, file: Path) -> list[int]:
 
 
 def _plans(waiting: list[Job], count: int) -> dict[str, SuitePlan]:
-    """The episodes that are not on disk, cut such that `count` processes end at about the same time.
+    """Split the missing episodes such that `count` processes end at about the same time.
 
     A piece holds about 1 / (2 count) of the episodes that are not handed out yet at most, unless it were of fewer than
     _LEAST, and a task of more than `count` pieces has as many for each process. So most tasks stay whole, since each
@@ -223,7 +223,7 @@ def _plans(waiting: list[Job], count: int) -> dict[str, SuitePlan]:
 
 
 def _join(plan: SuitePlan) -> None:
-    """One file of all rows, in the order of the job's seeds, in place of the pieces'."""
+    """Replace the pieces by one file of all rows, in the order of the job's seeds."""
     job = plan.job
     frame = EpisodeTable.concat(
         [EpisodeTable.load(file) for file in (*plan.kept, *(piece.file for piece in plan.pieces))]
@@ -256,7 +256,7 @@ def _run(waiting: list[Job], count: int, *, total: int) -> dict[str, str]:
 
 
 def _carry_out(pieces: list[Job], count: int, over: Callable[[Job, Exception | None], None]) -> None:
-    """Evaluate all, in their order; `over` hears of each that ended, and of what it failed from."""
+    """Evaluate all pieces in order; `over` is called with each finished piece and its error."""
     if count == 1:
         for piece in pieces:
             try:
@@ -293,14 +293,14 @@ def _why(error: Exception) -> str:
 
 
 def _begin(modules: tuple[str, ...], path: list[str]) -> None:
-    """What a process has to know of the one that started it."""
+    """Initialise a worker process: admitted modules and the import path."""
     sys.path[:] = path
     for module in modules:
         registry.allow(module)
 
 
 def _evaluate(job: Job) -> None:
-    """One task or piece, in whatever process."""
+    """Evaluate one task or piece, in any process."""
     torch.set_num_threads(job.threads)
     env: Any = build(job.node, "task", "suite.task", num_envs=job.num_envs, seed=0)
     try:
@@ -318,7 +318,7 @@ def _evaluate(job: Job) -> None:
 
 
 def _numbered_tasks(job: Job) -> tuple[str, ...]:
-    """The instructions of a policy of ours that is told tasks by number; none of others."""
+    """Return the instructions of a policy that receives tasks by number; () for others."""
     if not is_ours(find_policy(job.checkpoint, which=job.which)):
         return ()
     spec = read_spec(job.checkpoint, which=job.which)
@@ -326,7 +326,7 @@ def _numbered_tasks(job: Job) -> tuple[str, ...]:
 
 
 class Numbered(Wrapper):
-    """An env of one task, whose number is the one that a policy of many tasks knows its instruction by.
+    """Env of one task that emits the task number of a policy of many tasks.
 
     Raises:
         ConfigError: the policy was not trained on that instruction.

@@ -58,9 +58,9 @@ _VERBS = {
     "doctor": ("what this machine has, what is missing, how to mend it", "robopolicy.doctor:main", False),
 }
 
-_ANEW = "Nothing is left half done; the same command begins anew"
+_RESTARTS = "Nothing is left half done; the same command starts again"
 _RESUMES = "What was saved is whole; the same command goes on from there"
-_EVALUATED = "Finished evaluations are kept; the same command uses them and begins the others anew"
+_EVALUATED = "Finished evaluations are kept; the same command uses them and runs the others"
 _WHAT_NOW = {  # after Ctrl-C
     "demos": "Finished demonstrations are kept as an incomplete dataset, unless a whole one was to be replaced, which "
     "is as it was; the same command records them again and replaces it",
@@ -69,17 +69,17 @@ _WHAT_NOW = {  # after Ctrl-C
     "eval": _EVALUATED,
     "compare": _EVALUATED,
     "robustness": _EVALUATED,
-    "report": _ANEW,
+    "report": _RESTARTS,
     "deploy": "Recordings of finished episodes are kept; the same command begins with the first episode, and wants a "
     "new folder where it says record=",
     "serve": "The server is closed; the same command opens it again",
-    "replay": _ANEW,
+    "replay": _RESTARTS,
     "convert": "Finished episodes are kept as an incomplete dataset, unless one was to be replaced, which is as it "
-    "was; the same command with overwrite=true begins anew and replaces it",
-    "data check": _ANEW,
-    "export": _ANEW,
+    "was; the same command with overwrite=true starts again and replaces it",
+    "data check": _RESTARTS,
+    "export": _RESTARTS,
     "quickstart": _RESUMES,
-    "doctor": _ANEW,
+    "doctor": _RESTARTS,
 }
 
 _RUNS = {"train": "run_dir", "quickstart": "out"}  # verbs that own a directory with one config for life
@@ -109,8 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         watch.register(sys.stdout.fileno(), 0)
         if not any(event & select.POLLERR for _, event in watch.poll(0)):
             raise  # another pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has seen enough, e.g. `head`
-        return 141  # as a shell says it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # The reader has closed the pipe, e.g. `head`.
+        return 141  # exit code of a shell for SIGPIPE
 
 
 def _main(argv: Sequence[str] | None) -> int:
@@ -131,7 +131,7 @@ def _main(argv: Sequence[str] | None) -> int:
         return _run(name, arguments[words:])
     except KeyboardInterrupt:
         command = shlex.join([_program(), *arguments])
-        _say(f"Interrupted. {_WHAT_NOW.get(name, _ANEW)}:\n  {command}")
+        _say(f"Interrupted. {_WHAT_NOW.get(name, _RESTARTS)}:\n  {command}")
         return 130
     except RobopolicyError as error:
         if debug:
@@ -182,7 +182,7 @@ def _run(name: str, arguments: list[str]) -> int:
 
 
 def find_verb(name: str) -> Verb:
-    """A verb by name.
+    """Return a verb by name.
 
     Raises:
         UsageError: there is none; the closest names are offered.
@@ -197,7 +197,7 @@ def find_verb(name: str) -> Verb:
 
 
 def call(verb: Verb, config: dict[str, Any]) -> Any:
-    """Carry out a verb with a composed and checked config; what it trains becomes a run that can be resumed."""
+    """Call a verb with a composed and checked config; a training becomes a run that can be resumed."""
     from robopolicy.config.instantiate import arguments_for
 
     function = verb.load()
@@ -212,7 +212,7 @@ def call(verb: Verb, config: dict[str, Any]) -> Any:
 
 
 def invoke(name: str, *overrides: str, **settings: Any) -> Any:
-    """Carry out a verb from Python as the command line would; `settings` are values of top-level keys."""
+    """Call a verb from Python as the command line does; `settings` are values of top-level keys."""
     from robopolicy.config.compose import compose
 
     verb = find_verb(name)
@@ -230,7 +230,7 @@ def _options() -> argparse.ArgumentParser:
 
 
 def _program() -> str:
-    """What to type to call this program again: its path, where the shell would not find it by name."""
+    """Return the command that calls this program again: its path, where the shell does not find its name."""
     called = Path(sys.argv[0])
     if called.name != "robopolicy" or shutil.which("robopolicy") is not None:
         return "robopolicy"

@@ -1,4 +1,4 @@
-"""`robopolicy quickstart`: demonstrations → imitation → refinement → comparison → report, by the verbs themselves."""
+"""`robopolicy quickstart`: call the verbs for demonstrations, imitation, refinement, comparison and report."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def quickstart(
     seed: int = 0,
     threads: Count | None = None,
 ) -> Comparison:
-    """Everything once, in `out`: data/, bc/, residual/ with report.html. Stages that are done are not repeated.
+    """Run all stages once, in `out`: data/, bc/, residual/ with report.html. Finished stages are not repeated.
 
     Returns:
         The comparison of the refined policy with its base.
@@ -108,6 +108,6 @@ def _percent(value: Interval) -> tuple[str, str]:
 
 
 def peak_gib() -> float:
-    """Peak resident memory of this process."""
+    """Return the peak resident memory of this process, in GiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**30 if sys.platform == "darwin" else peak / 2**20

@@ -1,4 +1,4 @@
-"""`robopolicy report`: one self-contained page about runs."""
+"""`robopolicy report`: write one self-contained page about runs."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def _look(node: dict[str, Any], runs: list[Path]) -> None:
     for run in runs:
         try:
             build(node, "look", run_dir=run)
-        except RobopolicyError as error:  # a report is wanted most when something went wrong
+        except RobopolicyError as error:  # A report is most useful after a failure.
             print(f"{run}: nothing of its world is shown: {error}")

@@ -1,4 +1,4 @@
-"""`robopolicy robustness`: a policy, beside its base or alone, under conditions that it was not trained for."""
+"""`robopolicy robustness`: evaluate a policy, with or without its base, under conditions outside its training."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def robustness(
 ) -> Robustness:
     """Evaluate under every condition of the grid, one at a time, all policies on the same episodes.
 
-    Rows, tables and curves go to <out>/robustness; rows that are there already, of the same weights, task, seeds,
-    settings and code, are not evaluated again.
+    Rows, tables and curves are written to <out>/robustness. Existing rows of the same weights, task, seeds, settings
+    and code are reused.
 
     Args:
-        base: what the policy is compared with; None: it is evaluated alone.
+        base: policy to compare with; None: none.
         names: of the base and the policy, or of the policy.
 
     Raises:
-        ConfigError: the task cannot be changed like that; nothing was evaluated yet.
+        ConfigError: the task does not support a condition; raised before the first evaluation.
     """
     grid = grid or Grid()
     if not grid.points():

@@ -1,4 +1,4 @@
-"""From a command line to a checked config: Hydra composes, constructors say what is valid, one message what is not.
+"""Compose and check a config: Hydra composes, constructors define the valid keys, one message lists all faults.
 
 Overrides are Hydra's: `group=option` chooses a file of configs/<group>/, `a.b=value` sets a key. A key need not be in
 the YAML as long as the constructor behind its node takes it; every other key is refused with the closest valid ones.
@@ -30,7 +30,7 @@ class Verb:
 
     @property
     def file(self) -> str:
-        """The config's name: a verb may have two words."""
+        """Name of the config; a verb may have two words."""
         return self.name.replace(" ", "_")
 
     def load(self) -> Any:
@@ -48,7 +48,7 @@ def compose(
     config_dirs: Sequence[Path] = (),
     checked: bool = True,
 ) -> dict[str, Any]:
-    """The resolved config of a verb in plain dicts and lists, checked against everything that it will build.
+    """Return the resolved config of a verb in plain dicts and lists, checked against all constructors that it names.
 
     Args:
         settings: top-level keys given as Python values, not as text; None leaves the default. Paths become strings.
@@ -75,7 +75,7 @@ def compose(
 
 
 def task_node(name: str) -> dict[str, Any]:
-    """The node of an option of the group `task`, for programs that others start.
+    """Return the node of an option of the group `task`.
 
     Raises:
         ConfigError: there is no such option.
@@ -89,7 +89,7 @@ def task_node(name: str) -> dict[str, Any]:
 
 
 def group_options(config_dirs: Sequence[Path] = ()) -> dict[str, dict[str, str]]:
-    """{group: {option: the first comment line of its file}}."""
+    """Return {group: {option: the first comment line of its file}}."""
     found: dict[str, dict[str, str]] = {}
     for root in (config_folder(), *config_dirs):
         for file in sorted(Path(root).glob("*/*.yaml")):
@@ -99,7 +99,7 @@ def group_options(config_dirs: Sequence[Path] = ()) -> dict[str, dict[str, str]]
 
 
 def summary(file: Path) -> str:
-    """The comment at the head of a YAML file, up to its first full stop."""
+    """Return the comment at the head of a YAML file, up to its first full stop."""
     lines = []
     for line in file.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -110,7 +110,7 @@ def summary(file: Path) -> str:
 
 
 def _check_roots(config: Mapping[str, Any], known: set[str]) -> None:
-    """The commonest mistakes, found before anything heavy is imported: configs/<verb>.yaml lists all top keys."""
+    """Find unknown top-level keys and missing values before heavy imports: configs/<verb>.yaml lists all keys."""
     from robopolicy.config.instantiate import raise_all
 
     raise_all([f"{key}: unknown key. {closest(key, known)}" for key in config if key not in known], UsageError)
@@ -118,7 +118,7 @@ def _check_roots(config: Mapping[str, Any], known: set[str]) -> None:
 
 
 def _with_hint(problem: str, config: Mapping[str, Any], groups: Mapping[str, Mapping[str, str]]) -> str:
-    """For an unknown key that exists elsewhere under the same name: where. For a group: its options."""
+    """Add to a problem: for an unknown key, where a key of this name exists; for a group, its options."""
     key, _, what = problem.partition(": ")
     if key in groups and what.startswith(("needs a value", "has no _target_")):
         return f"{key}: must be chosen: {key}=<one of {', '.join(groups[key])}>"

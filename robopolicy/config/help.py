@@ -1,4 +1,4 @@
-"""`robopolicy <verb> --help`: what can be chosen and what can be set, read from the configs themselves."""
+"""Write `robopolicy <verb> --help`: groups, options and keys, read from the configs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from robopolicy.core.trees import flatten
 
 
 def verb_help(verb: Verb, overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> str:
-    """Groups with their options, and every key with the value that it has under `overrides`."""
+    """List the groups with their options, and every key with its value under `overrides`."""
     if not verb.config:
         return f"robopolicy {verb.name}: {verb.summary}"
     file = config_folder() / f"{verb.file}.yaml"

@@ -20,12 +20,12 @@ class UsageError(ConfigError):
 
 
 def config_folder() -> Path:
-    """The config groups, which the package ships."""
+    """Return the folder of the config groups that the package ships."""
     return Path(robopolicy.__file__).resolve().parent / "configs"
 
 
 class HydraConfigs:
-    """The few calls of Hydra's compose API that are needed, with its errors in our words."""
+    """Composes configs from the package's folder and the user's."""
 
     def __init__(self, config_dirs: Sequence[Path]) -> None:
         folders = ",".join(f"file://{Path(d).resolve()}" for d in config_dirs)
@@ -40,12 +40,12 @@ class HydraConfigs:
         return [f.stem for root in self.roots for f in (root / group).glob("*.yaml")]
 
     def choices(self, name: str, overrides: list[str]) -> dict[str, Any]:
-        """{group key: chosen option}."""
+        """Return {group key: chosen option}."""
         found = self._compose(name, overrides).hydra.runtime.choices
         return {k: v for k, v in found.items() if not k.startswith("hydra/")}
 
     def keys(self, name: str) -> set[str]:
-        """Top-level keys and groups of a verb."""
+        """Return the top-level keys and groups of a verb."""
         return {*self._compose(name, []), *self.choices(name, [])} - {"hydra"}
 
     def compose(self, name: str, overrides: list[str]) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class HydraConfigs:
 
 
 def _composed(name: str, overrides: tuple[str, ...]) -> Any:
-    """Hydra's config of a verb, its own settings included."""
+    """Compose the config of a verb, Hydra's own settings included."""
     from hydra import compose
     from hydra.errors import HydraException
     from omegaconf import OmegaConf

@@ -100,7 +100,7 @@ def arguments_for(target: Callable[..., Any], arguments: Mapping[str, Any], wher
 
 
 def _runtime_problems(target: Callable[..., Any], runtime: Mapping[str, Any], where: str) -> list[str]:
-    """Objects of another class than the target asks for, e.g. a policy that the chosen algo cannot train."""
+    """Find objects of another class than the target needs, e.g. a policy that the chosen algo cannot train."""
     known = signature(target, runtime)
     found = []
     for key, value in runtime.items():

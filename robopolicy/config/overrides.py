@@ -34,7 +34,7 @@ def parse(text: str) -> Override:
 
 
 def _check_grammar(override: Override) -> None:
-    """Raise UsageError where Hydra's grammar has no reading for an override; its own exceptions speak of the parser."""
+    """Raise UsageError where Hydra's grammar rejects an override; Hydra's own messages describe its parser."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -55,7 +55,7 @@ def _check_grammar(override: Override) -> None:
 
 
 def _unclosed(value: str) -> str:
-    """Which quote or bracket of a value has no partner; "" where all have one."""
+    """Return which quote or bracket of a value is unmatched; "" for none."""
     closing = {"(": ")", "[": "]", "{": "}"}
     opened: list[str] = []
     quote = ""
@@ -72,7 +72,7 @@ def _unclosed(value: str) -> str:
 
 
 def sort_overrides(hydra: HydraConfigs, file: str, overrides: list[Override]) -> tuple[list[Override], list[Override]]:
-    """Choices of group options, and values of keys."""
+    """Return the choices of group options, and the values of keys."""
     groups = hydra.groups()
     chosen = [o for o in overrides if o.key.split("@")[0] in groups]
     values = [o for o in overrides if o not in chosen]
@@ -107,7 +107,7 @@ def _in_defaults(hydra: HydraConfigs, file: str, override: Override) -> bool:
 
 
 def forced(override: Override) -> str:
-    """Whether a key exists is decided by the constructors, not by what the YAML happens to list."""
+    """Return the override in the form that adds keys: constructors decide which keys exist, not the YAML."""
     if override.prefix == "~":
         return f"~{override.key}" + (f"={override.value}" if override.value else "")
     return f"++{override.key}={override.value}"

@@ -32,7 +32,7 @@ _SIMPLE = {str, int, float, type(None)}  # not bool, which pydantic would read a
 
 @dataclass
 class Plan:
-    """A call whose arguments are checked and converted; arguments that are plans are carried out first."""
+    """A call with checked and converted arguments. `make` carries out arguments that are plans first."""
 
     target: Callable[..., Any]
     arguments: dict[str, Any]
@@ -48,7 +48,7 @@ class Plan:
 
 
 def resolve(node: Any, slot: str, where: str = "") -> Callable[..., Any]:
-    """The class or function that `node` names.
+    """Return the class or function that `node` names.
 
     Args:
         slot: the registry's slot that decides which names may stand there.
@@ -91,7 +91,7 @@ def plan_call(
     supplied: Iterable[str] | None,
     name: str | None = None,
 ) -> tuple[Plan, list[str]]:
-    """Check and convert arguments: what fits its annotation at once, and the rest one by one."""
+    """Check and convert arguments: simple values by their validator, the others one by one."""
     known, values = signature(target, arguments), dict[str, Any]()
     found: list[str] = []
     for key, value in arguments.items():
@@ -165,14 +165,14 @@ def _name_of(target: Callable[..., Any]) -> str:
 
 
 def _data_problems(value: Any, where: str) -> list[str]:
-    """A node is an argument itself; inside of plain data it would be built unchecked."""
+    """Refuse nodes inside plain data: they would be built unchecked. A node must be an argument itself."""
     if holds_node(value):
         return [f"{where}: got data with a node ({TARGET}) in it, and nothing can be built there. Give plain values."]
     return []
 
 
 def _misfits(plan: Plan, annotation: Any, where: str) -> list[str]:
-    """A nested node must build what the parameter is annotated with, where that is a plain class."""
+    """Check that a nested node builds an instance of the annotation, where that is a plain class."""
     if annotation in (Any, object) or not inspect.isclass(annotation) or getattr(annotation, "_is_protocol", False):
         return []
     if plan.partial:

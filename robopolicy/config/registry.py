@@ -1,11 +1,11 @@
-"""Name what a config may build: for each slot, the registered names and the code behind each.
+"""Register the classes and functions that configs may build: for each slot, names and the code behind each.
 
 A slot is the key that a node stands at: `policy`, `policy.network`, `algo.noise`. A node names its class or function
-by `_target_`, and only what is registered for its slot can be named. A checkpoint, run directory or dataset brings
-names alone, so it can call nothing else and can register nothing. Code of one's own joins by `register`, in a module
-that the user admits: `--allow my_robot`.
+by `_target_`, out of those registered for its slot. A checkpoint, run directory or dataset holds only names, so it can
+call nothing else and can register nothing. `register` adds a user's own code, in a module that the command line admits:
+`--allow my_robot`.
 
-Nothing is registered that writes a file or starts a process while it is constructed from a checkpoint's data.
+No registered constructor writes a file or starts a process from a checkpoint's data.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ _admitted: list[str] = []  # modules of the user's own, in the order of --allow
 
 
 def register[Target: Callable[..., Any]](slot: str, name: str) -> Callable[[Target], Target]:
-    """Register a class or function of your own: nodes at `slot` may name it as `_target_: name`.
+    """Register a class or function of your own: nodes at `slot` can then use `_target_: name`.
 
     Use it as a decorator, in a module that the command line admits by `--allow <module>`.
 
@@ -149,7 +149,7 @@ def register[Target: Callable[..., Any]](slot: str, name: str) -> Callable[[Targ
 
 
 def names(slot: str) -> list[str]:
-    """The names that a node at `slot` may take; [] where no node may stand."""
+    """Return the names that a node at `slot` may have; [] where no node is allowed."""
     return sorted(_SLOTS.get(slot, ()))
 
 
@@ -178,7 +178,7 @@ def lookup(slot: str, name: Any, where: str) -> Callable[..., Any]:
 
 
 def allow(module: str) -> None:
-    """Import a module of the user's own, which may register code; the log says what it registered.
+    """Import a module of the user, which may register code; log the names that it registered.
 
     Only the user's command line calls this: what is read from a file never does.
 
@@ -200,12 +200,12 @@ def allow(module: str) -> None:
 
 
 def admitted() -> tuple[str, ...]:
-    """Modules that `allow` admitted."""
+    """Return the modules that `allow` imported."""
     return tuple(_admitted)
 
 
 def _exists(parts: list[str]) -> bool:
-    """Whether a module can be found; its parents are imported, as the import system does."""
+    """Return whether a module can be found; its parents are imported, as the import system does."""
     try:
         return importlib.util.find_spec(".".join(parts)) is not None
     except (ImportError, ValueError):
@@ -213,7 +213,7 @@ def _exists(parts: list[str]) -> bool:
 
 
 def _place(target: Any) -> str:
-    """Where a class or function is defined, "module:attribute"."""
+    """Return where a class or function is defined, "module:attribute"."""
     if isinstance(target, str):
         return target
     found = inspect.unwrap(target) if inspect.isroutine(target) else target

@@ -190,7 +190,7 @@ def group_of(annotation: Any) -> type | None:
 
 
 def describe(annotation: Any) -> str:
-    """An annotation as a user reads it: `int`, `float | null`, `'ddpm' | 'ddim'`."""
+    """Describe an annotation for users: `int`, `float | null`, `'ddpm' | 'ddim'`."""
     if annotation is Any:
         return "value"
     if annotation is type(None):
@@ -220,12 +220,12 @@ def plain(value: Any) -> Any:
 
 
 def join(where: str, key: Any) -> str:
-    """Dotted key."""
+    """Return the dotted key."""
     return f"{where}.{key}" if where else str(key)
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    """Members of a union; () for anything else."""
+    """Return the members of a union; () for anything else."""
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     return typing.get_args(annotation) if is_union else ()
 
@@ -238,7 +238,7 @@ def _admits_bool(annotation: Any) -> bool:
 
 
 def _hints(function: Any) -> dict[str, Any]:
-    """Annotations, each evaluated on its own, so that one under TYPE_CHECKING does not hide the others."""
+    """Evaluate each annotation alone, so that one under TYPE_CHECKING does not hide the others."""
     scope = getattr(inspect.unwrap(function), "__globals__", {})
     found = {}
     for name, hint in getattr(function, "__annotations__", {}).items():

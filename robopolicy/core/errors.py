@@ -1,4 +1,4 @@
-"""Errors that users meet. Each message names the key, what was expected, what was found and the fix."""
+"""Define the errors that users see. Each message names the key, the expected and the found value, and the fix."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CheckpointError(RobopolicyError):
 
 
 def closest(name: str, known: Iterable[str], n: int = 3) -> str:
-    """A sentence that offers the known names nearest to `name`, for the end of an error message."""
+    """Return a sentence with the known names closest to `name`, for the end of an error message."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=n, cutoff=0.5)
     if near:

@@ -1,8 +1,8 @@
-"""Noise and seeds that depend on keys, not on order.
+"""Draw noise and seeds from keys, independently of the order of draws.
 
 Every random number that shapes an episode is a pure function of (key, counter): the episode seed and the
-primitive step. So an episode's outcome does not depend on N, on its neighbours or on how often anybody
-else drew. Philox-4x32-10 (Salmon et al., SC 2011) in int64 tensor arithmetic: the same on CPU and GPU.
+primitive step. So an episode's outcome does not depend on N, on its neighbours or on other consumers of
+random numbers. Philox-4x32-10 (Salmon et al., SC 2011) in int64 tensor arithmetic: the same on CPU and GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _mulhilo(a: int, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> Tensor:
-    """Philox-4x32-10 of int64 tensors that hold 32-bit words and broadcast together. Returns [... 4] words."""
+    """Compute Philox-4x32-10 of int64 tensors that hold 32-bit words and broadcast; returns words [... 4]."""
     c0, c1, c2, c3 = torch.broadcast_tensors(*counter)
     k0, k1 = key
     for _ in range(10):
@@ -43,7 +43,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
 
 
 def keyed_uniform(seed: Tensor, step: Tensor, shape: tuple[int, ...], *, stream: int = 0) -> Tensor:
-    """Uniform float32 numbers in (0, 1), [B *shape], from int64 `seed` [B] and `step` [B].
+    """Draw uniform float32 numbers in (0, 1), [B *shape], from int64 `seed` [B] and `step` [B].
 
     `stream` separates consumers that share seeds and steps (a policy, its base, sensor noise …).
     """
@@ -52,7 +52,7 @@ def keyed_uniform(seed: Tensor, step: Tensor, shape: tuple[int, ...], *, stream:
 
 
 def keyed_normal(seed: Tensor, step: Tensor, shape: tuple[int, ...], *, stream: int = 0) -> Tensor:
-    """Standard normal float32 numbers [B *shape], keyed like `keyed_uniform` (Box–Muller on pairs of words)."""
+    """Draw standard normal float32 numbers [B *shape], keyed like `keyed_uniform` (Box–Muller on pairs of words)."""
     count = math.prod(shape)
     words = _words(seed, step, count + count % 2, stream)
     uniform = ((words >> 8).to(torch.float32) + 0.5).mul_(2.0**-24)
@@ -71,7 +71,7 @@ def _words(seed: Tensor, step: Tensor, count: int, stream: int) -> Tensor:
 
 
 def episode_seeds(split: Split, run_seed: int, count: int, *, start: int = 0) -> Tensor:
-    """int64 [count] episode seeds of a split: number `start`, `start`+1, … of the run's own stream.
+    """Return int64 [count] episode seeds of a split: number `start`, `start`+1, … of the run's own stream.
 
     The three splits are disjoint ranges, so evaluation never meets a training episode. Validation and test
     seeds do not depend on `run_seed` unless it is given: pass 0 to pair runs with one another.
@@ -97,7 +97,7 @@ def seed_generators(seed: int, device: torch.device) -> None:
 
 
 def step_seed(seed: int, step: int, *, stream: int = 0) -> int:
-    """A 63-bit seed for one step of one stream: mixed, so that neighbouring steps and seeds share nothing."""
+    """Return a 63-bit seed for one step of one stream; neighbouring steps and seeds give unrelated ones."""
     x = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + stream * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
     for multiplier in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
         x = ((x ^ (x >> 33)) * multiplier) & 0xFFFFFFFFFFFFFFFF  # MurmurHash3's finaliser

@@ -1,4 +1,4 @@
-"""PolicySpec: what a policy reads and commands. It travels with every checkpoint as `spec.json`."""
+"""Describe the observations and actions of a policy: PolicySpec, `spec.json` in every checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """The contract between a policy and whatever runs it; checked before any weight loads.
+    """The contract between a policy and its env, arm or server; checked before weights are loaded.
 
     `observation`: the keys that `act` reads, shapes without batch and history axes.
     `n_obs_steps` To · `horizon` H · `n_action_steps` Ta: the executed slice is the first Ta of H steps.
@@ -54,7 +54,7 @@ class PolicySpec:
 
     @classmethod
     def from_json(cls, text: str) -> PolicySpec:
-        """Read what `to_json` wrote; `text` may be a stranger's.
+        """Read the text that `to_json` wrote; it may be untrusted.
 
         Raises:
             CheckpointError: a newer version, missing or unknown fields, values that are none.
@@ -63,7 +63,7 @@ class PolicySpec:
 
     @classmethod
     def from_data(cls, data: Any) -> PolicySpec:
-        """As `from_json`, from the object that spec.json holds."""
+        """Do the same as `from_json`, from the parsed object."""
         if not isinstance(data, dict):
             raise CheckpointError(f"spec.json: expected an object, found {type(data).__name__}")
         version = data.get("version", 0)
@@ -97,7 +97,7 @@ Key = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z][^/\\\x00-\x1f]{0,255}$")
 
 
 class FeatureFile(Strict):
-    """A `Feature` as JSON has it."""
+    """A `Feature` in JSON."""
 
     shape: tuple[Annotated[int, pydantic.Field(ge=0, le=2**24)], ...] = pydantic.Field(max_length=AXES)
     dtype: Literal["float16", "bfloat16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool"]
@@ -115,7 +115,7 @@ class FeatureFile(Strict):
 
 
 class ActionFile(Strict):
-    """An `ActionSpec` as JSON has it; limits may be infinite."""
+    """An `ActionSpec` in JSON; limits may be infinite."""
 
     names: tuple[Text, ...] = pydantic.Field(min_length=1, max_length=4096)
     units: tuple[Text, ...]
@@ -130,12 +130,12 @@ class ActionFile(Strict):
 
     @property
     def action(self) -> ActionSpec:
-        """Raises SpecError where its parts do not fit one another."""
+        """Convert, or raise SpecError where the parts do not fit."""
         return ActionSpec(**dict(self))
 
 
 class SharedFile(Strict):
-    """What the specs of policies and envs have in common."""
+    """The common part of the specs of policies and envs."""
 
     observation: dict[Key, FeatureFile]
     action: ActionFile
@@ -144,7 +144,7 @@ class SharedFile(Strict):
     horizon: Annotated[int, pydantic.Field(ge=1, le=10**7)]
 
     def shared(self) -> dict[str, Any]:
-        """As keywords of a spec; raises SpecError as `ActionFile.action`."""
+        """Return the keywords of a spec; raises SpecError as `ActionFile.action`."""
         observation = {key: found.feature for key, found in self.observation.items()}
         return {"observation": observation, "action": self.action.action, "tasks": self.tasks, "dt": self.dt,
                 "horizon": self.horizon}  # fmt: skip
@@ -160,7 +160,7 @@ class SpecFile(SharedFile):
 
 
 class EnvFile(SharedFile):
-    """spec.json of a world model: the env that it stands for."""
+    """spec.json of a world model: the env that it replaces."""
 
     id: Text
     digest: Text
@@ -171,13 +171,13 @@ class EnvFile(SharedFile):
     branches: bool = False  # which worlds written before 2026-11-25 do not say
 
     def spec(self) -> EnvSpec:
-        """Raises SpecError as `shared`."""
+        """Convert; raises SpecError as `shared`."""
         own = {k: getattr(self, k) for k in EnvFile.model_fields if k not in SharedFile.model_fields}
         return EnvSpec(**self.shared(), **own)
 
 
 def with_cameras(features: dict[str, Feature], cameras: Iterable[str] | None, *, where: str) -> dict[str, Feature]:
-    """`features` with the pictures of `cameras` alone; None: of all that there are. `where` is the key to blame.
+    """Return `features` with the pictures of `cameras` only; None: of all cameras. `where`: key for the message.
 
     Raises:
         ConfigError: there is no such camera.
@@ -192,7 +192,7 @@ def with_cameras(features: dict[str, Feature], cameras: Iterable[str] | None, *,
 
 
 def state_columns(feature: Feature, names: Sequence[str] | None, *, where: str) -> list[int]:
-    """Columns of `observation.state` with these names, in the order in which they are given, each once; None: all.
+    """Return the columns of `observation.state` with these names, in the given order, each once; None: all.
 
     Args:
         names: elements' own, or patterns as of file names: `cube_to_*`, `cube_?`. where: the key to blame.
@@ -215,7 +215,7 @@ def state_columns(feature: Feature, names: Sequence[str] | None, *, where: str) 
 
 
 def check_features(needed: dict[str, Feature], offered: dict[str, Feature], *, needs: str, offers: str) -> list[str]:
-    """Every way in which `offered` fails to supply `needed`, one sentence each; empty when it fits."""
+    """List the features of `needed` that `offered` does not supply, one sentence each."""
     problems = []
     for key, feature in needed.items():
         if key not in offered:
@@ -232,12 +232,12 @@ def check_features(needed: dict[str, Feature], offered: dict[str, Feature], *, n
 
 
 def _named(feature: Feature) -> bool:
-    """Whether its elements have names; main_0, main_1, … of a Gymnasium env that has none say nothing."""
+    """Return whether the elements have names; main_0, main_1, … of a Gymnasium env are none."""
     return bool(feature.names) and feature.names != tuple(f"main_{i}" for i in range(feature.shape[0]))
 
 
 def check_action_spec(policy: ActionSpec, env: ActionSpec, *, needs: str, offers: str) -> list[str]:
-    """Every field in which two action representations differ, one sentence each."""
+    """List the fields in which two action representations differ, one sentence each."""
     return [
         f"action.{f.name}: {needs} has {getattr(policy, f.name)!r}, {offers} has {getattr(env, f.name)!r}"
         for f in fields(ActionSpec)
@@ -246,13 +246,13 @@ def check_action_spec(policy: ActionSpec, env: ActionSpec, *, needs: str, offers
 
 
 def changes(before: PolicySpec, now: PolicySpec) -> list[str]:
-    """Every key in which two specs of one policy differ, with both values; [] where they are equal."""
+    """List the keys in which two specs of one policy differ, with both values."""
     old, new = flatten(asdict(before)), flatten(asdict(now))
     return [f"{k}: {_change(old.get(k), new.get(k))}" for k in sorted({*old, *new}) if old.get(k) != new.get(k)]
 
 
 def _change(old: Any, new: Any) -> str:
-    """Of long lists (names of elements, limits) only what differs."""
+    """Describe a change; of long lists (names of elements, limits) only the entries that differ."""
     if isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new):
         pairs = [f"{a!r} → {b!r}" for a, b in zip(old, new, strict=True) if a != b]
         return ", ".join(pairs[:5]) + (f" and {len(pairs) - 5} more" if len(pairs) > 5 else "")

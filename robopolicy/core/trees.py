@@ -1,4 +1,4 @@
-"""Nested mappings as flat ones."""
+"""Flatten nested mappings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{dotted key: value}; lists and empty dicts are values."""
+    """Return {dotted key: value}; lists and empty dicts are values."""
     found: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping) and value:

@@ -1,4 +1,4 @@
-"""Core types: what environments, policies and algorithms say to each other.
+"""Define the types that environments, policies and algorithms exchange.
 
 Axes, used in every name, docstring and comment:
 N envs · B batch · T rollout steps · To observation history · H predicted steps · Ta executed steps ·
@@ -45,7 +45,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class ActionSpec:
-    """What an action means. Every field is required: a policy and an env that differ here do not fit.
+    """The meaning of an action. Policy and env must agree in every field; all are required.
 
     `low`/`high` are physical limits per dimension, in `units` ("m", "rad", "1").
     `frame`: the frame in which translations and rotations are expressed ("base", "tcp", or "joint").
@@ -85,15 +85,15 @@ class ActionSpec:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What an environment emits and accepts, and which frozen task it is.
+    """The observations and actions of an environment, and the task that it stands for.
 
     `dt`: seconds per primitive step. `horizon`: primitive steps to truncation.
     `digest`: hash of every parameter that defines the task, written into each evaluation row.
     `history`: To, or 0 where single frames are emitted. `chunk`: Ta, or 0 where `step` takes one primitive action.
     `joint_access`: joint commands pass a hook between IK and physics, so safety limits can be trained under.
-    `resumable`: `state_dict` holds the episodes under way, so training resumes bit for bit. Elsewhere it goes on with
-    new episodes: the env is reset after `load_state_dict`, or alone where it is not `Stateful`.
-    `branches`: episodes begin amid others and are soon cut, so their beginning has a past, their end is no outcome.
+    `resumable`: `state_dict` holds the unfinished episodes, so training resumes bit for bit. Other envs are reset after
+    `load_state_dict`, or alone where they are not `Stateful`, and training continues with new episodes.
+    `branches`: episodes start from states inside recorded ones and are cut early, so they have no outcome.
     """
 
     id: str
@@ -114,11 +114,11 @@ class EnvSpec:
 
 
 class Step(NamedTuple):
-    """The result of one `VecEnv.step`, episodes that ended being already reset in `obs`."""
+    """The result of one `VecEnv.step`; `obs` already starts a new episode where one ended."""
 
     obs: Obs  # to act on next: the first observation of a new episode where one ended
     next_obs: Obs  # the true successor; the same object as `obs` where no env ended
-    executed: Tensor  # [N Da] or [N Ta Da]: what was really applied, after clamping and safety
+    executed: Tensor  # [N Da] or [N Ta Da]: the applied action, after clamping and safety
     steps: Tensor  # [N] int64: primitive steps taken (a chunk may end early)
     reward: Tensor  # [N] float32: Σ γⁱ rᵢ over those steps
     terminated: Tensor  # [N] bool: the task itself ended (success, failure)
@@ -135,11 +135,11 @@ class Step(NamedTuple):
 
 @runtime_checkable
 class VecEnv(Protocol):
-    """N environments stepped together: simulator, imagination and the real arm alike.
+    """N environments that step together: simulator, world model or real arm.
 
     Contract (tests/contracts/test_vec_env.py holds every registered env to it):
-    an episode's trajectory is a function of its seed and its actions alone, bit for bit, whatever N, the
-    thread count or the neighbours; `step` resets ended episodes itself; single frames are emitted.
+    an episode's trajectory is a function of its seed and its actions alone, bit for bit, for any N, thread
+    count and neighbours; `step` resets ended episodes itself; single frames are emitted.
     """
 
     spec: EnvSpec
@@ -152,11 +152,11 @@ class VecEnv(Protocol):
         ...
 
     def reset(self, seeds: Tensor | None = None) -> Obs:
-        """Start new episodes everywhere.
+        """Start new episodes in all envs.
 
         Args:
             seeds: [M ≥ N] int64 episode seeds; the first N start now, the others are handed out in order as
-                episodes end, then the env's own training stream goes on. None: the training stream.
+                episodes end, then the env's own training stream follows. None: the training stream.
         """
         ...
 
@@ -171,9 +171,9 @@ class VecEnv(Protocol):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Whatever is saved: envs, buffers, executors, algorithms. Tensors and JSON values only.
+    """An object with a saved state: env, buffer, executor or algorithm. Tensors and JSON values only.
 
-    All but envs resume bit for bit; of these, those whose spec says `resumable`.
+    All resume bit for bit, apart from envs whose spec is not `resumable`.
     """
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -185,17 +185,18 @@ class Renderable(Protocol):
     """An env that can be filmed."""
 
     def render(self, index: int, *, camera: str | None = None, width: int = 320, height: int = 240) -> Tensor:
-        """uint8 [3 h w] picture of env `index` as it stands now."""
+        """Return the current picture of env `index`, uint8 [3 h w]."""
         ...
 
 
 @runtime_checkable
 class Selective(Protocol):
-    """An env that can leave out pictures which nobody will read: taking them may cost ten times what physics does."""
+    """An env that can skip unused pictures: rendering may cost ten times the physics."""
 
     def request_images(self, rows: Tensor) -> None:
-        """Of the next `step` alone, take pictures of envs in `rows` [N] bool, of episodes that begin, and of the true
-        successors where an episode is cut. The others are black. Whoever does not call this gets them all.
+        """Render in the next `step` only envs in `rows` [N] bool, new episodes, and true successors of cut episodes.
+
+        The other pictures are black. Without a call all are rendered.
         """
         ...
 
@@ -220,7 +221,7 @@ def check_action(action: Tensor, spec: EnvSpec, num_envs: int) -> None:
         )
     if not math.isfinite(action.sum().item()) and not bool(
         torch.isfinite(action).all()
-    ):  # the sum is a fast first look
+    ):  # the sum is a fast first check
         where = (~torch.isfinite(action)).nonzero()[0].tolist()
         raise SpecError(
             f"{spec.id}: action of env {where[0]}, dimension {spec.action.names[where[-1]]!r} is "

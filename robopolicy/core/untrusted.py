@@ -1,7 +1,7 @@
-"""Files of strangers: read as data, whole or refused, within bounds. No name in one leads out of its folder.
+"""Read untrusted files as data: completely or not at all, within bounds, and without leaving their folder.
 
-A checkpoint, a run, a recording or a bag may come from anybody. Every reader of them goes through this module. It
-stands alone, without torch, as `robopolicy.real.safety` reads through it too.
+A checkpoint, run, recording or bag may come from an unknown source. All readers use this module. It does not import
+torch, because `robopolicy.real.safety` uses it too.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _BYTES = {
 
 
 class _Refused(ValueError):
-    """Text that is valid JSON or YAML, and is refused all the same; says why."""
+    """Valid JSON or YAML that is refused; the message is the reason."""
 
 
 @contextmanager
 def refusing(where: str, error: Error = CheckpointError) -> Iterator[None]:
-    """Turn whatever the values of a stranger's file make of a constructor or reader into `error`, which names `where`.
+    """Turn exceptions that untrusted values raise in a constructor or reader into `error`, which names `where`.
 
-    Our own errors pass. Around the code that consumes such values, not around more.
+    Errors of this package pass. Use it only around the code that consumes the values.
     """
     try:
         yield
@@ -59,7 +59,7 @@ def refusing(where: str, error: Error = CheckpointError) -> Iterator[None]:
 
 
 def read_bytes(path: Path, *, limit: int = TEXT, error: Error = CheckpointError) -> bytes:
-    """The bytes of a regular file; a pipe or device, which would hang or never end, is refused unopened.
+    """Read the bytes of a regular file; a pipe or device, which would hang or never end, is refused unopened.
 
     Raises:
         error: missing, unreadable, larger than `limit` bytes, or no regular file.
@@ -82,7 +82,7 @@ def read_bytes(path: Path, *, limit: int = TEXT, error: Error = CheckpointError)
 
 
 def read_text(path: Path, *, limit: int = TEXT, error: Error = CheckpointError) -> str:
-    """The text of a regular file in UTF-8.
+    """Read the text of a regular file in UTF-8.
 
     Raises:
         error: as `read_bytes`, or not UTF-8.
@@ -94,7 +94,7 @@ def read_text(path: Path, *, limit: int = TEXT, error: Error = CheckpointError) 
 
 
 def inside(folder: Path, name: object, *, where: str, error: Error = CheckpointError) -> Path:
-    """The path of `name` in `folder`, where `name` comes from a file: one component, no link out of the folder.
+    """Return the path of `name` in `folder`, where `name` comes from a file: one component, no link out of the folder.
 
     Raises:
         error: `name` is no text, is no plain name, or leads out of `folder`.
@@ -108,7 +108,7 @@ def inside(folder: Path, name: object, *, where: str, error: Error = CheckpointE
 
 
 def below(folder: Path, name: object, *, where: str, error: Error = CheckpointError) -> Path:
-    """As `inside`, but `name` may lie in folders of `folder`: "base/manifest.json".
+    """Return the same as `inside`, but `name` may lie in folders of `folder`: "base/manifest.json".
 
     Raises:
         error: as `inside`.
@@ -123,7 +123,7 @@ def below(folder: Path, name: object, *, where: str, error: Error = CheckpointEr
 
 
 def pointed(file: Path, folder: Path | None = None, *, error: Error = CheckpointError) -> Path:
-    """The folder whose name the pointer `file` ("latest", "best") holds; it lies in `folder`, else beside the file.
+    """Return the folder that the pointer `file` ("latest", "best") names; it lies in `folder`, else beside the file.
 
     Raises:
         error: as `read_text` and `inside`.
@@ -133,7 +133,7 @@ def pointed(file: Path, folder: Path | None = None, *, error: Error = Checkpoint
 
 
 def leads_inside(path: Path, folder: Path) -> bool:
-    """Whether `path`, links followed, lies in `folder`; the hub's own cache may keep a snapshot's files beside it."""
+    """Return whether `path`, links followed, lies in `folder`, or beside a snapshot of the hub's cache."""
     try:
         real, root = path.resolve(), folder.resolve()
     except (OSError, RuntimeError, ValueError):  # a link to itself, a name that cannot be
@@ -145,7 +145,7 @@ def leads_inside(path: Path, folder: Path) -> bool:
 
 
 def check_links(folder: Path, *, levels: int = 2 * DEPTH, where: str = "", error: Error = CheckpointError) -> None:
-    """Refuse a folder of a stranger that has links out of itself: reading and writing would follow them.
+    """Refuse an untrusted folder with links out of itself: reading and writing would follow them.
 
     Args:
         levels: how deep to look. where: the key to blame.
@@ -176,7 +176,7 @@ def check_links(folder: Path, *, levels: int = 2 * DEPTH, where: str = "", error
 
 
 def read_json(path: Path, *, limit: int = TEXT, error: Error = CheckpointError, finite: bool = True) -> dict[str, Any]:
-    """The object in a JSON file; see `parse_json`.
+    """Read the object in a JSON file; see `parse_json`.
 
     Raises:
         error: missing, damaged, or something else than an object.
@@ -188,7 +188,7 @@ def read_json(path: Path, *, limit: int = TEXT, error: Error = CheckpointError, 
 
 
 def parse_json(text: str | bytes, where: str, *, error: Error = CheckpointError, finite: bool = True) -> Any:
-    """JSON in UTF-8: at most DEPTH levels, every key once, text that can be written again.
+    """Parse JSON in UTF-8: at most DEPTH levels, every key once, text that can be written again.
 
     Args:
         where: file or key, for the message.
@@ -265,7 +265,7 @@ def _integer(text: str) -> int:
 
 
 def read_yaml(path: Path, *, limit: int = 4 * 2**20, error: Error = CheckpointError) -> Any:
-    """Plain YAML: mappings with text as keys, lists, text, numbers, booleans and null. No tags, anchors or merges.
+    """Read plain YAML: mappings with text as keys, lists, text, numbers, booleans and null. No tags, anchors or merges.
 
     Raises:
         error: missing, damaged, or anything else.
@@ -274,7 +274,7 @@ def read_yaml(path: Path, *, limit: int = 4 * 2**20, error: Error = CheckpointEr
 
 
 def parse_yaml(text: str, where: str, *, error: Error = CheckpointError) -> Any:
-    """See `read_yaml`; `where` is the file, for the message."""
+    """Parse plain YAML as `read_yaml`; `where` is the file, for the message."""
     import yaml
 
     try:
@@ -295,7 +295,7 @@ def parse_yaml(text: str, where: str, *, error: Error = CheckpointError) -> Any:
 
 
 def _plain_node(node: Any, loader: Any) -> Any:
-    """The value of a YAML node; dates and the like stay the text that they are."""
+    """Return the value of a YAML node; dates and the like stay text."""
     import yaml
 
     if node is None:
@@ -326,7 +326,7 @@ class Strict(pydantic.BaseModel):
 
 
 def checked[T](kind: type[T] | pydantic.TypeAdapter[T], data: Any, where: str, *, error: Error = CheckpointError) -> T:
-    """`data`, JSON values, as `kind` wants them: lists for tuples, otherwise strictly.
+    """Convert JSON values to `kind`: lists to tuples, otherwise strictly.
 
     Raises:
         error: names the key, what is expected and what was found, for each of the first problems.
@@ -367,7 +367,7 @@ def check_numbers(data: Any, where: str, *, most: int = 10**6, error: Error = Ch
 
 
 class Entry(pydantic.BaseModel):
-    """What a safetensors header says of one tensor."""
+    """Entry of one tensor in a safetensors header."""
 
     model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True)
     dtype: str
@@ -379,7 +379,7 @@ _ENTRIES = pydantic.TypeAdapter(dict[str, Entry])
 
 
 def tensor_header(path: Path, *, error: Error = CheckpointError) -> dict[str, Entry]:
-    """What a safetensors file says of its tensors, held against its size. Nothing of them is read.
+    """Read the header of a safetensors file and check it against the file's size; tensors are not read.
 
     Raises:
         error: no regular file, no safetensors, or a header that lies: sizes, overlaps, gaps, dtypes.
@@ -440,5 +440,5 @@ def _said(error: BaseException) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without lone surrogates, which cannot be written anywhere."""
+    """Remove lone surrogates, which cannot be encoded."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

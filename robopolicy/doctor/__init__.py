@@ -1,4 +1,4 @@
-"""`robopolicy doctor`: what this machine has, what is missing, and the command that mends it.
+"""`robopolicy doctor`: check this machine, and print the command that fixes each fault.
 
 checks.py asks the machine, each check answering with one `Check`; probes.py tries what may crash a process in a
 process of its own, so that the doctor outlives its patients.
@@ -17,7 +17,7 @@ from robopolicy.doctor.suites import check_suites, check_vulkan
 
 
 def examine(checks: Sequence[Callable[[], Check]] = (*CHECKS, check_suites, check_vulkan)) -> list[Check]:
-    """Run all checks at once (most wait for a process of their own); a check that breaks is itself a finding."""
+    """Run all checks in parallel (most wait for a process); a check that raises is a finding."""
 
     def safely(check: Callable[[], Check]) -> Check:
         try:
@@ -31,7 +31,7 @@ def examine(checks: Sequence[Callable[[], Check]] = (*CHECKS, check_suites, chec
 
 
 def show(checks: Sequence[Check]) -> None:
-    """Print a table, then the mending commands unwrapped, to be copied."""
+    """Print a table, then the fixes unwrapped, ready to copy."""
     try:
         from rich.console import Console
         from rich.table import Table

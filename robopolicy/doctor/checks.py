@@ -1,4 +1,4 @@
-"""What this machine has: each check answers with one `Check`. Nothing heavy is imported here."""
+"""Check this machine: each function returns one `Check`. Heavy packages are not imported here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUN = "from robopolicy.doctor.probes import {0}; {0}()"  # a program there
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. `fix` is the command (or the one action) that mends it; empty where nothing is to mend."""
+    """One finding. `fix` is the command (or the one action) that fixes it; empty where nothing is wrong."""
 
     name: str
     ok: bool
@@ -50,7 +50,7 @@ def in_checkout() -> bool:
 
 
 def uv() -> str:
-    """How to call uv from here."""
+    """Return the command of uv."""
     for path in (Path(sys.prefix) / "bin" / "uv", ROOT / ".tools" / "bin" / "uv"):
         if path.is_file():
             return shlex.quote(str(path))
@@ -67,7 +67,7 @@ def apt_install(packages: str) -> str:
 
 
 def setup_fix() -> str:
-    """The command that restores the Python environment."""
+    """Return the command that restores the Python environment."""
     if in_checkout():
         return f"{shlex.quote(str(ROOT / 'scripts' / 'setup.sh'))} --force"
     return pip_install("--upgrade", "robopolicy")
@@ -84,7 +84,7 @@ def check_python() -> Check:
 
 
 def read_lock(path: Path) -> dict[str, str]:
-    """Pins (name → version) of a requirements file."""
+    """Read the pins (name → version) of a requirements file."""
     from packaging.requirements import Requirement
 
     pins = {}
@@ -104,7 +104,7 @@ def installed(name: str) -> str | None:
 
 
 def check_packages() -> Check:
-    """Installed versions against the ranges that robopolicy declares, then against the lock (in a checkout)."""
+    """Compare installed versions with the ranges that robopolicy declares, then with the lock (in a checkout)."""
     try:
         from packaging.requirements import Requirement
 
@@ -161,7 +161,7 @@ def check_video() -> Check:
 
 
 def check_ffmpeg() -> Check:
-    """FFmpeg's own libraries: LeRobot's fast reader of video datasets loads them."""
+    """Check FFmpeg's libraries, which LeRobot's fast reader of video datasets loads."""
     path = shutil.which("ffmpeg")
     if path is None:
         return Check("FFmpeg", False, "not found: video datasets read slowly", apt_install("ffmpeg"), required=False)
@@ -172,7 +172,7 @@ def check_ffmpeg() -> Check:
 
 
 def check_cuda() -> Check:
-    """A GPU is optional; one that is there and cannot be used is reported."""
+    """Check the GPU. It is optional; one that cannot be used is reported."""
     present = Path("/dev/nvidiactl").exists()
     try:
         answer = probe(RUN.format("cuda"))
@@ -193,7 +193,7 @@ def check_cuda() -> Check:
 
 
 def check_ros() -> Check:
-    """ROS 2 is needed for `deploy` to a real arm only."""
+    """Check ROS 2, which only `deploy` to a real arm needs."""
     try:
         answer = probe("import json, os, rclpy; print(json.dumps({'distro': os.environ.get('ROS_DISTRO', '')}))")
     except ProbeError as error:
@@ -218,7 +218,7 @@ def check_disk(path: Path | None = None) -> Check:
 
 
 def cgroup_memory() -> float:
-    """GiB that a container may use; infinite without a limit."""
+    """Return the memory that a container may use, in GiB; infinite without a limit."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         try:
             limit = (Path("/sys/fs/cgroup") / name).read_text().strip()
@@ -245,7 +245,7 @@ def check_memory() -> Check:
 
 
 def check_wandb() -> Check:
-    """Start an offline run of wandb, as runs do, and tell whether they upload as they go."""
+    """Start an offline run of wandb, and report whether runs are uploaded."""
     if os.environ.get("WANDB_MODE") == "disabled":
         return Check("wandb", True, "WANDB_MODE=disabled: runs log to files alone")
     try:

@@ -1,4 +1,4 @@
-"""What may crash the process that tries it (a GL driver, CUDA, a broken wheel) is tried in a process of its own.
+"""Probe GL drivers, CUDA and wheels in separate processes, which may crash.
 
 `probe` runs a program and returns its answer; `rendering`, `video`, `cuda` and `tracking` are such programs.
 """
@@ -92,7 +92,7 @@ def video() -> None:
 
 
 def cuda() -> None:
-    """What torch finds, and one sum on the first GPU."""
+    """Report the GPUs that torch finds, and compute one sum on the first."""
     import torch
 
     count = torch.cuda.device_count()

@@ -1,4 +1,4 @@
-"""Third-party suites: what is installed, what fits, and Vulkan, which ManiSkill wants even for state observations."""
+"""Check third-party suites: versions, and Vulkan, which ManiSkill needs even for state observations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TRY = "from robopolicy.doctor.suites import vulkan; vulkan()"
 
 
 def check_suites() -> Check:
-    """Versions against those that were measured to work."""
+    """Compare installed versions with the tested ones."""
     found = {name: installed(package.distribution) for name, package in PACKAGES.items()}
     there = [f"{PACKAGES[name].distribution} {version}" for name, version in found.items() if version]
     detail = ", ".join(there) or "none is installed"
@@ -37,7 +37,7 @@ def check_suites() -> Check:
 
 
 def check_vulkan() -> Check:
-    """A Vulkan device, where ManiSkill is installed."""
+    """Check for a Vulkan device, where ManiSkill is installed."""
     if installed(PACKAGES["maniskill"].distribution) is None:
         return Check("Vulkan", True, "not needed: ManiSkill is not installed")
     fix = f"{shlex.quote(str(ROOT / 'scripts' / 'setup.sh'))} bench" if in_checkout() else ""
@@ -84,7 +84,7 @@ class _Device(_Chained):  # VkPhysicalDeviceProperties2; `rest` is longer than t
 
 
 def vulkan() -> None:
-    """Print the first physical device. Runs in a process of its own: drivers may crash it."""
+    """Print the first physical device. Runs in a separate process: drivers may crash."""
     try:
         loader = ctypes.CDLL(LOADER)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a run was begun with, by contents: a dataset or a policy may lie elsewhere when the run is resumed."""
+"""Record the datasets and policies of a run by their contents: on resume they may have another path."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_inputs(run_dir: Path, config: Mapping[str, Any]) -> None:
 
 
 def same_input(run_dir: Path, key: str, old: Any, new: Any) -> bool:
-    """Whether two values of a key name the same place, or two places with the same contents."""
+    """Return whether two values of a key name the same path, or two paths with the same contents."""
     if not isinstance(old, str) or not isinstance(new, str):
         return False
     before = there(old)

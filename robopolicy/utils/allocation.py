@@ -1,4 +1,4 @@
-"""A bound on what the config of a stranger may allocate: refused before the memory is asked for."""
+"""Bound the memory that an untrusted config may allocate; refuse before the allocation."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ FEWEST = 20_000  # tensors that it always may
 
 
 class _BeyondError(CheckpointError):
-    """More was asked for than is allowed."""
+    """The allocation exceeds the bound."""
 
 
 def budget(weights: Path) -> tuple[int, int]:
-    """Bytes and tensors that building a module for a file of weights may allocate.
+    """Return the bytes and tensors that building a module for a file of weights may allocate.
 
     Raises:
         CheckpointError: no such file, or its header lies.
@@ -38,7 +38,7 @@ def budget(weights: Path) -> tuple[int, int]:
 
 @contextmanager
 def allocating_at_most(limits: tuple[int, int], where: str) -> Iterator[None]:
-    """Let PyTorch allocate no more than (bytes, tensors) in the block; in sum, whatever is freed.
+    """Let PyTorch allocate at most (bytes, tensors) in the block, in sum, regardless of freed memory.
 
     Raises:
         CheckpointError: more is asked for; nothing of that has been allocated. Names `where`.
@@ -48,7 +48,7 @@ def allocating_at_most(limits: tuple[int, int], where: str) -> Iterator[None]:
 
 
 class _Counting(TorchFunctionMode):
-    """Adds up what each function will return before it is run."""
+    """Sums the size of each function's result before the call."""
 
     def __init__(self, most_bytes: int, most_tensors: int, where: str) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def _size(name: str, args: Any, kwargs: dict[str, Any]) -> float:
 
 
 def _itself(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether the function returns its first argument, or a view of it, because nothing is to be changed."""
+    """Return whether the function returns its first argument, or a view of it, because nothing is to be changed."""
     x = args[0] if args else None
     if not isinstance(x, Tensor):
         return False

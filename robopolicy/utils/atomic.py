@@ -1,6 +1,6 @@
-"""Files that are written whole or not at all, and never through a link that lies in wait.
+"""Write files completely or not at all, and never through a link.
 
-A folder may be a stranger's, and full of links whose names were guessed. So what is written first has a random name,
+An untrusted folder may hold links with guessed names. So each file is first written under a random name,
 and is opened only where nothing of that name lies.
 """
 
@@ -15,7 +15,7 @@ _SORTS = ("tmp", "old")  # of hidden names that `remove_leftovers` deletes
 
 
 def hidden(path: Path, sort: str) -> Path:
-    """A name beside `path` that cannot be guessed, for as long as `path` is being written."""
+    """Return a random name beside `path`, used while `path` is written."""
     assert sort in _SORTS
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.{sort}")
 
@@ -59,7 +59,7 @@ def fsync(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Delete what a killed process left in `folder` while writing."""
+    """Delete the files that a killed process left in `folder` while writing."""
     for path in (p for sort in _SORTS for p in folder.glob(f".*.{sort}")):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

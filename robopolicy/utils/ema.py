@@ -1,4 +1,4 @@
-"""Exponential moving average of a policy's parameters: what is evaluated, saved and deployed."""
+"""Average a policy's parameters exponentially; the average is evaluated, saved and deployed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class EMA:
         self._pairs = [(a, p) for a, p in pairs if p.requires_grad]
 
     def decay_at(self, updates: int) -> float:
-        """Decay of the update that follows `updates` earlier ones."""
+        """Return the decay of the update that follows `updates` earlier ones."""
         return min(self.decay, 1.0 - (1.0 + updates) ** -self.power)
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Memory that the C library keeps for itself."""
+"""Return free memory from the C library to the system."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _malloc_trim() -> Callable[[int], int] | None:
 
 
 def release_memory() -> None:
-    """Give free heap pages back to the system; call it now and then in a loop of many tensor operations.
+    """Return free heap pages to the system; call it regularly in a loop of many tensor operations.
 
     PyTorch asks glibc for 64-byte aligned blocks, which leaves a hole per block. An ensemble's update of 2.6 MB
     activations was seen to grow a process by 0.4 MB each, without bound, while 0.2 GB were in use.

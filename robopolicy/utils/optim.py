@@ -1,4 +1,4 @@
-"""Small pure helpers around PyTorch's optimisers."""
+"""Help with PyTorch's optimisers: schedules, weight decay groups and their state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from robopolicy.core.errors import CheckpointError
 
 
 def cosine_with_warmup(step: int, *, steps: int, warmup: int) -> float:
-    """Factor on the learning rate of update `step` (from 0): linear from 0 to 1, then half a cosine down to 0."""
+    """Return the factor on the learning rate of update `step` (from 0): linear from 0 to 1, then half a cosine to 0."""
     if step < warmup:
         return (step + 1) / warmup
     progress = (step - warmup) / max(1, steps - warmup)
@@ -21,7 +21,7 @@ def cosine_with_warmup(step: int, *, steps: int, warmup: int) -> float:
 
 
 def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Parameter groups of which only matrices are decayed; biases, gains and embeddings of one axis are not."""
+    """Return parameter groups: weight decay for matrices, none for biases, gains and embeddings of one axis."""
     trained = [p for p in parameters if p.requires_grad]
     return [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
@@ -30,12 +30,12 @@ def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> lis
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """Per-parameter tensors keyed by position as a string (JSON knows no integer keys); the rest is configuration."""
+    """Return the per-parameter tensors keyed by position as a string: JSON has no integer keys."""
     return {str(i): dict(values) for i, values in optimizer.state_dict()["state"].items()}
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, dict[str, Tensor]]) -> None:
-    """Inverse of `optimizer_state`.
+    """Load the result of `optimizer_state`.
 
     Raises:
         CheckpointError: the state is of other parameters: PyTorch would write beyond them.

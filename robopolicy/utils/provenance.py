@@ -1,4 +1,4 @@
-"""Where a number comes from: command, code version, libraries, hardware. Never a host, a user or a machine path."""
+"""Record where a number comes from: command, code version, libraries, hardware; no host, user or machine path."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _LIBRARIES = ("torch", "mujoco", "numpy", "gymnasium", "lerobot", "diffusers", "
 
 @functools.cache
 def commit() -> str:
-    """Short git commit of this code, "+dirty" where tracked files differ from it, or "unknown" outside a checkout.
+    """Return the short git commit of this code, "+dirty" where tracked files differ, or "unknown" outside a checkout.
 
     Files in docs/ do not count: results that were just recorded there change nothing in those that follow.
     """
     root = Path(__file__).resolve().parents[2]
-    if not (root / "pyproject.toml").exists():  # installed from a wheel, perhaps inside somebody else's repository
+    if not (root / "pyproject.toml").exists():  # installed from a wheel, perhaps inside another repository
         return "unknown"
     found = _git(root, "rev-parse", "--short=12", "HEAD")
     if not found:
@@ -49,7 +49,7 @@ def _git(root: Path, *arguments: str) -> str:
 
 @functools.cache
 def version() -> str:
-    """Package version and commit, as every episode row carries them: `0.1.0+g1a2b3c4d5e6f`."""
+    """Return package version and commit, as in every episode row: `0.1.0+g1a2b3c4d5e6f`."""
     try:
         package = importlib.metadata.version("robopolicy")
     except importlib.metadata.PackageNotFoundError:
@@ -58,7 +58,7 @@ def version() -> str:
 
 
 def command(arguments: list[str] | None = None) -> str:
-    """The command line as a user would type it again; paths become relative to the working or home directory."""
+    """Return the command line as a user would type it again; paths become relative to the working or home directory."""
     given = list(sys.argv if arguments is None else arguments)
     program = Path(given[0]).name if given else "python"
     if program == "__main__.py":
@@ -77,7 +77,7 @@ def _portable(text: str) -> str:
 
 @functools.cache
 def hardware() -> str:
-    """Processor, usable cores, memory and GPU, in one line."""
+    """Return processor, usable cores, memory and GPU, in one line."""
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -94,7 +94,7 @@ def hardware() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, this package and the libraries that shape results."""
+    """Return the versions of Python, this package and the libraries that shape results."""
     found = {"python": platform.python_version(), "robopolicy": version()}
     for library in _LIBRARIES:
         try:
@@ -105,7 +105,7 @@ def versions() -> dict[str, str]:
 
 
 def provenance(arguments: list[str] | None = None) -> dict[str, Any]:
-    """All of it, with the time, as `provenance.json` holds it in a run directory and reports show it."""
+    """Return the content of `provenance.json`, with the time."""
     return {
         "command": command(arguments),
         "commit": commit(),

@@ -1,4 +1,4 @@
-"""Directories that exist whole or not at all, with checksums; nested states as safetensors and JSON. No pickle.
+"""Write directories completely or not at all, with checksums, and nested states as safetensors and JSON; no pickle.
 
 A directory is written under a temporary name, synced to disk and renamed: a kill −9 or a full disk at any moment
 leaves either the new directory complete or no trace of it. `manifest.json` holds size and sha256 of every file, and
@@ -38,7 +38,7 @@ _TENSOR, _TUPLE, _ITEMS = "$tensor", "$tuple", "$items"  # marks in state.json
 
 @contextmanager
 def new_directory(path: Path, *, keeps: str = "") -> Iterator[Path]:
-    """A temporary directory to fill, which becomes `path` when the block ends without an error.
+    """Make a temporary directory, which becomes `path` when the block ends without an error.
 
     Args:
         path: an older directory there is replaced; for the moment between two renames it lies beside, hidden.
@@ -74,7 +74,7 @@ def new_directory(path: Path, *, keeps: str = "") -> Iterator[Path]:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """The folders there that a Checkpointer named: step_0000001000, step_0000001000_1."""
+    """Return the folders with a Checkpointer's names: step_0000001000, step_0000001000_1."""
     return [p for p in folder.glob("step_*") if _CHECKPOINT.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
 
 
@@ -127,7 +127,7 @@ def verify(folder: Path, *, levels: int = LEVELS) -> None:
 
 
 def _files(folder: Path, prefix: str = "") -> Iterator[str]:
-    """Relative names; a subdirectory with a manifest of its own is represented by it."""
+    """Yield relative names; a subdirectory with its own manifest is represented by that file."""
     for path in folder.iterdir():
         name = prefix + path.name
         if path.is_dir():
@@ -146,7 +146,7 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write a safetensors file; tensors that share memory are stored apart."""
+    """Write a safetensors file; tensors that share memory are stored separately."""
     seen: set[int] = set()
     ready = {}
     for name, tensor in tensors.items():
@@ -205,7 +205,7 @@ def write_state(state: Any, folder: Path) -> None:
 
 
 def read_state(folder: Path) -> Any:
-    """Inverse of `write_state`; tensors on the CPU."""
+    """Read the result of `write_state`; tensors on the CPU."""
     tensors = read_tensors(folder / "state.safetensors")
     where = f"{_shown(folder)}/state.json"
     tree = parse_json(read_bytes(folder / "state.json", limit=STATE), where, finite=False)  # metrics may be NaN
@@ -250,7 +250,7 @@ def _decode(tree: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def load_weights(module: torch.nn.Module, tensors: dict[str, Tensor], *, skip: str = "", where: str) -> None:
-    """Strict loading: every parameter and buffer of `module`, except those under prefix `skip`, and nothing else.
+    """Load strictly: every parameter and buffer of `module`, except those under prefix `skip`, and nothing else.
 
     Raises:
         CheckpointError: names or shapes differ; the first few of each kind are listed.
@@ -280,7 +280,7 @@ def load_weights(module: torch.nn.Module, tensors: dict[str, Tensor], *, skip: s
 
 
 def _sort(tensor: Tensor) -> str:
-    """What kind of numbers; how precise they are may differ."""
+    """Return the kind of numbers; their precision may differ."""
     return "floats" if tensor.is_floating_point() else "booleans" if tensor.dtype == torch.bool else "integers"
 
 
@@ -292,5 +292,5 @@ def _space(folder: Path) -> str:
 
 
 def _shown(path: Path) -> str:
-    """The last parts of a path: enough to find it, without the machine's own layout."""
+    """Return the last parts of a path, without the machine's layout."""
     return "/".join(path.parts[-3:]).lstrip("/")

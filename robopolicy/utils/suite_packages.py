@@ -1,4 +1,4 @@
-"""Packages of task suites that others wrote: which version works, beside what, and how each is installed."""
+"""List the packages of third-party task suites: tested versions, companions and installation."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def installed(distribution: str) -> str | None:
 
 
 def install(suite: str) -> str:
-    """The command that installs a suite, in a checkout and elsewhere."""
+    """Return the command that installs a suite, in a checkout and elsewhere."""
     return f"./scripts/setup.sh {PACKAGES[suite].setup}, or elsewhere: pip install 'robopolicy[{suite}]'"
 
 
 def misfits(suite: str) -> list[str]:
-    """What is installed beside a suite in a version that it does not run with, one sentence each."""
+    """List installed companions of a suite in versions that it does not run with, one sentence each."""
     from packaging.specifiers import SpecifierSet
 
     found = []
@@ -60,7 +60,7 @@ def misfits(suite: str) -> list[str]:
 
 
 def require(suite: str) -> str:
-    """The version of a suite that is installed.
+    """Return the installed version of a suite.
 
     Raises:
         ConfigError: none is, or what is beside it does not fit.
@@ -74,7 +74,7 @@ def require(suite: str) -> str:
 
 
 def broken(suite: str, error: Exception) -> ConfigError:
-    """What to raise where a suite that is installed does not load."""
+    """Return the error for an installed suite that does not load."""
     package, version = PACKAGES[suite], installed(PACKAGES[suite].distribution)
     cause = f"{type(error).__name__}: {error}"
     needs = f" It needs {package.system} (`robopolicy doctor` says how)." if package.system else ""

@@ -1,4 +1,4 @@
-"""How many threads torch takes."""
+"""Set the number of torch's threads."""
 
 from __future__ import annotations
 
