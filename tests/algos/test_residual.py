@@ -325,7 +325,7 @@ def test_a_learner_of_several_tasks_learns_as_one_of_the_written_out_layout(monk
         return [p for net in (policy.net, algo.critic, algo.target) for p in net.parameters()]
 
     found = learned()
-    for module in ("by_task", "critics"):
+    for module in ("task_conditioned", "critics"):
         monkeypatch.setattr(f"robopolicy.networks.{module}.task_product", product)
     for mine, want in zip(found, learned(), strict=True):
         torch.testing.assert_close(mine, want)
