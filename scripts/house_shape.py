@@ -56,10 +56,10 @@ def main() -> int:
     size = [measured(id="house_size", setting="now", metric="lines", interval=lines(ROOT))]
     if options.before:
         with tempfile.TemporaryDirectory() as folder:
-            packed = subprocess.run(
-                ["git", "archive", options.before, *FOLDERS], cwd=ROOT, capture_output=True, check=True
-            )
-            tarfile.open(fileobj=io.BytesIO(packed.stdout)).extractall(folder, filter="data")
+            command = ["git", "archive", options.before, *FOLDERS]
+            packed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
+            with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+                archive.extractall(folder, filter="data")
             size.append(measured(id="house_size", setting="before", metric="lines", interval=lines(Path(folder))))
     for row in size:
         print(f"{row.setting}: {row.value:.0f} lines")
