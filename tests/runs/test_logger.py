@@ -168,6 +168,15 @@ def test_auto_follows_wandbs_own_settings_then_the_login(setting: str, logged_in
     assert auto_mode(wandb) == mode
 
 
+def test_disabled_wandb_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    monkeypatch.setattr(logger, "_wandb", lambda: SimpleNamespace(Settings=dict, init=lambda **how: started.append(how)))
+    tracker = Tracker(tmp_path)
+    tracker.close()
+    assert started == [] and tracker.failure == ""
+
+
 def test_wandb_failure_is_a_warning_at_once_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
