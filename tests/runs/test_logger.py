@@ -168,10 +168,13 @@ def test_auto_follows_wandbs_own_settings_then_the_login(setting: str, logged_in
     assert auto_mode(wandb) == mode
 
 
-def test_disabled_wandb_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by_settings", [False, True])  # as `wandb disabled` writes them
+def test_disabled_wandb_is_not_started(by_settings: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    monkeypatch.setattr(logger, "_wandb", lambda: SimpleNamespace(Settings=dict, init=lambda **how: started.append(how)))
+    settings = SimpleNamespace(settings=SimpleNamespace(mode="disabled"))
+    wandb = SimpleNamespace(Settings=dict, init=lambda **how: started.append(how), setup=lambda: settings)
+    monkeypatch.setenv("WANDB_MODE", "" if by_settings else "disabled")
+    monkeypatch.setattr(logger, "_wandb", lambda: wandb)
     tracker = Tracker(tmp_path)
     tracker.close()
     assert started == [] and tracker.failure == ""
