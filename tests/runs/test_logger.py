@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from robopolicy.runs import logger
-from robopolicy.runs.logger import Tracker, auto_mode
+from robopolicy.runs.logger import Tracker, TrackerError, auto_mode
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -166,6 +166,16 @@ def test_auto_follows_wandbs_own_settings_then_the_login(setting: str, logged_in
         api=SimpleNamespace(is_authenticated=logged_in),
     )
     assert auto_mode(wandb) == mode
+
+
+def test_online_needs_a_login_whose_server_answers(refusing_server: str) -> None:
+    """An answer of any kind will do; without a login wandb would ask in the terminal."""
+    settings = SimpleNamespace(settings=SimpleNamespace(base_url=refusing_server))
+    wandb = SimpleNamespace(api=SimpleNamespace(is_authenticated=True), setup=lambda: settings)
+    logger._check_online(wandb)
+    wandb.api.is_authenticated = False
+    with pytest.raises(TrackerError, match="wandb=online"):
+        logger._check_online(wandb)
 
 
 @pytest.mark.parametrize("by_settings", [False, True])  # as `wandb disabled` writes them
