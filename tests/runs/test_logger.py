@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -176,6 +177,21 @@ def test_online_needs_a_login_whose_server_answers(refusing_server: str) -> None
     wandb.api.is_authenticated = False
     with pytest.raises(TrackerError, match="wandb=online"):
         logger._check_online(wandb)
+
+
+@pytest.mark.parametrize("kept", ["../../../elsewhere", "", "a" * 65, "abc123"])
+def test_the_id_of_a_run_that_came_along_is_used_only_where_it_is_a_name(
+    kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It becomes part of a path."""
+    (tmp_path / "wandb_id").write_text(kept + "\n")
+    ids: list[str] = []
+    wandb = SimpleNamespace(Settings=lambda **_: None, init=lambda id, **_: ids.append(id))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setattr(logger, "_wandb", lambda: wandb)
+    Tracker(tmp_path, wandb="offline", quiet=True).close()
+    assert len(ids) == 1 and re.fullmatch(r"[A-Za-z0-9]{1,64}", ids[0])
+    assert (ids[0] == kept) == (kept == "abc123")
 
 
 @pytest.mark.parametrize("by_settings", [False, True])  # as `wandb disabled` writes them
