@@ -189,20 +189,12 @@ def test_a_dry_run_has_no_way_to_the_arm(monkeypatch):
 def test_deploy_refuses_and_says_what_an_arm_s_limits_lack(monkeypatch, capsys):
     """A tracking error that empties the claim; a summary that says that there is no scene."""
     env = sim.make("reach", 1, joint_noise=0.0)
-<<<<<<< HEAD:tests/real/control/test_robots.py
     monkeypatch.setattr(deployment, "PolicyRef", SimpleNamespace(of=lambda *_: SimpleNamespace(ident="toy", run=None)))
     monkeypatch.setattr(deployment, "task_of", lambda *_: {})
     monkeypatch.setattr(deployment, "build", lambda *_, **__: env)
     monkeypatch.setattr(deployment, "load_policy", lambda *_, **__: None)
     for module in (deploy, deployment):
         monkeypatch.setattr(module, "check_chunking", lambda *_: "")
-=======
-    monkeypatch.setattr(deploy, "Place", SimpleNamespace(of=lambda *_: SimpleNamespace(ident="toy", run=None)))
-    monkeypatch.setattr(deploy, "task_of", lambda *_: {})
-    monkeypatch.setattr(deploy, "build", lambda *_, **__: env)
-    monkeypatch.setattr(deploy, "load_policy", lambda *_, **__: None)
-    monkeypatch.setattr(deploy, "check_chunking", lambda *_: "")
->>>>>>> fd63eed (Results: safety suite, filter, killed node, ROS 2 latency, upsampling and foreign data stand after the trust work):tests/real/test_arm.py
     table = {"planes": [{"normal": [0, 0, 1], "offset": -0.1}]}
     assert deployment.prepare(Path("x"), seeds=(0,), safety=table).settings["tracking_error"] is None
     with pytest.raises(SafetyError, match="tracking_error"):
