@@ -19,18 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
+import torch
+
 from robopolicy.cli.main import _VERBS, find_verb
 from robopolicy.config.compose import compose, config_folder, group_options
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.trees import flatten
-=======
-import torch
-
-from robopolicy.cli import _VERBS, find_verb
-from robopolicy.config import compose, config_folder, flatten, group_options
-from robopolicy.errors import RobopolicyError
->>>>>>> 6737f1a (Promises are checked on a machine without a GPU too)
 
 TRIES = 12  # contexts that an option may be tried in, where many know its keys
 OPEN = "=somewhere"  # how scripts/promise_list.py reads `key=…`
