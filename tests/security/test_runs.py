@@ -13,6 +13,7 @@ import pytest
 
 from robopolicy import sim
 from robopolicy.cli import compare
+from robopolicy.cli.robustness import robustness
 from robopolicy.config.instantiate import build
 from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.specs import check_fits
@@ -28,6 +29,7 @@ from robopolicy.utils import atomic, storage
 from robopolicy.utils.atomic import remove_leftovers, write_atomically
 from robopolicy.world_models.envs.starts import made_from
 from robopolicy.world_models.evaluation.world_model_report import look
+from robopolicy.world_models.training.coevolve import Rounds
 from scripts import hostile_inputs
 
 
@@ -287,3 +289,24 @@ def test_a_step_that_is_no_number_fits_nothing() -> None:
     check_fits(spec, env)
     with pytest.raises(SpecError, match="dt"):
         check_fits(replace(spec, dt=float("nan")), env)
+
+
+def test_robustness_refuses_a_runs_damaged_task(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    says(run, "task: {_target_: native, task: reach}\n")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("robopolicy.envs.perturbations.build", fail)
+    with pytest.raises(ConfigError, match="task"):
+        robustness(checkpoint=run / "saved", episodes=1)
+    with pytest.raises(MemoryError):  # a user's own task: the traceback helps
+        robustness(checkpoint=run / "saved", episodes=1, task={"_target_": "native", "task": "reach"})
+
+
+@pytest.mark.parametrize("text", ["loop: {steps: 9}\n", "seed: 7\n", "{}\n"])
+def test_rounds_refit_no_model_that_does_not_say_how_it_was_trained(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    rounds = SimpleNamespace(config={"world": {"model": str(tmp_path)}}, _rollouts=lambda _: {"a": "b"}, share=0.25)
+    with pytest.raises(ConfigError, match=r"world\.model"):
+        Rounds._refitting(rounds, {}, tmp_path / "model", 1)  # type: ignore[arg-type]
