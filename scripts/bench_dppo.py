@@ -62,7 +62,10 @@ def make(env: Any, *, images: bool, minibatch: int, device: torch.device, **opti
         observation |= {IMAGES + name: Feature((3, 96, 96), "uint8") for name in ("front", "wrist")}
     spec = PolicySpec(observation, env.spec.action, env.spec.dt, 1, 8, 4, env.spec.tasks)
     policy = DiffusionPolicy(
-        spec, Normalizer.from_limits(observation, spec.action), network=partial(ResidualMLP, width=256), tuned_steps=5
+        spec,
+        Normalizer.from_limits(observation, spec.action),
+        network=partial(ResidualMLP, width=256),
+        finetuned_steps=5,
     )
     return DPPO(policy.to(device), minibatch=minibatch, **{**OPTIONS, **options})
 
@@ -78,9 +81,9 @@ def rollout(algo: DPPO, chunks: int) -> tuple[Obs, DenoisingSamples]:
     record = {k: torch.cat([p[k] for p in parts]) for k in parts[0]}
     weight = torch.full((chunks, spec.n_action_steps), 1.0 / spec.n_action_steps, device=device)
     keep = torch.ones(chunks, dtype=torch.bool, device=device)
-    scores = Advantages(keep, *torch.randn(3, chunks).to(device), weight)
+    advantages = Advantages(keep, *torch.randn(3, chunks).to(device), weight)
     return obs, DenoisingSamples(
-        record["cond"], record["x"].flatten(0, 1), record["log_prob"].mean(-1).flatten(), scores
+        record["cond"], record["x"].flatten(0, 1), record["log_prob"].mean(-1).flatten(), advantages
     )
 
 
@@ -98,30 +101,30 @@ class Published:
             cond = policy.encode({name: v[chunk] for name, v in obs.items()})
         index = k + len(policy.times) - self.steps
         x = batch.x[rows + chunk]
-        mean, std = policy.mean_std(x, policy.tuned(x, policy.times[index], cond), index)
+        mean, std = policy.mean_std(x, policy.finetuned(x, policy.times[index], cond), index)
         count = policy.spec.n_action_steps
         found = gaussian_log_prob(batch.x[rows + chunk + 1][:, :count], mean[:, :count], std.clamp_min(0.1))
         return found.mean((-1, -2)), cond
 
     def update(self, obs: Obs, batch: DenoisingSamples) -> None:
-        learner, size = self.learner, self.learner.minibatch
+        learner, size = self.learner, self.learner.config.minibatch
         every = torch.arange(len(batch.log_prob), device=batch.log_prob.device)
         with torch.no_grad():
             old = torch.cat([self.log_prob(obs, batch, rows)[0] for rows in every.split(size)])
-        for _ in range(learner.epochs):
+        for _ in range(learner.config.epochs):
             for rows in every[torch.randperm(len(every), device=every.device)].split(size):
                 chunk, k = rows // self.steps, rows % self.steps
                 log_prob, cond = self.log_prob(obs, batch, rows)
-                advantage = batch.scores.advantage[chunk] * self.algo.discount[k]
+                advantage = batch.advantages.advantage[chunk] * self.algo.discount[k]
                 loss, _ = clipped_loss(log_prob - old[rows], advantage, self.algo.clip[k])
-                value = nn.functional.mse_loss(learner.value.network(cond)[:, 0], batch.scores.target[chunk])
+                value = nn.functional.mse_loss(learner.estimator.network(cond)[:, 0], batch.advantages.target[chunk])
                 learner.optimizer.zero_grad(set_to_none=True)
-                learner.value.optimizer.zero_grad(set_to_none=True)
+                learner.estimator.optimizer.zero_grad(set_to_none=True)
                 (loss + 0.5 * value).backward()
-                nn.utils.clip_grad_norm_(learner.parameters, learner.grad_norm)
-                nn.utils.clip_grad_norm_(learner.value.parameters, learner.grad_norm)
+                nn.utils.clip_grad_norm_(learner.parameters, learner.config.grad_norm)
+                nn.utils.clip_grad_norm_(learner.estimator.parameters, learner.config.grad_norm)
                 learner.optimizer.step()
-                learner.value.optimizer.step()
+                learner.estimator.optimizer.step()
 
 
 def seconds(work: Any) -> float:
@@ -144,7 +147,7 @@ def update_speed(
         a = seconds(lambda: theirs.update(obs, batch))
         done: dict[str, float] = {}
         b = seconds(lambda: done.update(ours.update(batch, progress=0.0)))  # noqa: B023
-        steps = ours.learner.epochs * max(1, round(len(batch.log_prob) / minibatch))
+        steps = ours.learner.config.epochs * max(1, round(len(batch.log_prob) / minibatch))
         if done["actor_steps"] != steps:
             raise RuntimeError(f"ours took {done['actor_steps']:.0f} of {steps} actor steps: the sides did unlike work")
         pairs += [(a, b)] if i else []
@@ -177,7 +180,7 @@ def update_profile(
 
     algo.loss = timed("loss", algo.loss)  # type: ignore[method-assign]
     learner.optimizer.step = timed("optimiser", learner.optimizer.step)  # type: ignore[method-assign]
-    learner.value.learn = timed("critic", learner.value.learn)  # type: ignore[method-assign]
+    learner.estimator.learn = timed("critic", learner.estimator.learn)  # type: ignore[method-assign]
     algo.update(batch, progress=0.0)
     spent.update(dict.fromkeys(spent, 0.0))
     whole = sum(seconds(lambda: algo.update(batch, progress=0.0)) for _ in range(rounds))

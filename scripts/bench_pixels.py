@@ -29,7 +29,7 @@ import torch
 
 from robopolicy import sim
 from robopolicy.algos.dppo import DPPO
-from robopolicy.buffers.rollout_collector import RolloutCollector
+from robopolicy.buffers.collector import RolloutCollector
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import VecEnv
 from robopolicy.envs.wrappers import HistoryEnv
@@ -38,7 +38,7 @@ from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.networks.mlp import ValueMLP
 from robopolicy.networks.task_conditioned import TaskLayout, by_task
 from robopolicy.policies.factory import build_policy
-from robopolicy.policies.finetuning import tuned
+from robopolicy.policies.finetuning import finetuned
 from robopolicy.policies.normalizer import Normalizer
 from robopolicy.reporting.result_rows import Evidence, measured, write
 
@@ -69,7 +69,7 @@ def collecting(env: VecEnv) -> RolloutCollector:
             "precision": "bfloat16"}  # fmt: skip
     torch.manual_seed(0)
     base = build_policy(node, spec=spec, normalizer=Normalizer.from_limits(spec.observation, spec.action))
-    policy = tuned(base, tuned_steps=1, sampling={"sampling_steps": 1})
+    policy = finetuned(base, finetuned_steps=1, sampling={"sampling_steps": 1})
     collector = RolloutCollector(DPPO(policy, critic=partial(ValueMLP, width=256)), HistoryEnv(env, 1))
     collector.reset()
     return collector

@@ -179,8 +179,8 @@ ABLATION = {  # one change each of algo=dppo
     "as_is": (),
     "floor_0.05": ("algo.noise.floor=0.05",),
     "floor_0.2": ("algo.noise.floor=0.2",),
-    "tuned_steps_2": ("policy.tuned_steps=2",),
-    "tuned_steps_10": ("policy.tuned_steps=10",),
+    "tuned_steps_2": ("policy.finetuned_steps=2",),
+    "tuned_steps_10": ("policy.finetuned_steps=10",),
     "denoising_gamma_0.9": ("algo.denoising_gamma=0.9",),
     "clip_0.01": ("algo.clip=0.01", "algo.clip_first=0.01"),
     "clip_0.2": ("algo.clip=0.2", "algo.clip_first=0.2"),
@@ -250,7 +250,7 @@ SLOW_ENV = ("num_envs=4", "loop.warmup_steps=3000", "loop.updates_per_step=1")
 MANISKILL_PUSH = Base("maniskill", 4, 1.0, SUITE_BC, options=("task.name=PushCube-v1",), num_envs=16, episodes=200)
 SUITES_DPPO = ("validation_episodes=50", "threads=1")
 ONE_STEP = ("sampling={sampling_steps: 1}",)  # the base, not refined: its flow in one step
-VLA_TUNED = ("policy.sampling={sampling_steps: 1}", "policy.tuned_steps=1")  # the flow's only step
+VLA_TUNED = ("policy.sampling={sampling_steps: 1}", "policy.finetuned_steps=1")  # the flow's only step
 VLA_DPPO = (  # smaller steps than algo=dppo's: seven goals share the episodes of a rollout
     "algo=dppo",
     *VLA_TUNED,
@@ -488,14 +488,14 @@ EXPERIMENTS = {
                     "k4": (
                         "algo=dppo",
                         "policy.sampling={sampling_steps: 4, noise_level: 0.7}",
-                        "policy.tuned_steps=4",
+                        "policy.finetuned_steps=4",
                         "algo.actor_lr=4e-4",
                         SOLVED,
                     ),
                     "k1": (
                         "algo=dppo",
                         "policy.sampling={sampling_steps: 1}",
-                        "policy.tuned_steps=1",
+                        "policy.finetuned_steps=1",
                         "algo.noise.floor=0.15",
                         "algo.minibatch=350",
                         "algo.actor_lr=1e-4",
@@ -568,7 +568,13 @@ EXPERIMENTS = {
                 {"student": (), "ppo": VLA_PIXELS_PPO},
                 prefix="places/",
                 task=("task.positions=unseen",),
-                student=("algo=bc", "policy=sighted", "policy.initial_std=0.3", "loop.steps=4000", "threads=1"),
+                student=(
+                    "algo=bc",
+                    "policy=frozen_encoder_student",
+                    "policy.initial_std=0.3",
+                    "loop.steps=4000",
+                    "threads=1",
+                ),
             ),
         ),
     ),

@@ -34,7 +34,7 @@ from robopolicy.evaluation.episode_table import COLUMNS, EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef, task_of
 from robopolicy.policies.base import Policy
 from robopolicy.policies.factory import build_policy
-from robopolicy.policies.io import find_policy, policy_digest, read_spec
+from robopolicy.policies.find import find_policy, policy_digest, read_spec
 from robopolicy.policies.normalizer import Normalizer
 from robopolicy.real.control.joints import Commanded
 from robopolicy.real.datasets.convert import frames_of

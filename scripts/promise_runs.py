@@ -150,7 +150,7 @@ class Sandbox:
         for word in words:
             name, _, value = word.partition("=")
             path = self.folder / value.split("@")[0].rstrip("/")
-            if not re.match(r"[\w./@-]+$", value) or value in ("none", "hold") or path.exists():
+            if not re.match(r"[\w./@-]+$", value) or value in ("none", "zero_action") or path.exists():
                 continue
             if word.startswith(DATASETS) or name.startswith("loop.data."):
                 shutil.copytree(self.dataset(value, task), path)

@@ -22,7 +22,7 @@ from robopolicy.config.instantiate import build
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.evaluation.rollout import evaluate
-from robopolicy.policies.io import policy_digest
+from robopolicy.policies.find import policy_digest
 from robopolicy.reporting.result_rows import Evidence, measured, write
 from robopolicy.runs.checkpointer import find_policy, load_policy
 from robopolicy.world_models.envs.imagined import make

@@ -145,23 +145,23 @@ def dppo(kind: str, args: argparse.Namespace, *, rank: int, compact: bool, devic
     whole = build(kind, device)
     prefix, expert = parts(whole, compact)
     with torch.device(device):
-        tuned = adapt(copy.deepcopy(expert), rank)
-    learned = [p for p in tuned.parameters() if p.requires_grad]
+        finetuned = adapt(copy.deepcopy(expert), rank)
+    learned = [p for p in finetuned.parameters() if p.requires_grad]
     for weight in learned:
         weight.data = weight.data.float()
     count, tokens = sum(p.numel() for p in learned), prefix_length(whole, args.cameras)
     kept = 4 * args.chunks * numbers_kept(prefix.sizes, tokens, compact=compact)
     if device != "meta":
-        peak = run(tuned, learned, prefix.sizes, tokens, args, compact)
-        return Row(held(prefix, expert, tuned), count, kept, run=peak + kept)
-    tuned.compact = False  # meta tensors know no autocast
-    step = partial(one_step, tuned, prefix.sizes, tokens, device)
-    found = kept_for_gradient(tuned, step, args.batch)
+        peak = run(finetuned, learned, prefix.sizes, tokens, args, compact)
+        return Row(held(prefix, expert, finetuned), count, kept, run=peak + kept)
+    finetuned.compact = False  # meta tensors know no autocast
+    step = partial(one_step, finetuned, prefix.sizes, tokens, device)
+    found = kept_for_gradient(finetuned, step, args.batch)
     if compact:
         layer = found / prefix.sizes.layers
-        tuned.checkpointed()
-        found = 0.5 * (kept_for_gradient(tuned, step, args.batch) + layer) + (0 if rank else 2 * count)
-    return Row(held(prefix, expert, tuned), count, kept, found)
+        finetuned.checkpointed()
+        found = 0.5 * (kept_for_gradient(finetuned, step, args.batch) + layer) + (0 if rank else 2 * count)
+    return Row(held(prefix, expert, finetuned), count, kept, found)
 
 
 def parts(whole: Whole, compact: bool) -> tuple[FlowPrefix, FlowExpert]:

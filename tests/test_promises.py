@@ -63,7 +63,7 @@ def test_files_and_links_exist() -> None:
     ("span", "kind"),
     [
         ("robopolicy doctor", "command"), ("eval task=pick episodes=2", "command"), ("algo=dppo", "option"),
-        ("'policy.sampling={sampling_steps: 4}' policy.tuned_steps=4", "option"), ("policy.scale", "key"),
+        ("'policy.sampling={sampling_steps: 4}' policy.finetuned_steps=4", "option"), ("policy.scale", "key"),
         ("out=", "key"),
         ("scripts/results.py", "path"), ("robopolicy/", "path"), ("runs/act/x.py", ""), ("--allow", "flag"),
         ("robopolicy.sim.make(task, n)", "import"), ("ActionSpec", "name"), ("x", ""), ("load(a=1, b=2)", "name"),

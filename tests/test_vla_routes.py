@@ -10,7 +10,7 @@ import torch
 
 from robopolicy.cli.main import main
 from robopolicy.core.types import IMAGES, STATE, TASK
-from robopolicy.policies.frozen_encoder_student import SightedPolicy
+from robopolicy.policies.frozen_encoder_student import FrozenEncoderStudent
 from robopolicy.policies.gaussian import GaussianPolicy
 from robopolicy.policies.io import load_policy
 from robopolicy.policies.vla import VLAPolicy
@@ -67,20 +67,21 @@ def test_fewer_steps_of_the_flow_are_an_evaluation_of_their_own(base: Path, caps
 def test_ppo_through_the_flow(base: Path, tmp_path: Path):
     run = tmp_path / "dppo"
     sizes = ["num_envs=3", "loop.total_steps=12", "loop.rollout_steps=2", "algo.minibatch=6", "algo.epochs=1"]
-    tuned = ["policy.tuned_steps=2", "policy.lora_rank=2", "validation_episodes=0", "algo.critic_warmup=0"]
+    finetuned = ["policy.finetuned_steps=2", "policy.lora_rank=2", "validation_episodes=0", "algo.critic_warmup=0"]
     assert (
-        main(["train", "algo=dppo", "tracker=quiet", f"base={base}", f"run_dir={run}", *TASK_ARGS, *sizes, *tuned]) == 0
+        main(["train", "algo=dppo", "tracker=quiet", f"base={base}", f"run_dir={run}", *TASK_ARGS, *sizes, *finetuned])
+        == 0
     )
     refined, before = load_policy(run), load_policy(base)
-    assert isinstance(refined, VLAPolicy) and refined.tuned_steps == 2
+    assert isinstance(refined, VLAPolicy) and refined.finetuned_steps == 2
     assert torch.equal(refined.network.out.weight, before.network.out.weight)
-    factors = [p for n, p in refined.tuned.named_parameters() if n.endswith(".b")]
+    factors = [p for n, p in refined.finetuned.named_parameters() if n.endswith(".b")]
     assert factors and any(bool(p.any()) for p in factors), "nothing was learned"
 
 
 ROUTES = {
-    "grpo": ["group_size=2", "policy.tuned_steps=2"],
-    "co_dppo": ["task.only=[press]", "policy.tuned_steps=2", "algo.critic_warmup=0", "algo.data_batch=8"],
+    "grpo": ["group_size=2", "policy.finetuned_steps=2"],
+    "co_dppo": ["task.only=[press]", "policy.finetuned_steps=2", "algo.critic_warmup=0", "algo.data_batch=8"],
     "rpd": ["n_action_steps=2", "policy.network.width=16"],
 }
 
@@ -98,24 +99,34 @@ def test_the_other_routes(base: Path, tmp_path: Path, route: str):
         assert isinstance(refined, GaussianPolicy) and refined.spec.observation.keys() == {STATE, TASK}
         return
     assert isinstance(refined, VLAPolicy) and len(refined.spec.tasks) == (1 if route == "co_dppo" else 7)
-    same = [torch.equal(a, b) for a, b in zip(refined.tuned.parameters(), refined.network.parameters(), strict=True)]
+    same = [
+        torch.equal(a, b) for a, b in zip(refined.finetuned.parameters(), refined.network.parameters(), strict=True)
+    ]
     assert all(same) == (route == "grpo"), "so short a time is enough for nobody, so groups have nothing to compare"
 
 
 def test_a_student_on_the_base_s_prefix_is_imitated_and_refined(base: Path, tmp_path: Path, capsys):
     student, run = tmp_path / "student", tmp_path / "rpd"
     shown = [f"base={base}", f"dataset={base.parent / 'demos'}", "loop.steps=2", "loop.batch_size=8"]
-    imitate = ["train", "algo=bc", "policy=sighted", "tracker=quiet", f"run_dir={student}", *TASK_ARGS, *shown]
+    imitate = [
+        "train",
+        "algo=bc",
+        "policy=frozen_encoder_student",
+        "tracker=quiet",
+        f"run_dir={student}",
+        *TASK_ARGS,
+        *shown,
+    ]
     assert main(imitate) == 0
     once = load_policy(student).state_dict()
     assert main(imitate) == 0, "a run that is over goes on from itself, and its base is the student by then"
     assert all(torch.equal(v, once[k]) for k, v in load_policy(student).state_dict().items())
     sizes = ["num_envs=4", "task.horizon=3", "loop.rollout_steps=3", "loop.total_steps=24", "algo.minibatch=6"]
-    refine = ["train", "algo=rpd", "policy=tuned", f"base={student}", f"teacher={base}", "tracker=quiet", *TASK_ARGS,
-              *sizes, "validation_episodes=0", "algo.epochs=1"]  # fmt: skip
+    refine = ["train", "algo=rpd", "policy=finetuned", f"base={student}", f"teacher={base}", "tracker=quiet",
+              *TASK_ARGS, *sizes, "validation_episodes=0", "algo.epochs=1"]  # fmt: skip
     assert main([*refine, f"run_dir={run}", "teacher_sampling={sampling_steps: 1}"]) == 0
     before, after = load_policy(student), load_policy(run)
-    assert isinstance(after, SightedPolicy) and after.spec.observation.keys() == {STATE, TASK, IMAGES + "front"}
+    assert isinstance(after, FrozenEncoderStudent) and after.spec.observation.keys() == {STATE, TASK, IMAGES + "front"}
     changed = {k.split(".")[0] for k, v in after.state_dict().items() if not torch.equal(v, before.state_dict()[k])}
     assert changed == {"network", "log_std"}
     capsys.readouterr()
@@ -129,14 +140,15 @@ def test_a_student_on_the_base_s_prefix_is_imitated_and_refined(base: Path, tmp_
 @pytest.mark.parametrize("route", ["pa_rl", "aloe"])
 def test_off_policy_over_whole_chunks(base: Path, tmp_path: Path, route: str):
     run = tmp_path / route
-    sizes = ["num_envs=3", "loop.total_steps=60", "loop.warmup_steps=30", "loop.batch_size=8", "policy.tuned_steps=2",
-             "loop.critic_only_updates=2", "validation_episodes=0", "algo.noise_samples=2"]  # fmt: skip
+    sizes = ["num_envs=3", "loop.total_steps=60", "loop.warmup_steps=30", "loop.batch_size=8",
+             "policy.finetuned_steps=2", "loop.critic_only_updates=2", "validation_episodes=0",
+             "algo.noise_samples=2"]  # fmt: skip
     source = [f"base={base}", f"dataset={base.parent / 'demos'}", "task.only=[press]"]
     assert main(["train", f"algo={route}", "tracker=quiet", *source, f"run_dir={run}", *TASK_ARGS, *sizes]) == 0
     refined, before = load_policy(run), load_policy(base)
-    assert isinstance(refined, VLAPolicy) and refined.tuned_steps == 2 and len(refined.spec.tasks) == 1
+    assert isinstance(refined, VLAPolicy) and refined.finetuned_steps == 2 and len(refined.spec.tasks) == 1
     assert torch.equal(refined.network.out.weight, before.network.out.weight)
-    assert not torch.equal(refined.tuned.out.weight, before.network.out.weight), "it learned"
+    assert not torch.equal(refined.finetuned.out.weight, before.network.out.weight), "it learned"
 
 
 def test_a_residual_on_all_tasks(base: Path, tmp_path: Path):

@@ -25,11 +25,11 @@ class Planner:
     """Chunks from observations, for one arm, with the executor that evaluation uses."""
 
     def __init__(self, policy: Policy, *, seed: int = 0, deterministic: bool = False) -> None:
-        self.policy, self.deterministic = policy.eval(), deterministic
+        self.policy = policy.eval()
         levels = [policy]
         while levels[-1].base is not None:
             levels.append(levels[-1].base)
-        self.executors = [ChunkExecutor(level, 1) for level in levels]
+        self.executors = [ChunkExecutor(level, 1, deterministic=deterministic) for level in levels]
         self.history = max(level.spec.n_obs_steps for level in levels)
         self.reset(seed)
 
@@ -44,9 +44,9 @@ class Planner:
         from what is `ahead` (real/planning/chunking.py does)."""
         for executor in reversed(self.executors):
             if executor is self.executors[0]:
-                executor.left.zero_()
+                executor.replan()
             executor.clock.fill_(step)
-            action = executor.next_action(obs, self.seed, deterministic=self.deterministic)
+            action = executor.next_action(obs, self.seed)
             obs = {**obs, BASE_ACTION: action}
         return self.executors[0].queue[0].double().numpy().copy()
 

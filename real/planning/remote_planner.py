@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.specs import PolicySpec, check_fits
 from robopolicy.core.types import BASE_ACTION, EnvSpec, Obs
-from robopolicy.policies.io import read_spec
+from robopolicy.policies.find import read_spec
 from robopolicy.real.control.joints import Ahead
 from robopolicy.real.planning.planner import PlanningError
 from robopolicy.real.planning.server import Token, is_loopback

@@ -16,7 +16,7 @@ from robopolicy.core.specs import PolicySpec, check_fits
 from robopolicy.core.types import BASE_ACTION, IMAGES
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.policies.base import Policy
-from robopolicy.policies.io import read_spec
+from robopolicy.policies.find import read_spec
 from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.control.joint_filter import without
 from robopolicy.real.control.joints import ActionDecoder, Ahead

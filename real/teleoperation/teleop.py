@@ -22,7 +22,7 @@ from robopolicy.core.rng import episode_seeds
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import TASK
 from robopolicy.datasets.lerobot_writer import DatasetWriter
-from robopolicy.policies.zero_action import HoldPolicy
+from robopolicy.policies.zero_action import ZeroActionPolicy
 from robopolicy.real.datasets.convert import Frames, frames_of
 from robopolicy.real.datasets.converted import UnusableError
 from robopolicy.real.recording.replay import Recording
@@ -141,7 +141,7 @@ def record(
     """`teleop` with keys from anywhere, at any pace; `sleep` passes the time while a verdict is awaited."""
     spec = env.spec
     hand = Teleoperator(keys, spec.action, env.dt, drive, recording=True, stick=stick_of(keys))
-    stands = HoldPolicy(PolicySpec(spec.observation, spec.action, env.dt, 1, 1, 1, spec.tasks))  # never drives
+    stands = ZeroActionPolicy(PolicySpec(spec.observation, spec.action, env.dt, 1, 1, 1, spec.tasks))  # never drives
     memory = EpisodeMemory(lambda: bool(hand.verdict))
     cell = make(env, stands, hand=hand, settings=dict(safety or {}), put=memory.put, pace=pace, show=show)
     by = "gamepad" if hand.stick else "keyboard"

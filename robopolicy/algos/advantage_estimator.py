@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from robopolicy.algos.returns import RewardScale, chunk_weight, gae, standardize
-from robopolicy.buffers.rollout_collector import Rollout
+from robopolicy.buffers.collector import Rollout
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.types import Metrics, Obs
 from robopolicy.utils.optim import load_optimizer_state, optimizer_state
@@ -35,12 +35,12 @@ class Advantages(NamedTuple):
 class AdvantageEstimator(Protocol):
     """Says how good the chunks of a rollout were: a critic (Value), or a comparison that needs none (grpo.Groups)."""
 
-    def scores(
+    def estimate(
         self, rollout: Rollout, cond: Tensor, encode: Callable[[Obs], Tensor], chunk_steps: int
     ) -> Advantages: ...
     def learn(self, cond: Tensor, target: Tensor) -> float: ...
     def set_lr(self, factor: float) -> None: ...
-    def numbers(self, scores: Advantages, losses: list[float]) -> Metrics: ...
+    def numbers(self, advantages: Advantages, losses: list[float]) -> Metrics: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
@@ -69,7 +69,7 @@ class Value:
         self.reward_scale = RewardScale(gamma=gamma, clip=reward_clip)
 
     @torch.no_grad()
-    def scores(self, rollout: Rollout, cond: Tensor, encode: Callable[[Obs], Tensor], chunk_steps: int) -> Advantages:
+    def estimate(self, rollout: Rollout, cond: Tensor, encode: Callable[[Obs], Tensor], chunk_steps: int) -> Advantages:
         """Advantages of all chunks, of which `cond` [all chunks, C] are the encoded observations.
 
         Args:
@@ -119,10 +119,10 @@ class Value:
     def set_lr(self, factor: float) -> None:
         self.optimizer.param_groups[0]["lr"] = self.lr * factor
 
-    def numbers(self, scores: Advantages, losses: list[float]) -> Metrics:
-        """What to log of a rollout's scores, and of what `learn` returned."""
+    def numbers(self, advantages: Advantages, losses: list[float]) -> Metrics:
+        """What to log of a rollout's advantages, and of what `learn` returned."""
         return {
-            "critic_loss": sum(losses) / len(losses), "explained_variance": scores.explained,
+            "critic_loss": sum(losses) / len(losses), "explained_variance": advantages.explained,
             "reward_scale": self.reward_scale.deviation,
         }  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -46,7 +46,7 @@ class BC:
     ) -> None:
         self.model = policy.train()
         self.ema = EMA(policy, decay=ema_decay, power=ema_power)
-        self.policy: Policy = self.ema.average
+        self.policy = cast(Policy, self.ema.average)
         self.steps, self.lr, self.warmup, self.clip_norm = steps, lr, warmup, clip_norm
         parts = {name: list(policy.get_submodule(name).parameters()) for name in part_decay or {}}
         apart = {p for parameters in parts.values() for p in parameters}

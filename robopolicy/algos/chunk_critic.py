@@ -70,11 +70,11 @@ class ChunkLearner:
         noise_samples: int = 4,
         seed: int = 0,
     ) -> None:
-        if not isinstance(policy, ChunkDenoiser) or not policy.tuned_steps:
+        if not isinstance(policy, ChunkDenoiser) or not policy.finetuned_steps:
             raise SpecError(
                 "policy: expected a diffusion, flow or VLA policy with a fine-tuned copy, found "
                 f"{type(policy).__name__}{' without one' if isinstance(policy, ChunkDenoiser) else ''}. "
-                "Make it by policy=tuned from a base of these kinds."
+                "Make it by policy=finetuned from a base of these kinds."
             )
         self.policy, self.device = policy, policy.times.device
         action, self.played = policy.spec.action, policy.spec.n_action_steps
@@ -87,7 +87,7 @@ class ChunkLearner:
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
         self.critic_params = list[Tensor](self.critic.parameters())
         self.target_params = list[Tensor](self.target.parameters())
-        self.actor_params = list[Tensor](policy.tuned_parameters())
+        self.actor_params = list[Tensor](policy.finetuned_parameters())
         self.critic_optim = torch.optim.Adam(self.critic_params, lr=critic_lr, fused=True)
         self.actor_optim = torch.optim.Adam(self.actor_params, lr=actor_lr, fused=True)
         self.pessimism, self.tau, self.grad_norm, self.noise_samples = pessimism, tau, grad_norm, noise_samples
@@ -160,8 +160,8 @@ class ChunkLearner:
         if not bool((weight > 0).any()):  # e.g. nothing but ends of episodes
             return {}
         noise = torch.randn(chunk.shape, generator=self.generator).to(self.device)
-        k = torch.randint(self.policy.tuned_steps, (len(chunk),), generator=self.generator).to(self.device)
-        loss = self.policy.tuned_loss(cond, chunk, weight, k=k, noise=noise)
+        k = torch.randint(self.policy.finetuned_steps, (len(chunk),), generator=self.generator).to(self.device)
+        loss = self.policy.finetuned_loss(cond, chunk, weight, k=k, noise=noise)
         norm = self._descend(loss, self.actor_params, self.actor_optim, "actor")
         return {"actor/imitation": float(loss.detach()), "actor/grad_norm": float(norm)}
 

@@ -6,13 +6,12 @@ moving. A batch of real or held-out demonstrations in every gradient step holds 
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from robopolicy.algos.dppo import DPPO, ChainOptions, DenoisingSamples
-from robopolicy.algos.ppo_core import PPOOptions
+from robopolicy.algos.dppo import DPPO, DenoisingSamples
 from robopolicy.config.schema import Count, Positive
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import step_seed
@@ -24,10 +23,6 @@ from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.normalizer import ACTION
 
 
-class CoOptions(ChainOptions, PPOOptions, total=False):
-    """Keywords of DPPO."""
-
-
 class CoDPPO(DPPO):
     """DPPO's loss plus `supervised` · the policy's imitation loss at the fine-tuned steps, on batches of `episodes`.
 
@@ -37,7 +32,7 @@ class CoDPPO(DPPO):
         episodes: demonstrations of what shall not be forgotten. A policy that reads is told their own instructions;
             one that tells tasks apart by number needs those of the env.
         supervised: weight of the imitation loss. data_batch: frames of a batch, one a gradient step (or piece of one).
-        **options: see DPPO.
+        **options: see DPPOConfig.
 
     Raises:
         SpecError: data and policy do not fit.
@@ -51,13 +46,13 @@ class CoDPPO(DPPO):
         *,
         supervised: Positive = 0.1,
         data_batch: Count = 256,
-        **options: Unpack[CoOptions],
+        **options: Any,
     ) -> None:
         super().__init__(policy, **options)
         if episodes.num_frames < data_batch:
             raise ConfigError(f"algo.data_batch={data_batch}: the dataset has but {episodes.num_frames} frames")
         self.batches = Batches(
-            episodes, policy.spec, batch_size=data_batch, seed=options.get("seed", 0), device=self.clip.device
+            episodes, policy.spec, batch_size=data_batch, seed=self.config.seed, device=self.clip.device
         )
         self.denoiser, self.tasks, self.supervised, self.drawn = policy, episodes.tasks, supervised, 0
         with use_tasks(policy, self.tasks):  # what cannot be followed shows now
@@ -81,7 +76,7 @@ class CoDPPO(DPPO):
         generator = torch.Generator().manual_seed(step_seed(self.batches.seed, number, stream=2))
         k = torch.randint(self.steps, (len(action),), generator=generator).to(action.device)
         noise = torch.randn(action.shape, generator=generator).to(action)
-        return policy.tuned_loss(cond, action, ~data["action_is_pad"], k=k, noise=noise)
+        return policy.finetuned_loss(cond, action, ~data["action_is_pad"], k=k, noise=noise)
 
     def update(self, batch: DenoisingSamples, *, progress: float) -> Metrics:
         """See DPPO; `imitation` is the mean loss on the data."""

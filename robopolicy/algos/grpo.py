@@ -8,16 +8,16 @@ scoring, clips and the anchor are DPPO's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from robopolicy.algos.advantage_estimator import Advantages
-from robopolicy.algos.dppo import DPPO, ChainOptions
-from robopolicy.algos.ppo_core import Learner, PPOOptions
+from robopolicy.algos.dppo import DPPO
+from robopolicy.algos.ppo_core import DenoisingConfig, Learner
 from robopolicy.algos.returns import chunk_weight, executed_steps, group_advantage
-from robopolicy.buffers.rollout_collector import Rollout
+from robopolicy.buffers.collector import Rollout
 from robopolicy.config.schema import Count
 from robopolicy.core.errors import ConfigError, RobopolicyError
 from robopolicy.core.types import Metrics, Obs
@@ -31,22 +31,25 @@ class GRPO(DPPO):
 
     Args:
         group_size: envs that begin in the same state; the env is a GroupedEnv of this size underneath.
-        **options: see ChainOptions. `anchor` is the KL to the frozen policy that GRPO has as β.
+        **options: see DenoisingConfig. `anchor` is the KL to the frozen policy that GRPO has as β.
 
     Raises:
         ConfigError: groups of one.
     """
 
-    def __init__(self, policy: DenoisingPolicy, *, group_size: Count, **options: Unpack[ChainOptions]) -> None:
-        self.groups = Groups(group_size)
-        super().__init__(policy, **options)
+    @staticmethod
+    def forwards_to(given: object) -> tuple[type, ...]:
+        """Name the class whose fields `**options` are; the config is checked against it."""
+        return (DenoisingConfig,)
 
-    def _learner(self, parameters: list[nn.Parameter], **options: Unpack[PPOOptions]) -> Learner:
-        return Learner(parameters, self.policy.cond_dim, judge=self.groups, **options)
+    def __init__(self, policy: DenoisingPolicy, *, group_size: Count, **options: Any) -> None:
+        groups, config = Groups(group_size), DenoisingConfig(**options)
+        self._prepare(policy, config)
+        self.learner = Learner(self.parameters, config, groups)
 
 
 class Groups:
-    """See Judge: compares the episodes of `size` neighbouring envs; there is nothing to learn.
+    """An AdvantageEstimator that compares the episodes of `size` neighbouring envs; there is nothing to learn.
 
     Raises:
         ConfigError: a group of one has nobody to be compared with.
@@ -59,7 +62,7 @@ class Groups:
             )
         self.size = size
 
-    def scores(self, rollout: Rollout, cond: Tensor, encode: Callable[[Obs], Tensor], chunk_steps: int) -> Advantages:
+    def estimate(self, rollout: Rollout, cond: Tensor, encode: Callable[[Obs], Tensor], chunk_steps: int) -> Advantages:
         """Every chunk has the advantage of its episode; episodes in which physics failed are left out.
 
         Raises:
@@ -104,9 +107,9 @@ class Groups:
     def set_lr(self, factor: float) -> None:
         pass
 
-    def numbers(self, scores: Advantages, losses: list[float]) -> Metrics:
+    def numbers(self, advantages: Advantages, losses: list[float]) -> Metrics:
         """`informative`: share of the chunks whose group did not all fare alike."""
-        return {"informative": float((scores.advantage != 0.0).float().mean())}
+        return {"informative": float((advantages.advantage != 0.0).float().mean())}
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -59,7 +59,7 @@ class PARL:
         self.learner = ChunkLearner(policy, **options)
         self.policy = self.learner.policy
         self.base = copy.deepcopy(self.policy)
-        self.began = self.base.tuned_parameters()
+        self.began = self.base.finetuned_parameters()
         self.base.requires_grad_(False)
         self.samples, self.base_samples, self.keep = samples, base_samples, keep
         self.temperature, self.policy_delay = temperature, policy_delay

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from robopolicy.algos.advantage_estimator import Advantages
-from robopolicy.algos.ppo_core import Learner, PPOOptions
+from robopolicy.algos.ppo_core import Learner, PPOConfig
 from robopolicy.algos.returns import clipped_loss
-from robopolicy.buffers.rollout_collector import Record, Rollout
+from robopolicy.buffers.collector import Record, Rollout
 from robopolicy.config.schema import NonNegative, Positive
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import Metrics, Obs
@@ -35,7 +35,7 @@ class Lines(NamedTuple):
     extra: Tensor  # [D Ta Da] n, what was added to that
     log_prob: Tensor  # [D] of n, mean over executed elements, when it was drawn
     velocity: Tensor  # [M H Da] v̂, of the network that drew
-    scores: Advantages  # [D]
+    advantages: Advantages  # [D]
 
 
 class PolicyFlow:
@@ -47,11 +47,16 @@ class PolicyFlow:
         brownian: weight of the Brownian regulariser, per element: the mean square of
             η = (1−t)·v − (x_t − t·v̂), which is zero where the flow spreads as a diffusing particle would (eq. 16).
         entropy: weight of the mean log deviation of n.
-        **options: see Options.
+        **options: see PPOConfig.
 
     Raises:
         ConfigError: the flow is stochastic, or only a part of it is fine-tuned.
     """
+
+    @staticmethod
+    def forwards_to(given: object) -> tuple[type, ...]:
+        """Name the class whose fields `**options` are; the config is checked against it."""
+        return (PPOConfig,)
 
     def __init__(
         self,
@@ -61,18 +66,21 @@ class PolicyFlow:
         noise: Positive = 0.1,
         brownian: NonNegative = 0.0,
         entropy: NonNegative = 0.0,
-        **options: Unpack[PPOOptions],
+        **options: Any,
     ) -> None:
         self.steps = len(policy.times)
-        if policy.tuned_steps != self.steps or len(policy.noise_shape) != 2:
+        if policy.finetuned_steps != self.steps or len(policy.noise_shape) != 2:
             raise ConfigError(
-                f"PolicyFlow fine-tunes all {self.steps} steps of an ordinary flow: policy.tuned_steps={self.steps} "
-                f"and no noise_level; found tuned_steps={policy.tuned_steps}, noise of shape {policy.noise_shape}"
+                f"PolicyFlow fine-tunes all {self.steps} steps of an ordinary flow: "
+                f"policy.finetuned_steps={self.steps} "
+                f"and no noise_level; found finetuned_steps={policy.finetuned_steps}, "
+                f"noise of shape {policy.noise_shape}"
             )
         self.policy, self.brownian, self.entropy = policy, brownian, entropy
-        device = policy.tuned_parameters()[0].device
+        device = policy.finetuned_parameters()[0].device
         self.log_std = nn.Parameter(torch.full((policy.spec.action.dim,), math.log(noise), device=device))
-        self.learner = Learner([*policy.tuned_parameters(), self.log_std], policy.cond_dim, **options)
+        parameters = [*policy.finetuned_parameters(), self.log_std]
+        self.learner = Learner.with_critic(parameters, policy.cond_dim, PPOConfig(**options))
         self.clip = torch.tensor(clip, device=device)
 
     @property
@@ -102,12 +110,13 @@ class PolicyFlow:
     def returns(self, rollout: Rollout) -> Lines:
         """Advantages, and the velocities of the flow that drew."""
         record = rollout.record
-        scores = self.learner.value.scores(rollout, record["cond"], self.encode, self.policy.spec.n_action_steps)
-        cond, noise, end, extra = (record[k][scores.keep] for k in ("cond", "noise", "end", "extra"))
-        log_prob = (record["log_prob"][scores.keep] * scores.weight).sum(-1)
-        lines = Lines(cond, noise, end, extra, log_prob, noise, scores)
+        count = self.policy.spec.n_action_steps
+        advantages = self.learner.estimator.estimate(rollout, record["cond"], self.encode, count)
+        cond, noise, end, extra = (record[k][advantages.keep] for k in ("cond", "noise", "end", "extra"))
+        log_prob = (record["log_prob"][advantages.keep] * advantages.weight).sum(-1)
+        lines = Lines(cond, noise, end, extra, log_prob, noise, advantages)
         every = torch.arange(len(cond) * self.steps, device=cond.device)
-        velocity = torch.cat([self._velocity(lines, rows)[0] for rows in every.split(self.learner.minibatch)])
+        velocity = torch.cat([self._velocity(lines, rows)[0] for rows in every.split(self.learner.config.minibatch)])
         return lines._replace(velocity=velocity)
 
     def _velocity(self, lines: Lines, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -120,7 +129,7 @@ class PolicyFlow:
     def update(self, batch: Lines, *, progress: float) -> Metrics:
         """All epochs over one rollout; see Learner.update."""
         samples = torch.arange(len(batch.velocity), device=batch.cond.device)
-        found = self.learner.update(samples, partial(self.loss, batch), batch.cond, batch.scores, progress=progress)
+        found = self.learner.update(samples, partial(self.loss, batch), batch.cond, batch.advantages, progress=progress)
         return found | {"noise": float(self.log_std.detach().exp().mean())}
 
     def loss(self, batch: Lines, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,8 +138,8 @@ class PolicyFlow:
         velocity, x, t = self._velocity(batch, rows)
         shift = (velocity - batch.velocity[rows])[:, :count]
         log_prob = gaussian_log_prob(batch.extra[chunk], shift, self.log_std.exp()).mean(-1)  # [B Ta]
-        log_ratio = (log_prob * batch.scores.weight[chunk]).sum(-1) - batch.log_prob[chunk]
-        loss, stats = clipped_loss(log_ratio, batch.scores.advantage[chunk], self.clip)
+        log_ratio = (log_prob * batch.advantages.weight[chunk]).sum(-1) - batch.log_prob[chunk]
+        loss, stats = clipped_loss(log_ratio, batch.advantages.advantage[chunk], self.clip)
         if self.brownian:
             residual = (1.0 - t) * velocity - (x - t * batch.velocity[rows])
             loss = loss + self.brownian * residual.square().mean()

@@ -6,15 +6,15 @@ The baseline beside DPPO: the same loop, critic, advantages and mean over execut
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from robopolicy.algos.advantage_estimator import Advantages
-from robopolicy.algos.ppo_core import Learner, PPOOptions
+from robopolicy.algos.ppo_core import Learner, PPOConfig
 from robopolicy.algos.returns import clipped_loss
-from robopolicy.buffers.rollout_collector import Record, Rollout
+from robopolicy.buffers.collector import Record, Rollout
 from robopolicy.config.schema import Positive
 from robopolicy.core.types import Metrics, Obs
 from robopolicy.policies.base import LikelihoodPolicy
@@ -27,7 +27,7 @@ class ChunkSamples(NamedTuple):
     cond: Tensor  # [D C]
     x: Tensor  # [D H Da] normalised, as drawn
     log_prob: Tensor  # [D] mean over executed elements, before the update
-    scores: Advantages  # [D]
+    advantages: Advantages  # [D]
 
 
 class PPO:
@@ -35,14 +35,19 @@ class PPO:
 
     Args:
         clip: PPO's.
-        **options: see Options.
+        **options: see PPOConfig.
     """
 
-    def __init__(self, policy: LikelihoodPolicy, *, clip: Positive = 0.02, **options: Unpack[PPOOptions]) -> None:
+    @staticmethod
+    def forwards_to(given: object) -> tuple[type, ...]:
+        """Name the class whose fields `**options` are; the config is checked against it."""
+        return (PPOConfig,)
+
+    def __init__(self, policy: LikelihoodPolicy, *, clip: Positive = 0.02, **options: Any) -> None:
         self.policy = policy
         parameters = policy.density_parameters()
         self.clip = torch.tensor(clip, device=parameters[0].device)
-        self.learner = Learner(parameters, policy.cond_dim, **options)
+        self.learner = Learner.with_critic(parameters, policy.cond_dim, PPOConfig(**options))
 
     @property
     def critic_warmup(self) -> int:
@@ -67,20 +72,21 @@ class PPO:
     def returns(self, rollout: Rollout) -> ChunkSamples:
         """Advantages and old log-probs."""
         record = rollout.record
-        scores = self.learner.value.scores(rollout, record["cond"], self.encode, self.policy.spec.n_action_steps)
-        cond, x = record["cond"][scores.keep], record["x"][scores.keep]
-        parts = zip(*(v.split(self.learner.minibatch) for v in (cond, x, scores.weight)), strict=True)
-        return ChunkSamples(cond, x, torch.cat([self.policy.log_prob(*part) for part in parts]), scores)
+        count = self.policy.spec.n_action_steps
+        advantages = self.learner.estimator.estimate(rollout, record["cond"], self.encode, count)
+        cond, x = record["cond"][advantages.keep], record["x"][advantages.keep]
+        parts = zip(*(v.split(self.learner.config.minibatch) for v in (cond, x, advantages.weight)), strict=True)
+        return ChunkSamples(cond, x, torch.cat([self.policy.log_prob(*part) for part in parts]), advantages)
 
     def update(self, batch: ChunkSamples, *, progress: float) -> Metrics:
         """All epochs over one rollout; see Learner.update."""
         samples = torch.arange(len(batch.cond), device=batch.cond.device)
-        return self.learner.update(samples, partial(self.loss, batch), batch.cond, batch.scores, progress=progress)
+        return self.learner.update(samples, partial(self.loss, batch), batch.cond, batch.advantages, progress=progress)
 
     def loss(self, batch: ChunkSamples, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The clipped objective of chunks `rows` [B], and its STATS."""
-        log_prob = self.policy.log_prob(batch.cond[rows], batch.x[rows], batch.scores.weight[rows])
-        return clipped_loss(log_prob - batch.log_prob[rows], batch.scores.advantage[rows], self.clip)
+        log_prob = self.policy.log_prob(batch.cond[rows], batch.x[rows], batch.advantages.weight[rows])
+        return clipped_loss(log_prob - batch.log_prob[rows], batch.advantages.advantage[rows], self.clip)
 
     def state_dict(self) -> dict[str, Any]:
         return self.learner.state_dict()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,104 +16,126 @@ from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Posi
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.types import Metrics
 from robopolicy.networks.mlp import MLP
+from robopolicy.policies.denoising_chain import ChainNoise, FloorNoise
 from robopolicy.utils.optim import load_optimizer_state, optimizer_state
 
 Loss = Callable[[Tensor], tuple[Tensor, Tensor]]  # of sample rows [B]: the loss, and its STATS
 
 
-class ActorOptions(TypedDict, total=False):
-    """Keywords of every PPO, with a critic or without.
+@dataclass(frozen=True)
+class ActorConfig:
+    """Options of every PPO, with a critic or without. Constructors take them as keywords.
 
-    epochs, minibatch: passes over the samples, and samples per gradient step, but for rounding to equal parts.
-    minibatches: so many an epoch instead, whose size grows with the number of envs; null: as `minibatch` says.
-    microbatch: a minibatch's gradient is summed up in pieces of at most this size; None: in one.
-    actor_lr: learning rate; lr_schedule, lr_final: of it over the training, and the factor at its end.
-    weight_decay: AdamW's, of the policy. grad_norm: gradients are scaled down to this norm.
-    target_kl: KL(old ‖ new) per element of a chunk, in nats; the policy stops learning from a rollout before the first
-        minibatch beyond. A Gaussian whose mean moved by d of its deviations is d²/2 away.
-    seed: of the order of samples.
+    Args:
+        epochs, minibatch: passes over the samples, and samples per gradient step, up to rounding to equal parts.
+        minibatches: number of minibatches per epoch, whose size then grows with the number of envs; None: `minibatch`.
+        microbatch: a minibatch's gradient is summed up in pieces of at most this size; None: in one.
+        actor_lr: learning rate of the policy.
+        lr_schedule, lr_final: schedule of all learning rates over the training, and the factor at its end.
+        weight_decay: AdamW's, of the policy. grad_norm: gradients are scaled down to this norm.
+        target_kl: KL(old ‖ new) per element of a chunk, in nats. The policy stops learning from a rollout before the
+            first minibatch beyond it. A Gaussian whose mean moved by d of its deviations is d²/2 away.
+        seed: of the order of samples.
     """
 
-    epochs: Count
-    minibatch: Count
-    minibatches: Count | None
-    microbatch: Count | None
-    actor_lr: Positive
-    lr_schedule: Literal["constant", "linear", "cosine"]
-    lr_final: Fraction
-    weight_decay: NonNegative
-    grad_norm: Positive
-    target_kl: Positive
-    seed: int
+    epochs: Count = 5
+    minibatch: Count = 2560
+    minibatches: Count | None = None
+    microbatch: Count | None = None
+    actor_lr: Positive = 1e-4
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    lr_final: Fraction = 0.1
+    weight_decay: NonNegative = 0.0
+    grad_norm: Positive = 1.0
+    target_kl: Positive = 1.0
+    seed: int = 0
 
 
-class PPOOptions(ActorOptions, total=False):
-    """Keywords of every PPO with a critic.
+@dataclass(frozen=True)
+class PPOConfig(ActorConfig):
+    """Options of every PPO with a critic.
 
-    critic: makes V's network; called as critic(size of the encoded observation, 1).
-    gamma: discount per primitive step. gae_lambda: per chunk.
-    critic_lr: its learning rate, which follows the schedule too.
-    critic_warmup: rollouts at the beginning from which the critic alone learns.
-    reward_clip: rewards, over the running deviation of their returns, lie within ± this.
+    Args:
+        critic: makes V's network; called as critic(size of the encoded observation, 1).
+        gamma: discount per primitive step. gae_lambda: per chunk.
+        critic_lr: learning rate of the critic.
+        critic_warmup: rollouts at the beginning from which the critic alone learns.
+        reward_clip: rewards, over the running deviation of their returns, lie within ± this.
     """
 
-    critic: Callable[[int, int], nn.Module]
-    gamma: Fraction
-    gae_lambda: Fraction
-    critic_lr: Positive
-    critic_warmup: Natural
-    reward_clip: Positive
+    critic: Callable[[int, int], nn.Module] = MLP
+    gamma: Fraction = 0.99
+    gae_lambda: Fraction = 0.95
+    critic_lr: Positive = 1e-3
+    critic_warmup: Natural = 0
+    reward_clip: Positive = 10.0
+
+
+@dataclass(frozen=True)
+class DenoisingConfig(ActorConfig):
+    """Options of every PPO through a denoising chain; see DPPO.
+
+    Args:
+        noise: makes the chain's exploring deviation; see ChainNoise.
+        denoising_gamma: discount per denoising step.
+        clip, clip_first: PPO's clip at the last and at the noisiest fine-tuned step. clip_rate: see clip_schedule.
+        anchor: weight of KL(policy ‖ frozen policy) per element, at the latents that were drawn, over all Ta steps,
+            executed or not (BC anchor).
+        entropy: weight of the mean log deviation, for learned noise.
+        progressive: share of the training over which fine-tuning spreads from the last step backwards to all K'
+            (B²-DiffuRL, Hu et al. 2025, without its branches); 0: all from the beginning. All K' explore meanwhile,
+            and are run by the one network that is being changed.
+    """
+
+    noise: Callable[..., ChainNoise] = FloorNoise
+    denoising_gamma: Fraction = 0.99
+    clip: Positive = 0.01
+    clip_first: Positive = 0.01
+    clip_rate: Positive = 3.0
+    anchor: NonNegative = 0.0
+    entropy: NonNegative = 0.0
+    progressive: Fraction = 0.0
+
+
+@dataclass(frozen=True)
+class DPPOConfig(DenoisingConfig, PPOConfig):
+    """Options of DPPO: those of a denoising chain and those of a critic."""
 
 
 class Learner:
-    """Minimises a clipped objective over `parameters`, and the error of V(cond) of size `cond_dim`; see Options.
+    """Minimises a clipped objective over `parameters`, and the error of an advantage estimator.
 
     Args:
-        judge: scores chunks in place of a critic; None: a Value of `critic`'s network.
+        estimator: says how good chunks were; a critic, or a comparison of episodes.
     """
 
-    def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        cond_dim: int,
-        *,
-        judge: AdvantageEstimator | None = None,
-        critic: Callable[[int, int], nn.Module] = MLP,
-        gamma: float = 0.99,
-        gae_lambda: float = 0.95,
-        epochs: int = 5,
-        minibatch: int = 2560,
-        minibatches: int | None = None,
-        microbatch: int | None = None,
-        actor_lr: float = 1e-4,
-        critic_lr: float = 1e-3,
-        lr_schedule: str = "constant",
-        lr_final: float = 0.1,
-        weight_decay: float = 0.0,
-        grad_norm: float = 1.0,
-        target_kl: float = 1.0,
-        critic_warmup: int = 0,
-        reward_clip: float = 10.0,
-        seed: int = 0,
-    ) -> None:
-        self.parameters = list(parameters)
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=actor_lr, weight_decay=weight_decay, fused=True)
-        self.value = judge or Value(
-            critic(cond_dim, 1).to(self.parameters[0].device), gamma=gamma, gae_lambda=gae_lambda, lr=critic_lr,
-            grad_norm=grad_norm, reward_clip=reward_clip,
-        )  # fmt: skip
-        self.epochs, self.minibatch, self.minibatches, self.microbatch = epochs, minibatch, minibatches, microbatch
-        self.lr, self.schedule = actor_lr, partial(schedule, lr_schedule, final=lr_final)
-        self.grad_norm, self.target_kl, self.critic_warmup = grad_norm, target_kl, critic_warmup
-        self.generator = torch.Generator().manual_seed(seed)
+    def __init__(self, parameters: Iterable[nn.Parameter], config: ActorConfig, estimator: AdvantageEstimator) -> None:
+        self.parameters, self.config, self.estimator = list(parameters), config, estimator
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=config.actor_lr, weight_decay=config.weight_decay, fused=True
+        )
+        self.schedule = partial(schedule, config.lr_schedule, final=config.lr_final)
+        self.critic_warmup = config.critic_warmup if isinstance(config, PPOConfig) else 0
+        self.generator = torch.Generator().manual_seed(config.seed)
         self.updates = 0  # rollouts learned from
+
+    @classmethod
+    def with_critic(cls, parameters: Iterable[nn.Parameter], cond_dim: int, config: PPOConfig) -> Learner:
+        """Build a learner whose advantages come from a new critic V(cond) of cond [B cond_dim]."""
+        parameters = list(parameters)
+        network = config.critic(cond_dim, 1).to(parameters[0].device)
+        value = Value(
+            network, gamma=config.gamma, gae_lambda=config.gae_lambda, lr=config.critic_lr,
+            grad_norm=config.grad_norm, reward_clip=config.reward_clip,
+        )  # fmt: skip
+        return cls(parameters, config, value)
 
     def update(
         self,
         samples: Tensor,
         loss: Loss,
         cond: Tensor,
-        scores: Advantages,
+        advantages: Advantages,
         *,
         progress: float,
         whole: int | None = None,
@@ -129,23 +152,23 @@ class Learner:
         learns = self.updates >= self.critic_warmup
         self.updates += 1
         factor = self.schedule(progress)
-        self.value.set_lr(factor)
-        self.optimizer.param_groups[0]["lr"] = self.lr * factor
+        self.estimator.set_lr(factor)
+        self.optimizer.param_groups[0]["lr"] = self.config.actor_lr * factor
         sums, seen, taken, critic_losses = torch.zeros(len(STATS) + 1, dtype=torch.float64), 0, 0, []
         whole = whole or len(samples)
-        count = self.minibatches or round(whole / self.minibatch)
+        count = self.config.minibatches or round(whole / self.config.minibatch)
         for rows, chunks in minibatches(
-            samples, len(cond), whole=whole, count=count, epochs=self.epochs, generator=self.generator
+            samples, len(cond), whole=whole, count=count, epochs=self.config.epochs, generator=self.generator
         ):
-            critic_losses.append(self.value.learn(cond[chunks], scores.target[chunks]))
+            critic_losses.append(self.estimator.learn(cond[chunks], advantages.target[chunks]))
             if learns and len(rows):
                 stats = self.step(rows, loss)
-                learns = float(stats[0]) <= self.target_kl
+                learns = float(stats[0]) <= self.config.target_kl
                 sums, seen, taken = sums + stats, seen + 1, taken + learns
         means = dict(zip((*STATS, "grad_norm"), (sums / max(1, seen)).tolist(), strict=True))
         return means | {
-            "actor_steps": taken, "lr": self.lr * factor, "chunks": len(cond),
-            **self.value.numbers(scores, critic_losses),
+            "actor_steps": taken, "lr": self.config.actor_lr * factor, "chunks": len(cond),
+            **self.estimator.numbers(advantages, critic_losses),
         }  # fmt: skip
 
     def step(self, rows: Tensor, loss: Loss) -> Tensor:
@@ -153,11 +176,11 @@ class Learner:
         gradient's norm."""
         self.optimizer.zero_grad(set_to_none=True)
         stats = torch.zeros(len(STATS), device=rows.device)
-        for part in rows.split(self.microbatch or len(rows)):
+        for part in rows.split(self.config.microbatch or len(rows)):
             value, found = loss(part)
             (value * (len(part) / len(rows))).backward()
             stats = stats + found * (len(part) / len(rows))
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.grad_norm)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.config.grad_norm)
         found = torch.cat([stats, norm[None]]).double().cpu()
         if not bool(found.isfinite().all()):
             named = ", ".join(f"{k} {v:.3g}" for k, v in zip((*STATS, "grad_norm"), found.tolist(), strict=True))
@@ -165,14 +188,16 @@ class Learner:
                 f"PPO: not everything is finite in update {self.updates}: {named}. Lower actor_lr, raise the noise "
                 "floor, or look for NaN in the base and its normaliser."
             )
-        if found[0] <= self.target_kl and found[-1] > 0.0:  # a step without a gradient would be the momentum's alone
+        if (
+            found[0] <= self.config.target_kl and found[-1] > 0.0
+        ):  # a step without a gradient would be the momentum's alone
             self.optimizer.step()
         return found
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "parameters": [p.detach().clone() for p in self.parameters],
-            "value": self.value.state_dict(),
+            "value": self.estimator.state_dict(),
             "optimizer": optimizer_state(self.optimizer),
             "generator": self.generator.get_state(),
             "updates": self.updates,
@@ -182,7 +207,7 @@ class Learner:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for parameter, saved in zip(self.parameters, state["parameters"], strict=True):
             parameter.copy_(saved)
-        self.value.load_state_dict(state["value"])
+        self.estimator.load_state_dict(state["value"])
         load_optimizer_state(self.optimizer, state["optimizer"])
         self.generator.set_state(state["generator"])
         self.updates = int(state["updates"])

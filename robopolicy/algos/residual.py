@@ -21,6 +21,7 @@ from robopolicy.buffers.replay_buffer import Batch
 from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import BASE_ACTION, Metrics, Obs
+from robopolicy.networks.critics import CriticEnsemble
 from robopolicy.policies.residual import ResidualPolicy
 from robopolicy.utils.optim import load_optimizer_state, optimizer_state
 
@@ -52,7 +53,7 @@ class ResidualTD3:
         self,
         policy: ResidualPolicy,
         *,
-        critic: Callable[..., nn.Module],
+        critic: Callable[..., CriticEnsemble],
         target_subset: Count = 2,
         tau: Fraction = 0.01,
         actor_lr: Positive = 3e-4,
@@ -70,17 +71,17 @@ class ResidualTD3:
         grad_clip: Positive = 10.0,
         seed: int = 0,
     ) -> None:
-        self.policy, self.device = policy, policy.net[0].weight.device
+        self.policy, self.device, layout = policy, policy.low.device, policy.layout
         in_dim = policy.net[0].in_features
-        self.critic = (critic(in_dim, layout=policy.layout) if policy.layout else critic(in_dim)).to(self.device)
+        self.critic = (critic(in_dim, layout=layout) if layout else critic(in_dim)).to(self.device)
         if target_subset > self.critic.heads:
             raise ConfigError(
                 f"algo.target_subset: expected at most algo.critic.heads={self.critic.heads}, found {target_subset}"
             )
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
-        self.actor_params = list(policy.net.parameters())
-        self.critic_params = list(self.critic.parameters())
-        self.target_params = list(self.target.parameters())
+        self.actor_params = list[Tensor](policy.net.parameters())
+        self.critic_params = list[Tensor](self.critic.parameters())
+        self.target_params = list[Tensor](self.target.parameters())
         self.actor_optim = torch.optim.Adam(self.actor_params, lr=actor_lr, fused=True)
         self.critic_optim = torch.optim.Adam(self.critic_params, lr=critic_lr, fused=True)
         self.target_subset, self.tau, self.policy_delay = target_subset, tau, policy_delay

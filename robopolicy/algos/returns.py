@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 
-class Advantages(NamedTuple):
+class ChunkReturns(NamedTuple):
     """Of D decisions."""
 
     advantage: Tensor  # [D]
@@ -35,7 +35,7 @@ def gae(
     final_value: Tensor,
     gamma: float,
     lam: float,
-) -> Advantages:
+) -> ChunkReturns:
     """Generalised advantages (Schulman et al. 2016) of chunks of any length, γ per primitive step, λ per chunk.
 
     δ = Σγⁱrᵢ + γˢ·V' − V over the s steps of a chunk. V' is the value at the env's next decision; 0 where the episode
@@ -70,7 +70,7 @@ def gae(
         total, discount = total.masked_fill(now, 0.0), discount.masked_fill(now, 1.0)
         count, fine = count.masked_fill(now, 0), fine | now
     advantage = out[planned]
-    return Advantages(advantage, advantage + value, steps[planned], good[planned])
+    return ChunkReturns(advantage, advantage + value, steps[planned], good[planned])
 
 
 def executed_steps(planned: Tensor, ended: Tensor) -> Tensor:

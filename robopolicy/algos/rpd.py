@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from robopolicy.algos.ppo import PPO, ChunkSamples
-from robopolicy.algos.ppo_core import PPOOptions
+from robopolicy.algos.ppo_core import PPOConfig
 from robopolicy.algos.returns import schedule
-from robopolicy.buffers.rollout_collector import Record, Rollout
+from robopolicy.buffers.collector import Record, Rollout
 from robopolicy.config.schema import Fraction, NonNegative, Positive
 from robopolicy.core.errors import CheckpointError, SpecError
 from robopolicy.core.specs import PolicySpec, check_action_spec
@@ -42,11 +42,16 @@ class RPD:
             deviation around the teacher's chunk, ½((mean − target)/σ)² per element.
         anchor: weight at the beginning; anchor_schedule, anchor_final: how it falls over the training, and its factor
             at the end.
-        clip: PPO's. **options: see Options.
+        clip: PPO's. **options: see PPOConfig.
 
     Raises:
         SpecError: teacher and student command other actions, or at another rate.
     """
+
+    @staticmethod
+    def forwards_to(given: object) -> tuple[type, ...]:
+        """Name the class whose fields `**options` are; the config is checked against it."""
+        return (PPOConfig,)
 
     def __init__(
         self,
@@ -58,7 +63,7 @@ class RPD:
         anchor_schedule: Literal["constant", "linear", "cosine"] = "linear",
         anchor_final: Fraction = 0.0,
         clip: Positive = 0.02,
-        **options: Unpack[PPOOptions],
+        **options: Any,
     ) -> None:
         _check(policy.spec, teacher.spec)
         self.policy, self.teacher = policy, teacher.eval().requires_grad_(False)
@@ -90,7 +95,7 @@ class RPD:
     def returns(self, rollout: Rollout) -> Taught:
         """PPO's, and the teacher's chunks beside."""
         chunks = self.ppo.returns(rollout)
-        return Taught(chunks, rollout.record["teacher"][chunks.scores.keep])
+        return Taught(chunks, rollout.record["teacher"][chunks.advantages.keep])
 
     def update(self, batch: Taught, *, progress: float) -> Metrics:
         """All epochs over one rollout; see Learner.update."""
@@ -99,7 +104,7 @@ class RPD:
         with torch.no_grad():
             apart = float(self.apart(batch, samples))
         loss = partial(self.loss, batch, weight=weight)
-        found = self.ppo.learner.update(samples, loss, chunks.cond, chunks.scores, progress=progress)
+        found = self.ppo.learner.update(samples, loss, chunks.cond, chunks.advantages, progress=progress)
         return {**found, "anchor": weight, "teacher_distance": apart}
 
     def loss(self, batch: Taught, rows: Tensor, *, weight: float) -> tuple[Tensor, Tensor]:

@@ -1,30 +1,40 @@
-"""How an off-policy algorithm acts: its chunks, or single actions, through the executor that everything runs on."""
+"""Collect experience with the queue that evaluation and deployment run on, so all of them act alike."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, Protocol
+import time
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from robopolicy.core.types import BASE_ACTION, IMAGES, Feature, Metrics, Obs, Step, VecEnv
+from robopolicy.core.types import IMAGES, Metrics, Obs, Step, VecEnv, check_finite
 from robopolicy.envs.wrappers import request_images
 from robopolicy.policies.base import Policy
-from robopolicy.policies.chunk_executor import ChunkExecutor
+from robopolicy.policies.chunk_executor import ChunkQueue, read_rows
+
+Record = dict[str, Tensor]
 
 
 class OffPolicy(Protocol):
-    """An algorithm that learns from a replay. Its policy's `read` says what the replay keeps of an observation."""
+    """An algorithm that learns from a replay buffer. Its policy's `replay_features` says what the buffer stores."""
 
     policy: Any
 
     def explore(self, obs: Obs, *, warmup: bool) -> Tensor:
-        """Actions [B Da], or chunks [B H Da] of which Ta steps are played, in physical units, for frames [B ...]."""
+        """Return actions [B Da], or chunks [B H Da] of which Ta steps are played, in physical units.
+
+        Args:
+            obs: replay features [B ...].
+        """
         ...
 
     def update(self, batch: Any, *, learned_steps: int | None) -> Metrics:
-        """Learn from what the replay samples; learned_steps: env steps since learning began, None before."""
+        """Learn from a batch of the replay buffer.
+
+        Args:
+            learned_steps: env steps since learning began; None in a critic-only update.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -32,53 +42,186 @@ class OffPolicy(Protocol):
 
 
 class OffPolicyCollector:
-    """Plays what the algorithm explores with. Each env plans anew when its chunk is used up or its episode has ended;
-    an action is a chunk of one."""
+    """Plays what an off-policy algorithm explores with, one env step at a time. An action is a chunk of length one.
+
+    Each env plans again when its chunk is used up or its episode has ended.
+    """
 
     def __init__(self, algo: OffPolicy, env: VecEnv) -> None:
-        self.planner, self.env = _Planner(algo), env
-        self.executor = ChunkExecutor(self.planner, env.num_envs, device=env.device)
-        reads_images = any(key.startswith(IMAGES) for key in algo.policy.spec.observation)
-        self.every_image = torch.full(
-            (env.num_envs,), reads_images, device=env.device
-        )  # [N] replays keep every frame, or none
+        self.algo, self.env, self.warmup = algo, env, True
+        spec = algo.policy.spec
+        self.queue = ChunkQueue(
+            self._plan, env.num_envs, action_dim=spec.action.dim, n_action_steps=spec.n_action_steps, device=env.device
+        )
+        reads_images = any(key.startswith(IMAGES) for key in spec.observation)
+        # [N] replay buffers store the images of every frame, or of none.
+        self.every_image = torch.full((env.num_envs,), reads_images, device=env.device)
+        self.obs: Obs = {}  # [N To ...] to act on next
+        self.features: Obs = {}  # [N ...] replay features of `obs`
 
-    def next_action(self, frame: Obs, *, warmup: bool) -> Tensor:
-        """[N Da] for frames [N ...], as the policy's `read` makes them."""
-        self.planner.see(frame, warmup=warmup)
-        stacked = {k: v if k == BASE_ACTION else v[:, None] for k, v in frame.items()}
-        return self.executor.next_action(stacked, self.env.episode_seed)
+    def start(self, obs: Obs, features: Obs | None = None) -> None:
+        """Act on `obs` [N To ...] next.
 
-    def step(self, action: Tensor) -> Step:
-        """Of the env; it takes the pictures that are read."""
+        Args:
+            features: replay features of `obs` [N ...]; None: computed. In a batch of another size they would differ in
+                their last bits, so a resumed run passes the saved ones.
+        """
+        self.obs = obs
+        self.features = self.algo.policy.replay_features(obs) if features is None else features
+
+    def reset(self) -> None:
+        """Start new episodes in all envs."""
+        self.queue.reset()
+        self.start(self.env.reset())
+
+    def collect(self, *, warmup: bool) -> tuple[Obs, Step]:
+        """Take one env step.
+
+        Returns:
+            The replay features [N ...] that were acted on, and the step with the features of its `next_obs`.
+        """
+        self.warmup, features = warmup, self.features
+        action = self.queue.next_action(features, self.env.episode_seed)
         request_images(self.env, self.every_image)
-        return self.env.step(action)
+        step = self.env.step(action)
+        following = self.algo.policy.replay_features(step.next_obs)
+        self.queue.reset(step.ended)
+        self.start(step.obs, self._first_features(step, following))
+        return features, step._replace(next_obs=following)
 
-    def next_frame(self, step: Step, following: Obs) -> Obs:
-        """What the policy reads to act on next [N ...]; `following` is what it read of the true successors. Where an
-        episode ended another one began, and that alone is read: encoding pictures takes longer than the rest."""
+    def _first_features(self, step: Step, following: Obs) -> Obs:
+        """Return the features to act on next [N ...]: `following`, or those of the first frame of a new episode.
+
+        Only new episodes are encoded, since encoding images costs more than everything else.
+        """
         if not bool(step.ended.any()):
             return following
-        first = self.planner.algo.policy.replay_features({k: v[step.ended] for k, v in step.obs.items()})
-        frame = {k: v.clone() for k, v in following.items()}
+        first = self.algo.policy.replay_features({k: v[step.ended] for k, v in step.obs.items()})
+        features = {k: v.clone() for k, v in following.items()}
         for key, value in first.items():
-            frame[key][step.ended] = value
-        return frame
+            features[key][step.ended] = value
+        return features
 
-
-class _Planner(Policy):
-    """The exploring algorithm as an executor knows policies; it draws its own noise."""
-
-    def __init__(self, algo: OffPolicy) -> None:
-        super().__init__()
-        self.spec, self.algo, self.warmup = replace(algo.policy.spec, n_obs_steps=1, observation={}), algo, True
-
-    def see(self, frame: Obs, *, warmup: bool) -> None:
-        self.warmup = warmup
-        if not self.spec.observation:
-            self.spec = replace(self.spec, observation={k: Feature(tuple(v.shape[1:])) for k, v in frame.items()})
-
-    def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
-        frame = {k: v if k == BASE_ACTION else v[:, 0] for k, v in obs.items()}
-        chunk = self.algo.explore(frame, warmup=self.warmup)
+    def _plan(self, features: Obs, rows: Tensor, noise: Tensor | None) -> Tensor:
+        chunk = self.algo.explore({k: v[rows] for k, v in features.items()}, warmup=self.warmup)
         return chunk if chunk.ndim == 3 else chunk[:, None]
+
+
+class Explorer(Protocol):
+    """An on-policy algorithm, as the collector uses it.
+
+    An optional attribute `reads` (the policy's spec with more observations) says that it reads more than its policy.
+    """
+
+    policy: Policy
+
+    @property
+    def noise_shape(self) -> tuple[int, ...]: ...
+
+    def explore(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Record]:
+        """Return chunks [B H Da] in physical units for obs [B To ...], and the record [B ...] that `update` needs."""
+        ...
+
+
+class Rollout(NamedTuple):
+    """T primitive steps of N envs, in which D chunks were planned, ordered by (step, env)."""
+
+    record: Record  # [D ...] the explorer's record of each chunk
+    planned: Tensor  # [T N] bool: the env planned a chunk before this step
+    reward: Tensor  # [T N]
+    terminated: Tensor  # [T N] bool
+    truncated: Tensor  # [T N] bool
+    valid: Tensor  # [T N] bool
+    final_obs: Obs  # [F To ...] true successors of the truncated steps, ordered by (step, env)
+    last_obs: Obs  # [N To ...] where the rollout stops
+    success: list[float]  # of the episodes that ended
+    steps: int  # primitive steps taken, over all envs
+    info: dict[str, float]  # means of the env's `info`, and `act_s`, `env_s`: seconds of policy and env
+
+
+class RolloutCollector:
+    """Runs N envs under an explorer. Each env plans again when its chunk is used up or its episode has ended.
+
+    At the end of a rollout the remaining chunks are dropped. So every rollout is of one policy, and its last values
+    are values of states at which that policy does plan.
+    """
+
+    def __init__(self, explorer: Explorer, env: VecEnv) -> None:
+        self.explorer, self.env = explorer, env
+        self.spec, self.reads = explorer.policy.spec, getattr(explorer, "reads", explorer.policy.spec)
+        self.queue = ChunkQueue(
+            self._plan, env.num_envs, action_dim=self.spec.action.dim, n_action_steps=self.spec.n_action_steps,
+            noise_shape=explorer.noise_shape, device=env.device,
+        )  # fmt: skip
+        self.reads_images = any(key.startswith(IMAGES) for key in self.reads.observation)
+        self.records: list[Record] = []  # of the rollout under way
+        self.obs: Obs = {}
+
+    def reset(self) -> None:
+        """Start new episodes in all envs."""
+        self.obs = self.env.reset()
+        self.queue.reset()
+
+    def collect(self, length: int) -> Rollout:
+        """Take `length` primitive steps in every env.
+
+        Raises:
+            DataError: a reward is not finite where physics did not fail.
+        """
+        shape, env_s, began = (length, self.env.num_envs), 0.0, time.perf_counter()
+        planned = torch.zeros(shape, dtype=torch.bool, device=self.env.device)
+        reward = torch.zeros(shape, device=self.env.device)
+        terminated, truncated, valid = (torch.zeros_like(planned) for _ in range(3))
+        finals: list[Obs] = []
+        success: list[float] = []
+        sums: dict[str, float] = {}
+        steps, self.records = 0, []
+        for t in range(length):
+            action = self.queue.next_action(self.obs, self.env.episode_seed)
+            planned[t, self.queue.planned] = True
+            stepping = time.perf_counter()
+            if t + 1 < length:  # the value of the last observation needs the images of all envs
+                request_images(self.env, (self.queue.left == 0) & self.reads_images)
+            step = self.env.step(action)
+            env_s += time.perf_counter() - stepping
+            check_finite(step, self.spec.action.names)
+            reward[t], terminated[t], truncated[t], valid[t] = step.reward, step.terminated, step.truncated, step.valid
+            steps += int(step.steps.sum())
+            if bool(step.ended.any()):
+                if bool(step.truncated.any()):
+                    finals.append({k: v[step.truncated] for k, v in self._policy_obs(step.next_obs).items()})
+                success += step.success[step.ended & step.valid].float().tolist()
+                self.queue.reset(step.ended)
+            self.obs = step.obs
+            for key, value in step.info.items():
+                sums[key] = sums.get(key, 0.0) + float(value.float().mean())
+        self.queue.replan()
+        records, self.records = self.records, []
+        record = {k: torch.cat([r[k] for r in records]) for k in records[0]}
+        last_obs = self._policy_obs(self.obs)
+        final_obs = {k: torch.cat([f[k] for f in finals]) if finals else v[:0] for k, v in last_obs.items()}
+        reward = torch.where(valid, reward, 0.0)
+        info = {k: v / length for k, v in sums.items()}
+        info |= {"env_s": env_s, "act_s": time.perf_counter() - began - env_s}
+        return Rollout(record, planned, reward, terminated, truncated, valid, final_obs, last_obs, success, steps, info)
+
+    def _plan(self, obs: Obs, rows: Tensor, noise: Tensor | None) -> Tensor:
+        assert noise is not None
+        chunk, record = self.explorer.explore(read_rows(obs, rows, self.reads), noise)
+        self.records.append(record)
+        return chunk
+
+    def _policy_obs(self, obs: Obs) -> Obs:
+        """Select the policy's keys and its last To frames of `obs`."""
+        return {k: obs[k][:, -self.spec.n_obs_steps :] for k in self.spec.observation}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"env": self.env.state_dict(), "executor": self.queue.state_dict(), "obs": self.obs}  # type: ignore[attr-defined]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.env.load_state_dict(state["env"])  # type: ignore[attr-defined]
+        if not self.env.spec.resumable:  # the episodes of `obs` are gone
+            self.reset()
+            return
+        self.queue.load_state_dict(state["executor"])
+        self.obs = state["obs"]

@@ -28,7 +28,7 @@ from robopolicy.envs.wrappers import Wrapper
 from robopolicy.evaluation import rollout
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef
-from robopolicy.policies.io import find_policy, is_ours, read_spec
+from robopolicy.policies.find import find_policy, is_ours, read_spec
 from robopolicy.policies.lerobot.find import HUB
 from robopolicy.reporting.run_reader import label
 from robopolicy.reporting.suite import Suite, SuiteResult

@@ -143,6 +143,20 @@ def build(node: Mapping[str, Any], slot: str, where: str = "", /, **runtime: Any
     return _construct(node, slot, where, runtime)
 
 
+def open_arguments(node: Mapping[str, Any], slot: str) -> set[str]:
+    """Return the keywords that the node's target takes and the node leaves to the program."""
+    known, _ = parameters(resolve(node, slot), node)
+    return set(known) - set(node)
+
+
+def value_of(node: Mapping[str, Any], slot: str, key: str) -> Any:
+    """Return the value of a key: the node's, or else the constructor's default; None where there is neither."""
+    if key in node:
+        return node[key]
+    parameter = parameters(resolve(node, slot), node)[0].get(key)
+    return None if parameter is None or parameter.required else parameter.default
+
+
 def arguments_for(target: Callable[..., Any], arguments: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """Keyword arguments as `target`'s annotations want them; inner nodes are built, unless `Node` asks for them."""
     known, _ = parameters(target, arguments)

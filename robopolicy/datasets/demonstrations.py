@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.errors import ConfigError, DataError, closest
+from robopolicy.core.protocols import ShowsProgress
 from robopolicy.core.rng import Split, episode_seeds
 from robopolicy.core.types import IMAGES, TASK, EnvSpec, Obs, Step, VecEnv
 from robopolicy.datasets.lerobot_writer import DatasetWriter
@@ -30,14 +30,6 @@ class Demonstrator(Protocol):
     def act(self, obs: Obs) -> Tensor:
         """[N Da] action for single frames `obs`."""
         ...
-
-
-class Bar(Protocol):
-    def update(self, step: int, **numbers: float) -> None: ...
-
-
-class Tracker(Protocol):
-    def progress(self, total: int, description: str) -> AbstractContextManager[Any]: ...
 
 
 @dataclass(frozen=True)
@@ -117,7 +109,7 @@ def record_demos(
     max_attempts: int | None = None,
     provenance: Mapping[str, Any] | None = None,
     overwrite: bool = False,
-    tracker: Tracker | None = None,
+    tracker: ShowsProgress | None = None,
 ) -> RecordedDemos:
     """Record `episodes` demonstrations of `expert` as a LeRobotDataset v3.
 

@@ -12,7 +12,7 @@ from robopolicy.core.types import TASK, Feature, VecEnv
 from robopolicy.core.untrusted import check_links, leads_inside, pointed, refusing
 from robopolicy.datasets.lerobot_reader import dataset_features, load_episodes
 from robopolicy.policies.base import Policy
-from robopolicy.policies.io import is_ours, policy_digest
+from robopolicy.policies.find import is_ours, policy_digest
 from robopolicy.policies.lerobot.find import HUB, training_run
 from robopolicy.runs.checkpointer import find_policy
 from robopolicy.runs.run_dir import CONFIG, own_task, read_config

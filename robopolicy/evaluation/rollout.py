@@ -79,14 +79,12 @@ def _run(
     # The env wants at least N seeds. Fillers repeat the last one: claimed once, its copies are nobody's.
     filled = tally.todo + tally.todo[-1:] * (env.num_envs - len(tally.todo))
     obs = env.reset(torch.tensor(filled, dtype=torch.int64, device=env.device))
-    executor = ChunkExecutor(policy, env.num_envs, device=env.device)
+    executor = ChunkExecutor(policy, env.num_envs, device=env.device, deterministic=deterministic)
     tally.claim(torch.ones(env.num_envs, dtype=torch.bool), env.episode_seed, obs)
     while not tally.finished:
         if watch is not None:
             watch(env, tally.running())
-        action = executor.next_action(
-            obs, env.episode_seed, mask=tally.active.to(env.device), deterministic=deterministic
-        )
+        action = executor.next_action(obs, env.episode_seed, mask=tally.active.to(env.device))
         request_images(env, executor.needs_images & tally.active.to(env.device))
         step = env.step(action)
         done = tally.add(step)

@@ -24,7 +24,9 @@ class EnsembleLinear(nn.Module):
         self.bias = nn.Parameter(torch.empty(heads, 1, out_dim).uniform_(-bound, bound))
 
     def forward(self, x: Tensor, heads: Tensor | None = None) -> Tensor:
-        return torch.baddbmm(_of(self.bias, heads), x, _of(self.weight, heads))
+        if heads is None:
+            return torch.baddbmm(self.bias, x, self.weight)
+        return torch.baddbmm(self.bias[heads], x, self.weight[heads])
 
 
 class TaskEnsembleLinear(EnsembleLinear):
@@ -35,7 +37,8 @@ class TaskEnsembleLinear(EnsembleLinear):
         self.layout = layout
 
     def forward(self, x: Tensor, heads: Tensor | None = None) -> Tensor:
-        return task_product(x, _of(self.weight, heads), self.layout) + _of(self.bias, heads)
+        weight, bias = (self.weight, self.bias) if heads is None else (self.weight[heads], self.bias[heads])
+        return task_product(x, weight, self.layout) + bias
 
 
 class EnsembleLayerNorm(nn.Module):
@@ -48,11 +51,10 @@ class EnsembleLayerNorm(nn.Module):
         self.dim = dim
 
     def forward(self, x: Tensor, heads: Tensor | None = None) -> Tensor:
-        return torch.addcmul(_of(self.bias, heads), F.layer_norm(x, (self.dim,)), _of(self.weight, heads))
-
-
-def _of(parameter: Tensor, heads: Tensor | None) -> Tensor:
-    return parameter if heads is None else parameter[heads]
+        x = F.layer_norm(x, (self.dim,))
+        if heads is None:
+            return torch.addcmul(self.bias, x, self.weight)
+        return torch.addcmul(self.bias[heads], x, self.weight[heads])
 
 
 class CriticEnsemble(nn.Module):

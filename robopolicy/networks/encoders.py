@@ -1,8 +1,9 @@
-"""ObservationEncoder: one vector per observation, from states, cameras and the task, history included."""
+"""Encode an observation, history included, as one vector: from states, cameras and the task."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,23 +11,23 @@ from torch import Tensor, nn
 from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import IMAGES, TASK, Obs
-from robopolicy.networks.mlp import identity
+from robopolicy.networks.mlp import Identity
 from robopolicy.networks.task_conditioned import by_task
 from robopolicy.networks.vision import ConvEncoder, random_shift
 
 
 class ObservationEncoder(nn.Module):
-    """cond [B C] from *normalised* observations [B To ...]; `out_dim` is C.
+    """Encodes *normalised* observations [B To ...] as cond [B C]; `out_dim` is C.
 
-    Float keys are concatenated over keys and history and go through the state encoder. Each camera has an encoder of
-    its own, applied frame by frame. `task_index`, where the spec has it, selects a learned vector.
+    Float keys are concatenated over keys and history and go through the state encoder. Each camera has its own
+    encoder, applied frame by frame. `task_index`, where the spec has it, selects a learned vector.
 
     Args:
         state_encoder: makes a module from the flattened size; identity when None.
         image_encoder: makes a module from a camera's shape (3, h, w); ConvEncoder when None.
         image_shift: pixels of random shift in training (0: none).
         task_dim: size of the task vector.
-        task_weights: of several tasks each has places of its own for what the state encoder reads, see `by_task`.
+        task_weights: with several tasks, each has its own columns of the state encoder's input, see `by_task`.
 
     Raises:
         SpecError: a key that is neither float32, nor an image, nor the task.
@@ -54,16 +55,15 @@ class ObservationEncoder(nn.Module):
                 f"found {strange or 'none at all'}. Convert them to float32 in the dataset or leave them out."
             )
         self.image_shift = image_shift
-        self.out_dim = 0
+        self.out_dim: int = 0
         self.task_inputs = len(spec.tasks) if task_weights and self.has_task and len(spec.tasks) > 1 else 0
         if self.floats:
-            size = (
-                spec.n_obs_steps * sum(torch.Size(keys[k].shape).numel() for k in self.floats) * (1 + self.task_inputs)
-            )
-            self.state = (state_encoder or identity)(size)
-            self.out_dim += self.state.out_dim
-        self.images = nn.ModuleList((image_encoder or ConvEncoder)(tuple(keys[k].shape)) for k in self.cameras)
-        self.out_dim += spec.n_obs_steps * sum(encoder.out_dim for encoder in self.images)
+            frame = sum(torch.Size(keys[k].shape).numel() for k in self.floats)
+            state: Any = (state_encoder or Identity)(spec.n_obs_steps * frame * (1 + self.task_inputs))
+            self.state, self.out_dim = state, state.out_dim
+        images: Any = [(image_encoder or ConvEncoder)(tuple(keys[k].shape)) for k in self.cameras]
+        self.images = nn.ModuleList(images)
+        self.out_dim += spec.n_obs_steps * sum(encoder.out_dim for encoder in images)
         if self.has_task:
             self.task = nn.Embedding(len(spec.tasks), task_dim)
             self.out_dim += task_dim

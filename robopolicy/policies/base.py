@@ -31,6 +31,7 @@ class Policy(nn.Module):
     """
 
     spec: PolicySpec
+    config: dict[str, Any]  # the node that `build_policy` built it from
     base: Policy | None
     memory: Memory | None
     noise_shape: tuple[int, ...] = ()
@@ -139,7 +140,7 @@ class DenoisingPolicy(Policy):
     """A policy that turns noise into a chunk step by step: DDPM, DDIM, flow matching.
 
     The observation is encoded once per observation, not once per denoising step. Of the S steps of a chain the last
-    `tuned_steps` (K', 0 where nothing is fine-tuned) are run by a copy of the network, which reinforcement learning
+    `finetuned_steps` (K', 0 where nothing is fine-tuned) are run by a copy of the network, which reinforcement learning
     changes; the frozen original runs those before. `sample`, `act` and the saved policy always have both halves.
     `cond_dim`: how many of the C numbers of cond critics and noise read, the first ones: all, but where cond holds what
     is for the denoiser alone (lerobot_flow.py).
@@ -147,7 +148,7 @@ class DenoisingPolicy(Policy):
     """
 
     normalizer: Normalizer
-    tuned_steps: int
+    finetuned_steps: int
     cond_dim: int
     chain_noise_shape: tuple[int, ...]
 
@@ -168,7 +169,7 @@ class DenoisingPolicy(Policy):
         """
 
     @abstractmethod
-    def tuned_parameters(self) -> list[nn.Parameter]:
+    def finetuned_parameters(self) -> list[nn.Parameter]:
         """What reinforcement learning changes."""
 
     @abstractmethod

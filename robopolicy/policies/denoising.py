@@ -32,7 +32,7 @@ class DenoiserOptions(TypedDict, total=False):
     state_encoder, image_encoder, image_shift, task_weights: see ObservationEncoder.
     noise_samples: noised chunks per observation in a training batch. Where encoding is the cost (images), more of
         them are nearly free (Mini-Diffuser, Hu et al. 2025).
-    tuned_steps: K', denoising steps at the end of the chain that a fine-tuned copy of the network runs.
+    finetuned_steps: K', denoising steps at the end of the chain that a fine-tuned copy of the network runs.
     lora_rank: rank of that copy's change of every weight (Hu et al. 2022); 0: the whole copy is fine-tuned.
     """
 
@@ -43,7 +43,7 @@ class DenoiserOptions(TypedDict, total=False):
     image_shift: Natural
     task_weights: bool
     noise_samples: Count
-    tuned_steps: Natural
+    finetuned_steps: Natural
     lora_rank: Natural
 
 
@@ -54,7 +54,7 @@ class ChunkDenoiser(DenoisingPolicy):
         count: S, steps of a chain. `times` [S], which subclasses register, holds the network's time at each.
 
     Raises:
-        ConfigError: tuned_steps outside 0…S.
+        ConfigError: finetuned_steps outside 0…S.
     """
 
     times: Tensor
@@ -62,22 +62,24 @@ class ChunkDenoiser(DenoisingPolicy):
     def __init__(self, spec: PolicySpec, normalizer: Normalizer, count: int, **common: Unpack[DenoiserOptions]) -> None:
         super().__init__()
         self.spec, self.normalizer = spec, normalizer
-        self.noise_samples = common.pop("noise_samples", 1)
-        self.tuned_steps, rank = common.pop("tuned_steps", 0), common.pop("lora_rank", 0)
-        if not 0 <= self.tuned_steps <= count:
+        self.noise_samples, self.finetuned_steps = common.get("noise_samples", 1), common.get("finetuned_steps", 0)
+        if not 0 <= self.finetuned_steps <= count:
             raise ConfigError(
-                f"tuned_steps (K') must lie between 0 and the {count} steps of the sampling chain, "
-                f"found {self.tuned_steps}"
+                f"finetuned_steps (K') must lie between 0 and the {count} steps of the sampling chain, "
+                f"found {self.finetuned_steps}"
             )
-        network, encoder = common.pop("network"), common.pop("encoder", None)
-        self.encoder = ObservationEncoder(spec, **common) if encoder is None else encoder(spec)
-        self.cond_dim = self.encoder.out_dim
-        self.network = network(horizon=spec.horizon, action_dim=spec.action.dim, cond_dim=self.cond_dim)
+        make_encoder = common.get("encoder")
+        encoder: Any = make_encoder(spec) if make_encoder else ObservationEncoder(
+            spec, state_encoder=common.get("state_encoder"), image_encoder=common.get("image_encoder"),
+            image_shift=common.get("image_shift", 4), task_weights=common.get("task_weights", False),
+        )  # fmt: skip
+        self.encoder, self.cond_dim = encoder, encoder.out_dim
+        self.network = common["network"](horizon=spec.horizon, action_dim=spec.action.dim, cond_dim=self.cond_dim)
         self.chain_noise_shape = (count + 1, spec.horizon, spec.action.dim)
-        self.tuned: Denoiser | None = None
-        if self.tuned_steps:
+        self.finetuned: Denoiser | None = None
+        if self.finetuned_steps:
             self.requires_grad_(False)
-            self.tuned = adapt(copy.deepcopy(self.network), rank)
+            self.finetuned = adapt(copy.deepcopy(self.network), common.get("lora_rank", 0))
 
     def changed(self, **options: Any) -> ChunkDenoiser:
         """A policy of the same config but for `options`; its weights are still to be loaded."""
@@ -86,14 +88,16 @@ class ChunkDenoiser(DenoisingPolicy):
         assert isinstance(policy, ChunkDenoiser)
         return policy
 
-    def begin_tuning(self) -> None:
+    def begin_finetuning(self) -> None:
         """Make the fine-tuned network equal the frozen one."""
-        assert self.tuned is not None
+        assert self.finetuned is not None
         state = self.network.state_dict()
-        self.tuned.load_state_dict({k: state.get(plain_state(k), v) for k, v in self.tuned.state_dict().items()})
+        self.finetuned.load_state_dict(
+            {k: state.get(plain_state(k), v) for k, v in self.finetuned.state_dict().items()}
+        )
 
-    def tuned_parameters(self) -> list[nn.Parameter]:
-        return [] if self.tuned is None else [p for p in self.tuned.parameters() if p.requires_grad]
+    def finetuned_parameters(self) -> list[nn.Parameter]:
+        return [] if self.finetuned is None else [p for p in self.finetuned.parameters() if p.requires_grad]
 
     def encode(self, obs: Obs) -> Tensor:
         """cond [B C] from obs [B To ...] in physical units; it is normalised here."""
@@ -115,7 +119,7 @@ class ChunkDenoiser(DenoisingPolicy):
 
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
         """Mean squared error of the network's prediction, over all elements of actions that are not padding."""
-        if self.tuned_steps:
+        if self.finetuned_steps:
             raise RobopolicyError("a policy with a fine-tuned copy is not trained by imitation; train its base")
         action = self.normalizer.normalize(ACTION, batch[ACTION])  # [B H Da]
         keep = ~batch["action_is_pad"]  # [B H]
@@ -138,14 +142,14 @@ class ChunkDenoiser(DenoisingPolicy):
     def noised(self, action: Tensor, noise: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Latents [B H Da] that sampling steps `index` [B] begin at, and the regression target [B H Da] there."""
 
-    def tuned_loss(self, cond: Tensor, action: Tensor, keep: Tensor, *, k: Tensor, noise: Tensor) -> Tensor:
+    def finetuned_loss(self, cond: Tensor, action: Tensor, keep: Tensor, *, k: Tensor, noise: Tensor) -> Tensor:
         """[] `loss` of the fine-tuned copy, at steps that it runs: the same error, at times of the sampling grid.
 
         Args:
             cond: [B C]. action: [B H Da] normalised. keep: [B H] which of them count, or the weight of each.
             k: [B] int64, 0 the noisiest … K'−1. noise: [B H Da] standard normal.
         """
-        x, target = self.noised(action, noise, k + len(self.times) - self.tuned_steps)
+        x, target = self.noised(action, noise, k + len(self.times) - self.finetuned_steps)
         error = (self.prediction(cond, x, k) - target)[:, : keep.shape[1]].square().mean(-1)  # [B H]
         return (error * keep).sum() / keep.sum()
 
@@ -170,8 +174,8 @@ class ChunkDenoiser(DenoisingPolicy):
 
         Each network embeds the observation once and all its times in one small batch.
         """
-        split = len(self.times) - self.tuned_steps
-        for network, steps in ((self.network, range(split)), (self.tuned, range(split, len(self.times)))):
+        split = len(self.times) - self.finetuned_steps
+        for network, steps in ((self.network, range(split)), (self.finetuned, range(split, len(self.times)))):
             if network is not None and len(steps):
                 from_cond, from_time = (
                     network.embed_cond(cond),
@@ -201,7 +205,7 @@ class ChunkDenoiser(DenoisingPolicy):
 
     def sample_chain(self, cond: Tensor, *, noise: Tensor, spread: ChainNoise) -> DenoisingChain:
         """See DenoisingPolicy. The draws themselves say how likely they were: no network is asked again."""
-        count, split = self.spec.n_action_steps, len(self.times) - self.tuned_steps
+        count, split = self.spec.n_action_steps, len(self.times) - self.finetuned_steps
         x, latents, log_probs = noise[:, 0], [], []
         for i, predict in self.stages(cond):
             mean, std = self.mean_std(x, predict(x), i)
@@ -218,24 +222,24 @@ class ChunkDenoiser(DenoisingPolicy):
     def transition(self, cond: Tensor, x: Tensor, k: Tensor, *, frozen: bool = False) -> tuple[Tensor, Tensor]:
         """See DenoisingPolicy."""
         prediction = self.prediction(cond, x, k, frozen=frozen)
-        return self.mean_std(x, prediction, k + len(self.times) - self.tuned_steps)
+        return self.mean_std(x, prediction, k + len(self.times) - self.finetuned_steps)
 
     def prediction(self, cond: Tensor, x: Tensor, k: Tensor, *, frozen: bool = False) -> Tensor:
         """[M H Da] what the network says at latents x [M H Da] of fine-tuned steps k [M]; see `transition`."""
-        network = self.network if frozen else self.tuned
+        network = self.network if frozen else self.finetuned
         assert network is not None
         # A product with one-hot rows: its gradient is a product too, where an indexed gradient would be a slow scatter.
-        chosen = nn.functional.one_hot(k, self.tuned_steps).to(x.dtype)
-        times = self.times[-self.tuned_steps :]
+        chosen = nn.functional.one_hot(k, self.finetuned_steps).to(x.dtype)
+        times = self.times[-self.finetuned_steps :]
         return network.denoise(x, torch.addmm(network.embed_cond(cond), chosen, network.embed_time(times)))
 
     def check_noise(self, spread: ChainNoise) -> None:
         """See DenoisingPolicy."""
-        k = torch.arange(self.tuned_steps, device=self.times.device)
-        shape = (self.tuned_steps, self.spec.horizon, self.spec.action.dim)
+        k = torch.arange(self.finetuned_steps, device=self.times.device)
+        shape = (self.finetuned_steps, self.spec.horizon, self.spec.action.dim)
         zero = self.times.new_zeros(shape)
-        _, std = self.mean_std(zero, zero, k + len(self.times) - self.tuned_steps)
-        cond = self.times.new_zeros(self.tuned_steps, self.cond_dim)
+        _, std = self.mean_std(zero, zero, k + len(self.times) - self.finetuned_steps)
+        cond = self.times.new_zeros(self.finetuned_steps, self.cond_dim)
         spread.check(std)
         for deviation in (spread.sampling(std, k, cond), spread.likelihood(std, k, cond)):
             check_stochastic(deviation.expand(shape))
@@ -248,12 +252,3 @@ class ChunkDenoiser(DenoisingPolicy):
         if tuple(noise.shape) != shape:
             raise ValueError(f"noise must have shape [B *noise_shape] = {shape}, found {tuple(noise.shape)}")
         return noise
-
-
-def stratified(batch: int, device: torch.device, *, each: int = 1) -> Tensor:
-    """[B] numbers in [0, 1), one in each of B equal intervals: uniform one by one, but of less variance together.
-
-    Of every `each` rows after one another, the chunks of one observation, they lie all over the interval.
-    """
-    t = ((torch.arange(batch, device=device) + torch.rand((), device=device)) / batch).clamp_(max=1.0 - 1e-6)
-    return t.view(each, -1).T.flatten()

@@ -11,7 +11,8 @@ from torch import Tensor
 from robopolicy.config.schema import Count, Fraction, Positive
 from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.core.specs import PolicySpec
-from robopolicy.policies.denoising import ChunkDenoiser, DenoiserOptions, stratified
+from robopolicy.networks.denoiser import stratified
+from robopolicy.policies.denoising import ChunkDenoiser, DenoiserOptions
 from robopolicy.policies.normalizer import Normalizer
 
 Prediction = Literal["epsilon", "sample", "v_prediction"]
@@ -38,11 +39,15 @@ class DiffusionPolicy(ChunkDenoiser):
             2024), so that sampling starts where x is pure noise.
         schedule: diffusers' `beta_schedule`.
         clip: bound of x̂₀ in normalised units.
-        **common: see Common.
+        **common: see DenoiserOptions.
 
     Raises:
         ConfigError: sampling_steps outside 1…K.
     """
+
+    alpha_bar: Tensor  # [K] ᾱ, from the least noisy step to the noisiest
+    levels: Tensor  # [2 S] √ᾱ and √(1−ᾱ) of the sampling steps
+    steps: Tensor  # [5 S 1 1] see step_table
 
     def __init__(
         self,
@@ -71,12 +76,12 @@ class DiffusionPolicy(ChunkDenoiser):
         if eta:
             self.noise_shape = (count + 1, *self.noise_shape)
         alpha_bar = scheduler.alphas_cumprod
-        self.register_buffer("alpha_bar", alpha_bar)  # [K] ᾱ, from the least noisy step to the noisiest
+        self.register_buffer("alpha_bar", alpha_bar)
         self.register_buffer("times", scheduler.timesteps / denoising_steps, persistent=False)  # [S] in [0, 1)
         now = alpha_bar[scheduler.timesteps]
         self.register_buffer("levels", torch.stack([now, 1.0 - now]).sqrt(), persistent=False)  # [2 S]
         table = step_table(alpha_bar, scheduler.timesteps, prediction=prediction, eta=eta)
-        self.register_buffer("steps", table[:, :, None, None], persistent=False)  # [5 S 1 1]
+        self.register_buffer("steps", table[:, :, None, None], persistent=False)
         self.register_load_state_dict_pre_hook(_check_schedule)
 
     def corrupt(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:

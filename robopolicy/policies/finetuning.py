@@ -11,28 +11,28 @@ from robopolicy.config.schema import Count, Natural
 from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.policies.base import LikelihoodPolicy, Policy
 from robopolicy.policies.denoising import ChunkDenoiser
-from robopolicy.policies.lerobot.flow import LeRobotFlow, PrefixCache, opened
+from robopolicy.policies.lerobot.flow import ExpertOptions, LeRobotFlow, opened
 from robopolicy.policies.lerobot.policy import LeRobotPolicy
 
 SAMPLER = {"sampler", "eta", "sampling_steps", "noise_level"}
 
 
-def tuned(
+def finetuned(
     base: Policy,
     *,
-    tuned_steps: Count = 5,
+    finetuned_steps: Count = 5,
     lora_rank: Natural = 0,
     sampling: dict[str, Any] | None = None,
-    expert: PrefixCache | None = None,
+    expert: ExpertOptions | None = None,
 ) -> ChunkDenoiser | LikelihoodPolicy:
     """`base` with a copy of its denoiser for the last K' steps; before training it *is* the base.
 
-    The result is a policy like any other of its class: its config says `tuned_steps`, its weights hold both halves.
+    The result is a policy like any other of its class: its config says `finetuned_steps`, its weights hold both halves.
     One that is fine-tuned already goes on as it is. A Gaussian or mixture base has no chain: its copy is all.
 
     Args:
         base: diffusion or flow policy; SmolVLA, π0 and π0.5 of LeRobot are flows.
-        tuned_steps: K'. lora_rank: see Common.
+        finetuned_steps: K'. lora_rank: see Common.
         sampling: changes of the base's sampler: `sampler`, `eta`, `sampling_steps`, `noise_level`. What is fine-tuned
             is the chain that the policy is later deployed with, so they stay with it.
         expert: of a policy of LeRobot: how its weights are kept and learned.
@@ -53,14 +53,14 @@ def tuned(
             "Set it to null."
         )
     check_sampling(sampling or {}, "policy.sampling", type(base))
-    node: dict[str, Any] = base.config  # type: ignore[assignment]
+    node: dict[str, Any] = base.config
     wanted = {
         **(sampling or {}),
         **(asdict(expert) if expert else {}),
-        "tuned_steps": tuned_steps,
+        "finetuned_steps": finetuned_steps,
         "lora_rank": lora_rank,
     }
-    if base.tuned_steps:
+    if base.finetuned_steps:
         own = {k: node.get(k) for k in wanted}
         if own != wanted:
             raise ConfigError(
@@ -68,10 +68,10 @@ def tuned(
                 "the base that it was made from."
             )
         return base
-    if tuned_steps < 1:
-        raise ConfigError(f"policy.tuned_steps (K') must be at least 1, found {tuned_steps}")
+    if finetuned_steps < 1:
+        raise ConfigError(f"policy.finetuned_steps (K') must be at least 1, found {finetuned_steps}")
     policy = _changed(base, wanted)
-    policy.begin_tuning()
+    policy.begin_finetuning()
     return policy.eval()
 
 
@@ -79,7 +79,7 @@ def resampled(base: Policy, sampling: dict[str, Any], key: str = "sampling") -> 
     """`base` as another sampler runs it, its weights the same.
 
     Args:
-        base: as in `tuned`, nothing of it fine-tuned. sampling: as in `tuned`. key: what errors blame.
+        base: as in `finetuned`, nothing of it fine-tuned. sampling: as in `finetuned`. key: what errors blame.
 
     Raises:
         SpecError: the base has no denoising chain. ConfigError: more than the sampler would change, or its chain is
@@ -93,9 +93,9 @@ def resampled(base: Policy, sampling: dict[str, Any], key: str = "sampling") -> 
             f"({error}). Leave {key} away, or give the diffusion or flow policy itself."
         ) from error
     check_sampling(sampling, key, type(base))
-    if base.tuned_steps:
+    if base.finetuned_steps:
         raise ConfigError(
-            f"{key}: the chain of this policy is fine-tuned as it is, in {base.tuned_steps} of {len(base.times)} "
+            f"{key}: the chain of this policy is fine-tuned as it is, in {base.finetuned_steps} of {len(base.times)} "
             "steps, and another would not run what was learned. Leave it away, or give what it was made from."
         )
     return _changed(base, sampling).eval()
@@ -120,7 +120,7 @@ def _changed(base: ChunkDenoiser, options: dict[str, Any]) -> ChunkDenoiser:
     """A policy with other options, and the base's weights and memory."""
     policy = base.changed(**options)
     missing, strange = policy.load_state_dict(base.state_dict(), strict=False)
-    if strange or (missing := [k for k in missing if not k.startswith("tuned.")]):
+    if strange or (missing := [k for k in missing if not k.startswith("finetuned.")]):
         raise CheckpointError(f"policy: its weights are not those of its config: missing {missing}, unknown {strange}")
     policy.memory = copy.deepcopy(base.memory)
     return policy

@@ -10,7 +10,8 @@ from torch import Tensor
 from robopolicy.config.schema import Count, NonNegative
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.specs import PolicySpec
-from robopolicy.policies.denoising import ChunkDenoiser, DenoiserOptions, stratified
+from robopolicy.networks.denoiser import stratified
+from robopolicy.policies.denoising import ChunkDenoiser, DenoiserOptions
 from robopolicy.policies.normalizer import Normalizer
 
 
@@ -28,8 +29,10 @@ class FlowPolicy(ChunkDenoiser):
             deviation this scales; see step_table.
         time_distribution: of training times: "uniform", or "beta": 1 − t ~ Beta(1.5, 1), which favours noisy latents
             (π0, Black et al. 2024, appendix B).
-        **common: see Common.
+        **common: see DenoiserOptions.
     """
+
+    steps: Tensor  # [3 S 1 1] see step_table
 
     def __init__(
         self,
@@ -50,7 +53,7 @@ class FlowPolicy(ChunkDenoiser):
             self.noise_shape = (sampling_steps + 1, *self.noise_shape)
         self.register_buffer("times", torch.arange(sampling_steps) / sampling_steps, persistent=False)  # [S]
         table = step_table(self.times, noise_level)
-        self.register_buffer("steps", table[:, :, None, None], persistent=False)  # [3 S 1 1]
+        self.register_buffer("steps", table[:, :, None, None], persistent=False)
 
     def corrupt(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A point of the line from noise to action at a random time per chunk, and the line's direction."""

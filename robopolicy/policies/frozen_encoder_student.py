@@ -60,7 +60,7 @@ class PrefixEncoder(nn.Module):
         return by_task(summary, obs[TASK][:, -1], self.tasks) if self.tasks else summary
 
 
-class SightedPolicy(GaussianPolicy):
+class FrozenEncoderStudent(GaussianPolicy):
     """A Gaussian over chunks of what a frozen Prefix makes of an observation; see GaussianPolicy and Sight.
 
     It tells the sentences of its training apart by number, each with weights of its own, and follows no others.
@@ -121,7 +121,7 @@ class SightedPolicy(GaussianPolicy):
         return self.density(self.encoder(obs) if SEEN in obs else self.encode(obs))
 
 
-def sighted(
+def make_frozen_encoder_student(
     base: Policy,
     *,
     demos: Episodes | None = None,
@@ -129,42 +129,42 @@ def sighted(
     min_std: NonNegative = 0.01,
     initial_std: Positive = 0.1,
     imitate_std: bool = False,
-) -> SightedPolicy:
+) -> FrozenEncoderStudent:
     """A student of `base`'s horizon with a copy of its prefix and its normaliser, both of which stay as they are.
 
     It stands by itself: its checkpoints hold the prefix, and not the base or the base's action expert.
 
     Args:
-        base: a VLAPolicy; a SightedPolicy goes on as it is.
+        base: a VLAPolicy; a FrozenEncoderStudent goes on as it is.
         demos: demonstrations that it will learn from, whose sentences become its own; None: the base's.
         network: node of what makes the mean's network. min_std, initial_std, imitate_std: see GaussianPolicy.
 
     Raises:
         SpecError: the base is another policy, or looks things up in a memory, which a student cannot; or it cannot
-            follow the sentences of `demos`. ConfigError: a SightedPolicy that was made with other options.
+            follow the sentences of `demos`. ConfigError: a FrozenEncoderStudent that was made with other options.
     """
     options = {"network": network, "min_std": min_std, "initial_std": initial_std, "imitate_std": imitate_std}
-    if isinstance(base, SightedPolicy):
+    if isinstance(base, FrozenEncoderStudent):
         return _as_it_is(base, demos, options)
     if not isinstance(base, VLAPolicy) or base.memory is not None:
         found = type(base).__name__ + (" with a memory" if base.memory is not None else "")
         raise SpecError(
-            f"base: policy=sighted sees through the prefix of a policy=vla, found {found}. Give the VLA itself; on "
-            "pictures that another policy reads, algo=bc policy=gaussian learns to see."
+            "base: policy=frozen_encoder_student encodes observations by the prefix of a policy=vla, found "
+            f"{found}. Give the VLA itself; to encode images that another policy reads, use algo=bc policy=gaussian."
         )
     if demos is not None:
         base.set_tasks(demos.tasks)
     prefix = {**prefix_node(base), "precision": base.encoder.precision}
-    node = {"_target_": "sighted", "prefix": prefix, **options}
+    node = {"_target_": "frozen_encoder_student", "prefix": prefix, **options}
     policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
-    assert isinstance(policy, SightedPolicy)
+    assert isinstance(policy, FrozenEncoderStudent)
     policy.encoder.prefix.load_state_dict(base.encoder.state_dict())
     return policy.to(base.times.device)
 
 
-def _as_it_is(base: SightedPolicy, demos: Episodes | None, options: dict[str, Any]) -> SightedPolicy:
+def _as_it_is(base: FrozenEncoderStudent, demos: Episodes | None, options: dict[str, Any]) -> FrozenEncoderStudent:
     """`base`, unless something else is asked for than it is."""
-    config: dict[str, Any] = base.config  # type: ignore[assignment]
+    config: dict[str, Any] = base.config
     if others := {k: v for k, v in options.items() if config.get(k) != v}:
         own = {k: config.get(k) for k in others}
         raise ConfigError(

@@ -7,7 +7,6 @@ policy directory      policy.json (the config node that rebuilds it) · spec.jso
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,14 +26,12 @@ from robopolicy.core.untrusted import (
     check_links,
     check_numbers,
     checked,
-    pointed,
-    read_bytes,
     read_json,
     refusing,
 )
 from robopolicy.policies.base import Policy
 from robopolicy.policies.factory import build_policy
-from robopolicy.policies.lerobot.find import find_lerobot, fingerprint
+from robopolicy.policies.find import find_policy, is_ours
 from robopolicy.policies.lerobot.load import load_lerobot
 from robopolicy.policies.normalizer import Normalizer
 from robopolicy.utils.allocation import allocating_at_most, budget
@@ -42,7 +39,6 @@ from robopolicy.utils.provenance import version
 from robopolicy.utils.storage import (
     LEVELS,
     MANIFEST,
-    PICKLES,
     load_weights,
     new_directory,
     read_tensors,
@@ -109,63 +105,6 @@ def load_policy(
         return load_lerobot(folder, device=device, env=env)
     check_links(folder)
     return _load_policy(folder, device, env).eval()
-
-
-def find_policy(path: Path | str, *, which: Literal["latest", "best"] = "latest") -> Path:
-    """The policy directory that a run directory, checkpoint, pointer or policy directory stands for; LeRobot's too."""
-    path = Path(path)
-    if (lerobot := find_lerobot(path)) is not None:
-        if which == "best":
-            raise CheckpointError(f"{path}: LeRobot marks no best checkpoint; name one: <run>/checkpoints/<step>")
-        return lerobot
-    if not path.exists():
-        raise CheckpointError(f"{path}: no such file or directory; expected a run directory, checkpoint or policy")
-    if path.is_file():
-        refuse_pickle(path)
-        if path.name not in ("latest", "best"):
-            raise CheckpointError(f"{path}: is a file. Give the directory that holds it (policy.json lies beside it).")
-        path = pointed(path)
-    if (path / "checkpoints").is_dir():
-        pointer = path / "checkpoints" / which
-        if not pointer.is_file():
-            raise CheckpointError(f"{path}: its training has not written a {which!r} checkpoint yet")
-        path = pointed(pointer)
-    if (path / "policy").is_dir():
-        path = path / "policy"
-    if not (path / "policy.json").is_file():
-        for file in sorted(p for p in path.glob("*") if p.suffix in PICKLES):
-            refuse_pickle(file)
-        found = sorted(p.name for p in path.glob("*"))[:8] if path.is_dir() else "nothing"
-        raise CheckpointError(f"{path}: no policy here; expected policy.json, spec.json, {MANIFEST}, or "
-                              f"LeRobot's config.json; found {found}")  # fmt: skip
-    return path
-
-
-def read_spec(path: Path | str, *, which: Literal["latest", "best"] = "latest") -> PolicySpec:
-    """The spec of a policy of ours; its weights are not read.
-
-    Raises:
-        CheckpointError: as `find_policy`, or the policy is LeRobot's, whose directories have none.
-    """
-    folder = find_policy(path, which=which)
-    if not is_ours(folder):
-        raise CheckpointError(
-            f"{path}: is a policy of LeRobot, which holds no spec.json. Save it as ours first: "
-            "save_policy(load_policy(path, env=env.spec), new_path); docs/lerobot.md shows how."
-        )
-    return PolicySpec.from_data(read_json(folder / "spec.json", finite=False))
-
-
-def is_ours(folder: Path) -> bool:
-    """A policy directory that `save_policy` wrote, not LeRobot."""
-    return (folder / "policy.json").is_file()
-
-
-def policy_digest(folder: Path) -> str:
-    """sha256 over all files of a policy directory."""
-    if is_ours(folder):
-        return hashlib.sha256(read_bytes(folder / MANIFEST)).hexdigest()
-    return fingerprint(folder)
 
 
 def write_policy(policy: Policy, folder: Path, config_node: dict[str, Any] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Normalizer: physical units ↔ the units that networks work in. Part of the policy, saved in its state dict."""
+"""Convert between physical units and network units. The normaliser is part of the policy and saved with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ ACTION = "action"
 
 
 class Affine(nn.Module):
-    """y = (x − shift) / scale per element of the last axis. Holds NaN until it is set, so that forgetting shows."""
+    """y = (x − shift) / scale per element of the last axis; NaN until `set`, so that a missing call shows."""
+
+    shift: Tensor
+    scale: Tensor
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -43,6 +46,8 @@ class Normalizer(nn.Module):
         action: limits per dimension, physical units.
     """
 
+    clip: Tensor  # []
+
     def __init__(self, observation: dict[str, Feature], action: ActionSpec, *, clip: float = 10.0) -> None:
         super().__init__()
         self.action_spec = action
@@ -51,12 +56,14 @@ class Normalizer(nn.Module):
         self.order = tuple(observation)
         self.plain = tuple(k for k in observation if k not in (*self.keys, *self.images, BASE_ACTION))
         shapes = {k: tuple(observation[k].shape) for k in self.keys} | {ACTION: (action.dim,)}
-        self.affine = nn.ModuleDict({_name(k): Affine(shape) for k, shape in shapes.items()})
+        # Module names must not contain dots.
+        self.names = {k: k.replace(".", "/") for k in shapes} | {BASE_ACTION: ACTION}
+        self.affine = nn.ModuleDict({self.names[k]: Affine(shape) for k, shape in shapes.items()})
         self.register_buffer("clip", torch.tensor(float(clip)))
 
     @classmethod
     def from_limits(cls, observation: dict[str, Feature], action: ActionSpec) -> Normalizer:
-        """Without data (learning from scratch): observations as they are, the actions' limits as [-1, 1].
+        """Build one without data, for learning from scratch: observations unchanged, action limits as [-1, 1].
 
         Raises:
             SpecError: a limit is infinite.
@@ -76,7 +83,7 @@ class Normalizer(nn.Module):
     def fit(
         self, episodes: Episodes, *, min_std: float = 0.05, min_range: float = 0.01, margin: float = 0.05
     ) -> Normalizer:
-        """Take statistics over all frames; see the class for the guards.
+        """Compute the statistics of all frames; see the class for the guards.
 
         Raises:
             DataError: a key is missing, or holds a non-finite number (the frame is named).
@@ -102,7 +109,7 @@ class Normalizer(nn.Module):
         return self
 
     def normalize(self, key: str, x: Tensor) -> Tensor:
-        """`x` [... D] of `key` (or "action", which serves `base_action` too) in network units."""
+        """Convert `x` [... D] of `key` to network units; `base_action` uses the statistics of "action"."""
         if key in self.images:
             return x.to(self.clip.dtype) / 127.5 - 1.0
         affine = self._affine(key)
@@ -110,20 +117,16 @@ class Normalizer(nn.Module):
         return y if key in (ACTION, BASE_ACTION) else y.clamp(-self.clip, self.clip)
 
     def unnormalize(self, key: str, y: Tensor) -> Tensor:
-        """Inverse of `normalize`, up to its clamping: [... D] in physical units."""
+        """Convert `y` [... D] to physical units: the inverse of `normalize`, up to its clamping."""
         affine = self._affine(key)
         return torch.addcmul(affine.shift, y, affine.scale)
 
     def observation(self, obs: Obs) -> Obs:
-        """The observation keys that were given to the constructor, [B To ...] each, in network units."""
+        """Convert the constructor's observation keys, [B To ...] each, to network units; other keys are dropped."""
         return {k: obs[k] if k in self.plain else self.normalize(k, obs[k]) for k in self.order}
 
     def _affine(self, key: str) -> Affine:
-        return self.affine[_name(ACTION if key == BASE_ACTION else key)]
-
-
-def _name(key: str) -> str:
-    return key.replace(".", "/")  # module names must not contain dots
+        return self.affine[self.names[key]]  # type: ignore[return-value]
 
 
 def _finite(key: str, x: Tensor) -> Tensor:

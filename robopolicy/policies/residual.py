@@ -50,6 +50,12 @@ class ResidualPolicy(Policy):
             what it has not, or nothing; `pictures` and there are none, or the base has no encoder of its own.
     """
 
+    numbers: Tensor  # [tasks of the env] int64: number of each in `known`, −1 where it is not
+    columns: Tensor  # int64, elements of the state that are read
+    scale: Tensor  # [Da] bound of the correction
+    low: Tensor  # [Da] normalised
+    high: Tensor  # [Da] normalised
+
     def __init__(
         self,
         spec: PolicySpec,
@@ -97,9 +103,8 @@ class ResidualPolicy(Policy):
         layers: list[nn.Module] = [first]
         for a, b in pairwise(sizes[1:]):
             layers += [nn.LayerNorm(a), nn.ReLU(), nn.Linear(a, b)]
-        last = layers[-1]
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
+        for parameter in layers[-1].parameters():
+            nn.init.zeros_(parameter)
         self.net = nn.Sequential(*layers)
         bound = torch.full((action.dim,), float(scale))
         if action.gripper is not None:

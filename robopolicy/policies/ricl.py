@@ -9,7 +9,6 @@ is in the action.
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from robopolicy.config.schema import Count, Fraction, Natural, NonNegative
-from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
+from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.specs import PolicySpec, state_columns
 from robopolicy.core.types import STATE, TASK, Obs
 from robopolicy.datasets.compatibility import data_problems
@@ -29,13 +28,10 @@ from robopolicy.datasets.retrieval import Memory, Retrieved
 from robopolicy.networks.action_expert import ActionExpert
 from robopolicy.networks.precision import Precision
 from robopolicy.networks.prefix import Prefix
-from robopolicy.policies.base import Policy
-from robopolicy.policies.factory import build_policy
 from robopolicy.policies.normalizer import ACTION, Normalizer
-from robopolicy.policies.vla import VLAPolicy, check_observation, prefix_node
+from robopolicy.policies.vla import VLAPolicy, check_observation
 
 _KEY, _FRAME, _DISTANCE = "retrieval.key", "retrieval.frame", "retrieval.distance"  # what `remember` adds
-_OPTIONS = {"pairs", "shown", "decay", "alone", "forget", "compare", "thumbnail"}
 _POOL = 64  # other episodes that a training frame's context is drawn from
 
 _log = logging.getLogger(__name__)
@@ -89,13 +85,13 @@ class RICLPolicy(VLAPolicy):
         noise_level: NonNegative = 0.0,
         time_distribution: Literal["uniform", "beta"] = "beta",
         noise_samples: Count = 8,
-        tuned_steps: Natural = 0,
+        finetuned_steps: Natural = 0,
         lora_rank: Natural = 0,
         precision: Precision = "float32",
     ) -> None:
         super().__init__(
             spec, normalizer, prefix=prefix, network=network, sampling_steps=sampling_steps, noise_level=noise_level,
-            time_distribution=time_distribution, noise_samples=noise_samples, tuned_steps=tuned_steps,
+            time_distribution=time_distribution, noise_samples=noise_samples, finetuned_steps=finetuned_steps,
             lora_rank=lora_rank, precision=precision,
         )  # fmt: skip
         if alone + forget > 1.0:
@@ -113,7 +109,7 @@ class RICLPolicy(VLAPolicy):
         horizon, action_dim, width = spec.horizon, spec.action.dim, self.encoder.width
         self.pair = nn.Sequential(
             nn.Linear(2 * key_dim + horizon * action_dim + 1, 2 * width), nn.SiLU(), nn.Linear(2 * width, width)
-        ).requires_grad_(not tuned_steps)
+        ).requires_grad_(not finetuned_steps)
         self.memory = Memory(key_dim, horizon, action_dim)
         if episodes is not None:
             self.set_retrieval_memory(episodes)
@@ -258,7 +254,7 @@ class RICLPolicy(VLAPolicy):
         """See ChunkDenoiser."""
         context, chunk, weight = self._split(cond)
         predict = partial(super().prediction, context, k=k, frozen=frozen)
-        return self._mixed(predict, chunk, weight, self._rest(k + len(self.times) - self.tuned_steps), x)
+        return self._mixed(predict, chunk, weight, self._rest(k + len(self.times) - self.finetuned_steps), x)
 
     def _split(self, cond: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The context's part of cond [B C], the nearest chunk [B H Da] and its weight [B 1 1]."""
@@ -270,38 +266,3 @@ class RICLPolicy(VLAPolicy):
     def _mixed(predict: Callable[[Tensor], Tensor], chunk: Tensor, weight: Tensor, rest: Tensor, x: Tensor) -> Tensor:
         """The velocity at x [B H Da] whose line ends `weight` of the way from the network's chunk to `chunk`."""
         return torch.lerp(predict(x), (chunk - x) / rest, weight)
-
-
-def in_context(base: Policy, episodes: Episodes, *, retrieval: dict[str, Any] | None = None) -> RICLPolicy:
-    """A VLA that was trained without retrieval, to learn to act from demonstrations in its context (RICL's recipe).
-
-    Its weights, words and normaliser stay to begin with; its vision towers are frozen, and compare pictures.
-
-    Args:
-        base: a VLAPolicy without a fine-tuned copy. A RICLPolicy goes on as it is.
-        episodes: to learn on, and the memory to begin with.
-        retrieval: of RICLPolicy's arguments those about retrieval: `pairs`, `shown`, `decay`, `alone`, `forget`,
-            `compare`, `thumbnail`.
-
-    Raises:
-        ConfigError: `retrieval` has others. SpecError: another base, or it cannot read the demonstrations.
-        CheckpointError: the base's weights are not those of its config.
-    """
-    if strange := sorted(set(retrieval or {}) - _OPTIONS):
-        raise ConfigError(f"policy.retrieval: {strange} are not about retrieval; known: {sorted(_OPTIONS)}")
-    if not isinstance(base, VLAPolicy) or base.tuned_steps:
-        found = type(base).__name__ + (" with a fine-tuned copy" if isinstance(base, VLAPolicy) else "")
-        raise SpecError(f"base: policy=ricl_adapted goes on from a policy=vla as imitation left it, found {found}")
-    base.set_tasks(episodes.tasks)
-    if isinstance(base, RICLPolicy):
-        base.set_retrieval_memory(episodes)
-        return base
-    config: dict[str, Any] = base.config  # type: ignore[assignment]
-    node = {**config, **(retrieval or {}), "_target_": "ricl", "prefix": {**prefix_node(base), "freeze_vision": True}}
-    policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
-    assert isinstance(policy, RICLPolicy)
-    missing, strange = policy.load_state_dict(base.state_dict(), strict=False)
-    if strange or (missing := [k for k in missing if not k.startswith("pair.")]):
-        raise CheckpointError(f"base: its weights are not those of its config: missing {missing}, unknown {strange}")
-    policy.set_retrieval_memory(episodes)
-    return policy

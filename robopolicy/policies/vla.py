@@ -39,7 +39,7 @@ class VLAPolicy(FlowPolicy):
     Args:
         prefix: makes the Prefix from the spec. network: makes the ActionExpert.
         sampling_steps, noise_level, time_distribution: see FlowPolicy.
-        noise_samples, tuned_steps, lora_rank: see Common.
+        noise_samples, finetuned_steps, lora_rank: see Common.
         precision: what prefix and expert compute in, training and acting; weights and actions are float32. bfloat16
             makes an update 1.5 to 2 times as fast on a CPU with AVX-512 BF16 (docs/vla.md).
 
@@ -60,14 +60,14 @@ class VLAPolicy(FlowPolicy):
         noise_level: NonNegative = 0.0,
         time_distribution: Literal["uniform", "beta"] = "beta",
         noise_samples: Count = 8,
-        tuned_steps: Natural = 0,
+        finetuned_steps: Natural = 0,
         lora_rank: Natural = 0,
         precision: Precision = "float32",
     ) -> None:
         made = prefix(spec, precision=precision)
         super().__init__(
             spec, normalizer, sampling_steps=sampling_steps, noise_level=noise_level,
-            time_distribution=time_distribution, noise_samples=noise_samples, tuned_steps=tuned_steps,
+            time_distribution=time_distribution, noise_samples=noise_samples, finetuned_steps=finetuned_steps,
             lora_rank=lora_rank, encoder=lambda _: made,
             network=partial(network, token_dim=made.width, summary_dim=made.summary_dim, precision=precision),
         )  # fmt: skip
@@ -121,10 +121,10 @@ class VLAPolicy(FlowPolicy):
 
     def prediction(self, cond: Tensor, x: Tensor, k: Tensor, *, frozen: bool = False) -> Tensor:
         """See ChunkDenoiser."""
-        network = self.network if frozen else self.tuned
+        network = self.network if frozen else self.finetuned
         assert network is not None
-        chosen = nn.functional.one_hot(k, self.tuned_steps).to(x.dtype)
-        time = chosen @ network.embed_time(self.times[-self.tuned_steps :])
+        chosen = nn.functional.one_hot(k, self.finetuned_steps).to(x.dtype)
+        time = chosen @ network.embed_time(self.times[-self.finetuned_steps :])
         return network.denoise(x, network.embed_cond(cond) + time)
 
 
@@ -138,7 +138,7 @@ def adapted(base: Policy, episodes: Episodes, *, freeze_vision: bool = True) -> 
     Raises:
         SpecError: the base is another policy, or cannot read the dataset's instructions.
     """
-    if not isinstance(base, VLAPolicy) or base.tuned_steps:
+    if not isinstance(base, VLAPolicy) or base.finetuned_steps:
         found = type(base).__name__ + (" with a fine-tuned copy" if isinstance(base, VLAPolicy) else "")
         raise SpecError(f"base: policy=vla_adapted goes on from a policy=vla as imitation left it, found {found}")
     if base.memory is not None:
@@ -146,7 +146,7 @@ def adapted(base: Policy, episodes: Episodes, *, freeze_vision: bool = True) -> 
             "base: is given other demonstrations by eval memory=<dataset>, without training; to train it on them, "
             "policy=ricl_adapted"
         )
-    node: dict[str, Any] = base.config  # type: ignore[assignment]
+    node: dict[str, Any] = base.config
     node = {**node, "prefix": {**prefix_node(base), "freeze_vision": freeze_vision}}
     policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
     assert isinstance(policy, VLAPolicy)
@@ -157,7 +157,7 @@ def adapted(base: Policy, episodes: Episodes, *, freeze_vision: bool = True) -> 
 
 def prefix_node(base: VLAPolicy) -> dict[str, Any]:
     """The node that makes `base`'s prefix, written out where its config leaves it to the defaults."""
-    config: dict[str, Any] = base.config  # type: ignore[assignment]
+    config: dict[str, Any] = base.config
     return {"_target_": "prefix", "_partial_": True, **config.get("prefix", {})}
 
 

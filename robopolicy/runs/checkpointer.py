@@ -22,7 +22,8 @@ import torch
 from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.core.untrusted import checked, read_json, read_text, refusing
 from robopolicy.policies.base import Policy
-from robopolicy.policies.io import find_policy, load_policy, save_policy, write_policy
+from robopolicy.policies.find import find_policy
+from robopolicy.policies.io import load_policy, save_policy, write_policy
 from robopolicy.utils.atomic import remove_leftovers, write_atomically
 from robopolicy.utils.provenance import version
 from robopolicy.utils.storage import checkpoints_in, new_directory, read_state, verify, write_state

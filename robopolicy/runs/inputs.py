@@ -12,7 +12,7 @@ from typing import Any
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.trees import flatten
 from robopolicy.datasets.files import read_json, visible
-from robopolicy.policies.io import find_policy, policy_digest
+from robopolicy.policies.find import find_policy, policy_digest
 from robopolicy.utils.atomic import write_atomically
 
 INPUTS = "inputs.json"  # key of the config -> sha256

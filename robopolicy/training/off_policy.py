@@ -1,36 +1,36 @@
-"""Off-policy training: collect → update → log → checkpoint → evaluate."""
+"""Off-policy training: collect → learn → log → evaluate and save."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 
+from robopolicy.buffers.batch_sampler import BatchSampler, Source
 from robopolicy.buffers.collector import OffPolicy, OffPolicyCollector
 from robopolicy.buffers.recorded_rollouts import load_rollouts
 from robopolicy.buffers.relabeling import read_frames
 from robopolicy.buffers.replay_buffer import Replay
 from robopolicy.config.schema import Count, Fraction, Natural, Positive
 from robopolicy.core.errors import CheckpointError, ConfigError
-from robopolicy.core.types import Metrics, Obs, Step, VecEnv
+from robopolicy.core.protocols import Checkpoints, Tracker
+from robopolicy.core.types import Metrics, VecEnv
 from robopolicy.core.untrusted import refusing
 from robopolicy.datasets.episodes import Episodes
-from robopolicy.training.regression_monitor import RegressionMonitor
+from robopolicy.training.env_statistics import EnvStatistics
+from robopolicy.training.loop_state import (
+    Evaluate,
+    LoopState,
+    due,
+    evaluate_and_save,
+    solved,
+    success_rate,
+)
 from robopolicy.utils.malloc import release_memory
-
-DRAWN = 8  # batches that are drawn at a time: where observations are small, many windows cost little more than few
-
-
-class Checkpoints(Protocol):
-    requested: bool  # somebody asked to stop: save now; `save` then raises KeyboardInterrupt
-
-    def save(self, step: int, *, policy: Any, state: dict[str, Any], best: bool = False) -> Any: ...
-    def latest(self) -> dict[str, Any] | None: ...
 
 
 def off_policy(
@@ -39,9 +39,9 @@ def off_policy(
     env: VecEnv,
     replay: Callable[..., Replay],
     demos: Episodes | None,
-    tracker: Any,
+    tracker: Tracker,
     checkpointer: Checkpoints,
-    evaluate: Callable[[Any, int], Metrics] | None,
+    evaluate: Evaluate | None,
     total_steps: Count,
     warmup_steps: Natural,
     critic_only_updates: Natural,
@@ -60,10 +60,10 @@ def off_policy(
 
     Args:
         env: emits [N To ...], and `base_action` where the policy has a base: see `wrap_for`.
-        replay: makes an empty replay for `num_envs` and the policy's `spec`.
-        demos: supply `demo_fraction` of every batch, read as the policy reads; None for online data alone.
-        rollouts: further datasets, {name: path}, that supply `rollout_fraction` of every batch, e.g. of policies
-            like this one on the task itself where `env` is imagined.
+        replay: makes an empty replay buffer for `num_envs` and the policy's `spec`.
+        demos: supply `demo_fraction` of every batch, as the policy's replay features; None: online data alone.
+        rollouts: further datasets, {name: path}, that supply `rollout_fraction` of every batch. Where `env` is
+            imagined these are, for example, a similar policy's rollouts on the task itself.
         warmup_steps: env steps of the base policy (with exploration noise) before the first update.
         critic_only_updates: updates right after warm-up in which the policy stays the base.
         updates_per_step: critic updates per primitive env step (UTD).
@@ -71,212 +71,155 @@ def off_policy(
         stop_success: end early once the newest 100 training episodes, exploration included, succeed that often.
 
     Returns:
-        `steps`, `train_s` (seconds of collecting and learning), `train_diverged` (transitions lost to non-finite
-        physics since the run began) where there are any, and the last evaluation's metrics.
+        `steps`, `train_s` (seconds of collecting and learning), the last evaluation's metrics, and `train_diverged`
+        (transitions lost to non-finite physics since the run began) where it is not 0.
 
     Raises:
-        ConfigError: nothing would be learned, the warm-up alone takes `total_steps`; fractions above a whole batch.
-        CheckpointError: a resumed run finds as many frames no more. DataError, SpecError: see load_rollouts.
+        ConfigError: the warm-up takes all of `total_steps`, or the fractions are more than a whole batch.
+        CheckpointError: the recorded data of a resumed run has changed. DataError, SpecError: see load_rollouts.
     """
     if warmup_steps >= total_steps:
         raise ConfigError(
             f"loop.warmup_steps={warmup_steps} leaves nothing of loop.total_steps={total_steps} to learn in. "
             "Lower the first or raise the second."
         )
-    generator = torch.Generator().manual_seed(seed)
-    online, collector = replay(num_envs=env.num_envs, spec=algo.policy.spec), OffPolicyCollector(algo, env)
-    beside = [(demos, demo_fraction)] if demos is not None else []
+    online = replay(num_envs=env.num_envs, spec=algo.policy.spec)
+    state = OffPolicyState(algo=algo, collector=OffPolicyCollector(algo, env), replay=online)
+    recorded = {"demo_fraction": (demos, demo_fraction)} if demos is not None else {}
     if rollouts and rollout_fraction > 0.0:
-        beside.append((load_rollouts(rollouts, algo.policy), rollout_fraction))
-    offline = [(online.of_episodes(e, obs=read_frames(e, algo.policy)), round(batch_size * f)) for e, f in beside if f]
-    live = batch_size - sum(size for _, size in offline)  # of a batch
-    if live < 0:
-        raise ConfigError(
-            f"loop.demo_fraction={demo_fraction} and loop.rollout_fraction={rollout_fraction} are more than a whole "
-            f"batch of {batch_size}. Lower one of them."
-        )
-    recorded = [e.num_frames for e, _ in beside]
-    state = checkpointer.latest()
-    steps, update_debt, train_s, result, metrics, tally = 0, 0.0, 0.0, {}, {}, Tally()
-    evaluated, saved, logged = -1, -1, 0  # env step at which that was done last
-    best = -1.0  # `standing` of the best evaluation
+        recorded["rollout_fraction"] = (load_rollouts(rollouts, algo.policy), rollout_fraction)
+    sources = _sources(online, recorded, algo, batch_size)
+    state.recorded = [episodes.num_frames for episodes, _ in recorded.values()]
+    state.generator.manual_seed(seed)
+    state.begin(checkpointer.latest())
+    sampler = BatchSampler(sources, state.generator)
     most = env.num_envs * max(1, env.spec.chunk)  # primitive steps that one more `env.step` may take
-    kept: Obs | None = None
-    if state is None:
-        obs = env.reset()
-    else:
-        if state.get("recorded", recorded) != recorded:  # older checkpoints do not say
-            raise CheckpointError(
-                f"dataset, loop.rollouts: hold {recorded} frames, those that the run began with held "
-                f"{state['recorded']}. Restore them, or give a new run_dir."
-            )
-        parts: dict[str, Any] = {"algo": algo, "env": env, "replay": online, "player": collector.executor}
-        with refusing("checkpoint: state.json"):
-            for name, part in parts.items():
-                part.load_state_dict(state[name])
-            tally.load_state_dict(state["tally"])
-            generator.set_state(state["generator"])
-            obs, steps, update_debt, train_s = (
-                state["obs"],
-                int(state["steps"]),
-                float(state["owed"]),
-                float(state["train_s"]),
-            )
-            kept = state.get("frame")
-            result, metrics = dict(state["result"]), dict(state["metrics"])
-            evaluated, saved, logged = int(state["evaluated"]), steps, int(state["logged"])
-            best = float(state["best"])
-        if not env.spec.resumable:  # the episodes of `obs` are gone: go on with new ones
-            obs, kept = env.reset(), None
-            online.interrupt()
-            collector.executor.reset()
-
-    # Saved too: encoded in another batch it differs in its last bits. Older checkpoints have none.
-    frame = kept if kept is not None else algo.policy.replay_features(obs)
-
-    def ready() -> bool:
-        return steps >= warmup_steps and online.can_sample
-
-    def batches(count: int) -> Iterator[Any]:
-        sources = [(online, live), *offline]
-        for first in range(0, count, DRAWN):
-            many = min(DRAWN, count - first)
-            yield from split_batches([r.sample(many * size, generator) for r, size in sources if size], many)
 
     def finished() -> bool:
-        return steps + most > total_steps or solved(tally.recent, stop_success, steps, env)
-
-    def snapshot() -> dict[str, Any]:
-        return {
-            "algo": algo.state_dict(), "env": env.state_dict(), "replay": online.state_dict(),
-            "player": collector.executor.state_dict(), "tally": tally.state_dict(), "generator": generator.get_state(),
-            "obs": obs, "frame": frame, "steps": steps, "owed": update_debt, "train_s": train_s, "result": result,
-            "best": best, "metrics": {k: float(v) for k, v in metrics.items()}, "evaluated": evaluated,
-            "logged": logged, "recorded": recorded,
-        }  # fmt: skip
+        return state.steps + most > total_steps or solved(state.statistics.recent, stop_success, state.steps, env)
 
     with tracker.progress(total_steps, "off-policy") as progress:
         while True:
-            last, better = finished(), False
-            look = due(eval_every, evaluated, steps) or (last and evaluated < steps)
-            if evaluate is not None and eval_every and look:
-                result, evaluated = evaluate(algo.policy, steps), steps
-                tracker.log({f"eval/{k}": v for k, v in result.items()}, steps)
-                best, better = max(best, checkpoint_score(result)), checkpoint_score(result) >= best
-            if due(save_every, max(saved, 0), steps) or (last and saved < steps) or better or checkpointer.requested:
-                saved = steps
-                checkpointer.save(steps, policy=algo.policy, state=snapshot(), best=better)
+            last = finished()
+            evaluate_and_save(
+                state, algo.policy, evaluate=evaluate, tracker=tracker, checkpointer=checkpointer,
+                eval_every=eval_every, save_every=save_every, last=last, save=last and state.saved < state.steps,
+            )  # fmt: skip
             if last:
-                return {"steps": steps, "train_s": train_s, **tally.lost, **result}
-            began, learning = time.perf_counter(), ready()
-
-            step = collector.step(collector.next_action(frame, warmup=steps < warmup_steps))
-            following = algo.policy.replay_features(step.next_obs)
-            online.add(frame, step._replace(next_obs=following))
-            collector.executor.reset(step.ended)
-            obs, taken = step.obs, int(step.steps.sum())
-            frame = collector.next_frame(step, following)
-            steps += taken
-            tally.add(step, steps=steps, env=env)
-
-            if ready():
-                if not learning:
-                    for i, batch in enumerate(batches(critic_only_updates)):
+                return {"steps": state.steps, "train_s": state.train_s, **state.statistics.lost, **state.result}
+            began, had_begun = time.perf_counter(), state.learns(warmup_steps)
+            taken = collect(state, warmup=state.steps < warmup_steps)
+            if state.learns(warmup_steps):
+                if not had_begun:
+                    for i, batch in enumerate(sampler.draw(critic_only_updates)):
                         algo.update(batch, learned_steps=None)
-                        progress.update(steps, critic_only=i + 1)
-                update_debt += updates_per_step * taken
-                for batch in batches(int(update_debt)):
-                    metrics = {**metrics, **algo.update(batch, learned_steps=steps - warmup_steps)}
-                update_debt -= int(update_debt)
-            train_s += time.perf_counter() - began
-
-            progress.update(steps, success=tally.success, **tally.lost)
-            if due(log_every, logged, steps) or finished():
-                logged = steps
-                release_memory()
-                numbers = {**{k: float(v) for k, v in metrics.items()}, **tally.numbers()}
-                numbers |= {"seconds": train_s, "steps_per_s": steps / train_s}
-                tracker.log({f"train/{k}": v for k, v in numbers.items()}, steps)
+                        progress.update(state.steps, critic_only=i + 1)
+                learn(state, sampler, updates=updates_per_step * taken, learned_steps=state.steps - warmup_steps)
+            state.train_s += time.perf_counter() - began
+            progress.update(state.steps, success=success_rate(state.statistics.recent), **state.statistics.lost)
+            if due(log_every, state.logged, state.steps) or finished():
+                log(state, tracker)
 
 
-class Tally:
-    """What the log says of the envs: newest successes, divergences of the whole run, `info` since the last log."""
+@dataclass(kw_only=True)
+class OffPolicyState(LoopState):
+    """Everything that a resumed run needs to continue bit for bit."""
 
-    def __init__(self) -> None:
-        self.recent: deque[float] = deque(maxlen=100)  # success of the newest training episodes
-        self.diverged = 0  # transitions that were not valid
-        self.decline = RegressionMonitor(
-            "more to learn from before the policy may change (loop.warmup_steps, loop.critic_only_updates), smaller "
-            "steps (algo.actor_lr), a residual that is let out later (algo.penalty, algo.penalty_steps), or "
-            "demonstrations (dataset=)"
-        )
-        self.sums: Metrics = {}  # of `info`, mean over N, over the last `rounds` env steps
-        self.rounds = 0
+    algo: OffPolicy
+    collector: OffPolicyCollector
+    replay: Replay
+    generator: torch.Generator = field(default_factory=torch.Generator)  # of the batches
+    statistics: EnvStatistics = field(default_factory=EnvStatistics)
+    recorded: list[int] = field(default_factory=list)  # frames of each dataset
+    update_debt: float = 0.0  # updates that are due and not done, a fraction of one
+    metrics: dict[str, Any] = field(default_factory=dict)  # of the newest updates
+    logged: int = 0  # env step of the latest log
 
-    def add(self, step: Step, *, steps: int, env: VecEnv) -> None:
-        """steps: env steps so far, this one's among them."""
-        ended = step.success[step.ended & step.valid].float().tolist()
-        self.recent.extend(ended)
-        self.decline.add(ended, steps=steps, env=env)
-        self.diverged += int((~step.valid & (step.steps > 0)).sum())  # a step of no length is an env that reset
-        self.sums = {k: self.sums.get(k, 0.0) + float(v.float().mean()) for k, v in step.info.items()}
-        self.rounds += 1
+    def begin(self, saved: dict[str, Any] | None) -> None:
+        """Continue from a checkpoint; None: start new episodes."""
+        if saved is None:
+            self.collector.reset()
+            return
+        self.load_state_dict(saved)
+        if not self.collector.env.spec.resumable:  # its episodes are gone: go on with new ones
+            self.replay.interrupt()
+            self.collector.reset()
 
-    @property
-    def success(self) -> float:
-        return sum(self.recent) / max(1, len(self.recent))
-
-    @property
-    def lost(self) -> Metrics:
-        """`train_diverged`, where there is something to worry about."""
-        return {"train_diverged": self.diverged} if self.diverged else {}
-
-    def numbers(self) -> Metrics:
-        """What to log; `info` begins anew."""
-        found = {k: v / self.rounds for k, v in self.sums.items()} | {"diverged": self.diverged}
-        if len(self.recent) == self.recent.maxlen:  # the first to end are the short ones, which are successes
-            found["success"] = self.success
-        self.sums, self.rounds = {}, 0
-        return found
+    def learns(self, warmup_steps: int) -> bool:
+        """Return True once the warm-up is over and there is enough to sample."""
+        return self.steps >= warmup_steps and self.replay.can_sample
 
     def state_dict(self) -> dict[str, Any]:
-        return {"recent": list(self.recent), "diverged": self.diverged, "sums": self.sums, "rounds": self.rounds,
-                "decline": self.decline.state_dict()}  # fmt: skip
+        return {
+            **super().state_dict(), "algo": self.algo.state_dict(),
+            "env": self.collector.env.state_dict(),  # type: ignore[attr-defined]
+            "replay": self.replay.state_dict(), "player": self.collector.queue.state_dict(),
+            "tally": self.statistics.state_dict(), "generator": self.generator.get_state(), "obs": self.collector.obs,
+            "frame": self.collector.features, "owed": self.update_debt,
+            "metrics": {k: float(v) for k, v in self.metrics.items()}, "logged": self.logged,
+            "recorded": self.recorded,
+        }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.recent = deque(state["recent"], maxlen=self.recent.maxlen)
-        self.diverged, self.rounds, self.sums = state["diverged"], state["rounds"], dict(state["sums"])
-        self.decline.load_state_dict(state["decline"])
+        if state.get("recorded", self.recorded) != self.recorded:  # older checkpoints have none
+            raise CheckpointError(
+                f"dataset, loop.rollouts: hold {self.recorded} frames, those that the run began with held "
+                f"{state['recorded']}. Restore them, or give a new run_dir."
+            )
+        env: Any = self.collector.env
+        parts = {"algo": self.algo, "env": env, "replay": self.replay, "player": self.collector.queue,
+                 "tally": self.statistics}  # fmt: skip
+        with refusing("checkpoint: state.json"):
+            for name, part in parts.items():
+                part.load_state_dict(state[name])
+            self.generator.set_state(state["generator"])
+            super().load_state_dict(state)
+            self.update_debt, self.logged = float(state["owed"]), int(state["logged"])
+            self.metrics = dict(state["metrics"])
+            self.collector.start(state["obs"], state.get("frame"))
 
 
-def solved(recent: deque[float], wanted: float | None, steps: int, env: VecEnv) -> bool:
-    """The newest training episodes, as many as are kept, succeed as often as `wanted`; never where that is None.
+def collect(state: OffPolicyState, *, warmup: bool) -> int:
+    """Take one env step into the replay buffer; return the primitive steps taken over all envs."""
+    features, step = state.collector.collect(warmup=warmup)
+    state.replay.add(features, step)
+    taken = int(step.steps.sum())
+    state.steps += taken
+    state.statistics.add(step, steps=state.steps, env=state.collector.env)
+    return taken
 
-    Not before every env had time for two episodes: those that end first are the short ones, which are successes.
+
+def learn(state: OffPolicyState, sampler: BatchSampler, *, updates: float, learned_steps: int) -> None:
+    """Do the whole updates of the debt, which grows by `updates`."""
+    state.update_debt += updates
+    for batch in sampler.draw(int(state.update_debt)):
+        state.metrics = {**state.metrics, **state.algo.update(batch, learned_steps=learned_steps)}
+    state.update_debt -= int(state.update_debt)
+
+
+def log(state: OffPolicyState, tracker: Tracker) -> None:
+    """Log the newest update's metrics, the envs' statistics and the speed."""
+    state.logged = state.steps
+    release_memory()
+    numbers = {**{k: float(v) for k, v in state.metrics.items()}, **state.statistics.numbers()}
+    numbers |= {"seconds": state.train_s, "steps_per_s": state.steps / state.train_s}
+    tracker.log({f"train/{k}": v for k, v in numbers.items()}, state.steps)
+
+
+def _sources(
+    online: Replay, recorded: dict[str, tuple[Episodes, float]], algo: OffPolicy, batch_size: int
+) -> list[Source]:
+    """Return the replay buffers, of online and of recorded data, with their shares of a batch.
+
+    Args:
+        recorded: {key of the loop that sets the fraction: (episodes, fraction)}.
     """
-    if wanted is None or len(recent) < (recent.maxlen or 0) or steps < 2 * env.num_envs * env.spec.horizon:
-        return False
-    return sum(recent) >= wanted * len(recent)
-
-
-def checkpoint_score(result: Metrics) -> float:
-    """What `best` is chosen by: the evaluation's `rank` where it gives one, or else its success rate."""
-    return result["rank"] if "rank" in result else result["success_rate"]
-
-
-def due(every: int, previous: int, steps: int) -> bool:
-    """A multiple of `every` lies in (previous, steps]; never where `every` is 0."""
-    return every > 0 and steps // every > previous // every
-
-
-def split_batches[Rows: tuple[Any, ...]](parts: list[Rows], count: int) -> list[Rows]:
-    """`count` batches, each with an equal share [B/count] of every part [B], in their order."""
-
-    def mix(*values: Any) -> Any:
-        if isinstance(values[0], Tensor):
-            return torch.cat([v.unflatten(0, (count, len(v) // count)) for v in values], dim=1).unbind()
-        mixed = {k: mix(*(obs[k] for obs in values)) for k in values[0]}
-        return [{k: v[i] for k, v in mixed.items()} for i in range(count)]
-
-    columns = [mix(*column) for column in zip(*parts, strict=True)]
-    return [type(parts[0])(*row) for row in zip(*columns, strict=True)]
+    offline = [
+        Source(online.of_episodes(episodes, obs=read_frames(episodes, algo.policy)), round(batch_size * fraction))
+        for episodes, fraction in recorded.values() if fraction
+    ]  # fmt: skip
+    rest = batch_size - sum(source.size for source in offline)
+    if rest < 0:
+        fractions = " and ".join(f"loop.{key}={fraction}" for key, (_, fraction) in recorded.items())
+        raise ConfigError(f"{fractions} are more than a whole batch of {batch_size}. Lower one of them.")
+    return [Source(online, rest), *offline]

@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
 
 from robopolicy.config.schema import Count, Natural
+from robopolicy.core.protocols import Checkpoints, Tracker
 from robopolicy.core.rng import seed_generators, step_seed
 from robopolicy.core.types import Algorithm, Metrics
 from robopolicy.core.untrusted import refusing
 from robopolicy.datasets.batches import Batches
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.policies.base import Policy
-
-
-class Progress(Protocol):
-    def update(self, step: int, **numbers: float) -> None: ...
-
-
-class Tracker(Protocol):
-    def log(self, metrics: Metrics, step: int) -> None: ...
-    def progress(self, total: int, description: str) -> AbstractContextManager[Progress]: ...
-
-
-class Checkpoints(Protocol):
-    requested: bool  # somebody asked to stop: save now; `save` then raises KeyboardInterrupt
-
-    def save(self, step: int, *, policy: Policy, state: dict[str, Any], best: bool = False) -> Any: ...
-    def latest(self) -> dict[str, Any] | None: ...
 
 
 def offline(

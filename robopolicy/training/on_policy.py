@@ -1,34 +1,46 @@
-"""On-policy training: collect → returns → update → log → checkpoint → evaluate."""
+"""On-policy training: collect → returns → update → log → evaluate and save."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from robopolicy.buffers.rollout_collector import Explorer, Rollout, RolloutCollector
+from robopolicy.buffers.collector import Explorer, Rollout, RolloutCollector
 from robopolicy.config.schema import Count, Fraction, Natural
 from robopolicy.core.errors import ConfigError
+from robopolicy.core.protocols import Checkpoints, Tracker
 from robopolicy.core.types import Metrics, VecEnv
 from robopolicy.core.untrusted import refusing
-from robopolicy.training.off_policy import Checkpoints, checkpoint_score, due, solved
+from robopolicy.training.loop_state import (
+    RECENT,
+    Evaluate,
+    LoopState,
+    evaluate_and_save,
+    solved,
+    success_rate,
+)
 from robopolicy.training.regression_monitor import RegressionMonitor
 from robopolicy.utils.malloc import release_memory
 
 
 class OnPolicy(Explorer, Protocol):
-    """An algorithm that learns from one rollout at a time, the policy not from the first `critic_warmup` of them."""
+    """An algorithm that learns from one rollout at a time. Its policy skips the first `critic_warmup` rollouts."""
 
     @property
     def critic_warmup(self) -> int: ...
 
     def returns(self, rollout: Rollout) -> Any:
-        """Everything about a rollout that does not depend on the weights that `update` changes."""
+        """Compute everything of a rollout that does not depend on the weights that `update` changes."""
         ...
 
     def update(self, batch: Any, *, progress: float) -> Metrics:
-        """Learn from what `returns` gave; `progress`: share of the training that is done, for schedules."""
+        """Learn from the result of `returns`.
+
+        Args:
+            progress: share of the training that is done, for schedules.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -39,9 +51,9 @@ def on_policy(
     *,
     algo: OnPolicy,
     env: VecEnv,
-    tracker: Any,
+    tracker: Tracker,
     checkpointer: Checkpoints,
-    evaluate: Callable[[Any, int], Metrics] | None,
+    evaluate: Evaluate | None,
     total_steps: Count,
     rollout_steps: Count | None,
     eval_every: Natural = 0,
@@ -62,9 +74,93 @@ def on_policy(
         `steps`, `train_s` (seconds of collecting and learning) and the last evaluation's metrics.
 
     Raises:
-        ConfigError: not even one rollout fits into `total_steps`, or none that the policy learns from.
+        ConfigError: `total_steps` holds no rollout, or none that the policy learns from.
     """
     rollout_steps = rollout_steps or env.spec.horizon
+    iterations = _iterations(algo, env, total_steps, rollout_steps)
+    state = OnPolicyState(algo=algo, collector=RolloutCollector(algo, env))
+    state.begin(checkpointer.latest())
+    with tracker.progress(total_steps, "on-policy") as progress:
+        while True:
+            last = state.done == iterations or solved(state.recent, stop_success, state.steps, env)
+            evaluate_and_save(
+                state, algo.policy, evaluate=evaluate, tracker=tracker, checkpointer=checkpointer,
+                eval_every=eval_every, save_every=save_every, last=last, save=last,
+            )  # fmt: skip
+            if last:
+                return {"steps": state.steps, "train_s": state.train_s, **state.result}
+            clock = [time.perf_counter()]
+            rollout = state.collector.collect(rollout_steps)
+            clock.append(time.perf_counter())
+            batch = algo.returns(rollout)
+            clock.append(time.perf_counter())
+            metrics = algo.update(batch, progress=state.done / iterations)
+            clock.append(time.perf_counter())
+            state.add(rollout, seconds=clock[-1] - clock[0])
+            progress.update(state.steps, success=success_rate(state.recent))
+            log(state, tracker, metrics | rollout.info, clock)
+
+
+@dataclass(kw_only=True)
+class OnPolicyState(LoopState):
+    """Everything that a resumed run needs to continue bit for bit."""
+
+    algo: OnPolicy
+    collector: RolloutCollector
+    done: int = 0  # rollouts
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))  # success of the newest episodes
+    monitor: RegressionMonitor = field(
+        default_factory=lambda: RegressionMonitor(
+            "smaller steps (algo.actor_lr, algo.target_kl), or larger rollouts (loop.rollout_steps)"
+        )
+    )
+
+    def begin(self, saved: dict[str, Any] | None) -> None:
+        """Continue from a checkpoint; None: start new episodes."""
+        if saved is None:
+            self.collector.reset()
+        else:
+            self.load_state_dict(saved)
+
+    def add(self, rollout: Rollout, *, seconds: float) -> None:
+        """Account for a rollout that was learned from, and for the seconds that it took."""
+        self.done, self.steps, self.train_s = self.done + 1, self.steps + rollout.steps, self.train_s + seconds
+        self.recent.extend(rollout.success)
+        self.monitor.add(rollout.success, steps=self.steps, env=self.collector.env)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **super().state_dict(), "algo": self.algo.state_dict(), "collector": self.collector.state_dict(),
+            "done": self.done, "recent": list(self.recent), "decline": self.monitor.state_dict(),
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        with refusing("checkpoint: state.json"):
+            self.algo.load_state_dict(state["algo"])
+            self.collector.load_state_dict(state["collector"])
+            super().load_state_dict(state)
+            self.done, self.recent = int(state["done"]), deque(map(float, state["recent"]), maxlen=RECENT)
+            self.monitor.load_state_dict(state["decline"])
+
+
+def log(state: OnPolicyState, tracker: Tracker, metrics: Metrics, clock: list[float]) -> None:
+    """Log the metrics of a rollout, its seconds by part, and the speed.
+
+    Args:
+        clock: seconds at the beginning, and after collecting, returns and update.
+    """
+    numbers = {f"train/{k}": v for k, v in metrics.items()}
+    if len(state.recent) == state.recent.maxlen:  # the first to end are the short ones, which are successes
+        numbers["train/success"] = success_rate(state.recent)
+    parts = zip(("collect", "returns", "update"), clock, clock[1:], strict=False)
+    numbers |= {f"train/{name}_s": end - begin for name, begin, end in parts}
+    speed = {"train/seconds": state.train_s, "train/steps_per_s": state.steps / state.train_s}
+    tracker.log({**numbers, **speed}, state.steps)
+    release_memory()
+
+
+def _iterations(algo: OnPolicy, env: VecEnv, total_steps: int, rollout_steps: int) -> int:
+    """Return how many rollouts fit into `total_steps`."""
     per_rollout = env.num_envs * rollout_steps
     iterations = total_steps // per_rollout
     if not iterations:
@@ -79,63 +175,4 @@ def on_policy(
             f"first algo.critic_warmup={algo.critic_warmup} the critic alone learns: the policy would stay as it is. "
             "Raise loop.total_steps, or lower one of the others."
         )
-    collector = RolloutCollector(algo, env)
-    state = checkpointer.latest()
-    done, steps, train_s, result = 0, 0, 0.0, {}
-    evaluated, saved = -1, 0  # env step at which that was done last
-    best = -1.0  # `standing` of the best evaluation
-    recent: deque[float] = deque(maxlen=100)  # success of the newest training episodes
-    decline = RegressionMonitor(
-        "smaller steps (algo.actor_lr, algo.target_kl), or larger rollouts (loop.rollout_steps)"
-    )
-    if state is None:
-        collector.reset()
-    else:
-        with refusing("checkpoint: state.json"):
-            algo.load_state_dict(state["algo"])
-            collector.load_state_dict(state["collector"])
-            done, steps, train_s = int(state["done"]), int(state["steps"]), float(state["train_s"])
-            evaluated, saved, recent = int(state["evaluated"]), steps, deque(map(float, state["recent"]), maxlen=100)
-            best, result = float(state["best"]), dict(state["result"])
-            decline.load_state_dict(state["decline"])
-
-    def snapshot() -> dict[str, Any]:
-        return {
-            "algo": algo.state_dict(), "collector": collector.state_dict(), "done": done, "steps": steps,
-            "train_s": train_s, "result": result, "evaluated": evaluated, "recent": list(recent), "best": best,
-            "decline": decline.state_dict(),
-        }  # fmt: skip
-
-    with tracker.progress(total_steps, "on-policy") as progress:
-        while True:
-            last, better = done == iterations or solved(recent, stop_success, steps, env), False
-            look = due(eval_every, evaluated, steps) or (last and evaluated < steps)
-            if evaluate is not None and eval_every and look:
-                result, evaluated = evaluate(algo.policy, steps), steps
-                tracker.log({f"eval/{k}": v for k, v in result.items()}, steps)
-                best, better = max(best, checkpoint_score(result)), checkpoint_score(result) >= best
-            if due(save_every, saved, steps) or last or better or checkpointer.requested:
-                saved = steps
-                checkpointer.save(steps, policy=algo.policy, state=snapshot(), best=better)
-            if last:
-                return {"steps": steps, "train_s": train_s, **result}
-
-            clock = [time.perf_counter()]
-            rollout = collector.collect(rollout_steps)
-            clock.append(time.perf_counter())
-            batch = algo.returns(rollout)
-            clock.append(time.perf_counter())
-            metrics = algo.update(batch, progress=done / iterations)
-            clock.append(time.perf_counter())
-            done, steps, train_s = done + 1, steps + rollout.steps, train_s + clock[-1] - clock[0]
-
-            recent.extend(rollout.success)
-            decline.add(rollout.success, steps=steps, env=env)
-            progress.update(steps, success=sum(recent) / max(1, len(recent)))
-            numbers = {f"train/{k}": v for k, v in (metrics | rollout.info).items()}
-            if len(recent) == recent.maxlen:  # the first to end are the short ones, which are successes
-                numbers["train/success"] = sum(recent) / len(recent)
-            parts = zip(("collect", "returns", "update"), clock, clock[1:], strict=False)
-            numbers |= {f"train/{name}_s": end - begin for name, begin, end in parts}
-            tracker.log({**numbers, "train/seconds": train_s, "train/steps_per_s": steps / train_s}, steps)
-            release_memory()
+    return iterations

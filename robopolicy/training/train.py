@@ -1,112 +1,72 @@
-"""The `train` verb: from a config to a running loop.
-
-Loops, algorithms and policies name what they need by their parameters (`env`, `demos`, `evaluate`, `seed` …). `Parts`
-makes each of these when it is first asked for, so a new loop or algorithm needs no change here.
-"""
+"""The `train` verb: from a config to a running loop."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from robopolicy.config.instantiate import arguments_for, build
-from robopolicy.config.schema import Count, Device, Natural, Node
+from robopolicy.config.instantiate import arguments_for, build, open_arguments
+from robopolicy.config.schema import TARGET
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import Metrics
 from robopolicy.runs.checkpointer import Checkpointer
 from robopolicy.runs.run_dir import has_checkpoint, open_run, read_config
-from robopolicy.training.parts import Parts, TrainArguments
-from robopolicy.utils.atomic import write_atomically
+from robopolicy.training.train_config import TrainConfig
+from robopolicy.training.train_imitation import train_imitation
+from robopolicy.training.train_off_policy import train_off_policy
+from robopolicy.training.train_on_policy import train_on_policy
+from robopolicy.training.train_world_model import train_world_model
+
+Trainer = Callable[[TrainConfig, Checkpointer], Metrics]
+
+TRAINERS: dict[str, Trainer] = {  # by the loop's registered name
+    "fit_trajectories": train_world_model,
+    "fit_world_model": train_world_model,
+    "off_policy": train_off_policy,
+    "offline": train_imitation,
+    "on_policy": train_on_policy,
+    "synthetic_off_policy": train_off_policy,
+}
+_BY_ARGUMENT: dict[str, Trainer] = {"env": train_off_policy, "episodes": train_imitation}  # of a user's own loop
 
 
-def train(
-    *,
-    run_dir: Path,
-    loop: Node,
-    tracker: Node,
-    policy: Node | None = None,
-    algo: Node | None = None,
-    task: Node | None = None,
-    world: Node | None = None,
-    world_model: Node | None = None,
-    rounds: Natural = 0,
-    coevolve: Node | None = None,
-    dataset: Path | None = None,
-    incomplete: bool = False,
-    base: Path | None = None,
-    teacher: Path | None = None,
-    teacher_sampling: dict[str, Any] | None = None,
-    n_obs_steps: Count = 1,
-    horizon: Count = 8,
-    n_action_steps: Count = 4,
-    cameras: tuple[str, ...] | None = None,
-    num_envs: Count = 32,
-    group_size: Count | None = None,
-    validation_episodes: Natural = 200,
-    keep_checkpoints: Count = 2,
-    seed: int = 0,
-    device: Device = "cpu",
-    threads: Count | None = None,
-) -> Metrics:
-    """Train a policy in `run_dir`, going on from its newest checkpoint where there is one.
+def train(**keys: Any) -> Metrics:
+    """Train a policy or a world model in `run_dir`, from its newest checkpoint where there is one.
 
     Args:
-        policy, algo, loop, tracker, task: nodes; what their targets need beside the config is supplied by `Parts`.
-        world: node of the env that is learned in instead of the task's, an imagined one; validation stays with `task`.
-        world_model: node of the dynamics to learn, where that is what is trained.
-        rounds: of imagining, a few real rollouts and refitting the world; coevolve: node of what carries them out.
-        dataset: demonstrations (LeRobotDataset v3).
-        incomplete: a dataset whose recording was interrupted will do.
-        base: directory of the policy underneath, or "hold" for the one that stands still: learning from scratch.
-        teacher: directory of a policy to learn from beside the env; any that fits it. teacher_sampling: changes of its
-            sampler, see `tuned`.
-        n_obs_steps, horizon, n_action_steps: To, H, Ta of a policy without a base.
-        group_size: envs that start in the same state, see GroupedEnv; None: each in one of its own.
+        **keys: the fields of TrainConfig.
 
     Returns:
-        What the loop returns.
+        The loop's metrics.
 
     Raises:
         ConfigError: something that the algorithm needs is not given. SpecError: env, data and policies do not fit.
-        DataError: a dataset that cannot be trained on, or was interrupted (see `incomplete`).
+        DataError: the dataset cannot be trained on, or was interrupted (see `incomplete`).
         CheckpointError: a resumed run finds other data or another env than it began with.
         KeyboardInterrupt: stopped by the user, after a checkpoint.
     """
-    if threads is not None:
-        torch.set_num_threads(threads)
-    if rounds:
-        if coevolve is None or world is None:
+    config = TrainConfig(**keys)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    if config.rounds:
+        if config.coevolve is None or config.world is None:
             raise ConfigError("rounds: need a world to imagine in and to refit: world=imagined, world.model=<its run>.")
-        return build(coevolve, "coevolve", rounds=rounds, run_dir=run_dir, config=read_config(run_dir))
-    if teacher_sampling and teacher is None:
+        settings = {"rounds": config.rounds, "run_dir": config.run_dir, "config": read_config(config.run_dir)}
+        return build(config.coevolve, "coevolve", **settings)
+    if config.teacher_sampling and config.teacher is None:
         raise ConfigError(
             "teacher_sampling: changes the sampler of a teacher, and there is none. Add teacher=<run directory>, or "
-            "leave it away."
+            "remove teacher_sampling."
         )
-    torch.manual_seed(seed)
-    settings = TrainArguments(
-        run_dir, policy, loop, algo, task, dataset, incomplete, base, (n_obs_steps, horizon, n_action_steps), cameras,
-        num_envs, validation_episodes, seed, torch.device(device), world, world_model, group_size, teacher,
-        teacher_sampling,
-    )  # fmt: skip
-    checkpointer = Checkpointer(run_dir, keep=keep_checkpoints)
-    parts = Parts(settings, checkpointer)
-    call = parts.complete(loop, "loop")  # loads data, builds envs and the policy: whatever does not fit shows now
-    loop, call = parts.gated(loop, call)
-    if policy is not None:
-        write_atomically(run_dir / "spec.json", parts.policy.spec.to_json() + "\n")
-    parts.tracker = build(tracker, "tracker", run_dir=run_dir, config=read_config(run_dir))
-    parts.tracker.rewind(checkpointer.step)
-    try:
-        with checkpointer.interruptible():
-            result = build(loop, "loop", **call, **parts.offered(loop, "tracker"))
-            parts.finish()
-    finally:
-        parts.tracker.close()
-    print(f"trained: {run_dir} ({', '.join(f'{k} {v:.4g}' for k, v in result.items())})")
+    torch.manual_seed(config.seed)
+    result = _trainer(config.loop)(config, Checkpointer(config.run_dir, keep=config.keep_checkpoints))
+    print(f"trained: {config.run_dir} ({', '.join(f'{k} {v:.4g}' for k, v in result.items())})")
     return result
+
+
+train.forwards_to = lambda given: (TrainConfig,)  # type: ignore[attr-defined]
 
 
 def train_run(config: dict[str, Any]) -> Metrics:
@@ -118,3 +78,11 @@ def train_run(config: dict[str, Any]) -> Metrics:
     arguments = arguments_for(train, config)
     with open_run(arguments["run_dir"], config, begun=has_checkpoint):
         return train(**arguments)
+
+
+def _trainer(loop: dict[str, Any]) -> Trainer:
+    """Return the function that builds what `loop` needs; a user's own loop is told by what it names."""
+    if (trainer := TRAINERS.get(loop[TARGET])) is not None:
+        return trainer
+    names = open_arguments(loop, "loop")
+    return next((trainer for name, trainer in _BY_ARGUMENT.items() if name in names), train_world_model)

@@ -33,9 +33,9 @@ KINDS = [PARL, ALOE]
 
 
 def policy_of(kind: str = "flow", *, source: ChunkDenoiser | None = None, steps: int = 5) -> ChunkDenoiser:
-    policy = base(kind, tuned_steps=steps)
+    policy = base(kind, finetuned_steps=steps)
     policy.network.load_state_dict((source or base(kind)).network.state_dict())
-    policy.begin_tuning()
+    policy.begin_finetuning()
     return policy.eval()
 
 
@@ -217,7 +217,7 @@ def test_before_learning_it_is_the_base_and_only_the_copy_learns(kind: Any, made
     assert all(torch.equal(p, began[n]) for n, p in algo.policy.named_parameters()), "a critic-only update"
     algo.update(batch_of(algo.policy), learned_steps=0)
     moved = {n for n, p in algo.policy.named_parameters() if not torch.equal(p, began[n])}
-    assert moved and all(n.startswith("tuned.") for n in moved)
+    assert moved and all(n.startswith("finetuned.") for n in moved)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -237,7 +237,7 @@ def test_resume_gives_the_same_run_bit_for_bit(kind: Any):
 def test_what_the_policy_began_as_is_resumed_too():
     algo, other = make(policy_delay=1), make(policy_delay=1)
     algo.update(batch_of(algo.policy), learned_steps=0)
-    for p, q in zip(other.policy.tuned_parameters(), algo.policy.tuned_parameters(), strict=True):
+    for p, q in zip(other.policy.finetuned_parameters(), algo.policy.finetuned_parameters(), strict=True):
         p.data.copy_(q.data)  # a resumed policy has its weights before its algorithm is made
     other.base.load_state_dict(other.policy.state_dict())
     other.load_state_dict(algo.state_dict())
@@ -260,12 +260,11 @@ class Counting:
 def test_chunks_are_played_to_their_end_and_dropped_at_an_episode_s():
     algo = Counting()
     env = wrap_for(algo.policy, PointEnv(3, horizon=5))
-    player, obs, played = OffPolicyCollector(algo, env), env.reset(), []
+    collector, played = OffPolicyCollector(algo, env), []
+    collector.reset()
     for _ in range(10):
-        step = env.step(player.next_action(algo.policy.replay_features(obs), warmup=False))
+        _, step = collector.collect(warmup=False)
         played.append(round(float(step.executed[0, 0]) * 1e3))
-        player.executor.reset(step.ended)
-        obs = step.obs
     assert played == [0, 1, 2, 0, 1] * 2, "Ta = 3, then a new chunk; after 5 steps a new episode, and a new chunk"
     assert algo.planned == [3, 3, 3, 3]
 
@@ -282,7 +281,7 @@ def test_a_loss_that_is_not_finite_is_refused_and_changes_nothing(kind: Any):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_does_not_fit_is_refused(kind: Any):
-    with pytest.raises(SpecError, match=r"found FlowPolicy without one\. Make it by policy=tuned"):
+    with pytest.raises(SpecError, match=r"found FlowPolicy without one\. Make it by policy=finetuned"):
         kind(base("flow"), critic=CRITIC)
     with pytest.raises(SpecError, match="found PointPolicy"):
         kind(PointPolicy(), critic=CRITIC)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from robopolicy.algos.co_dppo import CoDPPO, told
+from robopolicy.algos.co_dppo import CoDPPO
 from robopolicy.algos.dppo import DPPO
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.types import STATE
@@ -42,7 +42,7 @@ def linear(size: int, out: int) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("kind", ["flow", "ddpm", "ddim"])
-def test_imitation_at_the_tuned_steps_is_that_of_the_network_by_hand(kind: str):
+def test_imitation_at_the_finetuned_steps_is_that_of_the_network_by_hand(kind: str):
     policy = dppo(kind, steps=3).policy  # of five; the copy is still the network itself
     action, noise, cond = torch.rand(4, 4, 2), torch.randn(4, 4, 2), torch.randn(4, policy.cond_dim)
     keep, k = torch.ones(4, 4, dtype=torch.bool), torch.tensor([0, 1, 2, 1])
@@ -54,7 +54,7 @@ def test_imitation_at_the_tuned_steps_is_that_of_the_network_by_hand(kind: str):
         target = {"flow": action[i] - noise[i], "ddpm": noise[i], "ddim": action[i]}[kind]
         error = (policy.network(x[None], time[None], cond[i][None])[0] - target).square().mean(-1)
         total, count = total + float(error[keep[i]].sum()), count + int(keep[i].sum())
-    found = policy.tuned_loss(cond, action, keep, k=k, noise=noise)
+    found = policy.finetuned_loss(cond, action, keep, k=k, noise=noise)
     assert count == 14 and found.item() == pytest.approx(total / count, rel=1e-4)
 
 
@@ -72,18 +72,18 @@ def test_gradients_reach_the_copy_alone():
     algo = make()
     algo.imitation(0).backward()
     reached = {n for n, p in algo.policy.named_parameters() if p.grad is not None and bool(p.grad.any())}
-    assert reached and all(n.startswith("tuned.") for n in reached)
+    assert reached and all(n.startswith("finetuned.") for n in reached)
 
 
 def test_where_the_env_teaches_nothing_the_data_do():
     algo, plain = make(actor_lr=1e-2, epochs=15), dppo("flow")
     for one in (algo, plain):
         batch = batch_of(one, 64)
-        none = batch._replace(scores=batch.scores._replace(advantage=torch.zeros(64)))
-        before, start = weights(one.policy.tuned), algo.imitation(10_000).item()
+        none = batch._replace(advantages=batch.advantages._replace(advantage=torch.zeros(64)))
+        before, start = weights(one.policy.finetuned), algo.imitation(10_000).item()
         found = one.update(none, progress=0.0)
         assert ("imitation" in found) == (one is algo)
-        assert torch.equal(before, weights(one.policy.tuned)) == (one is plain)
+        assert torch.equal(before, weights(one.policy.finetuned)) == (one is plain)
         if one is algo:
             assert algo.imitation(10_000).item() < 0.8 * start
 
@@ -117,5 +117,5 @@ def test_a_policy_that_reads_is_told_the_data_s_own_words_for_as_long_as_it_look
         numbered.spec, observation={**numbered.spec.observation, "task_index": vla().spec.observation["task_index"]}
     )
     numbered.spec = spec
-    with pytest.raises(SpecError, match="by number"), told(numbered, ("halt",)):
+    with pytest.raises(SpecError, match="by number"), use_tasks(numbered, ("halt",)):
         pass

@@ -13,7 +13,7 @@ import torch
 from robopolicy.algos.advantage_estimator import Advantages
 from robopolicy.algos.bc import BC
 from robopolicy.algos.dppo import DPPO, DenoisingSamples
-from robopolicy.buffers.rollout_collector import Rollout
+from robopolicy.buffers.collector import Rollout
 from robopolicy.core.errors import ConfigError, DataError, RobopolicyError
 from robopolicy.core.types import IMAGES, STATE, Feature
 from robopolicy.envs.wrappers import wrap_for
@@ -47,9 +47,9 @@ def base(kind: str = "ddpm", **options: Any) -> ChunkDenoiser:
 
 
 def make(kind: str = "ddpm", *, steps: int = 3, seed: int = 0, source: ChunkDenoiser | None = None, **options: Any):
-    policy = base(kind, tuned_steps=steps)
+    policy = base(kind, finetuned_steps=steps)
     policy.network.load_state_dict((source or base(kind)).network.state_dict())
-    policy.begin_tuning()
+    policy.begin_finetuning()
     settings = dict(critic=partial(MLP, width=32, depth=2), gamma=0.95, minibatch=64, epochs=2, seed=seed)
     return DPPO(policy, **{**settings, **options})
 
@@ -119,8 +119,8 @@ def test_loss_of_a_sample_by_hand():
     algo = make(steps=3, clip=0.2, clip_first=0.1, denoising_gamma=0.9)
     batch = batch_of(algo)
     sides = torch.tensor([0.7, -0.7]).repeat(10)  # a clip shows where the advantage is positive
-    scores = batch.scores._replace(advantage=sides)
-    batch = batch._replace(log_prob=batch.log_prob - 0.15, scores=scores)  # ratio e^0.15 = 1.1618 everywhere
+    advantages = batch.advantages._replace(advantage=sides)
+    batch = batch._replace(log_prob=batch.log_prob - 0.15, advantages=advantages)  # ratio e^0.15 = 1.1618 everywhere
     for k, clip in enumerate((0.1, 0.1 + 0.1 * 0.182426, 0.2)):
         for chunk, bounded in ((4, min(1.161834, 1.0 + clip)), (5, 1.161834)):
             want = -float(sides[chunk]) * 0.9 ** (2 - k) * bounded
@@ -130,12 +130,12 @@ def test_loss_of_a_sample_by_hand():
 def test_the_tail_that_was_not_executed_does_not_count():
     algo = make(steps=2)
     batch = batch_of(algo)
-    weight = batch.scores.weight.clone()
+    weight = batch.advantages.weight.clone()
     weight[4] = torch.tensor([0.5, 0.5, 0.0])
     changed = batch.x.clone()
     changed[4 * 3 + 2, 2] += 1.0  # chunk 4 ends in another third action …
     changed[4 * 3 + 2, 3] += 1.0  # … and another fourth, which nobody ever executes
-    cut = batch._replace(scores=batch.scores._replace(weight=weight))
+    cut = batch._replace(advantages=batch.advantages._replace(weight=weight))
     row = torch.tensor([4 * 2 + 1])
     assert algo.loss(cut._replace(x=changed), row)[0].item() == algo.loss(cut, row)[0].item()
     assert algo.loss(batch._replace(x=changed), row)[0].item() != algo.loss(batch, row)[0].item()
@@ -148,11 +148,11 @@ def test_returns_put_each_step_s_weight_where_it_was_executed():
     algo.update = lambda batch, progress: (seen.append(batch), original(batch, progress=progress))[1]
     train(algo, rollout_steps=14, total_steps=8 * 14 * 3)  # episodes of 12 steps are cut off amid chunks of 3
     for batch in seen[1:2]:
-        weight = batch.scores.weight
+        weight = batch.advantages.weight
         torch.testing.assert_close(weight.sum(1), torch.ones(len(weight)))
         assert {tuple(w) for w in weight.mul(6).round().int().tolist()} == {(2, 2, 2), (3, 3, 0), (6, 0, 0)}
         assert len(batch.log_prob) == 2 * len(batch.cond) and len(batch.x) == 3 * len(batch.cond)
-        assert abs(float(batch.scores.advantage.mean())) < 1e-6
+        assert abs(float(batch.advantages.advantage.mean())) < 1e-6
     # Before the first update, and only then, the stored log-probs are those of the current policy.
     fresh = make(steps=2)
     assert float(fresh.loss(seen[0], every_row(seen[0]))[1][2]) < 1e-4
@@ -168,27 +168,31 @@ def test_chunks_in_which_physics_failed_are_left_out_and_the_others_keep_their_p
     original = algo.update
     algo.update = lambda batch, progress: (seen.append(batch), original(batch, progress=progress))[1]
     train(algo, total_steps=8 * 12)
-    keep = seen[0].scores.keep
+    keep = seen[0].advantages.keep
     assert len(seen[0].cond) == int(keep.sum()) < len(keep)
     assert float(fresh.loss(seen[0], every_row(seen[0]))[1][2]) < 1e-4
 
 
 def test_gradients_reach_the_copy_and_the_noise_and_nothing_else():
     algo = make("flow", noise=LearnedNoise)
-    frozen = {k: v.clone() for k, v in algo.policy.state_dict().items() if not k.startswith("tuned.")}
-    tuned, noise, critic = weights(algo.policy.tuned), weights(algo.noise), weights(algo.learner.value.network)
+    frozen = {k: v.clone() for k, v in algo.policy.state_dict().items() if not k.startswith("finetuned.")}
+    finetuned, noise, critic = (
+        weights(algo.policy.finetuned),
+        weights(algo.noise),
+        weights(algo.learner.estimator.network),
+    )
     train(algo)
     assert all(torch.equal(v, algo.policy.state_dict()[k]) for k, v in frozen.items())
-    assert not [n for n, p in algo.policy.named_parameters() if p.grad is not None and not n.startswith("tuned.")]
-    assert not torch.equal(tuned, weights(algo.policy.tuned)) and not torch.equal(noise, weights(algo.noise))
-    assert not torch.equal(critic, weights(algo.learner.value.network))
+    assert not [n for n, p in algo.policy.named_parameters() if p.grad is not None and not n.startswith("finetuned.")]
+    assert not torch.equal(finetuned, weights(algo.policy.finetuned)) and not torch.equal(noise, weights(algo.noise))
+    assert not torch.equal(critic, weights(algo.learner.estimator.network))
 
 
 def test_pieces_of_a_minibatch_add_up_to_its_gradient():
     whole, parts = make(anchor=0.5), make(anchor=0.5, microbatch=7)
     for algo in (whole, parts):
         with torch.no_grad():  # away from the base, so that the anchor pulls
-            for p in algo.policy.tuned_parameters():
+            for p in algo.policy.finetuned_parameters():
                 p.add_(0.05)
         batch = batch_of(algo)
         algo.learner.step(every_row(batch), partial(algo.loss, batch._replace(anchor=algo._frozen_means(batch))))
@@ -200,21 +204,21 @@ def test_equal_advantages_move_nothing():
     """Nor does the momentum of what was learned before."""
     algo = make()
     batch = batch_of(algo)
-    before = weights(algo.policy.tuned)
+    before = weights(algo.policy.finetuned)
     algo.update(batch, progress=0.0)
-    learned = weights(algo.policy.tuned)
-    algo.update(batch._replace(scores=batch.scores._replace(advantage=torch.zeros(20))), progress=0.0)
-    assert torch.equal(learned, weights(algo.policy.tuned)) and not torch.equal(learned, before)
+    learned = weights(algo.policy.finetuned)
+    algo.update(batch._replace(advantages=batch.advantages._replace(advantage=torch.zeros(20))), progress=0.0)
+    assert torch.equal(learned, weights(algo.policy.finetuned)) and not torch.equal(learned, before)
 
 
 def test_the_critic_warms_up_alone():
     algo = make(critic_warmup=2)
-    before, critic = weights(algo.policy.tuned), weights(algo.learner.value.network)
+    before, critic = weights(algo.policy.finetuned), weights(algo.learner.estimator.network)
     taken = [algo.update(batch_of(algo, 64), progress=0.0)["actor_steps"] for _ in range(2)]
-    assert taken == [0, 0] and torch.equal(before, weights(algo.policy.tuned))
-    assert not torch.equal(critic, weights(algo.learner.value.network))
+    assert taken == [0, 0] and torch.equal(before, weights(algo.policy.finetuned))
+    assert not torch.equal(critic, weights(algo.learner.estimator.network))
     assert algo.update(batch_of(algo, 64), progress=0.0)["actor_steps"] > 0
-    assert not torch.equal(before, weights(algo.policy.tuned))
+    assert not torch.equal(before, weights(algo.policy.finetuned))
 
 
 def test_learning_stops_at_the_target_kl():
@@ -228,9 +232,9 @@ def test_the_step_that_would_go_beyond_is_not_taken():
     batch = batch_of(algo, 64)
     rows, loss = every_row(batch), partial(algo.loss, batch)
     assert float(algo.learner.step(rows, loss)[0]) <= 1e-4
-    moved = weights(algo.policy.tuned)
+    moved = weights(algo.policy.finetuned)
     assert float(algo.learner.step(rows, loss)[0]) > 1e-4
-    assert torch.equal(moved, weights(algo.policy.tuned))
+    assert torch.equal(moved, weights(algo.policy.finetuned))
 
 
 def test_minibatches_grow_with_the_rollout_where_their_number_is_given():
@@ -263,8 +267,8 @@ def test_fine_tuning_spreads_from_the_last_step_backwards():
     original = algo.loss
     algo.loss = lambda batch, rows: (seen.extend((rows % 5).tolist()), original(batch, rows))[1]
     learned: list[int] = []
-    learn = algo.learner.value.learn
-    algo.learner.value.learn = lambda cond, target: (learned.append(len(cond)), learn(cond, target))[1]
+    learn = algo.learner.estimator.learn
+    algo.learner.estimator.learn = lambda cond, target: (learned.append(len(cond)), learn(cond, target))[1]
     algo.update(batch_of(algo), progress=0.25)
     assert set(seen) == {2, 3, 4} and len(seen) == 2 * 3 * 20
     assert len(learned) == 2 * round(5 * 20 / 64) and sum(learned) == 2 * 20, "the critic has its usual steps"
@@ -279,7 +283,7 @@ def test_learning_rates_follow_the_schedule():
 def test_entropy_widens_learned_noise():
     algo = make("flow", noise=LearnedNoise, entropy=1.0, actor_lr=1e-2, epochs=20)
     batch = batch_of(algo)
-    algo.update(batch._replace(scores=batch.scores._replace(advantage=torch.zeros(20))), progress=0.0)
+    algo.update(batch._replace(advantages=batch.advantages._replace(advantage=torch.zeros(20))), progress=0.0)
     std = algo.noise.sampling(torch.zeros(()), 0, batch.cond)
     assert float(std.detach().min()) > 0.115  # from 0.106 towards 0.14
 
@@ -290,25 +294,25 @@ def test_entropy_widens_learned_noise():
 def test_a_ratio_that_is_not_finite_is_an_error_and_changes_nothing():
     algo = make()
     batch = batch_of(algo)
-    before = weights(algo.policy.tuned)
+    before = weights(algo.policy.finetuned)
     bad = batch.log_prob.clone()
     bad[7] = -1e6
     with pytest.raises(
         RobopolicyError, match=r"not everything is finite in update 1: kl .*ratio_off inf.*Lower actor_lr"
     ):
         algo.update(batch._replace(log_prob=bad), progress=0.0)
-    assert torch.equal(before, weights(algo.policy.tuned))
+    assert torch.equal(before, weights(algo.policy.finetuned))
 
 
 def test_a_critic_that_is_not_finite_is_an_error_and_changes_nothing():
     algo = make(critic_warmup=1, minibatch=1_000)
     batch = batch_of(algo)
-    before = weights(algo.learner.value.network)
-    bad = batch.scores.target.clone()
+    before = weights(algo.learner.estimator.network)
+    bad = batch.advantages.target.clone()
     bad[3] = torch.nan
     with pytest.raises(RobopolicyError, match=r"critic's loss is nan.*rewards"):
-        algo.update(batch._replace(scores=batch.scores._replace(target=bad)), progress=0.0)
-    assert torch.equal(before, weights(algo.learner.value.network))
+        algo.update(batch._replace(advantages=batch.advantages._replace(target=bad)), progress=0.0)
+    assert torch.equal(before, weights(algo.learner.estimator.network))
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
@@ -336,10 +340,10 @@ def test_images_are_encoded_once_a_chunk_and_an_empty_batch_of_them_is_no_troubl
     plain = PointPolicy(chunk=3).spec
     spec = replace(plain, observation={**plain.observation, IMAGES + "front": Feature((3, 96, 96), "uint8")})
     policy = DiffusionPolicy(
-        spec, Normalizer.from_limits(spec.observation, spec.action), denoising_steps=3, tuned_steps=2,
+        spec, Normalizer.from_limits(spec.observation, spec.action), denoising_steps=3, finetuned_steps=2,
         network=partial(ResidualMLP, width=16, time_dim=16),
     )  # fmt: skip
-    policy.begin_tuning()
+    policy.begin_finetuning()
     algo = DPPO(policy, critic=partial(MLP, width=16, depth=1), minibatch=8, epochs=1)
     obs = {STATE: torch.randn(4, 1, 4), IMAGES + "front": torch.randint(0, 256, (4, 1, 3, 96, 96), dtype=torch.uint8)}
     _, record = algo.explore(obs, torch.randn(4, *algo.noise_shape))
@@ -356,7 +360,7 @@ def test_images_are_encoded_once_a_chunk_and_an_empty_batch_of_them_is_no_troubl
 
 
 def test_what_cannot_be_trained_is_refused():
-    with pytest.raises(ConfigError, match=r"has 0\. Make it from its base by policy=tuned"):
+    with pytest.raises(ConfigError, match=r"has 0\. Make it from its base by policy=finetuned"):
         DPPO(base())
     with pytest.raises(ConfigError, match=r"between 0 and the 5 steps.*found 6"):
         make(steps=6)
@@ -401,7 +405,7 @@ def test_resume_gives_the_same_run_bit_for_bit(kind: str):
     half.saved[192] = copy.deepcopy(whole.saved[192])
     train(other, checkpoints=half, **options)
     assert torch.equal(weights(algo.policy), weights(other.policy))
-    assert torch.equal(weights(algo.learner.value.network), weights(other.learner.value.network))
+    assert torch.equal(weights(algo.learner.estimator.network), weights(other.learner.estimator.network))
     a, b = whole.saved[384], half.saved[384]
     assert torch.equal(a["collector"]["obs"][STATE], b["collector"]["obs"][STATE])
     assert torch.equal(a["algo"]["generator"], b["algo"]["generator"])

@@ -10,10 +10,11 @@ import torch
 
 from robopolicy.algos.grpo import GRPO, Groups
 from robopolicy.algos.returns import executed_steps, group_advantage
-from robopolicy.buffers.rollout_collector import Rollout
+from robopolicy.buffers.collector import Rollout
 from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
 from robopolicy.core.types import STATE, Step
-from robopolicy.envs.wrappers import GroupedEnv, HistoryEnv, wrap_for
+from robopolicy.envs.grouped_env import GroupedEnv
+from robopolicy.envs.wrappers import HistoryEnv, wrap_for
 from robopolicy.training.on_policy import on_policy
 from tests.algos.test_dppo import every_row, slow_base, success, weights
 from tests.algos.test_dppo import make as dppo
@@ -77,15 +78,15 @@ def rollout(**changes: Any) -> Rollout:
 
 
 def test_scores_of_chunks_by_hand():
-    scores = Groups(2).scores(rollout(), torch.zeros(1), lambda obs: torch.zeros(0), 2)
-    assert scores.keep.tolist() == [True] * 4 + [False] + [True] * 4, "the chunk of the waiting env is left out"
-    assert scores.advantage.tolist() == pytest.approx([1, -1, 1, -1, -1, 1, -1, 1])
-    assert scores.weight.tolist() == [[0.5, 0.5], [0.5, 0.5], [1.0, 0.0], *[[0.5, 0.5]] * 5]
+    advantages = Groups(2).estimate(rollout(), torch.zeros(1), lambda obs: torch.zeros(0), 2)
+    assert advantages.keep.tolist() == [True] * 4 + [False] + [True] * 4, "the chunk of the waiting env is left out"
+    assert advantages.advantage.tolist() == pytest.approx([1, -1, 1, -1, -1, 1, -1, 1])
+    assert advantages.weight.tolist() == [[0.5, 0.5], [0.5, 0.5], [1.0, 0.0], *[[0.5, 0.5]] * 5]
     fault = rollout().valid
     fault[5, 0] = False  # the other one has nobody left to be compared with
-    scores = Groups(2).scores(rollout(valid=fault), torch.zeros(1), lambda obs: torch.zeros(0), 2)
-    assert scores.keep.tolist() == [True] * 4 + [False, False, True, False, True]
-    assert scores.advantage.tolist() == pytest.approx([1, -1, 1, -1, 0, 0])
+    advantages = Groups(2).estimate(rollout(valid=fault), torch.zeros(1), lambda obs: torch.zeros(0), 2)
+    assert advantages.keep.tolist() == [True] * 4 + [False, False, True, False, True]
+    assert advantages.advantage.tolist() == pytest.approx([1, -1, 1, -1, 0, 0])
 
 
 def test_executed_steps_end_with_the_episode():
@@ -98,12 +99,12 @@ def test_a_rollout_that_cannot_be_compared_is_refused():
     cut = rollout()
     cut.truncated[7, 1] = False
     with pytest.raises(ConfigError, match=r"rollout_steps=8: the rollout stops amid 1 of 2 episodes"):
-        Groups(2).scores(cut, torch.zeros(1), lambda obs: torch.zeros(0), 2)
+        Groups(2).estimate(cut, torch.zeros(1), lambda obs: torch.zeros(0), 2)
     with pytest.raises(ConfigError, match="group_size=3 does not divide num_envs=2"):
-        Groups(3).scores(rollout(), torch.zeros(1), lambda obs: torch.zeros(0), 2)
+        Groups(3).estimate(rollout(), torch.zeros(1), lambda obs: torch.zeros(0), 2)
     nothing = torch.zeros(8, 2, dtype=torch.bool)
     with pytest.raises(RobopolicyError, match="physics failed in every episode"):
-        Groups(2).scores(rollout(valid=nothing), torch.zeros(1), lambda obs: torch.zeros(0), 2)
+        Groups(2).estimate(rollout(valid=nothing), torch.zeros(1), lambda obs: torch.zeros(0), 2)
     with pytest.raises(ConfigError, match="expected ≥ 2, found 1"):
         make(group_size=1)
 
@@ -165,30 +166,30 @@ def test_groups_that_do_not_come_out_even_are_refused():
 
 def test_ratio_is_one_in_the_first_minibatch_and_only_the_copy_learns():
     algo, fresh = make(), make()
-    frozen = {k: v.clone() for k, v in algo.policy.state_dict().items() if not k.startswith("tuned.")}
+    frozen = {k: v.clone() for k, v in algo.policy.state_dict().items() if not k.startswith("finetuned.")}
     seen: list[Any] = []
     original = algo.update
     algo.update = lambda batch, progress: (seen.append(batch), original(batch, progress=progress))[1]
     tracker, _ = train(algo)
-    assert algo.learner.value.state_dict() == {}, "no critic"
+    assert algo.learner.estimator.state_dict() == {}, "no critic"
     loss, stats = fresh.loss(seen[0], every_row(seen[0]))
     assert float(stats[2]) < 1e-4 and bool(loss.isfinite())
     assert all(torch.equal(v, algo.policy.state_dict()[k]) for k, v in frozen.items())
-    assert not torch.equal(weights(fresh.policy.tuned), weights(algo.policy.tuned))
+    assert not torch.equal(weights(fresh.policy.finetuned), weights(algo.policy.finetuned))
     logged = tracker.rows[0][1]
     assert logged["train/informative"] == 1.0 and "train/critic_loss" not in logged
 
 
 def test_groups_that_fare_alike_move_nothing():
     algo = make("ddpm")
-    before = weights(algo.policy.tuned)
-    for p in algo.policy.tuned_parameters():
+    before = weights(algo.policy.finetuned)
+    for p in algo.policy.finetuned_parameters():
         torch.nn.init.zeros_(p.data)  # nobody arrives in so short a time
-    still = weights(algo.policy.tuned)
+    still = weights(algo.policy.finetuned)
     env = wrap_for(algo.policy, GroupedEnv(PointEnv(8, horizon=1), 4))
     on_policy(algo=algo, env=env, tracker=NoTracker(), checkpointer=MemoryCheckpoints(), total_steps=16,
               rollout_steps=None, evaluate=None)  # fmt: skip
-    assert torch.equal(still, weights(algo.policy.tuned)) and not torch.equal(before, still)
+    assert torch.equal(still, weights(algo.policy.finetuned)) and not torch.equal(before, still)
 
 
 def test_resume_gives_the_same_run_bit_for_bit():

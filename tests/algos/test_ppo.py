@@ -55,7 +55,7 @@ def test_ratio_is_one_in_the_first_minibatch_and_the_encoder_stays(kind: str):
     loss, stats = fresh.loss(batch, torch.randperm(count))
     assert float(stats[2]) < 1e-4 and bool(loss.isfinite())
     assert not torch.equal(before, weights(algo.policy))
-    assert {tuple(w) for w in batch.scores.weight.mul(6).round().int().tolist()} == {(2, 2, 2), (3, 3, 0)}
+    assert {tuple(w) for w in batch.advantages.weight.mul(6).round().int().tolist()} == {(2, 2, 2), (3, 3, 0)}
 
 
 def test_mixture_density_by_hand():
@@ -134,7 +134,7 @@ def test_policy_flow_needs_a_whole_and_ordinary_flow():
     with pytest.raises(ConfigError, match="all 5 steps of an ordinary flow"):
         PolicyFlow(make("flow", steps=3).policy)
     with pytest.raises(ConfigError, match="no noise_level"):
-        PolicyFlow(base("flow", tuned_steps=5, noise_level=0.5))
+        PolicyFlow(base("flow", finetuned_steps=5, noise_level=0.5))
 
 
 @pytest.mark.parametrize("build", [partial(ppo, "mixture"), policy_flow], ids=["ppo", "policy_flow"])

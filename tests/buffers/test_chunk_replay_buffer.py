@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from robopolicy.buffers.batch_sampler import split_batches
 from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkBatch, ChunkReplay
 from robopolicy.buffers.replay_buffer import Replay
 from robopolicy.core.errors import DataError
 from robopolicy.core.types import STATE, Feature
 from robopolicy.datasets.lerobot_reader import DatasetWriter, load_episodes
-from robopolicy.training.off_policy import deal
 from tests.buffers.test_replay_buffer import GAMMA, episodes, push
 from tests.datasets.conftest import ACTION, OBSERVATION, episode
 from tests.fakes import PointPolicy
@@ -136,7 +136,7 @@ def test_batches_hold_their_share_of_demonstrations():
         two_wide(online, t)
     offline, generator = online.of_episodes(data, obs=data.obs), torch.Generator().manual_seed(0)
     parts = [source.sample(2 * size, generator) for source, size in ((online, 12), (offline, 4))]
-    for batch in deal(parts, 2):
+    for batch in split_batches(parts, 2):
         assert isinstance(batch, ChunkBatch) and len(batch.reward) == 16
         assert (batch.driver[:, 0] == DEMONSTRATION).sum() == 4
 

@@ -52,14 +52,14 @@ def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return root / "pretrained_model"
 
 
-CHAIN = ["policy.tuned_steps=2", "algo.critic_warmup=0", "algo.critic.width=8"]
+CHAIN = ["policy.finetuned_steps=2", "algo.critic_warmup=0", "algo.critic.width=8"]
 ROUTES = {
     "residual_fast": ["loop.total_steps=30", "loop.warmup_steps=12", "loop.batch_size=8", "loop.critic_only_updates=2",
                       "loop.eval_every=0"],
     "dppo": [*CHAIN, "policy.lora_rank=2", "policy.expert={precision: bfloat16, checkpointing: true}"],
-    "grpo": ["group_size=2", "policy.tuned_steps=2"],
+    "grpo": ["group_size=2", "policy.finetuned_steps=2"],
     "co_dppo": [*CHAIN, "algo.data_batch=4"],
-    "policy_flow": ["policy.tuned_steps=3", "policy.sampling=null", *CHAIN[1:]],
+    "policy_flow": ["policy.finetuned_steps=3", "policy.sampling=null", *CHAIN[1:]],
     "rpd": ["n_action_steps=2", "policy.network.width=8"],
 }  # fmt: skip
 

@@ -21,7 +21,7 @@ from robopolicy.networks.unet1d import UNet1d
 from robopolicy.policies.denoising import ChunkDenoiser
 from robopolicy.policies.denoising_chain import ChainNoise, DenoisingChain, FloorNoise, LearnedNoise, gaussian_log_prob
 from robopolicy.policies.diffusion import DiffusionPolicy
-from robopolicy.policies.finetuning import resampled, tuned
+from robopolicy.policies.finetuning import finetuned, resampled
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.gaussian import GaussianPolicy
 from robopolicy.runs.checkpointer import load_policy, save_policy
@@ -44,16 +44,16 @@ splits = pytest.mark.parametrize("steps", [1, 2, 4])
 
 def make(name: str, steps: int, **options: Any) -> ChunkDenoiser:
     kind, fixed = SAMPLERS[name]
-    made = policy(kind, DATA, tuned_steps=steps, **{**fixed, **options})
+    made = policy(kind, DATA, finetuned_steps=steps, **{**fixed, **options})
     torch.manual_seed(1)
     with torch.no_grad():  # halves that differ, and outputs of ordinary size
-        for p in (*made.network.parameters(), *made.tuned.parameters()):
+        for p in (*made.network.parameters(), *made.finetuned.parameters()):
             p.add_(0.1 * torch.randn_like(p))
     return made
 
 
 def noise_of(kind: type[ChainNoise], made: ChunkDenoiser) -> ChainNoise:
-    noise = kind(cond_dim=made.cond_dim, action_dim=2, steps=made.tuned_steps)
+    noise = kind(cond_dim=made.cond_dim, action_dim=2, steps=made.finetuned_steps)
     for p in noise.parameters():
         torch.nn.init.normal_(p)
     return noise.to(made.times.dtype)
@@ -68,7 +68,7 @@ def draw(made: ChunkDenoiser, noise: ChainNoise, count: int = 6) -> tuple[Tensor
 
 def scored(made: ChunkDenoiser, noise: ChainNoise, cond: Tensor, chain: DenoisingChain) -> Tensor:
     """[B K' Ta Da] log-probs of a chain, every step asked anew, in an order of its own."""
-    count, steps = len(cond), made.tuned_steps
+    count, steps = len(cond), made.finetuned_steps
     rows = torch.randperm(count * steps)
     chunk, k = rows // steps, rows % steps
     mean, own = made.transition(cond[chunk], chain.x[chunk, k], k)
@@ -123,13 +123,13 @@ def test_early_steps_are_the_frozen_network_s_and_late_ones_the_copy_s(name: str
     made = make(name, steps)
     cond = torch.zeros(2, made.cond_dim)
     asked: list[tuple[str, int]] = []
-    for label, network in (("frozen", made.network), ("tuned", made.tuned)):
+    for label, network in (("frozen", made.network), ("finetuned", made.finetuned)):
         network.denoise = lambda x, embedding, label=label, f=network.denoise: (asked.append(label), f(x, embedding))[1]
     made.sample(cond, noise=torch.randn(2, *made.noise_shape))
-    assert asked == ["frozen"] * (4 - steps) + ["tuned"] * steps
+    assert asked == ["frozen"] * (4 - steps) + ["finetuned"] * steps
     asked.clear()
     made.sample_chain(cond, noise=torch.randn(2, *made.chain_noise_shape), spread=FloorNoise())
-    assert asked == ["frozen"] * (4 - steps) + ["tuned"] * steps
+    assert asked == ["frozen"] * (4 - steps) + ["finetuned"] * steps
 
 
 @pytest.mark.parametrize("name", ["ddpm", "ddim_stochastic", "flow_sde"])
@@ -210,68 +210,68 @@ def base_of(name: str, **options: Any) -> ChunkDenoiser:
 
 @pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("name", ["ddpm", "ddim_stochastic", "flow"])
-def test_before_training_the_tuned_policy_is_its_base(name: str, rank: int):
+def test_before_training_the_finetuned_policy_is_its_base(name: str, rank: int):
     """To rounding: the times are embedded in two batches, not in one."""
     base = base_of(name)
-    made = tuned(base, tuned_steps=3, lora_rank=rank)
+    made = finetuned(base, finetuned_steps=3, lora_rank=rank)
     obs, noise = {STATE: torch.randn(5, 1, 3)}, torch.randn(5, *base.noise_shape)
     torch.testing.assert_close(made.act(obs, noise=noise), base.act(obs, noise=noise), rtol=0, atol=1e-7)
     assert all(torch.equal(v, made.state_dict()[k]) for k, v in base.state_dict().items())
     open_ = {n for n, p in made.named_parameters() if p.requires_grad}
-    assert open_ and all(n.startswith("tuned.") for n in open_)
-    assert {id(p) for p in made.tuned_parameters()} == {id(p) for n, p in made.named_parameters() if n in open_}
+    assert open_ and all(n.startswith("finetuned.") for n in open_)
+    assert {id(p) for p in made.finetuned_parameters()} == {id(p) for n, p in made.named_parameters() if n in open_}
 
 
 @pytest.mark.parametrize("rank", [0, 4])
 def test_the_saved_policy_has_both_halves(tmp_path: Path, rank: int):
-    made = tuned(base_of("ddpm"), tuned_steps=2, lora_rank=rank)
+    made = finetuned(base_of("ddpm"), finetuned_steps=2, lora_rank=rank)
     with torch.no_grad():
-        for p in made.tuned_parameters():
+        for p in made.finetuned_parameters():
             p.add_(0.3 * torch.randn_like(p))
     loaded = load_policy(save_policy(made, tmp_path / "policy"))
-    assert isinstance(loaded, DiffusionPolicy) and loaded.tuned_steps == 2
+    assert isinstance(loaded, DiffusionPolicy) and loaded.finetuned_steps == 2
     obs, noise = {STATE: torch.randn(5, 1, 3)}, torch.randn(5, *made.noise_shape)
     assert torch.equal(loaded.act(obs, noise=noise), made.act(obs, noise=noise))
     assert not torch.allclose(loaded.act(obs, noise=noise), base_of("ddpm").act(obs, noise=noise), atol=1e-4)
-    assert tuned(loaded, tuned_steps=2, lora_rank=rank) is loaded, "it goes on from itself"
+    assert finetuned(loaded, finetuned_steps=2, lora_rank=rank) is loaded, "it goes on from itself"
     with pytest.raises(ConfigError, match=r"is fine-tuned with .* or give the base"):
-        tuned(loaded, tuned_steps=3, lora_rank=rank)
+        finetuned(loaded, finetuned_steps=3, lora_rank=rank)
 
 
 def test_a_base_whose_weights_are_not_those_of_its_config_is_refused():
     base = base_of("ddpm")
     base.network.extra = torch.nn.Linear(2, 2)
     with pytest.raises(CheckpointError, match=r"unknown \['network.extra.weight', 'network.extra.bias'\]"):
-        tuned(base, tuned_steps=2)
+        finetuned(base, finetuned_steps=2)
     del base.network.extra
     base.network.out = torch.nn.Sequential()
     with pytest.raises(CheckpointError, match=r"missing \['network.out.1.weight', 'network.out.1.bias'\]"):
-        tuned(base, tuned_steps=2)
+        finetuned(base, finetuned_steps=2)
 
 
 def test_low_rank_changes_are_few_and_leave_the_weights_alone():
-    full, low = (tuned(base_of("ddpm"), tuned_steps=2, lora_rank=rank) for rank in (0, 2))
-    count = [sum(p.numel() for p in made.tuned_parameters()) for made in (full, low)]
+    full, low = (finetuned(base_of("ddpm"), finetuned_steps=2, lora_rank=rank) for rank in (0, 2))
+    count = [sum(p.numel() for p in made.finetuned_parameters()) for made in (full, low)]
     assert count[1] < 0.2 * count[0]
     x, k = torch.randn(4, 4, 2), torch.tensor([0, 1, 0, 1])
     before = low.transition(torch.zeros(4, 3), x, k)[0]
     with torch.no_grad():
-        for p in low.tuned_parameters():
+        for p in low.finetuned_parameters():
             p.add_(0.5)
     assert not torch.allclose(low.transition(torch.zeros(4, 3), x, k)[0], before)
     torch.testing.assert_close(low.transition(torch.zeros(4, 3), x, k, frozen=True)[0], before)
 
 
 def test_the_sampler_may_be_changed_and_stays_changed(tmp_path: Path):
-    made = tuned(base_of("ddpm"), tuned_steps=2, sampling={"sampler": "ddim", "eta": 0.5, "sampling_steps": 2})
+    made = finetuned(base_of("ddpm"), finetuned_steps=2, sampling={"sampler": "ddim", "eta": 0.5, "sampling_steps": 2})
     assert len(load_policy(save_policy(made, tmp_path / "policy")).times) == 2
     with pytest.raises(ConfigError, match=r"\['prediction'\] change more than the sampler"):
-        tuned(base_of("ddpm"), sampling={"prediction": "sample"})
+        finetuned(base_of("ddpm"), sampling={"prediction": "sample"})
 
 
 def test_another_sampler_runs_the_same_weights():
     base, few = base_of("flow"), resampled(base_of("flow"), {"sampling_steps": 1})
-    assert len(base.times) == 4 and len(few.times) == 1 and few.tuned is None
+    assert len(base.times) == 4 and len(few.times) == 1 and few.finetuned is None
     assert all(torch.equal(few.state_dict()[k], v) for k, v in base.state_dict().items())
     obs, noise = {STATE: torch.randn(5, 1, 3)}, torch.randn(5, *base.noise_shape)
     cond = base.encode(obs)
@@ -298,14 +298,14 @@ def test_no_sampler_is_put_where_none_fits():
 
 
 def test_what_cannot_be_tuned_is_refused():
-    with pytest.raises(ConfigError, match=r"tuned_steps \(K'\) must lie between 0 and the 4 steps.*found 5"):
-        tuned(base_of("ddpm"), tuned_steps=5)
+    with pytest.raises(ConfigError, match=r"finetuned_steps \(K'\) must lie between 0 and the 4 steps.*found 5"):
+        finetuned(base_of("ddpm"), finetuned_steps=5)
     with pytest.raises(ConfigError, match="at least 1"):
-        tuned(base_of("ddpm"), tuned_steps=0)
+        finetuned(base_of("ddpm"), finetuned_steps=0)
     plain = policy(GaussianPolicy, DATA, network=partial(torch.nn.Linear))
     with pytest.raises(SpecError, match="GaussianPolicy has not"):
-        tuned(plain, sampling={"sampler": "ddim"})
-    copied = tuned(plain)
+        finetuned(plain, sampling={"sampler": "ddim"})
+    copied = finetuned(plain)
     assert isinstance(copied, GaussianPolicy) and copied.log_std is not plain.log_std
     with pytest.raises(RobopolicyError, match="not trained by imitation"):
         make("ddpm", 2).loss({})
@@ -324,8 +324,8 @@ def test_a_deterministic_chain_has_no_likelihood(name: str):
 
 def test_untouched_policies_have_no_second_network():
     made = policy(DiffusionPolicy, DATA, network=partial(ResidualMLP, width=16, time_dim=16))
-    assert made.tuned is None and made.tuned_parameters() == []
-    assert not [k for k in made.state_dict() if k.startswith("tuned")]
+    assert made.finetuned is None and made.finetuned_parameters() == []
+    assert not [k for k in made.state_dict() if k.startswith("finetuned")]
 
 
 @pytest.mark.parametrize("kind", [ResidualMLP, UNet1d, Transformer])

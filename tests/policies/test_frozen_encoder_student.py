@@ -12,7 +12,7 @@ from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.types import STATE, TASK
 from robopolicy.policies.base import SEEN
 from robopolicy.policies.factory import build_policy
-from robopolicy.policies.frozen_encoder_student import SightedPolicy, sighted
+from robopolicy.policies.frozen_encoder_student import FrozenEncoderStudent, make_frozen_encoder_student
 from robopolicy.policies.gaussian import GaussianPolicy
 from robopolicy.policies.io import load_policy, save_policy
 from robopolicy.policies.normalizer import Normalizer
@@ -23,9 +23,9 @@ from tests.toy import episodes as toy
 NODE = {"_target_": "mlp", "_partial_": True, "width": 16, "depth": 1}
 
 
-def student(base=None, **options) -> SightedPolicy:
+def student(base=None, **options) -> FrozenEncoderStudent:
     torch.manual_seed(1)
-    return sighted(base or make(), network=NODE, **options)
+    return make_frozen_encoder_student(base or make(), network=NODE, **options)
 
 
 def fitted(**options):
@@ -74,7 +74,7 @@ def test_it_stands_by_itself_and_comes_back_from_disk(tmp_path):
             value.zero_()
     assert torch.equal(policy.act(obs, deterministic=True), want), "nothing is shared with the base"
     loaded = load_policy(save_policy(policy, tmp_path / "student"))
-    assert isinstance(loaded, SightedPolicy) and loaded.base is None
+    assert isinstance(loaded, FrozenEncoderStudent) and loaded.base is None
     assert torch.equal(loaded.act(obs, deterministic=True), want)
 
 
@@ -97,7 +97,7 @@ def test_imitation_from_what_it_remembers_is_that_from_pictures_and_leaves_the_p
     assert changed == {"network"}, "neither the prefix nor how much is explored"
 
 
-def two_frames() -> SightedPolicy:
+def two_frames() -> FrozenEncoderStudent:
     one = make()
     frames = replace(one.spec, n_obs_steps=2)
     base = build_policy(one.config, spec=frames, normalizer=one.normalizer).eval()

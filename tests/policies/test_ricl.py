@@ -18,10 +18,11 @@ from robopolicy.datasets.retrieval import Retrieved
 from robopolicy.policies import ricl
 from robopolicy.policies.denoising_chain import FloorNoise
 from robopolicy.policies.factory import build_policy
-from robopolicy.policies.finetuning import tuned
+from robopolicy.policies.finetuning import finetuned
+from robopolicy.policies.in_context import in_context
 from robopolicy.policies.io import load_policy, save_policy
 from robopolicy.policies.normalizer import ACTION, Normalizer
-from robopolicy.policies.ricl import RICLPolicy, in_context
+from robopolicy.policies.ricl import RICLPolicy
 from robopolicy.policies.vla import adapted
 from tests.policies.test_vla import CAMERA, FEATURES, SMALL, TASKS, look
 from tests.policies.test_vla import make as vla
@@ -283,7 +284,7 @@ def test_a_training_cut_off_anywhere_ends_in_the_same_weights():
 
 def test_the_fine_tuned_copy_looks_up_the_same_and_its_steps_are_those_it_samples():
     base, obs, noise = make(demos(), noise_level=0.5), words(), torch.randn(3, 5, 4, 2)
-    policy = tuned(base, tuned_steps=2)
+    policy = finetuned(base, finetuned_steps=2)
     assert isinstance(policy, RICLPolicy)
     torch.testing.assert_close(policy.act(obs, noise=noise), base.act(obs, noise=noise), atol=1e-6, rtol=1e-5)
     cond = policy.encode(obs)
@@ -389,7 +390,7 @@ def test_a_trained_vla_learns_to_retrieve_with_the_eyes_that_it_has(tmp_path: Pa
 def test_what_cannot_be_a_base_is_named():
     data = demos(features=FEATURES)
     with pytest.raises(SpecError, match="found VLAPolicy with a fine-tuned copy"):
-        in_context(tuned(vla(), tuned_steps=1), data)
+        in_context(finetuned(vla(), finetuned_steps=1), data)
     with pytest.raises(ConfigError, match=r"\['horizon'\] are not about retrieval"):
         in_context(vla(), data, retrieval={"horizon": 3})
     with pytest.raises(SpecError, match="policy=ricl_adapted"):

@@ -23,7 +23,7 @@ from robopolicy.networks.prefix import Prefix
 from robopolicy.networks.vision import ConvTokens, KeypointTokens, PatchTokens, keypoints
 from robopolicy.policies.denoising_chain import FloorNoise
 from robopolicy.policies.factory import build_policy
-from robopolicy.policies.finetuning import tuned
+from robopolicy.policies.finetuning import finetuned
 from robopolicy.policies.io import load_policy, save_policy
 from robopolicy.policies.normalizer import Normalizer
 from robopolicy.policies.vla import VLAPolicy, adapted
@@ -219,10 +219,10 @@ def test_critics_read_a_summary_and_the_expert_does_not():
     changed[:, :first] += 1.0
     assert torch.equal(policy.sample(changed, noise=noise), policy.sample(cond, noise=noise))
     spread = FloorNoise(floor=0.1)
-    refined = tuned(policy, tuned_steps=2)
+    refined = finetuned(policy, finetuned_steps=2)
     assert isinstance(refined, VLAPolicy)
     algo = DPPO(refined, noise=lambda **_: spread, critic=ValueMLP)
-    value = algo.learner.value.network
+    value = algo.learner.estimator.network
     with torch.no_grad():
         assert torch.equal(value(torch.cat([cond[:, :first], 0 * cond[:, first:]], dim=1)), value(cond))
 
@@ -296,7 +296,7 @@ def test_gradients_reach_every_parameter():
 @pytest.mark.parametrize("rank", [0, 2])
 def test_the_fine_tuned_copy_begins_as_the_base_and_only_it_learns(rank: int, tmp_path: Path):
     base, obs = make(), look()
-    refined = tuned(base, tuned_steps=2, lora_rank=rank)
+    refined = finetuned(base, finetuned_steps=2, lora_rank=rank)
     assert isinstance(refined, VLAPolicy)
     noise = torch.randn(4, 4, 2)
     torch.testing.assert_close(refined.act(obs, noise=noise), base.act(obs, noise=noise), atol=1e-6, rtol=1e-5)
@@ -307,10 +307,10 @@ def test_the_fine_tuned_copy_begins_as_the_base_and_only_it_learns(rank: int, tm
     torch.testing.assert_close(one, refined.transition(cond, x, k, frozen=True)[0], atol=1e-5, rtol=1e-5)
     one.square().sum().backward()
     moved = {n.split(".")[0] for n, p in refined.named_parameters() if p.grad is not None}
-    assert moved == {"tuned"}
+    assert moved == {"finetuned"}
     if rank:
-        full = tuned(make(), tuned_steps=2).tuned_parameters()
-        assert sum(p.numel() for p in refined.tuned_parameters()) < 0.3 * sum(p.numel() for p in full)
+        full = finetuned(make(), finetuned_steps=2).finetuned_parameters()
+        assert sum(p.numel() for p in refined.finetuned_parameters()) < 0.3 * sum(p.numel() for p in full)
     save_policy(refined, tmp_path / "refined")
     assert torch.equal(load_policy(tmp_path / "refined").act(obs, noise=noise), refined.act(obs, noise=noise))
 
@@ -321,7 +321,7 @@ def test_in_bfloat16_it_is_the_same_policy_to_its_precision(refined: bool, tmp_p
     full, half = make(), make(precision="bfloat16")
     half.load_state_dict(full.state_dict())
     if refined:
-        full, half = (tuned(p, tuned_steps=2) for p in (full, half))
+        full, half = (finetuned(p, finetuned_steps=2) for p in (full, half))
     obs, noise = look(), torch.randn(4, 4, 2)
     seen = [p.encode(obs) for p in (full, half)]
     acts = [p.act(obs, noise=noise) for p in (full, half)]
@@ -429,7 +429,7 @@ def test_adapting_begins_as_the_base():
     policy.set_tasks(TASKS)
     assert torch.equal(policy.act(obs, noise=noise), base.act(obs, noise=noise))
     with pytest.raises(SpecError, match="found VLAPolicy with a fine-tuned copy"):
-        adapted(tuned(base, tuned_steps=1), frames())
+        adapted(finetuned(base, finetuned_steps=1), frames())
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------

@@ -250,11 +250,15 @@ def test_a_student_of_the_base_is_imitated_first_and_refined_in_its_place(tmp_pa
     make_rows([False, False]).save(at / "episodes.csv")
     (at / "provenance.json").write_text('{"commit": "abc"}')
     setting = Setting(
-        base, {"student": (), "rpd": ("algo=rpd",), "ppo": ("algo=ppo",)}, "s/", student=("algo=bc", "policy=sighted")
+        base,
+        {"student": (), "rpd": ("algo=rpd",), "ppo": ("algo=ppo",)},
+        "s/",
+        student=("algo=bc", "policy=frozen_encoder_student"),
     )
     found = experiments.refine(tmp_path, "x", setting, "student", 0, 1)
     assert [arguments[0] for arguments in commands] == ["train", "eval"]
-    assert {"policy=sighted", f"base={at}", f"run_dir={begin}", f"dataset={at.parent / 'data'}"} <= set(commands[0])
+    wanted = {"policy=frozen_encoder_student", f"base={at}", f"run_dir={begin}", f"dataset={at.parent / 'data'}"}
+    assert wanted <= set(commands[0])
     assert f"checkpoint={begin}" in commands[1] and found.commits == ("abc", "def")
     with pytest.raises(FileNotFoundError):  # no training behind it
         experiments.refine(tmp_path, "x", setting, "rpd", 0, 1)

@@ -24,7 +24,7 @@ from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import STATE
 from robopolicy.evaluation.episode_table import COLUMNS, EpisodeTable
 from robopolicy.evaluation.policy_ref import PolicyRef
-from robopolicy.policies.io import find_policy, read_spec
+from robopolicy.policies.find import find_policy, read_spec
 from robopolicy.policies.lerobot import policy
 from robopolicy.policies.lerobot.config import decode
 from robopolicy.policies.lerobot.metadata import NOTE, read_metadata

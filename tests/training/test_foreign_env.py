@@ -14,8 +14,8 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from robopolicy.algos.residual import ResidualTD3
+from robopolicy.buffers.collector import RolloutCollector
 from robopolicy.buffers.replay_buffer import Replay
-from robopolicy.buffers.rollout_collector import RolloutCollector
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import STATE, Obs, Step, VecEnv
 from robopolicy.envs.wrappers import HistoryEnv, wrap_for

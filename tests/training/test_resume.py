@@ -35,15 +35,16 @@ RESIDUAL = ("algo=residual_fast", "num_envs=4", "loop.total_steps=240", "loop.wa
 DIFFUSION = ("policy=diffusion", "loop.steps=20", "loop.batch_size=16", "loop.save_every=0", "horizon=4",
              "n_action_steps=2")  # fmt: skip
 DPPO = ("algo=dppo", "num_envs=4", "loop.total_steps=240", "loop.rollout_steps=10", "loop.save_every=80",
-        "loop.eval_every=160", "algo.epochs=2", "algo.minibatch=64", "policy.tuned_steps=4")  # fmt: skip
+        "loop.eval_every=160", "algo.epochs=2", "algo.minibatch=64", "policy.finetuned_steps=4")  # fmt: skip
 
 # `robopolicy …`, held at a given place of the training until it is killed.
 HELD = """
 import sys, time
-from robopolicy import checkpoint, cli, tracking
+from robopolicy.cli.main import main
+from robopolicy.runs import checkpointer, logger
 
 place, step, *arguments = sys.argv[1:]
-log, write_state = tracking.Tracker.log, checkpoint.write_state
+log, write_state = logger.Tracker.log, checkpointer.write_state
 
 def hold():
     print("here", flush=True)
@@ -61,8 +62,8 @@ def writing(state, folder):
         file.write_bytes(file.read_bytes()[:-1000])
         hold()
 
-tracking.Tracker.log, checkpoint.write_state = logging, writing
-sys.exit(cli.main(arguments))
+logger.Tracker.log, checkpointer.write_state = logging, writing
+sys.exit(main(arguments))
 """
 VARIES = re.compile(r"(train/)?(steps_per_s|seconds|.*_s)")  # measured times
 
@@ -166,13 +167,13 @@ def test_ctrl_c_saves_says_how_to_go_on_and_loses_nothing(
 
 # A training, what is called in it at the moment of Ctrl-C, at which of its calls, and the step saved thereupon.
 MOMENTS = [
-    ("bc", "robopolicy.datasets.batches.Batches", 1, 1),
+    ("bc", "robopolicy.training.offline.Batches", 1, 1),
     ("bc", "robopolicy.algos.bc.BC.update", 5, 5),
-    ("bc", "robopolicy.training.parts.evaluate", 1, 25),
+    ("bc", "robopolicy.training.builders.evaluate", 1, 25),
     ("bc", "robopolicy.runs.checkpointer.write_state", 1, 20),
     ("residual", "robopolicy.training.off_policy.read_frames", 1, 0),
-    ("residual", "robopolicy.training.parts.evaluate", 1, 0),
-    ("residual", "robopolicy.training.parts.evaluate", 2, 100),
+    ("residual", "robopolicy.training.builders.evaluate", 1, 0),
+    ("residual", "robopolicy.training.builders.evaluate", 2, 100),
     ("residual", "robopolicy.algos.residual.ResidualTD3.update", 1, 40),
     ("residual", "robopolicy.runs.checkpointer.write_state", 2, 80),
 ]
@@ -238,8 +239,8 @@ def test_other_data_than_it_began_with_is_refused_before_weights_load(
 
     run = folder / "bc"
     before = (run / "spec.json").read_text(), (run / "metrics.jsonl").read_text()
-    monkeypatch.setattr("robopolicy.training.parts.load_episodes", another)
-    monkeypatch.setattr("robopolicy.training.parts.load_weights", None)
+    monkeypatch.setattr("robopolicy.training.builders.load_episodes", another)
+    monkeypatch.setattr("robopolicy.training.policy_builders.load_weights", None)
     assert main(command(folder, "bc", run)) == 1
     said = capsys.readouterr().err
     assert "data and env are not those that the run began with:\n  - action.high: 0.02 → 1.0\n  - dt: was 0.05" in said
@@ -286,21 +287,21 @@ def test_a_simulation_that_diverges_costs_its_episodes_and_nothing_else(
 
 
 def test_a_fine_tuned_policy_is_evaluated_compared_and_refined_like_any_other(folder: Path) -> None:
-    tuned = folder / "dppo"
-    assert main(["eval", f"checkpoint={tuned}", "episodes=4", "num_envs=2", "videos=0"]) == 0
-    assert main(["compare", f"a={folder / 'diffusion'}", f"b={tuned}", "episodes=4", "num_envs=2", "videos=0"]) == 0
-    refined = [*COMMON, *RESIDUAL, f"dataset={folder / 'data'}", f"base={tuned}", "loop.total_steps=60"]
+    finetuned = folder / "dppo"
+    assert main(["eval", f"checkpoint={finetuned}", "episodes=4", "num_envs=2", "videos=0"]) == 0
+    assert main(["compare", f"a={folder / 'diffusion'}", f"b={finetuned}", "episodes=4", "num_envs=2", "videos=0"]) == 0
+    refined = [*COMMON, *RESIDUAL, f"dataset={folder / 'data'}", f"base={finetuned}", "loop.total_steps=60"]
     assert main([*refined, f"run_dir={folder / 'stacked'}"]) == 0
     base = load_policy(folder / "stacked").base
-    assert base is not None and base.tuned_steps == 4
-    again = ["algo=dppo", "num_envs=4", "loop.total_steps=160", "loop.rollout_steps=10", "policy.tuned_steps=4"]
-    assert main([*COMMON, *again, f"base={tuned}", f"run_dir={folder / 'again'}"]) == 0
+    assert base is not None and base.finetuned_steps == 4
+    again = ["algo=dppo", "num_envs=4", "loop.total_steps=160", "loop.rollout_steps=10", "policy.finetuned_steps=4"]
+    assert main([*COMMON, *again, f"base={finetuned}", f"run_dir={folder / 'again'}"]) == 0
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["policy.tuned_steps=11"], r"tuned_steps \(K'\) must lie between 0 and the 10 steps"),
+        (["policy.finetuned_steps=11"], r"finetuned_steps \(K'\) must lie between 0 and the 10 steps"),
         (["algo.noise.floor=0", "policy.sampling={sampler: ddim}"], "the sampler is deterministic in fine-tuned steps"),
         (["task=drawer"], r"policy and environment do not fit(?s:.*)another task than task=drawer"),
         (["policy.sampling={clip: 2}"], "change more than the sampler"),

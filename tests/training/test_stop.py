@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from robopolicy.cli.main import main
-from robopolicy.training.off_policy import solved
+from robopolicy.training.loop_state import solved
 from robopolicy.training.regression_monitor import RegressionMonitor
 
 ENV: Any = SimpleNamespace(num_envs=4, spec=SimpleNamespace(horizon=10))
@@ -50,7 +50,7 @@ def test_both_loops_end_early_and_stay_ended(
     bc = ["policy=diffusion", "loop.steps=5", "loop.evaluate_every=0", "horizon=4", "n_action_steps=2"]
     assert main([*common, data, *bc, f"run_dir={tmp_path / 'bc'}"]) == 0
     for name, options in {
-        "dppo": ("algo=dppo", "loop.rollout_steps=8", "algo.epochs=1", "policy.tuned_steps=2"),
+        "dppo": ("algo=dppo", "loop.rollout_steps=8", "algo.epochs=1", "policy.finetuned_steps=2"),
         "residual": ("algo=residual_fast", "loop.warmup_steps=320", "loop.batch_size=16", data),
     }.items():
         length = ["loop.total_steps=20000", "loop.stop_success=0"]

@@ -28,7 +28,7 @@ from robopolicy.core.untrusted import check_links, parse_json, read_bytes, read_
 from robopolicy.datasets.episodes import concatenate
 from robopolicy.evaluation import video
 from robopolicy.policies.base import Policy
-from robopolicy.policies.io import policy_digest
+from robopolicy.policies.find import policy_digest
 from robopolicy.runs.checkpointer import find_policy, load_policy
 from robopolicy.runs.run_dir import CONFIG, own_task, read_config
 from robopolicy.utils.atomic import write_atomically

@@ -21,8 +21,7 @@ from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import Metrics
 from robopolicy.core.untrusted import check_links, check_numbers, pointed, read_json, refusing
-from robopolicy.networks.denoiser import Denoiser
-from robopolicy.policies.denoising import stratified
+from robopolicy.networks.denoiser import Denoiser, stratified
 from robopolicy.policies.diffusion import Prediction, step_table
 from robopolicy.utils.allocation import allocating_at_most, budget
 from robopolicy.utils.provenance import version

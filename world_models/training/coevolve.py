@@ -21,7 +21,7 @@ from robopolicy.core.untrusted import below, parse_json, read_bytes, read_json, 
 from robopolicy.datasets.metadata import recorded
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.policies.base import Policy
-from robopolicy.policies.zero_action import HOLD
+from robopolicy.policies.zero_action import ZERO_ACTION
 from robopolicy.runs.checkpointer import Checkpointer, load_policy
 from robopolicy.runs.run_dir import read_config
 from robopolicy.training.train import train_run
@@ -35,7 +35,7 @@ from robopolicy.world_models.training.gate import LEVEL
 from robopolicy.world_models.training.rounds import apart_in_a_row, kept_last, record_of
 
 _FIRST_SEED = 1 << 20  # of the run's training stream: envs that train have not come that far
-_TUNED, _REPLAYED = "tuned", "off_policy"
+_FINETUNED, _REPLAYED = "finetuned", "off_policy"
 
 
 def coevolve(
@@ -52,7 +52,7 @@ def coevolve(
 ) -> Metrics:
     """Carry out `rounds`, going on after the newest that is done.
 
-    A tuned policy goes on from the one kept last. What learns off-policy, as a residual, begins anew in each round,
+    A finetuned policy goes on from the one kept last. What learns off-policy, as a residual, begins anew in each round,
     with all rollouts so far in its batches (`loop.rollout_fraction`), and is taken back where it is surely worse in
     truth than the one kept before.
 
@@ -79,10 +79,10 @@ def coevolve(
         raise ConfigError("rounds: are of `robopolicy train`, which says with its config what a round is made of")
     if config.get("task") is None:
         raise ConfigError("rounds: a few rollouts of each round are real, in task=<name>; none is given")
-    if not (_goes_on(config) or _replays(config)) or config.get("base") in (None, HOLD):
+    if not (_goes_on(config) or _replays(config)) or config.get("base") in (None, ZERO_ACTION):
         found = {k: (config.get(k) or {}).get(TARGET) for k in ("policy", "loop")}
         raise ConfigError(
-            "rounds: each goes on from the policy of the one before, as policy=tuned does on base=<run directory> "
+            "rounds: each goes on from the policy of the one before, as policy=finetuned does on base=<run directory> "
             "(algo=dppo, ppo, policy_flow), or learns off-policy on top of such a base from all rollouts so far "
             f"(algo=residual_fast); found policy {found['policy']!r}, loop {found['loop']!r}, "
             f"base={config.get('base')}."
@@ -233,7 +233,7 @@ class Rounds:
 
 
 def _goes_on(config: dict[str, Any]) -> bool:
-    return bool((config.get("policy") or {}).get(TARGET) == _TUNED)
+    return bool((config.get("policy") or {}).get(TARGET) == _FINETUNED)
 
 
 def _replays(config: dict[str, Any]) -> bool:

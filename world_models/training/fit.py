@@ -14,6 +14,7 @@ from robopolicy.algos.bc import BC
 from robopolicy.config.instantiate import resolve
 from robopolicy.config.schema import Count, Fraction, Natural, Node, NonNegative, Positive
 from robopolicy.core.errors import CheckpointError, ConfigError, DataError, SpecError
+from robopolicy.core.protocols import Tracker
 from robopolicy.core.rng import step_seed
 from robopolicy.core.specs import with_cameras
 from robopolicy.core.types import STATE, EnvSpec, Feature, Metrics
@@ -21,7 +22,6 @@ from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.lerobot_reader import dataset_features, load_episodes
 from robopolicy.datasets.metadata import RecordingMeta
 from robopolicy.policies.base import Policy
-from robopolicy.training.offline import Tracker
 from robopolicy.utils.storage import load_weights
 from robopolicy.world_models.evaluation.calibration import assess, summary
 from robopolicy.world_models.evaluation.validation import succeeded

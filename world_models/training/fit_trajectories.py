@@ -13,13 +13,13 @@ from torch import Tensor
 from robopolicy.algos.bc import BC
 from robopolicy.config.schema import Count, Fraction, Natural, Node, NonNegative, Positive
 from robopolicy.core.errors import CheckpointError, DataError, SpecError
+from robopolicy.core.protocols import Tracker
 from robopolicy.core.rng import step_seed
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import STATE, TASK, Metrics
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.lerobot_reader import dataset_features, load_episodes
 from robopolicy.policies.base import Policy
-from robopolicy.training.offline import Tracker
 from robopolicy.world_models.models.trajectories import Trajectories, make_trajectories
 from robopolicy.world_models.models.windows import cut, whole
 from robopolicy.world_models.training.data import HOLDOUT, check_learnable, mix, split, take

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from robopolicy.algos.bc import BC
+from robopolicy.core.protocols import Tracker
 from robopolicy.core.rng import seed_generators, step_seed
 from robopolicy.core.types import Metrics
 from robopolicy.core.untrusted import refusing
-from robopolicy.training.offline import Tracker
 
 
 def learn(

@@ -11,7 +11,8 @@ import torch
 
 from robopolicy.core.errors import CheckpointError
 from robopolicy.core.types import BASE_ACTION, IMAGES, TASK, Feature
-from robopolicy.policies.io import find_policy, is_ours, load_policy
+from robopolicy.policies.find import find_policy, is_ours
+from robopolicy.policies.io import load_policy
 from robopolicy.policies.lerobot.find import CONFIG, WEIGHTS
 from robopolicy.policies.lerobot.flow import STEPS, LeRobotFlow
 from robopolicy.policies.lerobot.load import PROCESSORS

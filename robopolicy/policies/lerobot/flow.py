@@ -33,7 +33,7 @@ STEPS = {"smolvla": "num_steps", "pi0": "num_inference_steps", "pi05": "num_infe
 
 
 @dataclass(frozen=True)
-class PrefixCache:
+class ExpertOptions:
     """How the weights of a large policy are kept and learned.
 
     precision: "bfloat16" halves frozen weights and kept prefixes, and computes in it; what is learned stays in float32.
@@ -52,7 +52,7 @@ class LeRobotFlow(Reader, FlowPolicy):
     Args:
         spec, config, preprocessor, postprocessor, inputs, network: see LeRobotPolicy.
         sampling_steps: S; None: as LeRobot's config says. noise_level: see FlowPolicy.
-        tuned_steps, lora_rank: see Common. precision, checkpointing: see Memory.
+        finetuned_steps, lora_rank: see Common. precision, checkpointing: see Memory.
 
     Raises:
         SpecError: a type without a flow. CheckpointError: actions that LeRobot changes in other ways than by a scale.
@@ -71,7 +71,7 @@ class LeRobotFlow(Reader, FlowPolicy):
         network: nn.Module | None = None,
         sampling_steps: Count | None = None,
         noise_level: NonNegative = 0.0,
-        tuned_steps: Natural = 0,
+        finetuned_steps: Natural = 0,
         lora_rank: Natural = 0,
         precision: Literal["float32", "bfloat16"] = "float32",
         checkpointing: bool = False,
@@ -92,14 +92,14 @@ class LeRobotFlow(Reader, FlowPolicy):
         prefix, expert = take_apart(whole, layout, steps=steps, compact=precision == "bfloat16")
         super().__init__(
             spec, ChunkScale.of(pipeline(postprocessor, action=True), spec), sampling_steps=steps,
-            noise_level=noise_level, tuned_steps=tuned_steps, lora_rank=lora_rank, encoder=lambda _: prefix,
+            noise_level=noise_level, finetuned_steps=finetuned_steps, lora_rank=lora_rank, encoder=lambda _: prefix,
             network=lambda **_: expert,
         )  # fmt: skip
-        for weight in self.tuned_parameters():
+        for weight in self.finetuned_parameters():
             weight.data = weight.data.float()
-        tuned: Any = self.tuned
-        if checkpointing and tuned is not None:
-            tuned.checkpointed()
+        finetuned: Any = self.finetuned
+        if checkpointing and finetuned is not None:
+            finetuned.checkpointed()
         self.whole = (whole,)  # for `changed`; not a module of this one: its weights are those above
         self.layout, self.inputs, self.kind = layout, dict(inputs), kind_of(settings)
         self.pre = pipeline(preprocessor, action=False)
@@ -108,7 +108,8 @@ class LeRobotFlow(Reader, FlowPolicy):
         self.config: Document = {
             "_target_": "lerobot_flow", "config": config, "preprocessor": preprocessor,
             "postprocessor": postprocessor, "inputs": self.inputs, "sampling_steps": steps, "noise_level": noise_level,
-            "tuned_steps": tuned_steps, "lora_rank": lora_rank, "precision": precision, "checkpointing": checkpointing,
+            "finetuned_steps": finetuned_steps, "lora_rank": lora_rank, "precision": precision,
+            "checkpointing": checkpointing,
         }  # fmt: skip
         self.eval()
 
@@ -123,18 +124,18 @@ class LeRobotFlow(Reader, FlowPolicy):
 
     def prediction(self, cond: Tensor, x: Tensor, k: Tensor, *, frozen: bool = False) -> Tensor:
         """See ChunkDenoiser."""
-        network: Any = self.network if frozen else self.tuned
+        network: Any = self.network if frozen else self.finetuned
         assert network is not None
-        time = network.embed_time(self.times[k + len(self.times) - self.tuned_steps])
+        time = network.embed_time(self.times[k + len(self.times) - self.finetuned_steps])
         return network.denoise(x, network.embed_cond(cond) + time)
 
-    def tuned_loss(self, cond: Tensor, action: Tensor, keep: Tensor, *, k: Tensor, noise: Tensor) -> Tensor:
+    def finetuned_loss(self, cond: Tensor, action: Tensor, keep: Tensor, *, k: Tensor, noise: Tensor) -> Tensor:
         """See ChunkDenoiser; LeRobot pads actions with zeros, and their noise here is a function of `noise`."""
         below = (len(action), self.layout.rows - action.shape[1], action.shape[2])
         generator = torch.Generator().manual_seed(seeds_of(noise.flatten()[None])[0])
         noise = torch.cat([noise, torch.randn(below, generator=generator).to(noise)], dim=1)
         action = torch.cat([action, action.new_zeros(below)], dim=1)
-        return super().tuned_loss(cond, action, keep, k=k, noise=noise)
+        return super().finetuned_loss(cond, action, keep, k=k, noise=noise)
 
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
         """Not here.
@@ -156,23 +157,24 @@ class LeRobotFlow(Reader, FlowPolicy):
         Raises:
             CheckpointError: LeRobot cannot run this policy, which needs two experts, or noise.
         """
-        steps, tuned = len(self.times), self.tuned_steps
-        if tuned not in (0, steps) or len(self.noise_shape) > 2:
-            why = f"its last {tuned} of {steps} denoising steps have an expert of their own"
+        steps, finetuned = len(self.times), self.finetuned_steps
+        if finetuned not in (0, steps) or len(self.noise_shape) > 2:
+            why = f"its last {finetuned} of {steps} denoising steps have an expert of their own"
             why = (
                 why
-                if tuned not in (0, steps)
+                if finetuned not in (0, steps)
                 else f"noise_level={self.config['noise_level']} makes its flow stochastic"
             )
             raise CheckpointError(
-                f"{why}, and LeRobot runs one expert for all of an ordinary flow. Fine-tune it with policy.tuned_steps="
-                f"{steps} and no noise_level (algo.noise explores without), or export it with format=robopolicy."
+                f"{why}, and LeRobot runs one expert for all of an ordinary flow. Fine-tune it with "
+                f"policy.finetuned_steps={steps} and no noise_level (algo.noise explores without), or export it with "
+                "format=robopolicy."
             )
         return {k.removeprefix("policy."): v for k, v in self.encoder.state_dict().items()} | self.lerobot_expert()
 
     def lerobot_expert(self) -> dict[str, Tensor]:
         """The weights of the expert that runs the last steps, under LeRobot's names."""
-        return merged_state(self.network if self.tuned is None else self.tuned)
+        return merged_state(self.network if self.finetuned is None else self.finetuned)
 
 
 class ChunkScale(Normalizer):

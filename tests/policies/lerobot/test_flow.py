@@ -14,9 +14,9 @@ from robopolicy.algos.dppo import DPPO
 from robopolicy.core.errors import CheckpointError, ConfigError, RobopolicyError, SpecError
 from robopolicy.networks.mlp import ValueMLP
 from robopolicy.policies.denoising_chain import FloorNoise, LearnedNoise, gaussian_log_prob
-from robopolicy.policies.finetuning import resampled, tuned
+from robopolicy.policies.finetuning import finetuned, resampled
 from robopolicy.policies.lerobot.export import export
-from robopolicy.policies.lerobot.flow import LeRobotFlow, PrefixCache, check_flow, opened
+from robopolicy.policies.lerobot.flow import ExpertOptions, LeRobotFlow, check_flow, opened
 from robopolicy.policies.realtime_chunking import continue_chunk
 from robopolicy.runs.checkpointer import load_policy, save_policy
 from tests.lerobot_toys import env, observations, tiny_vla
@@ -71,16 +71,16 @@ def stirred(policy: LeRobotFlow) -> LeRobotFlow:
     """As training would leave it: other weights in all that is fine-tuned."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        for weight in policy.tuned_parameters():
+        for weight in policy.finetuned_parameters():
             weight += 0.1 * torch.randn(weight.shape, generator=generator)
     return policy
 
 
-@pytest.mark.parametrize("changes", [None, {}, {"lora_rank": 2}, {"tuned_steps": 3}], ids=str)
+@pytest.mark.parametrize("changes", [None, {}, {"lora_rank": 2}, {"finetuned_steps": 3}], ids=str)
 def test_unchanged_it_acts_as_lerobot_does(saved: Saved, base: Any, changes: dict[str, Any] | None):
     obs, z = seen(), latent()
     expected = theirs(*saved[1:], obs, z)
-    policy = opened(base) if changes is None else tuned(base, **{"tuned_steps": 2, **changes})
+    policy = opened(base) if changes is None else finetuned(base, **{"finetuned_steps": 2, **changes})
     assert isinstance(policy, LeRobotFlow)
     torch.testing.assert_close(policy.act(obs, noise=policy.pack(z)), expected, rtol=0.0, atol=1e-5)
     torch.testing.assert_close(base.act(obs, noise=z), expected, rtol=0.0, atol=1e-5)
@@ -90,7 +90,7 @@ def test_unchanged_it_acts_as_lerobot_does(saved: Saved, base: Any, changes: dic
 
 
 def test_a_row_depends_on_nothing_beside(base: Any):
-    policy, obs, z = tuned(base, tuned_steps=2), seen(), latent()
+    policy, obs, z = finetuned(base, finetuned_steps=2), seen(), latent()
     assert isinstance(policy, LeRobotFlow)
     cond, chunk = policy.encode(obs), policy.act(obs, noise=policy.pack(z))
     for i in range(3):
@@ -107,11 +107,11 @@ def test_a_row_depends_on_nothing_beside(base: Any):
 )
 def test_the_ratio_is_one_before_the_first_update(base: Any, noise: Any, level: float):
     """Scored on the time grid that was drawn on (ALGORITHMS 12.6)."""
-    policy = tuned(base, tuned_steps=3, sampling={"noise_level": level} if level else None)
+    policy = finetuned(base, finetuned_steps=3, sampling={"noise_level": level} if level else None)
     algo = DPPO(policy, noise=noise, critic=partial(ValueMLP, width=8), minibatch=64)
     draws = torch.randn(3, *algo.noise_shape, generator=torch.Generator().manual_seed(0))
     chunk, record = algo.explore(seen(), draws)
-    assert chunk.shape == (3, 4, 2) and algo.learner.value.network[0].in_features < record["cond"].shape[1]
+    assert chunk.shape == (3, 4, 2) and algo.learner.estimator.network[0].in_features < record["cond"].shape[1]
     rows = torch.arange(9)
     at, k = rows // 3, rows % 3
     with torch.no_grad():
@@ -130,12 +130,12 @@ def test_the_ratio_is_one_before_the_first_update(base: Any, noise: Any, level: 
 
 
 def gradients(base: Any, **memory: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    policy = stirred(tuned(base, tuned_steps=2, expert=PrefixCache(**memory)))  # type: ignore[arg-type]
+    policy = stirred(finetuned(base, finetuned_steps=2, expert=ExpertOptions(**memory)))  # type: ignore[arg-type]
     cond, k = policy.encode(seen()), torch.tensor([0, 1, 1])
     mean, _ = policy.transition(cond, policy.pack(latent()), k)
     mean.square().mean().backward()
     assert not any(p.requires_grad for p in (*policy.encoder.parameters(), *policy.network.parameters()))
-    named = dict(policy.tuned.named_parameters())  # type: ignore[union-attr]
+    named = dict(policy.finetuned.named_parameters())  # type: ignore[union-attr]
     assert [n for n, p in named.items() if p.grad is None] == [], "all of the expert learns"
     return mean.detach(), {n: p.grad for n, p in named.items() if p.grad is not None}
 
@@ -152,8 +152,8 @@ def test_gradients_are_the_same_however_memory_is_saved(base: Any, saved: Saved)
 
 
 def test_in_bfloat16_frozen_weights_and_prefixes_take_half(base: Any, saved: Saved):
-    full = tuned(base, tuned_steps=2)
-    policy = tuned(load_policy(saved[0], env=SPEC), tuned_steps=2, expert=PrefixCache(precision="bfloat16"))
+    full = finetuned(base, finetuned_steps=2)
+    policy = finetuned(load_policy(saved[0], env=SPEC), finetuned_steps=2, expert=ExpertOptions(precision="bfloat16"))
     obs, z = seen(), latent()
     wide, narrow = full.encode(obs), policy.encode(obs)
     features = policy.cond_dim
@@ -163,22 +163,24 @@ def test_in_bfloat16_frozen_weights_and_prefixes_take_half(base: Any, saved: Sav
         policy.act(obs, noise=policy.pack(z)), full.act(obs, noise=full.pack(z)), rtol=0.0, atol=0.1
     )
     frozen = [p for p in policy.network.parameters() if p.dtype == torch.bfloat16]
-    assert frozen and all(p.dtype == torch.float32 for p in policy.tuned_parameters())
+    assert frozen and all(p.dtype == torch.float32 for p in policy.finetuned_parameters())
 
 
 def test_the_imitation_loss_is_lerobots(saved: Saved, base: Any):
     """At times of the grid: LeRobot's own training pass over the same noise, which knows of no cache."""
     lerobot = saved[1]
-    policy, obs, k = tuned(base, tuned_steps=3), seen(), torch.tensor([0, 1, 2])
+    policy, obs, k = finetuned(base, finetuned_steps=3), seen(), torch.tensor([0, 1, 2])
     assert isinstance(policy, LeRobotFlow)
     action, noise = torch.randn(3, 4, 2), torch.randn(3, 4, 2)
-    found = policy.tuned_loss(policy.encode(obs), action, torch.ones(3, 4).bool(), k=k, noise=noise)
+    found = policy.finetuned_loss(policy.encode(obs), action, torch.ones(3, 4).bool(), k=k, noise=noise)
     torch.randn(5)
-    assert torch.equal(found, policy.tuned_loss(policy.encode(obs), action, torch.ones(3, 4).bool(), k=k, noise=noise))
+    assert torch.equal(
+        found, policy.finetuned_loss(policy.encode(obs), action, torch.ones(3, 4).bool(), k=k, noise=noise)
+    )
     drawn: list[Tensor] = []
     before = policy.noised
     policy.noised = lambda a, n, i: drawn.append(n) or before(a, n, i)  # type: ignore[method-assign,func-returns-value]
-    policy.tuned_loss(policy.encode(obs), action, torch.ones(3, 4).bool(), k=k, noise=noise)
+    policy.finetuned_loss(policy.encode(obs), action, torch.ones(3, 4).bool(), k=k, noise=noise)
     batch: dict[str, Any] = policy.batch(obs)
     padded = torch.nn.functional.pad(action, (0, 30))
     pictures = lerobot.prepare_images(batch) if lerobot.name == "smolvla" else lerobot._preprocess_images(batch)
@@ -191,14 +193,14 @@ def test_the_imitation_loss_is_lerobots(saved: Saved, base: Any):
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_fine_tuned_it_goes_to_disk_and_back_to_lerobot(saved: Saved, base: Any, tmp_path: Path, rank: int):
-    policy = stirred(tuned(base, tuned_steps=3, lora_rank=rank))  # type: ignore[arg-type]
+    policy = stirred(finetuned(base, finetuned_steps=3, lora_rank=rank))  # type: ignore[arg-type]
     obs, z = seen(), latent()
     chunk = policy.act(obs, noise=policy.pack(z))
     assert (chunk - theirs(*saved[1:], obs, z)).abs().amax() > 1e-2
     save_policy(policy, tmp_path / "ours")
     again = load_policy(tmp_path / "ours", env=SPEC)
     assert torch.equal(again.act(obs, noise=policy.pack(z)), chunk)
-    assert tuned(again, tuned_steps=3, lora_rank=rank) is again, "it goes on as it is"
+    assert finetuned(again, finetuned_steps=3, lora_rank=rank) is again, "it goes on as it is"
     out = export(checkpoint=tmp_path / "ours", out=tmp_path / "out")
     loaded = type(saved[1]).from_pretrained(out).eval()
     torch.testing.assert_close(theirs(loaded, *saved[2:], obs, z), chunk, rtol=0.0, atol=1e-5)
@@ -206,10 +208,12 @@ def test_fine_tuned_it_goes_to_disk_and_back_to_lerobot(saved: Saved, base: Any,
     torch.testing.assert_close(black.act(obs, noise=z), chunk, rtol=0.0, atol=1e-5)
 
 
-@pytest.mark.parametrize("changes", [{"tuned_steps": 2}, {"tuned_steps": 3, "sampling": {"noise_level": 0.5}}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"finetuned_steps": 2}, {"finetuned_steps": 3, "sampling": {"noise_level": 0.5}}], ids=str
+)
 def test_what_lerobot_cannot_run(base: Any, tmp_path: Path, changes: dict[str, Any]):
-    save_policy(tuned(base, **changes), tmp_path / "ours")
-    with pytest.raises(CheckpointError, match=r"policy\.tuned_steps=3 .* or export it with format=robopolicy"):
+    save_policy(finetuned(base, **changes), tmp_path / "ours")
+    with pytest.raises(CheckpointError, match=r"policy\.finetuned_steps=3 .* or export it with format=robopolicy"):
         export(checkpoint=tmp_path / "ours", out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
     export(checkpoint=tmp_path / "ours", out=tmp_path / "out", format="robopolicy")
@@ -217,7 +221,7 @@ def test_what_lerobot_cannot_run(base: Any, tmp_path: Path, changes: dict[str, A
 
 
 def test_other_sampling_steps_go_into_lerobots_config(saved: Saved, base: Any, tmp_path: Path):
-    policy = stirred(tuned(base, tuned_steps=2, sampling={"sampling_steps": 2}))  # type: ignore[arg-type]
+    policy = stirred(finetuned(base, finetuned_steps=2, sampling={"sampling_steps": 2}))  # type: ignore[arg-type]
     save_policy(policy, tmp_path / "ours")
     loaded = type(saved[1]).from_pretrained(export(checkpoint=tmp_path / "ours", out=tmp_path / "out")).eval()
     chunk = policy.act(seen(), noise=policy.pack(latent()))
@@ -243,12 +247,12 @@ def test_another_sampler_runs_their_weights(base: Any):
 
 
 def test_what_does_not_go(base: Any, saved: Saved, tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"tuned_steps \(K'\) must lie between 0 and the 3 steps"):
-        tuned(base, tuned_steps=4)
+    with pytest.raises(ConfigError, match=r"finetuned_steps \(K'\) must lie between 0 and the 3 steps"):
+        finetuned(base, finetuned_steps=4)
     with pytest.raises(ConfigError, match="more than the sampler of a LeRobotFlow"):
-        tuned(base, tuned_steps=1, sampling={"sampler": "ddim"})
+        finetuned(base, finetuned_steps=1, sampling={"sampler": "ddim"})
     with pytest.raises(ConfigError, match=r"is fine-tuned with .* and cannot go on"):
-        tuned(tuned(base, tuned_steps=1), tuned_steps=2)
+        finetuned(finetuned(base, finetuned_steps=1), finetuned_steps=2)
     with pytest.raises(RobopolicyError, match="trained by imitation by lerobot-train"):
         opened(base).loss({})
     settings = saved[1].config

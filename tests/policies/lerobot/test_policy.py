@@ -21,10 +21,10 @@ from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.policies.chunk_executor import ChunkExecutor
 from robopolicy.policies.factory import build_policy
-from robopolicy.policies.finetuning import tuned
-from robopolicy.policies.io import read_spec
+from robopolicy.policies.find import read_spec
+from robopolicy.policies.finetuning import finetuned
 from robopolicy.policies.lerobot.export import export
-from robopolicy.policies.lerobot.flow import PrefixCache
+from robopolicy.policies.lerobot.flow import ExpertOptions
 from robopolicy.policies.lerobot.metadata import annotate_policy
 from robopolicy.policies.normalizer import Normalizer
 from robopolicy.runs.checkpointer import find_policy, load_policy, save_policy
@@ -384,12 +384,12 @@ def test_the_training_data_says_what_actions_mean(folder: Path, tmp_path: Path) 
 
 def test_policies_without_such_a_chain(saved: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"LeRobot's 'act' has no chain .* expected smolvla, pi0, pi05"):
-        tuned(load_policy(saved["act"][0], env=ENV))
+        finetuned(load_policy(saved["act"][0], env=ENV))
     node = {"_target_": "flow", "network": {
         "_target_": "residual_mlp", "_partial_": True, "width": 8}}  # fmt: skip
     flow = build_policy(node, spec=toy.spec(), normalizer=Normalizer.from_limits(toy.OBSERVATION, toy.ACTION))
     with pytest.raises(ConfigError, match=r"policy.expert: says how a VLA of LeRobot .* is a FlowPolicy"):
-        tuned(flow, tuned_steps=1, expert=PrefixCache())
+        finetuned(flow, finetuned_steps=1, expert=ExpertOptions())
     with pytest.raises(CheckpointError, match="format=native: LeRobot has no type for a FlowPolicy"):
         export(checkpoint=save_policy(flow, tmp_path / "flow"), out=tmp_path / "out", format="native")
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from robopolicy import sim
-from robopolicy.buffers.collector import OffPolicyCollector
-from robopolicy.buffers.rollout_collector import RolloutCollector
+from robopolicy.buffers.collector import OffPolicyCollector, RolloutCollector
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import BASE_ACTION, STATE, Feature, Obs, Selective
-from robopolicy.envs.wrappers import BaseActionEnv, GroupedEnv, HistoryEnv
+from robopolicy.envs.grouped_env import GroupedEnv
+from robopolicy.envs.wrappers import BaseActionEnv, HistoryEnv
 from robopolicy.evaluation.rollout import evaluate
 from robopolicy.policies.base import Policy
 from robopolicy.sim.env import SimEnv
@@ -159,20 +159,18 @@ class Algo:
         self.policy, self.explore = policy, policy.explore
 
 
-def test_an_off_policy_player_looks_where_the_base_will_plan(taken: list[str]):
+def test_an_off_policy_collector_requests_images_where_the_base_will_plan(taken: list[str]):
     def play(env: Any) -> tuple[list[Tensor], list[Tensor], int]:
         base, before, actions = Looking(make(1)), len(taken), []
         wrapped, algo = BaseActionEnv(HistoryEnv(env, 1), base), Algo(Blind(base))
-        player, obs = OffPolicyCollector(algo, wrapped), wrapped.reset(episode_seeds("test", 0, 20))
-        frame = algo.policy.replay_features(obs)
+        collector, step_env, raw = OffPolicyCollector(algo, wrapped), wrapped.step, []
+        wrapped.step = lambda action: raw.append(step_env(action)) or raw[-1]
+        collector.start(wrapped.reset(episode_seeds("test", 0, 20)))
         for _ in range(12):
-            actions.append(player.next_action(frame, warmup=False))
-            step = player.step(actions[-1])
-            following = algo.policy.replay_features(step.next_obs)
-            kept = {k: v.clone() for k, v in following.items()}
-            player.executor.reset(step.ended)
-            frame = player.next_frame(step, following)
-            assert all_equal(frame, algo.policy.replay_features(step.obs)) and all_equal(following, kept)
+            _, step = collector.collect(warmup=False)
+            actions.append(step.executed)
+            assert all_equal(collector.features, algo.policy.replay_features(raw[-1].obs))
+            assert all_equal(step.next_obs, algo.policy.replay_features(raw[-1].next_obs))
         return actions, base.seen, len(taken) - before
 
     (actions, seen, some), (played, all, many) = play(make()), play(Whole(make()))

@@ -230,7 +230,7 @@ def test_too_little_to_learn_from(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a world model is trained on data"):
         run(tmp_path / "c", None)
     with pytest.raises(ConfigError, match=r"world_model\._target_: "):
-        run(tmp_path / "d", data, world_model={TARGET: "robopolicy.networks.mlp.identity", "in_dim": 3})
+        run(tmp_path / "d", data, world_model={TARGET: "robopolicy.networks.mlp.Identity", "in_dim": 3})
 
 
 def test_models_that_are_not_to_be_used(trained: Path, tmp_path: Path) -> None:

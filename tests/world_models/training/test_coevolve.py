@@ -57,7 +57,7 @@ class Rig:
     def run(self, *, rounds: int = 2, more: dict[str, Any] | None = None, **options: Any) -> dict[str, float]:
         config = {
             "task": {TARGET: "point_env", "horizon": HORIZON}, "world": {"model": str(self.root / "model")},
-            "policy": {TARGET: "tuned"}, "base": str(self.base), "seed": 3, "threads": 1,
+            "policy": {TARGET: "finetuned"}, "base": str(self.base), "seed": 3, "threads": 1,
             **(more or {}),
         }  # fmt: skip
         return coevolve(rounds=rounds, run_dir=self.root / "run", config=config, episodes=EPISODES, **options)
@@ -239,14 +239,14 @@ def test_what_cannot_go_on_from_round_to_round(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"a few rollouts of each round are real, in task="):
         coevolve(rounds=1, run_dir=tmp_path, config=config)
     config |= {"task": {}, "base": "b"}
-    with pytest.raises(ConfigError, match=r"policy=tuned does on base=.*found policy 'residual"):
+    with pytest.raises(ConfigError, match=r"policy=finetuned does on base=.*found policy 'residual"):
         coevolve(rounds=1, run_dir=tmp_path, config=config)
     config["loop"] = {TARGET: "off_policy", "demo_fraction": 0.8}
-    with pytest.raises(ConfigError, match=r"base=hold"):
-        coevolve(rounds=1, run_dir=tmp_path, config={**config, "base": "hold"})
+    with pytest.raises(ConfigError, match=r"base=zero_action"):
+        coevolve(rounds=1, run_dir=tmp_path, config={**config, "base": "zero_action"})
     with pytest.raises(ConfigError, match=r"demo_fraction=0\.8 and loop\.rollout_fraction=0\.25 are .* second round"):
         coevolve(rounds=1, run_dir=tmp_path, config={**config, "dataset": "d"})
-    config["policy"] = {TARGET: "tuned"}
+    config["policy"] = {TARGET: "finetuned"}
     with pytest.raises(ConfigError, match=r"world\.model=m: is not in a run"):
         coevolve(rounds=1, run_dir=tmp_path, config=config)
 

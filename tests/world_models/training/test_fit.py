@@ -19,7 +19,8 @@ from robopolicy.core.types import STATE, Obs
 from robopolicy.datasets.compatibility import check_same_world
 from robopolicy.datasets.demonstrations import record_demos
 from robopolicy.datasets.lerobot_reader import load_episodes
-from robopolicy.envs.wrappers import GroupedEnv, HistoryEnv
+from robopolicy.envs.grouped_env import GroupedEnv
+from robopolicy.envs.wrappers import HistoryEnv
 from robopolicy.runs.checkpointer import Checkpointer
 from robopolicy.world_models.envs.imagined import make
 from robopolicy.world_models.envs.starts import starts_of
@@ -253,7 +254,7 @@ def test_too_little_to_learn_from(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"width: expected a multiple of 16.*found 50.*Take 64"):
         run(tmp_path / "e", data, world_model={**MODEL, "width": 50})
     with pytest.raises(ConfigError, match=r"world_model\._target_: "):
-        run(tmp_path / "f", data, world_model={TARGET: "robopolicy.networks.mlp.identity", "in_dim": 3})
+        run(tmp_path / "f", data, world_model={TARGET: "robopolicy.networks.mlp.Identity", "in_dim": 3})
 
 
 def test_models_that_are_not_to_be_believed(trained: Path, data: Path, tmp_path: Path) -> None:
@@ -338,7 +339,7 @@ def test_algorithms_run_in_imagination_unchanged(
         "residual_fast": ("loop.total_steps=200", "loop.warmup_steps=40", "loop.critic_only_updates=4",
                           "loop.batch_size=16", f"dataset={reach / 'data'}", "loop.demo_fraction=0", "num_envs=8"),
         "dppo": ("loop.total_steps=320", "loop.rollout_steps=10", "algo.epochs=1", "num_envs=8",
-                 "policy.tuned_steps=4", "algo.minibatch=64"),
+                 "policy.finetuned_steps=4", "algo.minibatch=64"),
     }[algo]  # fmt: skip
     world, run = reach / "world", tmp_path / "rl"
     # Its 150 updates are few.

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from robopolicy.buffers.rollout_collector import Rollout
+from robopolicy.buffers.collector import Rollout
 from robopolicy.core.errors import CheckpointError, ConfigError, RobopolicyError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import STATE, Metrics, Obs

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.buffers.rollout_collector import Rollout, RolloutCollector
+from robopolicy.buffers.collector import Rollout, RolloutCollector
 from robopolicy.core.types import STATE
 from robopolicy.envs.wrappers import HistoryEnv
 from robopolicy.policies.chunk_executor import ChunkExecutor

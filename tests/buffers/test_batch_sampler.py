@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from robopolicy.buffers.batch_sampler import split_batches
 from robopolicy.buffers.replay_buffer import Batch
 from robopolicy.core.types import STATE
-from robopolicy.training.off_policy import split_batches
 
 
 def numbered(first: int, count: int) -> Batch:

@@ -1,0 +1,50 @@
+"""Turn a VLA into one that acts from demonstrations in its context."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
+from robopolicy.datasets.episodes import Episodes
+from robopolicy.policies.base import Policy
+from robopolicy.policies.factory import build_policy
+from robopolicy.policies.ricl import RICLPolicy
+from robopolicy.policies.vla import VLAPolicy, prefix_node
+
+_OPTIONS = {"pairs", "shown", "decay", "alone", "forget", "compare", "thumbnail"}
+
+
+def in_context(base: Policy, episodes: Episodes, *, retrieval: dict[str, Any] | None = None) -> RICLPolicy:
+    """A VLA that was trained without retrieval, to learn to act from demonstrations in its context (RICL's recipe).
+
+    Its weights, words and normaliser stay to begin with; its vision towers are frozen, and compare pictures.
+
+    Args:
+        base: a VLAPolicy without a fine-tuned copy. A RICLPolicy goes on as it is.
+        episodes: to learn on, and the memory to begin with.
+        retrieval: of RICLPolicy's arguments those about retrieval: `pairs`, `shown`, `decay`, `alone`, `forget`,
+            `compare`, `thumbnail`.
+
+    Raises:
+        ConfigError: `retrieval` has others. SpecError: another base, or it cannot read the demonstrations.
+        CheckpointError: the base's weights are not those of its config.
+    """
+    if strange := sorted(set(retrieval or {}) - _OPTIONS):
+        raise ConfigError(f"policy.retrieval: {strange} are not about retrieval; known: {sorted(_OPTIONS)}")
+    if not isinstance(base, VLAPolicy) or base.finetuned_steps:
+        found = type(base).__name__ + (" with a fine-tuned copy" if isinstance(base, VLAPolicy) else "")
+        raise SpecError(f"base: policy=ricl_adapted goes on from a policy=vla as imitation left it, found {found}")
+    base.set_tasks(episodes.tasks)
+    if isinstance(base, RICLPolicy):
+        base.set_retrieval_memory(episodes)
+        return base
+    config: dict[str, Any] = base.config
+    node = {**config, **(retrieval or {}), "_target_": "ricl", "prefix": {**prefix_node(base), "freeze_vision": True}}
+    policy = build_policy(node, spec=base.spec, normalizer=copy.deepcopy(base.normalizer))
+    assert isinstance(policy, RICLPolicy)
+    missing, strange = policy.load_state_dict(base.state_dict(), strict=False)
+    if strange or (missing := [k for k in missing if not k.startswith("pair.")]):
+        raise CheckpointError(f"base: its weights are not those of its config: missing {missing}, unknown {strange}")
+    policy.set_retrieval_memory(episodes)
+    return policy

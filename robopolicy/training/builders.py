@@ -1,0 +1,158 @@
+"""Build what the `train_*` functions share: envs, evaluation, gate, data and algorithm (policies: policy_builders)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from robopolicy.config.instantiate import build, open_arguments, value_of
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.rng import episode_seeds
+from robopolicy.core.types import BASE_ACTION, Metrics, VecEnv
+from robopolicy.datasets.compatibility import check_same_data, check_same_world
+from robopolicy.datasets.episodes import Episodes
+from robopolicy.datasets.lerobot_reader import load_episodes
+from robopolicy.envs.grouped_env import GroupedEnv
+from robopolicy.envs.wrappers import wrap_for
+from robopolicy.evaluation.rollout import evaluate
+from robopolicy.policies.base import Policy
+from robopolicy.training.train_config import TrainConfig
+
+_GATE_EVALUATIONS = 8  # number of evaluations by a gate, where `loop.eval_every` is not given
+_EVAL_ENVS = 100  # envs that validation episodes are run in; outcomes do not depend on it
+
+Evaluation = Callable[[Policy, int], Metrics]
+
+
+# --- envs ------------------------------------------------------------------------------------------------------------
+
+
+def build_env(config: TrainConfig) -> VecEnv:
+    """Build the env to learn in: the imagined one, or else the task's.
+
+    Raises:
+        ConfigError: neither is given. SpecError: the imagined env is of another task.
+    """
+    if config.world is not None:
+        world = build(config.world, "world", num_envs=config.num_envs, seed=config.seed)
+        if config.task is not None:
+            task = build(config.task, "task", num_envs=1, seed=0)
+            getattr(task, "close", lambda: None)()
+            check_same_world(world.spec, task.spec)
+        return world
+    if config.task is None:
+        raise config.missing("task", "Choose one: task=<name>.")
+    return build(config.task, "task", num_envs=config.num_envs, seed=config.seed)
+
+
+def required_env(config: TrainConfig, env: VecEnv | None) -> VecEnv:
+    return build_env(config) if env is None else env  # without task and world this says which key is missing
+
+
+def wrap_env(config: TrainConfig, env: VecEnv, policy: Policy, teacher: Policy | None) -> VecEnv:
+    """Wrap `env` for the policy: groups, history, and the base's action where there is a base."""
+    grouped = GroupedEnv(env, config.group_size, seed=config.seed) if config.group_size else env
+    return wrap_for(policy, grouped, teacher=teacher)
+
+
+def build_evaluation(config: TrainConfig) -> Evaluation | None:
+    """Build the evaluation on the validation episodes, the same ones at every step; None without a task.
+
+    Rows of every evaluation are saved as `evaluations/<step>.parquet`. The global random state is unchanged.
+    """
+    if config.task is None or config.validation_episodes < 1:
+        return None
+    task, seeds = config.task, episode_seeds("validation", 0, config.validation_episodes)
+    envs: list[VecEnv] = []  # made at the first evaluation
+
+    def score(policy: Policy, step: int) -> Metrics:
+        if not envs:
+            envs.append(build(task, "task", num_envs=min(_EVAL_ENVS, len(seeds)), seed=0))
+        with torch.random.fork_rng():
+            rows = evaluate(policy, envs[0], seeds, policy_id=f"step_{step}")
+        rows.save(config.run_dir / "evaluations" / f"{step:09d}.parquet")
+        return rows.metrics()
+
+    return score
+
+
+def build_gate(config: TrainConfig, *, algo: Any, env: VecEnv, evaluation: Evaluation | None) -> tuple[Any, int]:
+    """Build the gate of an imagined env, which replaces the evaluation, and its interval in env steps.
+
+    The true task is evaluated only where `loop.eval_every` is given, and its result is only logged.
+
+    Returns:
+        The gate, or `evaluation` itself where `env` has none, and `loop.eval_every`.
+    """
+    every = value_of(config.loop, "loop", "eval_every") or 0
+    node = getattr(env, "gate", None) if {"env", "evaluate"} <= open_arguments(config.loop, "loop") else None
+    if node is None:
+        return evaluation, every
+    truth = evaluation if every > 0 else None
+    gate = build(node, "gate", "world.gate", algo=algo, env=env, truth=truth, run_dir=config.run_dir)
+    return gate, every if every > 0 else max(1, config.loop_steps // _GATE_EVALUATIONS)
+
+
+# --- data ------------------------------------------------------------------------------------------------------------
+
+
+def load_demonstrations(config: TrainConfig, base: Policy | None) -> Episodes | None:
+    """Load `dataset=`, checked against the base policy; None where no dataset is given."""
+    if config.dataset is None:
+        return None
+    if base is None or config.base is None:
+        return load_episodes(config.dataset, cameras=config.cameras, incomplete=config.incomplete)
+    needed = {k: v for k, v in base.spec.observation.items() if k != BASE_ACTION}
+    episodes = load_episodes(config.dataset, needed=needed, incomplete=config.incomplete)
+    check_same_data(base.spec, episodes, base=config.base, dataset=config.dataset)
+    return episodes
+
+
+def required(config: TrainConfig, demonstrations: Episodes | None) -> Episodes:
+    """Return the demonstrations, or raise ConfigError where there are none."""
+    if demonstrations is None:
+        raise config.missing("dataset", "Give dataset=<path>; `robopolicy demos` records one.")
+    return demonstrations
+
+
+def reads_dataset(config: TrainConfig) -> bool:
+    """Return whether policy or algorithm need the dataset, beside the loop."""
+    algo, policy = open_arguments(config.algo_node, "algo"), open_arguments(config.policy_node, "policy")
+    return config.base is None or not policy.isdisjoint({"normalizer", "episodes"}) or "episodes" in algo
+
+
+# --- algorithm --------------------------------------------------------------------------------------------------------
+
+
+def build_algorithm(
+    config: TrainConfig, policy: Policy, *, demonstrations: Episodes | None, teacher: Policy | None = None
+) -> Any:
+    """Build the algorithm around `policy`.
+
+    An algorithm's constructor receives those of these keyword arguments that it names and its config does not set:
+        policy: the policy to train. base: the frozen policy underneath, None where there is none.
+        episodes: the dataset; naming it makes `dataset=` required. demos: the dataset, or None.
+        teacher: the policy of `teacher=`; naming it makes that key required.
+        group_size: envs that start in the same state; naming it makes that key required.
+        steps: length of the loop, in updates (offline) or env steps. seed, device: those of the run.
+        anchor: weight of the KL to the base, 0.01 in an imagined env and else 0.
+    """
+    node = config.algo_node
+    names = open_arguments(node, "algo")
+    available: dict[str, Any] = {
+        "policy": policy, "base": policy.base, "demos": demonstrations, "steps": config.loop_steps,
+        "seed": config.seed, "device": config.torch_device, "anchor": config.anchor,
+    }  # fmt: skip
+    if "teacher" in names:
+        if teacher is None:
+            raise config.missing("teacher", "Give teacher=<run directory> of a trained policy.", "this algo")
+        available["teacher"] = teacher
+    if "episodes" in names:
+        available["episodes"] = required(config, demonstrations)
+    if "group_size" in names:
+        if config.group_size is None:
+            raise ConfigError("group_size: is needed by this algo: how many envs start in the same state, e.g. 8")
+        available["group_size"] = config.group_size
+    return build(node, "algo", **{name: value for name, value in available.items() if name in names})

@@ -1,0 +1,128 @@
+"""Build the policies of a training: base, teacher, and the policy to train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from robopolicy.config.instantiate import open_arguments
+from robopolicy.config.schema import TARGET
+from robopolicy.core.errors import SpecError
+from robopolicy.core.specs import PolicySpec, check_fits, with_cameras
+from robopolicy.core.types import BASE_ACTION, IMAGES, TASK, EnvSpec, VecEnv
+from robopolicy.datasets.compatibility import check_same_spec, check_same_statistics
+from robopolicy.datasets.episodes import Episodes
+from robopolicy.policies.base import Policy
+from robopolicy.policies.factory import build_policy
+from robopolicy.policies.finetuning import resampled
+from robopolicy.policies.normalizer import Normalizer
+from robopolicy.policies.zero_action import ZERO_ACTION, ZERO_ACTION_NODE
+from robopolicy.runs.checkpointer import load_policy
+from robopolicy.training.builders import required, required_env
+from robopolicy.training.train_config import TrainConfig
+from robopolicy.utils.storage import load_weights, read_tensors
+
+
+def load_base(config: TrainConfig, env: VecEnv | None, resumed: Path | None) -> Policy | None:
+    """Load the frozen policy underneath. Later changes of `base=` are ignored on resume.
+
+    Args:
+        resumed: newest checkpoint of the run, which holds a copy of the base; None: the run begins.
+    """
+    if config.base is None:
+        if "base" in open_arguments(config.policy_node, "policy"):
+            fix = f"Give base=<run directory> of a trained policy, or base={ZERO_ACTION} to learn from scratch."
+            raise config.missing("base", fix, config.policy_node[TARGET])
+        return None
+    if config.base == Path(ZERO_ACTION):
+        spec = _available_spec(config, required_env(config, env).spec)
+        return build_policy(ZERO_ACTION_NODE, "base", spec=spec).to(config.torch_device)
+    path = config.base
+    if resumed:  # A fine-tuned policy has no base any more: it continues from its own weights.
+        path = resumed / "policy"
+        path = path / "base" if (path / "base").is_dir() else path
+    with _naming("base", config.base, env):
+        return load_policy(path, device=config.torch_device, env=None if env is None else env.spec)
+
+
+def load_teacher(config: TrainConfig, env: VecEnv | None) -> Policy | None:
+    """Load the policy to distil, with the sampler that `teacher_sampling` asks for; None where none is given."""
+    if config.teacher is None:
+        return None
+    with _naming("teacher", config.teacher, env):
+        policy = load_policy(config.teacher, device=config.torch_device, env=None if env is None else env.spec)
+    sampling = config.teacher_sampling
+    return resampled(policy, sampling, "teacher_sampling") if sampling else policy
+
+
+def build_policy_for(
+    config: TrainConfig,
+    *,
+    env: VecEnv | None,
+    base: Policy | None,
+    demonstrations: Episodes | None,
+    resumed: Path | None,
+) -> Policy:
+    """Build the policy to train; on resume with the weights and the normaliser of the newest checkpoint.
+
+    A policy's constructor receives those of these keyword arguments that it names and its config does not set:
+    `spec` (PolicySpec), `normalizer`, `base`, `episodes` (the dataset), `seed`, `device`.
+    """
+    node = config.policy_node
+    names = open_arguments(node, "policy")
+    spec = _spec(config, env, base, demonstrations)
+    available: dict[str, Any] = {"spec": spec, "base": base, "seed": config.seed, "device": config.torch_device}
+    if "normalizer" in names:
+        if config.dataset is None:
+            available["normalizer"] = Normalizer.from_limits(spec.observation, spec.action)
+        else:
+            fitted = Normalizer(spec.observation, spec.action).fit(required(config, demonstrations))
+            available["normalizer"] = fitted
+    if "episodes" in names:
+        available["episodes"] = required(config, demonstrations)
+    given = {name: value for name, value in available.items() if name in names}
+    policy = build_policy(node, "policy", **given).to(config.torch_device)
+    if resumed:
+        check_same_spec(resumed, policy.spec)
+    if env is not None:
+        with _naming("dataset", config.dataset, env):
+            check_fits(policy.spec, env.spec, ignore=[BASE_ACTION] if policy.base is not None else [])
+    if resumed:
+        weights = read_tensors(resumed / "policy" / "model.safetensors")
+        check_same_statistics(resumed, policy.state_dict(), weights, dataset=config.dataset)
+        load_weights(policy, weights, skip="base." if policy.base is not None else "", where=str(resumed))
+    return policy
+
+
+def _spec(config: TrainConfig, env: VecEnv | None, base: Policy | None, demonstrations: Episodes | None) -> PolicySpec:
+    """Return what the policy reads and commands: as its base does, or else as dataset or env offer."""
+    if base is None:
+        source = required_env(config, env).spec if demonstrations is None else demonstrations
+        return _available_spec(config, source)
+    if config.policy_node.get("pictures"):
+        return base.spec
+    read = {k: v for k, v in base.spec.observation.items() if not k.startswith(IMAGES)}
+    return replace(base.spec, observation=read)
+
+
+def _available_spec(config: TrainConfig, source: Episodes | EnvSpec) -> PolicySpec:
+    """Return a spec of everything that a dataset or an env offers."""
+    observation = {k: v for k, v in source.observation.items() if k != TASK or len(source.tasks) > 1}
+    observation = with_cameras(observation, config.cameras, where="cameras")
+    action = source.action_spec if isinstance(source, Episodes) else source.action
+    steps = (config.n_obs_steps, config.horizon, config.n_action_steps)
+    return PolicySpec(observation, action, source.dt, *steps, source.tasks)
+
+
+@contextmanager
+def _naming(key: str, given: Path | None, env: VecEnv | None) -> Iterator[None]:
+    """Name the key in errors about policies and data that do not fit the env."""
+    try:
+        yield
+    except SpecError as error:
+        if given is None or env is None:
+            raise
+        raise SpecError(f"{key}={given}: {error}\nIs it of another task than task={env.spec.id}?") from None
