@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.config.instantiate import build, resolve
-from robopolicy.config.schema import Natural, NonNegative, Positive, parameters
+from robopolicy.config.instantiate import build
+from robopolicy.config.plan import resolve
+from robopolicy.config.schema import Natural, NonNegative, Positive, signature
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import keyed_normal
 from robopolicy.core.types import STATE, EnvSpec, Obs, Step, VecEnv
@@ -117,7 +118,7 @@ def check_anywhere(spec: EnvSpec, *, latency: float = 0, sensor_noise: float = 0
 def taken(task: dict[str, Any]) -> set[str]:
     """Keywords of an env of this config: `randomization`, if it changes its own physics, latency and noise; or single
     conditions that it can be made with, `friction` and `mass` as multiples that are 1 by default."""
-    return {"randomization", *NOMINAL} & {*parameters(resolve(task, "task"), task)[0]}
+    return {"randomization", *NOMINAL} & signature(resolve(task, "task"), task).known.keys()
 
 
 def check_grid(task: dict[str, Any], spec: EnvSpec, grid: Grid) -> None:

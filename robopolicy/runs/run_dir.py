@@ -17,8 +17,8 @@ from typing import Annotated, Any
 
 import pydantic
 
-from robopolicy.config.instantiate import resolve
-from robopolicy.config.schema import TARGET, Fraction, NonNegative, Positive, is_node, parameters
+from robopolicy.config.plan import resolve
+from robopolicy.config.schema import TARGET, Fraction, NonNegative, Positive, is_node, signature
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.trees import flatten
 from robopolicy.core.untrusted import check_links, checked, read_yaml
@@ -225,7 +225,7 @@ def _default(config: Mapping[str, Any], key: str) -> Any:
         node = node.get(part) if isinstance(node, Mapping) else None
     if not is_node(node):
         return None
-    known, _ = parameters(resolve(node, path[-1], ".".join(path)), node)
+    known = signature(resolve(node, path[-1], ".".join(path)), node).known
     return known[option].default if option in known else None
 
 
@@ -244,7 +244,7 @@ def _scheduled(config: Mapping[str, Any]) -> list[str]:
     if "steps" in algo:
         return ["algo.steps"]
     target = resolve(algo, "algo")
-    known, _ = parameters(target, algo)
+    known = signature(target, algo).known
     asks = "steps" in known  # supplied by the loop's number of steps
     if "progress" in inspect.signature(getattr(target, "update", lambda: None)).parameters:
         kinds = [
