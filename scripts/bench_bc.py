@@ -75,7 +75,7 @@ def record_dataset(path: Path, episodes: int) -> Episodes:
     disable_progress_bars()
     demos = path.with_name("demos")
     with contextlib.redirect_stdout(sys.stderr):
-        invoke("demos", "task=pick", out=demos, episodes=episodes, imperfection=0.5)
+        invoke("demos", "task=pick", out=demos, episodes=episodes, expert_noise=0.5)
     found = load_episodes(demos)
     cut = next(i for i, name in enumerate(found.observation[STATE].names or ()) if name.startswith("cube"))
     columns = {STATE: found.obs[STATE][:, :cut], ENV_STATE: found.obs[STATE][:, cut:], "action": found.action}

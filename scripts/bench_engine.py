@@ -57,7 +57,7 @@ class Ours:
 
     def __init__(self) -> None:
         self.env = sim.make("pick", N)
-        self.expert = self.env.make_expert(imperfection=0.5)
+        self.expert = self.env.make_expert(expert_noise=0.5)
         self.obs = self.env.reset()
         self.expert.reset(None, episode_seed=self.env.episode_seed)
         self.ended = 0

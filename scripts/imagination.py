@@ -136,7 +136,7 @@ class Trial:
     def episodes_of_base(self, count: int, spread: float) -> Path:
         out, bc = self.folder / "around", policy_of(self.base, self.start)
         if recorded(out) != "whole":
-            self.call("demos", f"out={out}", "only_success=false", f"episodes={count}", f"imperfection={spread}",
+            self.call("demos", f"out={out}", "only_success=false", f"episodes={count}", f"expert_noise={spread}",
                       f"seed={self.seed + 1_000}", "overwrite=true", *envs_of(self.base),
                       "expert._target_=policy", f"expert.checkpoint={bc}")  # fmt: skip
         return out

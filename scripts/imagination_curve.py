@@ -49,7 +49,7 @@ class Sized(Trial):
         count = min(self.base.demos, round(self.size / 2 / each))
         if recorded(demos) != "whole":
             self.call("demos", f"out={demos}", f"episodes={count}", f"seed={self.seed}", "overwrite=true",
-                      f"imperfection={self.base.imperfection}")  # fmt: skip
+                      f"expert_noise={self.base.expert_noise}")  # fmt: skip
         left = self.size - frames_of(demos)
         spread = {"narrow": 0.0, "broad": self.options.spread}[self.data]
         return self.episodes_of_base(max(1, round(left / LENGTH[self.base.task])), spread), demos

@@ -102,7 +102,7 @@ class Trial:
 
     def _demos(self, data: Path, changes: dict[str, object], count: int, seed: int, log: Path) -> None:
         robopolicy("demos", *overrides(changes), f"out={data}", f"episodes={count}", f"seed={seed}", "overwrite=true",
-                   f"imperfection={self.options.imperfection}", threads=self.options.threads, log=log)  # fmt: skip
+                   f"expert_noise={self.options.expert_noise}", threads=self.options.threads, log=log)  # fmt: skip
 
     def evaluate(self, kind: str, *, memory: Path | None = None, decay: float | None = None) -> EpisodeTable:
         split = "validation" if self.seed >= TRIALS else "test"
@@ -142,7 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="training seeds")
     parser.add_argument("--demos", type=int, nargs="+", default=[10, 20], help="in memory, of each instruction")
     parser.add_argument("--training-demos", type=int, default=700)
-    parser.add_argument("--imperfection", type=float, default=0.5, help="of the expert's demonstrations")
+    parser.add_argument("--expert-noise", type=float, default=0.5, help="of the expert's demonstrations")
     parser.add_argument("--steps", type=int, default=9_000, help="of imitation")
     parser.add_argument("--episodes", type=int, default=500)
     parser.add_argument("--device", default="cpu")

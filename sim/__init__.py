@@ -61,10 +61,10 @@ make_native.forwards_to = _forwards_to  # type: ignore[attr-defined]
 class HasExpert(Protocol):
     """An env whose task comes with a scripted expert."""
 
-    def make_expert(self, *, imperfection: float = 0.0) -> Any: ...
+    def make_expert(self, *, expert_noise: float = 0.0) -> Any: ...
 
 
-def make_expert(env: HasExpert, *, imperfection: float = 0.0) -> Any:
+def make_expert(env: HasExpert, *, expert_noise: float = 0.0) -> Any:
     """The scripted expert of `env`'s task.
 
     Raises:
@@ -76,4 +76,4 @@ def make_expert(env: HasExpert, *, imperfection: float = 0.0) -> Any:
             f"{name}: has no scripted expert, so no demonstrations can be recorded of it. Train on some of your own: "
             "dataset=<folder>, or register an expert of your own: expert._target_=<its name> --allow <your module>."
         )
-    return env.make_expert(imperfection=imperfection)
+    return env.make_expert(expert_noise=expert_noise)

@@ -249,10 +249,10 @@ class SimEnv:
         self.physics.close()
         self._camera.close()
 
-    def make_expert(self, *, imperfection: float = 0.0) -> Expert:
+    def make_expert(self, *, expert_noise: float = 0.0) -> Expert:
         """This task's scripted expert for this env."""
         reads = self.layout if self.objects else _Scenery(self)
-        return self.task.expert(self.task, self.spec, reads, self.num_envs, imperfection=imperfection)
+        return self.task.expert(self.task, self.spec, reads, self.num_envs, expert_noise=expert_noise)
 
     # -- inside -----------------------------------------------------------------------------------------------------
     def _weigh(self, rows: NDArray[np.int64]) -> None:

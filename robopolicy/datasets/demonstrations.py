@@ -131,7 +131,7 @@ def record_demos(
         cameras: names of the env's cameras to record; None: all that it emits.
         seed_split, run_seed: the list is `episode_seeds(seed_split, run_seed, max_attempts)`.
         max_attempts: seeds to try before giving up; None: 20 × episodes + 20.
-        provenance: further facts for `meta/robopolicy.json` (expert, imperfection …).
+        provenance: further facts for `meta/robopolicy.json` (expert, expert_noise …).
 
     Raises:
         ConfigError: an unknown camera, no episodes asked for.
@@ -148,8 +148,8 @@ def record_demos(
         "run_seed": run_seed,
         "only_success": only_success,
     }
-    if hasattr(expert, "imperfection"):
-        facts["imperfection"] = expert.imperfection
+    if hasattr(expert, "expert_noise"):
+        facts["expert_noise"] = expert.expert_noise
     facts |= provenance or {}
     observation = {k: f for k, f in env.spec.observation.items() if k in {*keys, TASK}}
     begun = _begun(Path(out), {**facts, "observation": tuple(observation)}, episodes, overwrite=overwrite)
@@ -184,7 +184,7 @@ def record_demos(
         else:
             raise DataError(
                 f"the expert succeeded in {successes} of {attempted} episodes of {env.spec.id} ({dropped} physics "
-                f"faults), {episodes} were asked for. Raise max_attempts, lower its imperfection, or keep failures too "
+                f"faults), {episodes} were asked for. Raise max_attempts, lower its expert_noise, or keep failures too "
                 "with only_success=false. "
                 + (
                     f"The {kept} found are in {out}; training takes them with incomplete=true."

@@ -39,7 +39,7 @@ class RecordingMeta:
     `dt`: seconds per frame. `tasks`: instructions in the env's order, which `task_index` counts in.
     `observation`: keys that the env emitted. `complete`: the recording reached its end (ask `recorded`).
     `rename`, `outcomes`: how to read a dataset that others recorded, see `load_episodes` and `annotate_dataset`.
-    `provenance`: env id and digest, expert, imperfection, episodes asked for and attempted … whatever the recorder
+    `provenance`: env id and digest, expert, expert_noise, episodes asked for and attempted … whatever the recorder
     knows.
     """
 

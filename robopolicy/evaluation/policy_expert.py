@@ -21,7 +21,7 @@ _STREAM = 9401  # level of an episode, noise of a step, noise of a block: this a
 class PolicyExpert:
     """Acts as `checkpoint` does, plus noise in half widths of the action's limits.
 
-    Each episode has a noise level of its own, uniform between 0 and `imperfection`, so that the data holds what the
+    Each episode has a noise level of its own, uniform between 0 and `expert_noise`, so that the data holds what the
     policy does and what lies around it. Half of the noise's variance changes every step, half every `block` steps.
     All of it is keyed by (episode seed, step), as the policy's own noise is.
 
@@ -30,12 +30,12 @@ class PolicyExpert:
     """
 
     def __init__(
-        self, env: VecEnv, checkpoint: Path, *, imperfection: Fraction = 0.0, block: Count = 8, gripper: Fraction = 1.0
+        self, env: VecEnv, checkpoint: Path, *, expert_noise: Fraction = 0.0, block: Count = 8, gripper: Fraction = 1.0
     ) -> None:
         self.policy = load_policy(checkpoint, env=env.spec)
         if self.policy.base is not None:
             raise SpecError(f"expert.checkpoint={checkpoint}: refines another policy; give one that stands alone")
-        self.imperfection, self.block = imperfection, block
+        self.expert_noise, self.block = expert_noise, block
         action, n = env.spec.action, env.num_envs
         self.half = (torch.tensor(action.high) - torch.tensor(action.low)) / 2
         if action.gripper is not None:
@@ -71,7 +71,7 @@ class PolicyExpert:
         return action + noise
 
     def _noise(self, dim: int) -> Tensor:
-        level = self.imperfection * keyed_uniform(self.seed, self.seed * 0, (1,), stream=_STREAM)
+        level = self.expert_noise * keyed_uniform(self.seed, self.seed * 0, (1,), stream=_STREAM)
         quick = keyed_normal(self.seed, self.clock, (dim,), stream=_STREAM + 1)
         slow = keyed_normal(self.seed, self.clock // self.block, (dim,), stream=_STREAM + 2)
         return level * (quick + slow) / 2**0.5 * self.half

@@ -18,17 +18,17 @@ class ScriptedExpert:
     """Base class: subclasses say what they would do, `plan`.
 
     Args:
-        imperfection: at x, every episode has a constant error and every step a noise of its own (both normal, per
+        expert_noise: at x, every episode has a constant error and every step a noise of its own (both normal, per
             dimension), of x · `offset` and x · `noise` of half the action's range.
     """
 
     offset: ClassVar[float] = 0.3
     noise: ClassVar[float] = 0.5
 
-    def __init__(self, action: ActionSpec, num_envs: int, *, imperfection: float = 0.0) -> None:
-        if not 0.0 <= imperfection <= 1.0:
-            raise ConfigError(f"imperfection must be in [0, 1], found {imperfection}")
-        self.imperfection = imperfection
+    def __init__(self, action: ActionSpec, num_envs: int, *, expert_noise: float = 0.0) -> None:
+        if not 0.0 <= expert_noise <= 1.0:
+            raise ConfigError(f"expert_noise must be in [0, 1], found {expert_noise}")
+        self.expert_noise = expert_noise
         self.low, self.high = torch.tensor(action.low), torch.tensor(action.high)
         self.seed = torch.zeros(num_envs, dtype=torch.int64)
         self.steps = torch.zeros(num_envs, dtype=torch.int64)
@@ -53,7 +53,7 @@ class ScriptedExpert:
         size = (len(self.low),)
         offset = keyed_normal(self.seed, torch.zeros_like(self.seed), size, stream=_STREAM)
         noise = keyed_normal(self.seed, self.steps, size, stream=_STREAM)
-        error = self.imperfection * (self.offset * offset + self.noise * noise)
+        error = self.expert_noise * (self.offset * offset + self.noise * noise)
         return (found + error * (self.high - self.low) / 2).clamp(self.low, self.high)
 
 
@@ -64,8 +64,8 @@ class ToolExpert(ScriptedExpert):
         at: name → its part of the state.
     """
 
-    def __init__(self, at: dict[str, slice], action: ActionSpec, num_envs: int, *, imperfection: float = 0.0) -> None:
-        super().__init__(action, num_envs, imperfection=imperfection)
+    def __init__(self, at: dict[str, slice], action: ActionSpec, num_envs: int, *, expert_noise: float = 0.0) -> None:
+        super().__init__(action, num_envs, expert_noise=expert_noise)
         self.at = at
 
     def read(self, obs: Obs) -> dict[str, Tensor]:

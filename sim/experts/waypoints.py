@@ -1,4 +1,4 @@
-"""Scripted experts: waypoint machines over phases, vectorised over N, with tunable zero-mean imperfection.
+"""Scripted experts: waypoint machines over phases, vectorised over N, with tunable zero-mean noise.
 
 An expert sees the observation and its own phase state, nothing else. Its errors are keyed by the episode seed and
 its own step counter, so a demonstration is a function of the seed.
@@ -33,7 +33,7 @@ class Expert:
     """Base class: subclasses say, per phase, where to go and when the phase is over.
 
     Args:
-        imperfection: 0 is the best this script can do. At x, each episode has a target offset of x · `offset`
+        expert_noise: 0 is the best this script can do. At x, each episode has a target offset of x · `offset`
             (normal, per axis, m and rad), each step a noise of x · `noise` (normal, in fractions of the action
             limits), and each phase ends up to x · `hurry` steps early or late (uniform), all zero-mean.
     """
@@ -44,13 +44,13 @@ class Expert:
     hurry: ClassVar[float] = 3.0
     gain: ClassVar[float] = 0.7  # fraction of the remaining way taken per step
 
-    def __init__(self, task: Task, spec: EnvSpec, layout: Unpacks, num_envs: int, *, imperfection: float = 0.0) -> None:
-        if not 0.0 <= imperfection <= 1.0:
-            raise ConfigError(f"imperfection must be in [0, 1], found {imperfection}")
+    def __init__(self, task: Task, spec: EnvSpec, layout: Unpacks, num_envs: int, *, expert_noise: float = 0.0) -> None:
+        if not 0.0 <= expert_noise <= 1.0:
+            raise ConfigError(f"expert_noise must be in [0, 1], found {expert_noise}")
         if spec.action.rotation != "yaw":
             raise ConfigError(f"{spec.id}: experts drive control='delta_pose', found rotation {spec.action.rotation!r}")
         self.task, self.spec, self.layout, self.num_envs = task, spec, layout, num_envs
-        self.imperfection = imperfection
+        self.expert_noise = expert_noise
         self.high = np.array(spec.action.high)
         self.phase = np.zeros(num_envs, dtype=np.int64)
         self.clock = np.zeros(num_envs, dtype=np.int64)  # steps spent in this phase
@@ -71,14 +71,14 @@ class Expert:
         zero = torch.zeros_like(seed)
         normal = keyed_normal(seed, zero, (4,), stream=_STREAM).double().numpy()
         late = keyed_uniform(seed, zero, (self.phases,), stream=_STREAM + 1).double().numpy()
-        self._bias[rows] = normal * np.array(self.offset) * self.imperfection
-        self._delay[rows] = (2 * late - 1) * self.hurry * self.imperfection
+        self._bias[rows] = normal * np.array(self.offset) * self.expert_noise
+        self._delay[rows] = (2 * late - 1) * self.hurry * self.expert_noise
 
     def plan(self, f: Mapping[str, Array], phase: NDArray[np.int64]) -> tuple[Array, Array, Array]:
         """Targets at the present `phase` [N]: TCP position [N 3] m, yaw [N] rad, gripper [N] in [-1, 1].
 
         `f`: the observation by name (`f["tcp"]` [N 3] …), as `Layout.unpack` gives it. Use `self.bias` [N 4] to let
-        imperfection shift the grasp.
+        expert noise shift the grasp.
         """
         raise NotImplementedError
 
@@ -121,11 +121,11 @@ class Expert:
         action[:, :3] = self.gain * (pos - f["tcp"] - f["lag"][:, :3])
         action[:, 3] = self.gain * (yaw - f["yaw"] - f["lag"][:, 3])
         action[:, 4] = grip
-        if self.imperfection:
+        if self.expert_noise:
             step = torch.from_numpy(self.step)
             noise = keyed_normal(self.seed, step, (4,), stream=_STREAM + 2).double().numpy()
             clipped = np.clip(action[:, :4], -self.high[:4], self.high[:4])
-            action[:, :4] = clipped + noise * (self.noise * self.imperfection) * self.high[:4]
+            action[:, :4] = clipped + noise * (self.noise * self.expert_noise) * self.high[:4]
         self.clock += 1
         self.step += 1
         return torch.from_numpy(np.clip(action, -self.high, self.high).astype(np.float32))

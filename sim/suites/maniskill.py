@@ -136,9 +136,9 @@ class ManiSkillVecEnv(GymVecEnv):
         super().__init__(env, **how)
         self.name = name
 
-    def make_expert(self, *, imperfection: float = 0.0) -> CubeExpert:
+    def make_expert(self, *, expert_noise: float = 0.0) -> CubeExpert:
         """Our scripted policy of this task."""
-        return EXPERTS[self.name](read(self.name), self.spec.action, self.num_envs, imperfection=imperfection)
+        return EXPERTS[self.name](read(self.name), self.spec.action, self.num_envs, expert_noise=expert_noise)
 
 
 def read(name: str) -> dict[str, slice]:

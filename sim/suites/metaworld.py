@@ -86,8 +86,8 @@ def element_names(relative: bool) -> list[str]:
 class MetaWorldExpert(ScriptedExpert):
     """Meta-World's own scripted policy of the task."""
 
-    def __init__(self, name: str, action: ActionSpec, num_envs: int, *, imperfection: float = 0.0) -> None:
-        super().__init__(action, num_envs, imperfection=imperfection)
+    def __init__(self, name: str, action: ActionSpec, num_envs: int, *, expert_noise: float = 0.0) -> None:
+        super().__init__(action, num_envs, expert_noise=expert_noise)
         self.make = metaworld.policies.ENV_POLICY_MAP[name]
         self.policies = [self.make() for _ in range(num_envs)]
 
@@ -111,9 +111,9 @@ class MetaWorldVecEnv(GymVecEnv):
         super().__init__(env, **how)
         self.name = name
 
-    def make_expert(self, *, imperfection: float = 0.0) -> MetaWorldExpert:
+    def make_expert(self, *, expert_noise: float = 0.0) -> MetaWorldExpert:
         """The benchmark's scripted policy of this task."""
-        return MetaWorldExpert(self.name, self.spec.action, self.num_envs, imperfection=imperfection)
+        return MetaWorldExpert(self.name, self.spec.action, self.num_envs, expert_noise=expert_noise)
 
 
 def make(

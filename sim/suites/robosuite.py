@@ -112,7 +112,7 @@ class RobosuiteVecEnv(GymVecEnv):
         super().__init__(env, **how)
         self.name = name
 
-    def make_expert(self, *, imperfection: float = 0.0) -> BinExpert:
+    def make_expert(self, *, expert_noise: float = 0.0) -> BinExpert:
         """Our scripted policy of this task.
 
         Raises:
@@ -123,7 +123,7 @@ class RobosuiteVecEnv(GymVecEnv):
                 f"task.name={self.name!r}: has no scripted expert, so no demonstrations can be recorded of it; "
                 f"{' and '.join(EXPERTS)} have one. Train on demonstrations of your own: dataset=<folder>."
             )
-        return EXPERTS[self.name](_PARTS, self.spec.action, self.num_envs, imperfection=imperfection)
+        return EXPERTS[self.name](_PARTS, self.spec.action, self.num_envs, expert_noise=expert_noise)
 
 
 def element_names(name: str, relative: bool = False) -> list[str]:

@@ -17,7 +17,7 @@ class PickExpert(Expert):
     """Go above the cube, descend, close, lift."""
 
     phases = 4
-    noise = 1.9  # of the limits: zero-mean, yet enough to spoil seven grasps of eight at imperfection 1
+    noise = 1.9  # of the limits: zero-mean, yet enough to spoil seven grasps of eight at expert noise 1
 
     def plan(self, f, phase):
         grasp = f["cube"] + self.bias[:, :3]

@@ -29,7 +29,7 @@ class PointExpert:
     Its speed depends on the seed, so that episodes differ in length.
     """
 
-    imperfection = 0.25
+    expert_noise = 0.25
 
     def __init__(self, num_envs: int) -> None:
         self.step = torch.zeros(num_envs, dtype=torch.int64)
@@ -83,7 +83,7 @@ def test_the_first_successes_in_seed_order_are_kept(tmp_path: Path, num_envs: in
     assert (done.episodes, done.attempted, done.successes) == (8, attempted, 8)
     assert done.frames == loaded.num_frames
     facts = RecordingMeta.load(tmp_path / "d").provenance
-    assert (facts["attempted"], facts["successes"], facts["imperfection"]) == (attempted, 8, 0.25)
+    assert (facts["attempted"], facts["successes"], facts["expert_noise"]) == (attempted, 8, 0.25)
     assert facts["env"] == {"id": "point", "digest": "point-1", "horizon": 12}
 
 

@@ -21,7 +21,7 @@ from tests.sim.played import success
 def test_the_expert_succeeds_and_its_errors_make_it_fail(name):
     env = maniskill.make(name, 4)
     assert success(env, torch.arange(40, 44)) == 4
-    assert success(env, torch.arange(40, 48), imperfection=1.0) < 8
+    assert success(env, torch.arange(40, 48), expert_noise=1.0) < 8
     env.close()
 
 
@@ -65,7 +65,7 @@ def test_its_demonstrations_train(tmp_path):
     """By the command line, like any task."""
     task = ["task=maniskill", "task.name=PushCube-v1"]
     data = f"{tmp_path}/data"
-    assert main(["demos", *task, f"out={data}", "episodes=2", "num_envs=2", "imperfection=0.2"]) == 0
+    assert main(["demos", *task, f"out={data}", "episodes=2", "num_envs=2", "expert_noise=0.2"]) == 0
     assert load_episodes(data).tasks == ("push the cube into the circle",)
     more = [
         f"dataset={data}",

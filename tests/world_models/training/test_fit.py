@@ -40,7 +40,7 @@ SUCCESS = {TARGET: "classifier", "window": 2, "width": 16, "depth": 1, "min_posi
 class Shaky:
     """Goes to the origin with noise, so that some episodes run out of time."""
 
-    imperfection = 1.0
+    expert_noise = 1.0
 
     def reset(self, mask: torch.Tensor | None, *, episode_seed: torch.Tensor) -> None:
         if mask is None:
@@ -317,7 +317,7 @@ def reach(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """reach: demonstrations in data, a base in bc, and a world model in world."""
     folder = tmp_path_factory.mktemp("reach")
     data = f"dataset={folder / 'data'}"
-    demos = ("task=reach", f"out={folder / 'data'}", "episodes=80", "imperfection=0.4", "only_success=false")
+    demos = ("task=reach", f"out={folder / 'data'}", "episodes=80", "expert_noise=0.4", "only_success=false")
     assert main(["demos", *demos]) == 0
     policy = ("loop.steps=20", "loop.batch_size=16", "loop.save_every=0", "horizon=4", "n_action_steps=2")
     bc = ("task=reach", f"run_dir={folder / 'bc'}", "validation_episodes=0")
