@@ -298,12 +298,12 @@ VLA_PIXELS_PPO = (
     "loop.total_steps=330000",
     "threads=1",
 )
-LANGUAGE = {  # as configs/variants/language.yaml has them
+LANGUAGE = {  # the variants of configs/variants/language.yaml, under the names of the recorded rows
     "words": ("task.wording=unseen",),
     "places": ("task.positions=unseen",),
     "company": ("task.distractors=2",),
-    "told_wrong": ("task.told=other",),
-    "as_told": ("task.told=other", "task.judged=told"),
+    "told_wrong": ("task.instruction_goal=other",),
+    "as_told": ("task.instruction_goal=other", "task.success_goal=instructed"),
 }
 RPD_STUDENT = ("algo=rpd", "n_action_steps=4", "loop.total_steps=800000", "threads=1")
 EXPERIMENTS = {

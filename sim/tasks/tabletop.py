@@ -1,4 +1,4 @@
-"""Tabletop: three cubes and a button. What to do with which of them is said by the instruction, and by nothing else.
+"""Tabletop: three cubes and a button. The instruction alone says which one to pick up, to push or to press.
 
 Seven goals in one scene: pick up or push away the red, the green or the blue cube, or press the button. Where things
 lie does not depend on the goal, so a picture or a state alone tells a policy nothing about it.
@@ -25,9 +25,9 @@ GOALS = (*(f"pick_{c}" for c in COLOURS), *(f"push_{c}" for c in COLOURS), "pres
 _CUBES = len(COLOURS)
 _PRESS = len(GOALS) - 1
 
-# How a goal is worded. "varied" is what a policy for unseen wordings learns from; "unseen" has other sentences, mostly
-# of the same words.
-_WORDS: dict[str, dict[str, tuple[str, ...]]] = {
+# Sentences of each goal. Policies for unseen wordings learn from "varied"; "unseen" has other sentences, mostly of the
+# same words.
+_SENTENCES: dict[str, dict[str, tuple[str, ...]]] = {
     "plain": {
         "pick": ("pick up the {} cube",),
         "push": ("push the {} cube away",),
@@ -45,14 +45,14 @@ _WORDS: dict[str, dict[str, tuple[str, ...]]] = {
         "press": ("push down the white button", "hit the white button"),
     },
 }  # fmt: skip
-_CELLS = 6  # places on the table, in two rows
+_CELLS = 6  # positions on the table, in two rows
 _ROWS = (0.42, 0.60)  # m: a cube can be pushed 5 cm towards the other row, and a finger fits behind one of the far row
 _COLUMNS = {"seen": (-0.15, 0.0, 0.15), "unseen": (-0.075, 0.075, 0.225)}  # m
 _TOP = 0.045  # m, the button's, at rest
 
 
 class TabletopExpert(Expert):
-    """Go above (or behind) what the instruction names, descend, close, then lift, push or press."""
+    """Go above (or behind) the object that the instruction names, descend, close, then lift, push or press."""
 
     phases = 4
     offset = (0.014, 0.014, 0.008, 0.3)
@@ -118,10 +118,10 @@ class Tabletop(Task):
 
     only: the goals of `GOALS` that episodes have; (): all.
     wording: "plain": one sentence a goal; "varied": four; "unseen": two others, to evaluate on.
-    told: "other": the instruction names another goal than the episode's own (a control).
-    judged: which goal counts, the episode's own or the one it was told.
+    instruction_goal: "other": the instruction names another goal than the episode's own (a control).
+    success_goal: which goal counts, the episode's "own" or the "instructed" one.
     positions: "unseen": columns between and beside those of training.
-    distractors: further objects on the table, which nothing ever asks for; at most two.
+    distractors: further objects on the table that no instruction names, at most two.
     """
 
     hold: int = 3
@@ -135,8 +135,8 @@ class Tabletop(Task):
     range_yaw: float = float(np.pi / 4)
     only: tuple[str, ...] = ()
     wording: Literal["plain", "varied", "unseen"] = "plain"
-    told: Literal["own", "other"] = "own"
-    judged: Literal["own", "told"] = "own"
+    instruction_goal: Literal["own", "other"] = "own"
+    success_goal: Literal["own", "instructed"] = "own"
     positions: Literal["seen", "unseen"] = "seen"
     distractors: int = 0
 
@@ -145,8 +145,13 @@ class Tabletop(Task):
     expert = TabletopExpert
 
     def __post_init__(self) -> None:
-        for key, known in (("wording", _WORDS), ("told", ("own", "other")), ("judged", ("own", "told")),
-                           ("positions", _COLUMNS)):  # fmt: skip
+        choices = {
+            "wording": _SENTENCES,
+            "instruction_goal": ("own", "other"),
+            "success_goal": ("own", "instructed"),
+            "positions": _COLUMNS,
+        }
+        for key, known in choices.items():
             if (found := getattr(self, key)) not in known:
                 raise ConfigError(f"tabletop: {key}={found!r} is unknown. {closest(str(found), known)}")
         for goal in self.only:
@@ -154,8 +159,8 @@ class Tabletop(Task):
                 raise ConfigError(f"tabletop: only={goal!r} is no goal. {closest(goal, GOALS)}")
         if not 0 <= self.distractors <= _CELLS - _CUBES - 1:
             raise ConfigError(f"tabletop: distractors must be from 0 to 2, found {self.distractors}")
-        if self.told == "other" and len(self.goals) < 2:
-            raise ConfigError("tabletop: told='other' needs two goals at least; widen `only`")
+        if self.instruction_goal == "other" and len(self.goals) < 2:
+            raise ConfigError("tabletop: instruction_goal='other' needs two goals at least; widen `only`")
 
     @property
     def goals(self) -> NDArray[np.int64]:
@@ -165,11 +170,11 @@ class Tabletop(Task):
     @property
     def instructions(self) -> tuple[str, ...]:  # type: ignore[override]
         named = [GOALS[g].partition("_") for g in self.goals]
-        return tuple(text.format(c) for verb, _, c in named for text in _WORDS[self.wording][verb])
+        return tuple(text.format(c) for verb, _, c in named for text in _SENTENCES[self.wording][verb])
 
     def goal_of(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """The goal [N], into GOALS, that the instruction of `index` [N] names."""
-        return self.goals[index // len(_WORDS[self.wording]["pick"])]
+        return self.goals[index // len(_SENTENCES[self.wording]["pick"])]
 
     def bodies(self) -> str:
         size = (self.cube_half,) * 3
@@ -189,16 +194,16 @@ class Tabletop(Task):
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        def places(*things: str) -> dict[str, Range]:
+        def pose_ranges(*things: str) -> dict[str, Range]:
             x = {f"{name}_x": (-self.range_x, self.range_x) for name in things}
             y = {f"{name}_y": (-self.range_y, self.range_y) for name in things}
             yaw = {f"{name}_yaw": (-self.range_yaw, self.range_yaw) for name in things if name != "button"}
             return {**x, **y, **yaw}
 
-        cells = {f"cell_{k}": (0.0, 1.0) for k in range(_CELLS)}  # their order says what lies where
+        cells = {f"cell_{k}": (0.0, 1.0) for k in range(_CELLS)}  # their order says which object lies where
         whole = {"goal": (0.0, 1.0), "other": (0.0, 1.0), "sentence": (0.0, 1.0), **cells}
         # Distractors last: drawn by position, the rest of a seed's scene is the same with and without them.
-        return {**whole, **places(*COLOURS, "button"), **places(*("purple", "yellow")[: self.distractors])}
+        return {**whole, **pose_ranges(*COLOURS, "button"), **pose_ranges(*("purple", "yellow")[: self.distractors])}
 
     def bind(self, model: mujoco.MjModel) -> Things:
         x, y, button = (Joint.find(model, k) for k in ("stand_x", "stand_y", "button"))
@@ -221,13 +226,13 @@ class Tabletop(Task):
         x, y = place(_CELLS - 1, "button")
         at.x.place(qpos, x), at.y.place(qpos, y)
 
-        count, per = len(self.goals), len(_WORDS[self.wording]["pick"])
+        count, per = len(self.goals), len(_SENTENCES[self.wording]["pick"])
         own = (draw["goal"] * count).astype(np.int64)
-        told = own
-        if self.told == "other":
-            told = (own + 1 + (draw["other"] * (count - 1)).astype(np.int64)) % count
-        extra[:, 0] = self.goals[own if self.judged == "own" else told]
-        extra[:, 1] = told * per + (draw["sentence"] * per).astype(np.int64)
+        instructed = own
+        if self.instruction_goal == "other":
+            instructed = (own + 1 + (draw["other"] * (count - 1)).astype(np.int64)) % count
+        extra[:, 0] = self.goals[own if self.success_goal == "own" else instructed]
+        extra[:, 1] = instructed * per + (draw["sentence"] * per).astype(np.int64)
 
     def task_index(self, scene: Scene) -> NDArray[np.int64]:
         return scene.extra[:, 1].astype(np.int64)

@@ -40,7 +40,7 @@ def assess(
     """
     world.eval()
     _rank(world, calibration)
-    world.success.request_images(success_windows(world, calibration))
+    world.success.calibrate(success_windows(world, calibration))
     called, truth = per_episode(scores(world, calibration), calibration), succeeded(calibration)
     world.success.threshold.fill_(choose_threshold(called, truth, world.success.precision))
     most = per_episode(doubts(world, calibration)[0], calibration)

@@ -128,7 +128,7 @@ class SuccessClassifier(nn.Module):
         return entropy + self.contrast * contrast + unreal, metrics
 
     @torch.no_grad()
-    def request_images(self, successes: Tensor) -> None:
+    def calibrate(self, successes: Tensor) -> None:
         """Calibrate what looks like a success by held-out ones, features [S W+1 F]."""
         self.least.copy_(torch.quantile(self.real(successes)[0], 1.0 - self.alike))
 
@@ -161,7 +161,7 @@ class SuccessVerdict:
 
     threshold: float
     precision: float
-    set_retrieval_memory: float
+    recall: float
     predicted: float  # share of episodes called successes
     actual: float
     episodes: int
@@ -178,7 +178,7 @@ def verdict(score: Tensor, success: Tensor, threshold: float) -> SuccessVerdict:
     return SuccessVerdict(
         threshold,
         precision=hits / max(1, int(called.sum())),
-        set_retrieval_memory=hits / max(1, int(success.sum())),
+        recall=hits / max(1, int(success.sum())),
         predicted=int(called.sum()) / max(1, n),
         actual=int(success.sum()) / max(1, n),
         episodes=n,
@@ -194,8 +194,8 @@ def choose_threshold(score: Tensor, success: Tensor, precision: float) -> float:
     edges = score.double().unique()
     middle = torch.cat([edges[:1] - 1.0, (edges[1:] + edges[:-1]) / 2])
     found = [verdict(score, success, float(t)) for t in middle]
-    good = [v for v in found if v.precision >= precision and v.set_retrieval_memory > 0] or [
+    good = [v for v in found if v.precision >= precision and v.recall > 0] or [
         v for v in found if v.precision == max(f.precision for f in found)
     ]
-    most = [v.threshold for v in good if v.set_retrieval_memory == max(g.set_retrieval_memory for g in good)]
+    most = [v.threshold for v in good if v.recall == max(g.recall for g in good)]
     return most[len(most) // 2]

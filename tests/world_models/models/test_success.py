@@ -31,7 +31,7 @@ def test_verdict_counts_episodes() -> None:
     score = torch.tensor([0.9, 0.8, 0.7, 0.2, 0.1])
     success = torch.tensor([True, False, True, True, False])
     found = verdict(score, success, 0.5)
-    assert (found.precision, found.set_retrieval_memory) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
+    assert (found.precision, found.recall) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
     assert (found.predicted, found.actual, found.episodes, found.positives) == (0.6, 0.6, 5, 3)
     assert verdict(score, success, 2.0).precision == 0.0
 
@@ -99,7 +99,7 @@ def test_what_was_never_seen_is_no_success() -> None:
     apart = torch.tensor([0.3, 0.9]).expand(1, 3, 2)
     assert judge(apart).item() > 0.0, "what is learned of the data alone"
     held, label = pairs(2_000)
-    judge.request_images(held[label > 0.5])
+    judge.calibrate(held[label > 0.5])
     assert judge(apart).item() < -100.0, "but not like a success"
     accepted = (judge(held) > 0.0).float()
     assert accepted[label > 0.5].mean() > 0.9 and accepted[label < 0.5].mean() < 0.05
