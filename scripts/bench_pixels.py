@@ -52,7 +52,7 @@ SEEN, TASKS, REST = 430, 7, 5  # numbers that a residual on that VLA reads; tabl
 
 
 class Whole:
-    """An env whose pictures are all taken: it hides `look`."""
+    """An env whose pictures are all taken: it hides `request_images`."""
 
     def __init__(self, env: Any) -> None:
         self.env, self.spec, self.num_envs, self.device = env, env.spec, env.num_envs, env.device

@@ -111,7 +111,7 @@ def rollout(world: World, policy: Policy, spec: Any, first: Tensor, seeds: Tenso
 
 def errors(window: Window, true: Truth, model: Trajectories, std: Tensor) -> dict[str, Any]:
     """Numbers of one row; see the module."""
-    missed = (model.coordinates.wrap(window.state - true.state)[:, 1:].abs() / std).mean(-1)  # [W L]
+    missed = (model.state_transform.wrap(window.state - true.state)[:, 1:].abs() / std).mean(-1)  # [W L]
     ended = window.terminated.cummax(dim=1).values
     runs = torch.cat([torch.ones_like(ended[:, :1]), ~ended[:, :-1]], dim=1)
     both = runs & true.alive & ~ended & ~true.success
@@ -143,7 +143,7 @@ def compare(
     generator = torch.Generator().manual_seed(seed)
     free = (~episodes.success).nonzero()[:, 0]
     frames = free[torch.randperm(len(free), generator=generator)[: env.num_envs]]
-    first, std = episodes.obs[STATE][frames], model.coordinates.std
+    first, std = episodes.obs[STATE][frames], model.state_transform.std
     seeds = torch.randint(1 << 40, (len(frames),), generator=generator)
     noise = torch.randn(len(frames), *model.noise_shape, generator=generator)
     rows = []

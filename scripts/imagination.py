@@ -26,8 +26,8 @@ a world model of these and of the demonstrations, and from there, without a furt
   control     algo=residual_fast on the task itself for 5,000 env steps, half of each batch recorded transitions
 
 Each result is evaluated on the task's test episodes; what was learned in imagination also in imagination, from starts
-that the model was not trained on, where an episode that ends in doubt is a failure. Rows of `imagined_dppo`, and of
-`coevolution` for rounds and `control`; of `imagination_gap`: |imagined − true|, its interval from Newcombe's for two
+that the model was not trained on, where an episode that ends in uncertainty is a failure. Rows of `imagined_dppo`, and
+of `coevolution` for rounds and `control`; of `imagination_gap`: |imagined − true|, its interval from Newcombe's for two
 unpaired rates; of `imagination_real_steps`: the first evaluation of `real`, on validation episodes, that is as good as
 `dppo`, over the transitions of the model. Stages that are done are not repeated. With `--world-model` another kind of
 model takes the ensemble's place, in folders of its own; its rows are <arm>_<kind>. Overrides are of the model's

@@ -109,7 +109,7 @@ class SimEnv:
         depth = self.randomization.latency[1] + 1
         self._late = np.zeros((n, depth, self.controller.spec.dim))  # actions on their way, newest first
         self._potential = np.zeros(n)  # Φ of the state as it is, for reward="shaped"
-        self._looked: NDArray[np.bool_] | None = None  # [N] see `look`; None: all
+        self._requested: NDArray[np.bool_] | None = None  # [N] see `request_images`; None: all
         self._low, self._high = (torch.tensor(b, dtype=torch.float32) for b in self._limits())
 
         self._reset_rows(np.arange(n))  # the layout follows from a first observation; the stream starts over below
@@ -123,7 +123,7 @@ class SimEnv:
     def reset(self, seeds: Tensor | None = None) -> Obs:
         if seeds is not None and (seeds.ndim != 1 or len(seeds) < self.num_envs):
             raise ConfigError(f"reset: seeds must be [M] with M >= {self.num_envs}, found {tuple(seeds.shape)}")
-        self._looked = None
+        self._requested = None
         self._queue.start(seeds)
         self._reset_rows(np.arange(self.num_envs))
         self._last = self._observe(None)
@@ -150,8 +150,8 @@ class SimEnv:
                 before, self._potential = self._potential, extra
                 extra = np.where(terminated, 0.0, extra) - before
             reward = reward + np.where(bad, 0.0, extra).astype(np.float32)
-        looked, self._looked = self._looked, None
-        next_obs = self._observe(None, scene, seen=None if looked is None else looked | truncated)
+        requested, self._requested = self._requested, None
+        next_obs = self._observe(None, scene, seen=None if requested is None else requested | truncated)
         if bad.any():  # the state is the last good one, but the commanded pose moved on: repeat what was measured
             index = torch.from_numpy(bad)
             next_obs[STATE][index] = self._last[STATE][index]
@@ -184,8 +184,10 @@ class SimEnv:
     def request_images(self, rows: Tensor) -> None:
         """See Selective."""
         if rows.shape != (self.num_envs,) or rows.dtype != torch.bool:
-            raise ConfigError(f"look: rows must be [{self.num_envs}] bool, found {list(rows.shape)} {rows.dtype}")
-        self._looked = rows.cpu().numpy().copy()
+            raise ConfigError(
+                f"request_images: rows must be [{self.num_envs}] bool, found {list(rows.shape)} {rows.dtype}"
+            )
+        self._requested = rows.cpu().numpy().copy()
 
     def reseed(self, seed: int) -> None:
         """Name another stream of training episodes, from which the next episodes come."""
@@ -193,7 +195,7 @@ class SimEnv:
 
     # -- Stateful, Renderable ---------------------------------------------------------------------------------------
     def observe(self) -> Obs:
-        """The observation to act on now, e.g. after `load_state_dict`; see `look` for pictures that may be missing."""
+        """The observation to act on now, e.g. after `load_state_dict`; see `request_images` for pictures that may be missing."""
         return dict(self._last)
 
     def sense(self, qpos: Array, qvel: Array, *, pictures: bool = True) -> tuple[Obs, NDArray[np.bool_]]:
@@ -235,7 +237,7 @@ class SimEnv:
         if self._bank:
             for row in range(self.num_envs):
                 self._bank.set(row, self._named(self.draws), row)
-        self._looked = None
+        self._requested = None
         self._measure()
         self._weigh(np.arange(self.num_envs))
         self._last = self._observe(None)

@@ -25,7 +25,7 @@ _PLACE = 48  # bit of an episode seed at which the place in a group begins; seed
 
 
 class Wrapper:
-    """Passes on everything that it does not change, `state_dict` of the inner env included. Not `look` of Selective: a
+    """Passes on everything that it does not change, `state_dict` of the inner env included. Not `request_images` of Selective: a
     wrapper that reads no pictures of its own passes that on by `look_at`.
 
     Where `spec.resumable` is False the inner env is elsewhere after `load_state_dict`: reset it then.

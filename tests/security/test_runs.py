@@ -27,7 +27,7 @@ from robopolicy.sim.suites import gymnasium
 from robopolicy.utils import atomic, storage
 from robopolicy.utils.atomic import remove_leftovers, write_atomically
 from robopolicy.world_models.envs.starts import made_from
-from robopolicy.world_models.evaluation.world_model_report import look
+from robopolicy.world_models.evaluation.world_model_report import write_world_model_report
 from scripts import hostile_inputs
 
 
@@ -132,9 +132,9 @@ def test_deep_links_of_runs_are_found(tmp_path: Path, run: Path, outside: Path) 
 
 def test_nothing_is_looked_at_in_a_run_with_links(run: Path, outside: Path) -> None:
     says(run, "seed: 1\n")
-    (run / "look.json").symlink_to(outside)
-    with pytest.raises(ConfigError, match=r"look\.json"):
-        look(run_dir=run)
+    (run / "world_model_report.json").symlink_to(outside)
+    with pytest.raises(ConfigError, match=r"world_model_report\.json"):
+        write_world_model_report(run_dir=run)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_nothing_is_looked_at_in_a_run_with_links(run: Path, outside: Path) -> N
 def test_a_world_names_its_model(run: Path, world: str) -> None:
     (run / "config.yaml").write_text(f"world: {{{world}}}\n")
     with pytest.raises(ConfigError, match=r"world\.model"):
-        look(run_dir=run)
+        write_world_model_report(run_dir=run)
 
 
 def test_what_cannot_be_looked_at_is_a_config_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_what_cannot_be_looked_at_is_a_config_error(run: Path, monkeypatch: pyte
     )
     monkeypatch.setattr("robopolicy.world_models.evaluation.world_model_report.find_world", lambda _: run / "missing")
     with pytest.raises(ConfigError, match="world"):
-        look(run_dir=run)
+        write_world_model_report(run_dir=run)
 
 
 # --- configs --------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """ImaginedEnv: a world model as a `VecEnv`, so that what learns in a simulator learns in imagination unchanged.
 
-It ends episodes for four reasons: success (terminated, reward 1), the horizon (truncated), doubt or a state beyond the
-data (terminated with a pessimistic value: nothing is ever bootstrapped from a state that is not believed), and numbers
-that are not finite (truncated, not valid).
+An episode ends for four reasons: success (terminated, reward 1), the horizon (truncated), high uncertainty or a state
+outside the data (terminated with a pessimistic value, so no value is bootstrapped from an unreliable state), and
+numbers that are not finite (truncated, not valid).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ImaginedEnv:
         starts: where episodes begin, `world.memory` frames each; the seed of an episode chooses one.
         num_envs: N. seed: names the stream of training episodes.
         horizon: primitive steps to truncation; None: the env's own.
-        trust: times the calibrated bound on doubt; larger believes more.
+        trust: times the calibrated bound on uncertainty; larger believes more.
         pessimism: value of a state that is not believed, given as reward at the step that leads there.
         sampled: what is uncertain is drawn; False takes the likeliest.
         cameras: whose pictures it shows; None: all that are modelled. Others are never made.
@@ -79,8 +79,8 @@ class ImaginedEnv:
             raise ConfigError("world.starts: holds no frame to start from")
         if pessimism > 0.0:
             raise ConfigError(
-                f"world.pessimism: expected at most 0, the return of an episode that fails, found {pessimism}: doubt "
-                "would pay"
+                f"world.pessimism: expected at most 0, the return of an episode that fails, found {pessimism}. A "
+                "positive one rewards uncertain states."
             )
         self.world, self.starts, self.num_envs = world.eval(), starts, num_envs
         self.device = torch.device("cpu")
@@ -96,12 +96,12 @@ class ImaginedEnv:
         self.episode_seed = torch.zeros(num_envs, dtype=torch.int64)
         self._t = torch.zeros(num_envs, dtype=torch.int64)
         self._latent = torch.zeros(num_envs, world.dynamics.latent_dim)
-        self._marks = torch.zeros(num_envs, world.success.window, 2)  # of the last latents, newest last
+        self._frame_scores = torch.zeros(num_envs, world.success.window, 2)  # of the last latents, newest last
         self._episode = torch.zeros(num_envs)  # uniform number of the episode
         # What episodes begin with, made when a start is chosen for the first time.
         self._known = torch.zeros(len(starts), dtype=torch.bool)
         self._first_latent = torch.empty(len(starts), world.dynamics.latent_dim)
-        self._first_marks = torch.empty(len(starts), world.success.window, 2)
+        self._first_scores = torch.empty(len(starts), world.success.window, 2)
         self.reset()
 
     # -- VecEnv ------------------------------------------------------------------------------------------------------
@@ -117,17 +117,17 @@ class ImaginedEnv:
         dynamics, latent = self.world.dynamics, self._latent
         draw = keyed_uniform(self.episode_seed, self._t, (1,), stream=_DRAW_STREAM)[:, 0]
         imagined = dynamics.step(latent, executed, episode=self._episode, draw=draw if self.sampled else None)
-        marks = self._marked(imagined.latent)
-        score = self.world.success.judge(torch.cat([self._marks, marks[:, None]], dim=1))
-        bad = ~(torch.isfinite(imagined.latent).all(1) & torch.isfinite(imagined.doubt) & torch.isfinite(score))
+        frame_scores = self._score_frames(imagined.latent)
+        score = self.world.success.window_score(torch.cat([self._frame_scores, frame_scores[:, None]], dim=1))
+        bad = ~(torch.isfinite(imagined.latent).all(1) & torch.isfinite(imagined.uncertainty) & torch.isfinite(score))
         after = torch.where(bad[:, None], latent, imagined.latent)
-        doubted = ((imagined.doubt > self.trust * self.world.bound) | dynamics.outside(after)) & ~bad
-        success = (score > self.world.success.threshold) & ~bad & ~doubted
+        uncertain = ((imagined.uncertainty > self.trust * self.world.bound) | dynamics.outside(after)) & ~bad
+        success = (score > self.world.success.threshold) & ~bad & ~uncertain
         self._t += 1
-        terminated = success | doubted
+        terminated = success | uncertain
         truncated = ((self._t >= self.spec.horizon) & ~terminated) | bad
-        marks = torch.where(bad[:, None], self._marks[:, -1], marks)
-        self._latent, self._marks = after, torch.cat([self._marks[:, 1:], marks[:, None]], dim=1)
+        frame_scores = torch.where(bad[:, None], self._frame_scores[:, -1], frame_scores)
+        self._latent, self._frame_scores = after, torch.cat([self._frame_scores[:, 1:], frame_scores[:, None]], dim=1)
         next_obs = self.observe()
         obs, ended = next_obs, terminated | truncated
         if bool(ended.any()):
@@ -140,12 +140,12 @@ class ImaginedEnv:
             next_obs=next_obs,
             executed=executed,
             steps=torch.ones(self.num_envs, dtype=torch.int64),
-            reward=success.float() + self.pessimism * doubted.float(),
+            reward=success.float() + self.pessimism * uncertain.float(),
             terminated=terminated,
             truncated=truncated,
             success=success,
             valid=~bad,
-            info={"doubt": torch.where(bad, 0.0, imagined.doubt), "doubted": doubted, "diverged": bad},
+            info={"uncertainty": torch.where(bad, 0.0, imagined.uncertainty), "uncertain": uncertain, "diverged": bad},
         )
 
     def observe(self) -> Obs:
@@ -155,34 +155,27 @@ class ImaginedEnv:
     # -- Stateful ----------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         return {
-            "latent": self._latent.clone(), "marks": self._marks.clone(), "t": self._t.clone(),
+            "latent": self._latent.clone(), "frame_scores": self._frame_scores.clone(), "t": self._t.clone(),
             "episode_seed": self.episode_seed.clone(), **self.queue.state_dict(), "digest": self.spec.digest,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        older = "window" in state  # of a run begun before every state was marked once
-        window = (self.num_envs, self.world.success.window)
-        shapes = {"window": (*window, self._latent.shape[1])} if older else {
-            "latent": self._latent.shape, "marks": (*window, 2)
-        }  # fmt: skip
+        shapes = {"latent": self._latent.shape, "frame_scores": self._frame_scores.shape}
         if state["digest"] != self.spec.digest or any(state[k].shape != shape for k, shape in shapes.items()):
             raise CheckpointError(
                 f"{self.spec.id}: the saved state is of world {state['digest']} with {len(state['t'])} envs; this one "
                 f"is {self.spec.digest} with {self.num_envs}. Resume with the world model it was saved under."
             )
-        if older:
-            marks = self._marked(state["window"].flatten(0, 1)).unflatten(0, window)
-            state = {**state, "latent": state["window"][:, -1], "marks": marks}
-        self._latent, self._marks, self._t = (state[k].clone() for k in ("latent", "marks", "t"))
+        self._latent, self._frame_scores, self._t = (state[k].clone() for k in ("latent", "frame_scores", "t"))
         self.episode_seed = state["episode_seed"].clone()
         self.queue.load_state_dict(state)
         self._episode = self._choose(self.episode_seed)[1]
 
     # -- inside ------------------------------------------------------------------------------------------------------
     @torch.no_grad()
-    def _marked(self, latent: Tensor) -> Tensor:
+    def _score_frames(self, latent: Tensor) -> Tensor:
         """What success is judged by, [B 2] of latents [B C]."""
-        return by_blocks(lambda x: (self.world.marks(x),), latent)[0]
+        return by_blocks(lambda x: (self.world.frame_scores(x),), latent)[0]
 
     def _begin(self, rows: Tensor) -> None:
         """Start the next episodes in the queue in `rows` [M]."""
@@ -193,7 +186,7 @@ class ImaginedEnv:
         self.episode_seed[rows] = seeds
         self._episode[rows] = unit
         self._latent = self._latent.index_copy(0, rows, self._first_latent[chosen])
-        self._marks = self._marks.index_copy(0, rows, self._first_marks[chosen])
+        self._frame_scores = self._frame_scores.index_copy(0, rows, self._first_scores[chosen])
         self._t[rows] = 0
 
     def _encode(self, starts: Tensor) -> None:
@@ -201,7 +194,7 @@ class ImaginedEnv:
         if len(starts):
             windows = self.world.windows(self.starts.take(starts))
             self._first_latent[starts] = windows[:, -1]
-            self._first_marks[starts] = self._marked(windows.flatten(0, 1)).unflatten(0, windows.shape[:2])
+            self._first_scores[starts] = self._score_frames(windows.flatten(0, 1)).unflatten(0, windows.shape[:2])
             self._known[starts] = True
 
     def _choose(self, seeds: Tensor) -> tuple[Tensor, Tensor]:

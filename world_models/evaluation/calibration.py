@@ -12,7 +12,6 @@ from robopolicy.world_models.evaluation.ranking import spearman
 from robopolicy.world_models.evaluation.validation import (
     Rollout,
     copy_last,
-    doubts,
     dream,
     fit_linear,
     open_loop,
@@ -21,6 +20,7 @@ from robopolicy.world_models.evaluation.validation import (
     scores,
     succeeded,
     success_windows,
+    uncertainties,
 )
 from robopolicy.world_models.models.success import choose_threshold, verdict
 from robopolicy.world_models.models.world import World
@@ -43,18 +43,18 @@ def assess(
     world.success.calibrate(success_windows(world, calibration))
     called, truth = per_episode(scores(world, calibration), calibration), succeeded(calibration)
     world.success.threshold.fill_(choose_threshold(called, truth, world.success.precision))
-    most = per_episode(doubts(world, calibration)[0], calibration)
+    most = per_episode(uncertainties(world, calibration)[0], calibration)
     world.bound.copy_(torch.quantile(most, believed))
 
-    doubt, error = doubts(world, validation)
+    uncertainty, error = uncertainties(world, validation)
     known = ~error.isnan()
-    flagged = doubt > world.bound
-    judged = verdict(
+    flagged = uncertainty > world.bound
+    outcome = verdict(
         per_episode(scores(world, validation), validation), succeeded(validation), float(world.success.threshold)
     )
     state = train.obs[STATE]
     std = torch.where(state.std(0) > 0, state.std(0), 1.0)
-    wrap = getattr(getattr(world.dynamics, "coordinates", None), "wrap", lambda x: x)
+    wrap = getattr(getattr(world.dynamics, "state_transform", None), "wrap", lambda x: x)
     with torch.no_grad():
         rollouts: dict[str, Rollout] = {
             "model": dream(world, likeliest=False),
@@ -74,13 +74,13 @@ def assess(
         "by_number": {str(k): {n: e[k]["by_number"] for n, e in errors.items()} for k in windows},
         "pictures": pictures,
         "names": list(world.spec.observation[STATE].names or ()),
-        "success": {**judged.to_dict(), "wanted": world.success.precision},
+        "success": {**outcome.to_dict(), "wanted": world.success.precision},
         "trust": {
             "bound": float(world.bound),
             "believed": believed,
             "flagged_episodes": float((per_episode(flagged.float(), validation) > 0).float().mean()),
             "flagged_steps": float(flagged.float().mean()),
-            "spearman_doubt_error": spearman(doubt[known].tolist(), error[known].tolist()),
+            "spearman_uncertainty_error": spearman(uncertainty[known].tolist(), error[known].tolist()),
             "error_believed": float(rest.mean()) if len(rest) else None,
             "error_flagged": float(suspect.mean()) if len(suspect) else None,
         },
@@ -151,8 +151,8 @@ def summary(report: dict[str, Any]) -> str:
         f"{s['positives']} successes"
     )
     lines.append(
-        f"doubt: bound {t['bound']:.3g} ends {100 * t['flagged_episodes']:.1f}% of held-out episodes; rank correlation "
-        f"with the error {t['spearman_doubt_error']:.2f}"
+        f"uncertainty: bound {t['bound']:.3g} ends {100 * t['flagged_episodes']:.1f}% of held-out episodes; rank "
+        f"correlation with the error {t['spearman_uncertainty_error']:.2f}"
     )
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""What a world makes of a policy, with error bars: the same starts in every member, doubt counted against it."""
+"""What a world makes of a policy, with error bars: the same starts in every member, uncertainty counted against it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ImaginedScores:
     """What came of M members × S starts, each [M S] bool."""
 
     success: Tensor  # believed to its end
-    doubted: Tensor  # ended where the model is not to be believed: counted as a failure
+    uncertain: Tensor  # ended where the model is not to be believed: counted as a failure
     diverged: Tensor  # the model's numbers were not finite: counted as a failure
 
     @property
@@ -89,17 +89,17 @@ class ImaginedScores:
         return float(self.success.double().mean())
 
     def interval(self, *, level: float, resamples: int, seed: int = 0) -> Interval:
-        """Success: the lower limit holds doubted episodes for failures, the upper one for successes."""
+        """Success: the lower limit holds uncertain episodes for failures, the upper one for successes."""
         low = crossed_bootstrap(self.success.double(), level=level, resamples=resamples, seed=seed)
-        high = crossed_bootstrap((self.success | self.doubted).double(), level=level, resamples=resamples, seed=seed)
+        high = crossed_bootstrap((self.success | self.uncertain).double(), level=level, resamples=resamples, seed=seed)
         return Interval(low.value, low.low, max(low.high, high.high))
 
 
-def evaluate_in_imagination(policy: Policy, exam: ImaginedEvaluation) -> ImaginedScores:
-    """Run `policy` through all episodes of `exam`; the global generator is left as it was."""
+def evaluate_in_imagination(policy: Policy, evaluation: ImaginedEvaluation) -> ImaginedScores:
+    """Run `policy` through all episodes of `evaluation`; the global generator is left as it was."""
     with torch.random.fork_rng():
-        rows = evaluate(policy, exam, exam.seeds)
-    return scores_of(rows, members=len(exam.unit.unique()))
+        rows = evaluate(policy, evaluation, evaluation.seeds)
+    return scores_of(rows, members=len(evaluation.unit.unique()))
 
 
 def scores_of(rows: EpisodeTable, *, members: int) -> ImaginedScores:

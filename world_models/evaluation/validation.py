@@ -1,4 +1,4 @@
-"""How good a world is on episodes that it was not trained on: open-loop errors beside baselines, scores, doubt."""
+"""Validate a world model on held-out episodes: open-loop errors beside baselines, success scores, uncertainty."""
 
 from __future__ import annotations
 
@@ -161,25 +161,25 @@ def success_windows(world: World, episodes: Episodes) -> Tensor:
     """[S W+1 F]: what success is told by, at every frame where an action succeeded."""
     frames = episodes.success.nonzero()[:, 0]
     window = world.windows(History.before(episodes, frames, world.memory))
-    return world.judged(window, world.after(window, episodes.action[frames]))
+    return world.success_features(window, world.after(window, episodes.action[frames]))
 
 
 @torch.no_grad()
-def doubts(world: World, episodes: Episodes) -> tuple[Tensor, Tensor]:
-    """[F] doubt at every frame, and [F] error of the likeliest step in deviations of a state (NaN at last frames)."""
+def uncertainties(world: World, episodes: Episodes) -> tuple[Tensor, Tensor]:
+    """Return uncertainty [F] and error [F] of the likeliest step, in deviations of the state (NaN at last frames)."""
     state, dynamics = episodes.obs[STATE], world.dynamics
-    doubt, after = [], []
+    uncertainty, after = [], []
     for frames in torch.arange(episodes.num_frames).split(_ROWS):
         latent = dynamics.encode(History.before(episodes, frames, dynamics.memory))[:, -1]
         imagined = dynamics.step(latent, episodes.action[frames], episode=torch.zeros(len(frames)), draw=None)
-        doubt.append(imagined.doubt)
+        uncertainty.append(imagined.uncertainty)
         after.append(dynamics.decode(imagined.latent, (STATE,))[STATE])
     std = state.std(0).clamp_min(1e-9)
     error = torch.full((len(state),), torch.nan)
     follows = episodes.episode_of[1:] == episodes.episode_of[:-1]
     miss = (torch.cat(after)[:-1] - state[1:]).abs()
     error[:-1] = torch.where(follows, (miss / std).mean(1), torch.nan)
-    return torch.cat(doubt), error
+    return torch.cat(uncertainty), error
 
 
 def per_episode(values: Tensor, episodes: Episodes) -> Tensor:

@@ -2,7 +2,7 @@
 
 Of a policy that was trained in imagination: its real episodes, and what it does in the world from the same first
 frames with the same noise. Of a world model: held-out episodes, and what it makes of their actions from the first frame
-on. All of it goes to look.json in the run directory, films of real episodes to videos/real.
+on. All of it goes to world_model_report.json in the run directory, films of real episodes to videos/real.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from robopolicy.world_models.models.dynamics import History
 from robopolicy.world_models.models.world import World, find_world, load_world
 from robopolicy.world_models.training.data import split, take
 
-LOOK = "look.json"
+REPORT = "world_model_report.json"
 _DIGITS = 5
-_FITS = ("fit_trajectories", "fit_world_model")  # loops that train what is looked at
+_MODEL_LOOPS = ("fit_trajectories", "fit_world_model")  # loops that train a world model
 _MOMENTS = 12  # of an episode in a strip of pictures
 
 
-def look(*, run_dir: Path, episodes: Count = 3) -> Path | None:
+def write_world_model_report(*, run_dir: Path, episodes: Count = 3) -> Path | None:
     """Look at `episodes` of them, unless that was done for these very weights; None where the run is of no world.
 
     Raises:
@@ -57,12 +57,12 @@ def look(*, run_dir: Path, episodes: Count = 3) -> Path | None:
     """
     check_links(run_dir, where=str(run_dir), error=ConfigError)
     with refusing(f"{run_dir}: its world", ConfigError):
-        return _look(run_dir, episodes)
+        return _write_report(run_dir, episodes)
 
 
-def _look(run_dir: Path, episodes: int) -> Path | None:
+def _write_report(run_dir: Path, episodes: int) -> Path | None:
     config = read_config(run_dir) or {}
-    trains_world = (config.get("loop") or {}).get(TARGET) in _FITS
+    trains_world = (config.get("loop") or {}).get(TARGET) in _MODEL_LOOPS
     if not trains_world and not config.get("world"):
         return None
     model = run_dir if trains_world else _newest_model(run_dir, config)
@@ -70,7 +70,7 @@ def _look(run_dir: Path, episodes: int) -> Path | None:
     policy = None if trains_world or not config.get("task") else find_policy(run_dir)
     ident = hashlib.sha256((find_world(model) / MANIFEST).read_bytes()).hexdigest()[:16]
     ident += f" {policy_digest(policy)[:16] if policy else 'data'} {episodes}"
-    out = run_dir / LOOK
+    out = run_dir / REPORT
     if out.is_file() and _ident_of(out) == ident:
         return out
     if policy is None:
@@ -145,11 +145,11 @@ def _of_policy(policy: Policy, config: dict[str, Any], world: World, run_dir: Pa
         )
     starts = History.first(frames, world.spec.action.dim, world.memory)
     numbers, options = torch.arange(count), config["world"]
-    exam = ImaginedEvaluation(
+    evaluation = ImaginedEvaluation(
         world, starts, count, seeds=seeds, start=numbers, unit=(numbers + 0.5) / count,
         trust=1.0 if options.get("trust") is None else options["trust"], sampled=options.get("sampled") is not False,
     )  # fmt: skip
-    _, imagined = roll_out(policy, exam, seeds)
+    _, imagined = roll_out(policy, evaluation, seeds)
     return [
         {"seed": int(a.seed), "real": _side(world, a.obs, a.action, bool(a.success.any())),
          "imagined": _side(world, b.obs, b.action, bool(b.success.any())), "strips": _strips(a.obs, b.obs)}
@@ -161,8 +161,8 @@ def _of_policy(policy: Policy, config: dict[str, Any], world: World, run_dir: Pa
 def _side(world: World, obs: Obs, action: Tensor, success: bool | None) -> dict[str, Any]:
     """One side of an episode: states [T Ds], what the members disagree on at each [T], and how it ended."""
     latent = world.dynamics.encode(History.along(obs, action, world.dynamics.memory))[:, -1]
-    doubt = world.dynamics.step(latent, action, episode=torch.zeros(len(action)), draw=None).doubt
-    return {"state": _rounded(obs[STATE]), "doubt": _rounded(doubt[:, None]), "success": success}
+    uncertainty = world.dynamics.step(latent, action, episode=torch.zeros(len(action)), draw=None).uncertainty
+    return {"state": _rounded(obs[STATE]), "uncertainty": _rounded(uncertainty[:, None]), "success": success}
 
 
 def _strips(real: Obs, imagined: Obs) -> dict[str, str]:

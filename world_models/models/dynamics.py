@@ -22,7 +22,7 @@ class Imagined(NamedTuple):
     """One imagined step of B states."""
 
     latent: Tensor  # [B C]
-    doubt: Tensor  # [B] how far the model knows that it does not know; calibrated by `World.bound`
+    uncertainty: Tensor  # [B] how far the model knows that it does not know; calibrated by `World.bound`
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Dynamics(nn.Module):
         return torch.where(swap, other, latent)
 
     def rank(self, error: Tensor) -> None:
-        """Take note of the members' held-out `error` [E], where some shall dream and others only doubt."""
+        """Take note of the members' held-out `error` [E], where some shall dream and others only uncertainty."""
 
     def member_errors(self, batch: dict[str, Any]) -> Tensor:
         """[E] held-out error of each member, for `rank`."""

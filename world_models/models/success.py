@@ -102,15 +102,15 @@ class SuccessClassifier(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Score [B] of features [B W+1 F]; where they do not look like a success, lower than any other."""
-        return self.judge(self.marks(features))
+        return self.window_score(self.frame_scores(features))
 
-    def marks(self, features: Tensor) -> Tensor:
+    def frame_scores(self, features: Tensor) -> Tensor:
         """[... 2] of single states' features [... F]: all that `judge` has to know of them."""
         return torch.stack([self.done.each(features)[0], self.real.each(features)[0]], dim=-1)
 
-    def judge(self, marks: Tensor) -> Tensor:
-        """Score [B] of windows of marks [B W+1 2]."""
-        done, real = marks.unbind(-1)
+    def window_score(self, frame_scores: Tensor) -> Tensor:
+        """Score [B] of windows of frame_scores [B W+1 2]."""
+        done, real = frame_scores.unbind(-1)
         return torch.where(self.real.lowest(real) >= self.least, self.done.lowest(done), _UNLIKE)
 
     def loss(self, features: Tensor, label: Tensor, mixed: Tensor) -> tuple[Tensor, Metrics]:

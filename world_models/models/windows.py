@@ -61,7 +61,7 @@ class Tokens(nn.Module):
     """Units of windows [B L], and the linear model; NaN until `fit`.
 
     Args:
-        spec: what the data holds, and at which rate. length: L. periods, fine: see Coordinates.
+        spec: what the data holds, and at which rate. length: L. periods, fine: see StateTransform.
     """
 
     linear: Tensor
@@ -74,7 +74,7 @@ class Tokens(nn.Module):
         super().__init__()
         self.spec, self.length = spec, length
         self.state_dim, self.action_dim = spec.observation[STATE].shape[0], spec.action.dim
-        self.coordinates = StateTransform(spec.observation[STATE], spec.action, periods=periods, fine=fine)
+        self.state_transform = StateTransform(spec.observation[STATE], spec.action, periods=periods, fine=fine)
         self.normalizer = Normalizer({}, spec.action)
         self.token_dim = self.action_dim + self.state_dim + _FLAGS
         inputs = 1 + self.state_dim + length * self.action_dim
@@ -86,9 +86,9 @@ class Tokens(nn.Module):
 
     def fit(self, episodes: Episodes, windows: Window) -> None:
         """Take units from the episodes, and from the windows in them, that it is trained on."""
-        self.coordinates.fit(episodes)
+        self.state_transform.fit(episodes)
         self.normalizer.fit(episodes)
-        predicted, going = self.coordinates.predicted, ~windows.terminated  # where it leads is recorded
+        predicted, going = self.state_transform.predicted, ~windows.terminated  # where it leads is recorded
         inputs = self._inputs(windows.state[:, 0], self.normalizer.normalize(ACTION, windows.action)).double()
         way = self._ways(windows).double() * predicted
         self.linear.zero_()
@@ -121,7 +121,7 @@ class Tokens(nn.Module):
         low, high = torch.tensor([self.spec.action.low, self.spec.action.high], device=tokens.device)
         action = self.normalizer.unnormalize(ACTION, action).clamp(low, high)
         way = left * self.ways + self._straight(first, self.normalizer.normalize(ACTION, action))
-        after = self.coordinates.advance(first[:, None], way / self.coordinates.delta_std.clamp_min(1e-12))
+        after = self.state_transform.advance(first[:, None], way / self.state_transform.delta_std.clamp_min(1e-12))
         flags = flags * self.flag[1] + self.flag[0]
         flags = torch.where(self.final > 0, flags.mean(-1, keepdim=True), flags)  # two sayings of one thing
         success, terminated = (flags > 0.0).unbind(-1)
@@ -135,11 +135,11 @@ class Tokens(nn.Module):
 
     def _ways(self, window: Window) -> Tensor:
         """[B L Ds] from the first state."""
-        return self.coordinates.wrap(window.state[:, 1:] - window.state[:, :1])
+        return self.state_transform.wrap(window.state[:, 1:] - window.state[:, :1])
 
     def _inputs(self, first: Tensor, action: Tensor) -> Tensor:
         """[B 1+Ds+L·Da] of the linear model; `action` normalised."""
-        state = (first - self.coordinates.mean) / self.coordinates.std
+        state = (first - self.state_transform.mean) / self.state_transform.std
         return torch.cat([torch.ones_like(state[:, :1]), state, action.flatten(1)], dim=-1)
 
     def _straight(self, first: Tensor, action: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from robopolicy.utils.storage import load_weights, read_tensors, verify, write_m
 from robopolicy.world_models.models.dynamics import Dynamics, History
 from robopolicy.world_models.models.success import SuccessClassifier
 
-FORMAT = 3  # 1: success was judged by an action, not by where it leads; 2: without a look at whether it looks real
+FORMAT = 4
 FOLDER = "model"
 
 
@@ -47,16 +47,16 @@ class World(nn.Module):
         self.spec, self.dynamics, self.success = spec, dynamics, success
         self.nodes = nodes
         self.report: dict[str, Any] = {}
-        self.register_buffer("bound", torch.tensor(torch.nan))  # on `Imagined.doubt`; NaN until calibrated
+        self.register_buffer("bound", torch.tensor(torch.nan))  # on `Imagined.uncertainty`; NaN until calibrated
 
     def score(self, latents: Tensor, after: Tensor) -> Tensor:
         """[B] of windows of latents [B W C], and what an action led to from the last of them [B C]."""
-        score: Tensor = self.success(self.judged(latents, after))
+        score: Tensor = self.success(self.success_features(latents, after))
         return score
 
-    def marks(self, latent: Tensor) -> Tensor:
-        """[B 2] of latents [B C], each by itself: see SuccessClassifier.judge."""
-        return self.success.marks(self.dynamics.features(latent))
+    def frame_scores(self, latent: Tensor) -> Tensor:
+        """[B 2] of latents [B C], each by itself: see SuccessClassifier.window_score."""
+        return self.success.frame_scores(self.dynamics.features(latent))
 
     @torch.no_grad()
     def after(self, latents: Tensor, action: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class World(nn.Module):
         member = torch.zeros(len(latents), device=latents.device)
         return self.dynamics.step(latents[:, -1], action, episode=member, draw=None).latent
 
-    def judged(self, latents: Tensor, after: Tensor) -> Tensor:
+    def success_features(self, latents: Tensor, after: Tensor) -> Tensor:
         """[B W+1 F]: what success is told by."""
         return self.dynamics.features(torch.cat([latents, after[:, None]], dim=1))
 
@@ -80,11 +80,11 @@ class World(nn.Module):
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
         """Both losses, which share no weights, so one optimiser serves both."""
         loss, metrics = self.dynamics.loss(batch)
-        judged, label = batch["judged"], batch["label"]
-        windows = self.windows(judged)
-        after = self.after(windows, judged.action[:, -1])
+        history, label = batch["success_history"], batch["label"]
+        windows = self.windows(history)
+        after = self.after(windows, history.action[:, -1])
         mixed = self._mixed(torch.cat([windows, after[:, None]], dim=1), label, int(batch["mixing"]))
-        other, more = self.success.loss(self.judged(windows, after), label, self.dynamics.features(mixed))
+        other, more = self.success.loss(self.success_features(windows, after), label, self.dynamics.features(mixed))
         return loss + other, {**metrics, **more}
 
     def _mixed(self, latents: Tensor, label: Tensor, seed: int) -> Tensor:

@@ -1,7 +1,7 @@
 """Policy and world model in turns: imagine, try a few episodes for real, refit the model on what happened, go on.
 
 Every step of a round is a command of its own in a folder of its own, which resumes by itself:
-round_<n>/  imagined/ (train world=…) · rollouts/ and rollouts.csv · model/ (train algo=world_model) · judged.json
+round_<n>/  imagined/ (train world=…) · rollouts/, rollouts.csv · model/ (train algo=world_model) · evaluations.json
 """
 
 from __future__ import annotations
@@ -168,16 +168,17 @@ class Rounds:
         if not (folder / "model.done").exists():
             train_run(self._refitting(state, model, number))
             write_atomically(folder / "model.done", "")
-        judged = _once(folder / "judged.json", lambda: {
-            "imagined": self._judge(policy, self.model(state)), "imagined_refitted": self._judge(policy, model),
+        evaluations = _once(folder / "evaluations.json", lambda: {
+            "imagined": self._imagined_success(policy, self.model(state)),
+            "imagined_refitted": self._imagined_success(policy, model),
             "before": None if self.config["world"].get("gate") else
-            self._judge(load_policy(self.policy(state), env=self.env.spec), self.model(state)),
+            self._imagined_success(load_policy(self.policy(state), env=self.env.spec), self.model(state)),
             "faults": faults(load_world(model).report),
         })  # fmt: skip
         rival = None if _goes_on(self.config) else kept_last(records)
         left = self.patience - apart_in_a_row(records)
-        record = record_of(number, rows, judged, gate=_decisions(imagined), used=used, rival=rival, left=left)
-        usable = not judged["faults"] or bool(self.config["world"].get("even_if_bad"))
+        record = record_of(number, rows, evaluations, gate=_decisions(imagined), used=used, rival=rival, left=left)
+        usable = not evaluations["faults"] or bool(self.config["world"].get("even_if_bad"))
         print(f"round {number}: {record['reason']}")
         return {
             "records": [*records, record],
@@ -225,11 +226,11 @@ class Rounds:
         config |= {"run_dir": str(run_dir), "rounds": 0, "seed": config["seed"] + number}
         return config | {k: self.config[k] for k in ("tracker", "threads") if k in self.config}
 
-    def _judge(self, policy: Policy, model: Path) -> list[float]:
+    def _imagined_success(self, policy: Policy, model: Path) -> list[float]:
         """Success of `policy` as `model` has it, with its interval."""
         world = {**self.config["world"], "model": str(model), "even_if_bad": True, "branch": None}
-        exam = ImaginedEvaluation.crossed(build(world, "world", num_envs=1, seed=0), self.starts)
-        return list(evaluate_in_imagination(policy, exam).interval(level=LEVEL, resamples=2_000))
+        evaluation = ImaginedEvaluation.crossed(build(world, "world", num_envs=1, seed=0), self.starts)
+        return list(evaluate_in_imagination(policy, evaluation).interval(level=LEVEL, resamples=2_000))
 
 
 def _goes_on(config: dict[str, Any]) -> bool:

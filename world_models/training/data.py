@@ -195,8 +195,11 @@ class Batches:
         self.near = ((left <= _NEAR) & ~episodes.success).nonzero()[:, 0]
 
     def __getitem__(self, step: int) -> dict[str, Any]:
-        """Of training step `step`: {key: [E B L+1 ...], "action": [E B L Da], "valid": [E B L] bool}, "judged": History
-        of P frames and "label" [P] float, success after the action at its last one; "mixing", a seed."""
+        """Return the batch of training step `step`.
+
+        {key: [E B L+1 ...], "action": [E B L Da], "valid": [E B L] bool, "success_history": History of P frames,
+        "label": [P] float, success after the action at the last frame, "mixing": seed}.
+        """
         generator = torch.Generator().manual_seed(step_seed(self.seed, step, stream=_DRAW_STREAM))
         u = torch.rand(2, self.heads, self.batch_size, generator=generator)
         source = torch.searchsorted(self.edges, u[0]).clamp_(max=len(self.sizes) - 1)
@@ -208,13 +211,13 @@ class Batches:
             self._some(self.near, half // 2, generator),
             self._some(self.negative, self.labelled - half - half // 2, generator),
         ]
-        judged = torch.cat(parts)
+        labelled_frames = torch.cat(parts)
         batch = {k: self.episodes.obs[k][frames] for k in self.keys}
         batch |= {"action": self.episodes.action[frames[..., :-1]], "valid": self.valid[rows]}
-        batch["label"] = self.episodes.success[judged].float()
+        batch["label"] = self.episodes.success[labelled_frames].float()
         batch["mixing"] = torch.randint(2**31, (1,), generator=generator)
-        history = History.before(self.episodes, judged, self.window)
-        return {"judged": history.to(self.device), **{k: v.to(self.device) for k, v in batch.items()}}
+        history = History.before(self.episodes, labelled_frames, self.window)
+        return {"success_history": history.to(self.device), **{k: v.to(self.device) for k, v in batch.items()}}
 
     @staticmethod
     def _some(pool: Tensor, count: int, generator: torch.Generator) -> Tensor:

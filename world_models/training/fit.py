@@ -165,7 +165,8 @@ def _parts(mixture: Mixture, holdout: float, world: World) -> dict[str, Mixture]
 
 def _check_same_data(saved: dict[str, torch.Tensor], world: World) -> None:
     """Other data of the same spec shows in the units that were taken of it."""
-    units = {n: b for n, b in world.state_dict().items() if ".coordinates." in n or n.endswith((".mean", ".spread"))}
+    state = world.state_dict()
+    units = {n: b for n, b in state.items() if ".state_transform." in n or n.endswith((".mean", ".spread"))}
     for name, value in units.items():
         if not torch.allclose(saved[name], value, rtol=1e-4, atol=1e-7, equal_nan=True):
             raise CheckpointError(

@@ -25,8 +25,8 @@ from robopolicy.world_models.models.windows import cut, whole
 from robopolicy.world_models.training.data import HOLDOUT, check_learnable, mix, split, take
 from robopolicy.world_models.training.supervised import learn
 
-_JUDGED, _FITTED = 2_000, 50_000  # windows that errors are measured on, and that units are taken from
-_JUDGE_SEED, _DRAW_STREAM = 9401, 9402
+_EVALUATED, _FITTED = 2_000, 50_000  # windows that errors are measured on, and that units are taken from
+_EVALUATION_SEED, _DRAW_STREAM = 9401, 9402
 
 
 def fit(
@@ -94,7 +94,7 @@ def fit(
         save_every=save_every,
     )  # fmt: skip
     if not average.report:  # else the run was at its end before
-        average.report = judge(average.cpu(), parts)
+        average.report = evaluate_denoising(average.cpu(), parts)
         tracker.log({f"report/{k}": v for k, v in average.report["denoising"].items()}, steps)
         checkpointer.save(steps, policy=average, state=snapshot())
     errors = average.report["denoising"]
@@ -104,15 +104,15 @@ def fit(
 
 
 @torch.no_grad()
-def judge(model: Trajectories, parts: dict[str, tuple[Episodes, Tensor]]) -> dict[str, Any]:
+def evaluate_denoising(model: Trajectories, parts: dict[str, tuple[Episodes, Tensor]]) -> dict[str, Any]:
     """Denoising errors of each part, under the same noise; `nothing` is that of predicting 0 on the held-out one."""
     model.eval()
     levels, found, windows = len(model.alpha_bar), {}, {}
     by_level: dict[str, list[float]] = {}
     for name, (episodes, begins) in parts.items():
-        window = cut(episodes, _some(begins, _JUDGED), model.length)
+        window = cut(episodes, _some(begins, _EVALUATED), model.length)
         tokens = model.encode(window)
-        generator = torch.Generator().manual_seed(_JUDGE_SEED)
+        generator = torch.Generator().manual_seed(_EVALUATION_SEED)
         noise = torch.randn(tokens.shape, generator=generator)
         step = torch.randint(levels, (len(tokens),), generator=generator)
         inputs = zip(*(x.split(512) for x in (tokens, window.state[:, 0], step, noise)), strict=True)

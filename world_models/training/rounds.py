@@ -18,7 +18,7 @@ def parted(imagined: Interval, true: Interval) -> bool:
 def record_of(
     number: int,
     rows: EpisodeTable,
-    judged: dict[str, Any],
+    evaluations: dict[str, Any],
     *,
     gate: list[dict[str, Any]],
     used: int,
@@ -32,10 +32,10 @@ def record_of(
         left: rounds, this one included, in which the refitted model and the truth may part before all is over.
     """
     true, steps = rows.success_rate(level=LEVEL), int(rows.frame["length"].sum())
-    imagined, after = Interval(*judged["imagined"]), Interval(*judged["imagined_refitted"])
+    imagined, after = Interval(*evaluations["imagined"]), Interval(*evaluations["imagined_refitted"])
     accepted = not gate or any(d["accepted"] for d in gate[1:])
     promised = imagined.low > true.high  # too much
-    before = Interval(*(judged.get("before") or (0.0, 0.0, 0.0)))  # given where no gate has compared them
+    before = Interval(*(evaluations.get("before") or (0.0, 0.0, 0.0)))  # given where no gate has compared them
     worse = rival is not None and true.high < rival  # surely: a later round has learned from more
     apart = parted(imagined, true) and parted(after, true)
     stop = ""
@@ -57,8 +57,8 @@ def record_of(
         "kept" if kept else f"taken back: {', '.join(objections)}" if objections else "nothing that the gate accepted"
     )
     reason += f"; the refitted model says {_said(after)}"
-    if judged["faults"]:
-        reason += f", and is not fit to learn in ({'; '.join(judged['faults'])})"
+    if evaluations["faults"]:
+        reason += f", and is not fit to learn in ({'; '.join(evaluations['faults'])})"
     return {
         "round": number, "episodes": len(rows), "real_steps": steps, "real_steps_total": used + steps,
         "imagined": list(imagined), "true": list(true), "gap": imagined.value - true.value,

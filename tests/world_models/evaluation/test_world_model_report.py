@@ -33,7 +33,7 @@ def make(num_envs: int = 3, **options: Any) -> SimEnv:
 
 
 class Whole:
-    """The env, but it does not know `look`: every picture is taken."""
+    """The env, but it does not know `request_images`: every picture is taken."""
 
     def __init__(self, env: SimEnv) -> None:
         self.env = env
@@ -204,7 +204,7 @@ def test_a_look_that_no_step_followed_is_forgotten():
     env.request_images(torch.zeros(3, dtype=torch.bool))
     env.reset(episode_seeds("test", 0, 9))
     assert bool(env.step(torch.zeros(3, env.spec.action.dim)).obs[CAMERA].flatten(1).any(1).all())
-    with pytest.raises(ConfigError, match=r"look: rows must be \[3\] bool, found \[2\]"):
+    with pytest.raises(ConfigError, match=r"request_images: rows must be \[3\] bool, found \[2\]"):
         env.request_images(torch.zeros(2, dtype=torch.bool))
 
 

@@ -124,7 +124,7 @@ def test_the_loss_is_a_mean_over_frames_that_exist() -> None:
     torch.manual_seed(0)
     _, metrics = model.loss(batch)
     assert metrics["picture.front"] == pytest.approx(0.5 * 0.1 * 3 * SIDE * SIDE, rel=1e-5)
-    assert set(metrics) == {"kl", "state", "picture.front", "doubters"}
+    assert set(metrics) == {"kl", "state", "picture.front", "disagreement"}
 
 
 # --- latents ----------------------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def test_a_row_does_not_know_how_many_there_are(precision: str) -> None:
     shown = model.decode(whole.latent, [FRONT])[FRONT]
     assert torch.equal(model.decode(whole.latent[order], [FRONT])[FRONT], shown[order])
     assert torch.equal(model.decode(whole.latent[5:6], [FRONT])[FRONT], shown[5:6])
-    assert whole.latent.unique(dim=0).shape[0] == 37 and (whole.doubt > 0).all()
+    assert whole.latent.unique(dim=0).shape[0] == 37 and (whole.uncertainty > 0).all()
 
 
 def test_in_bfloat16_it_is_the_same_model_to_its_precision() -> None:
@@ -199,7 +199,8 @@ def test_in_bfloat16_it_is_the_same_model_to_its_precision() -> None:
     made: dict[str, torch.dtype] = {}
     camera = half._camera("camera_0")
     inside = {"enter": half.enter[0], "cell": half.cell[0], "prior": half.prior, "posterior": half.posterior,
-              "move": half.move, "doubt": half.doubt, "down": camera.down, "squares": camera.squares}  # fmt: skip
+              "move": half.move, "disagreement": half.disagreement_ensemble, "down": camera.down,
+              "squares": camera.squares}  # fmt: skip
     for name, layer in {**inside, "lean": half.lean}.items():
         layer.register_forward_hook(lambda _, __, out, name=name: made.update({name: out.dtype}))
     history, action = History.before(episodes, torch.arange(9), 3), episodes.action[:9]
@@ -207,13 +208,13 @@ def test_in_bfloat16_it_is_the_same_model_to_its_precision() -> None:
     imagined = [m.step(latents[0], action, episode=torch.zeros(9), draw=None) for m in (full, half)]
     half.decode(latents[1], [FRONT])
     assert made == dict.fromkeys(inside, torch.bfloat16) | {"lean": torch.float32}
-    state, moves = slice(-full.coordinates.size, None), full.coordinates.delta_std > 0
+    state, moves = slice(-full.state_transform.size, None), full.state_transform.delta_std > 0
     for (a, b), kept in ((latents, True), ((imagined[0].latent, imagined[1].latent), False)):
         assert b.dtype == torch.float32 and not torch.equal(a, b)
         assert torch.equal(a[:, state], b[:, state]) == kept and (a - b)[:, : full.units].abs().max() < 0.05
-        off = ((a - b)[:, state] / full.coordinates.delta_std)[:, moves]
+        off = ((a - b)[:, state] / full.state_transform.delta_std)[:, moves]
         assert off.abs().max() < 0.01, "deviations of a step"
-    assert imagined[1].doubt.dtype == torch.float32
+    assert imagined[1].uncertainty.dtype == torch.float32
     batch = batch_of(episodes, full)
     one, other = (loss_of(m, batch) for m in (full, half))
     assert one.dtype == other.dtype == torch.float32 and one != other == pytest.approx(float(one), rel=0.02)
@@ -245,7 +246,7 @@ def test_open_loop_pictures_by_hand() -> None:
 LENGTHS = [12] * 90
 WON = [i % 2 == 0 for i in range(90)]
 MODEL = {TARGET: "rssm", "units": 16, "variables": 4, "classes": 4, "width": 16, "unroll": 4,
-         "memory": 2, "doubters": 2, "block": 16}  # fmt: skip
+         "memory": 2, "disagreement_heads": 2, "block": 16}  # fmt: skip
 SUCCESS = {TARGET: "classifier", "window": 2, "width": 16, "depth": 1, "min_positives": 8}
 
 
@@ -341,7 +342,7 @@ def test_a_run_is_looked_at_real_pictures_above_imagined_ones(data: Path, tmp_pa
     run(tmp_path / "run", data)
     loop = "{_target_: fit_world_model, data: {}, holdout: 0.4}"
     (tmp_path / "run" / "config.yaml").write_text(f"dataset: {data}\nloop: {loop}\n")
-    file = looking.look(run_dir=tmp_path / "run", episodes=1)
+    file = looking.write_world_model_report(run_dir=tmp_path / "run", episodes=1)
     assert file is not None
     (episode,) = json.loads(file.read_text())["episodes"]
     picture = Image.open(io.BytesIO(base64.b64decode(episode["strips"]["front"])))
@@ -404,7 +405,7 @@ def test_episodes_in_the_env_do_not_depend_on_neighbours() -> None:
     model = small(episodes)
     world = World(SEEN, model, SuccessClassifier(model.feature_dim, window=2, width=16, depth=1))
     world.bound.fill_(1e9), world.success.threshold.fill_(1e9)
-    model.coordinates.low.fill_(-1e9), model.coordinates.high.fill_(1e9)
+    model.state_transform.low.fill_(-1e9), model.state_transform.high.fill_(1e9)
 
     def shown(seeds: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         env = ImaginedEnv(world, starts_of(episodes, world.memory), len(seeds), horizon=9)
@@ -478,7 +479,7 @@ def test_a_mixture_of_two_latents_keeps_what_belongs_together() -> None:
     swap = torch.zeros(1, model.latent_dim, dtype=torch.bool)
     swap[0, 0] = swap[0, model.units + 1] = True  # of h its first number, of z its second variable
     mixed = model.mixed(one, two, swap)[0]
-    h, z, state = mixed.split([model.units, model.variables * model.classes, model.coordinates.size])
+    h, z, state = mixed.split([model.units, model.variables * model.classes, model.state_transform.size])
     assert h.eq(1.0).all(), "h is one thing"
     assert z.view(model.variables, model.classes)[1].eq(1.0).all() and z.sum() == model.classes
-    torch.testing.assert_close(state, model.coordinates.derive(torch.zeros(model.coordinates.size)))
+    torch.testing.assert_close(state, model.state_transform.derive(torch.zeros(model.state_transform.size)))

@@ -52,7 +52,9 @@ class Rig:
         patch.setattr(module, "Checkpointer", lambda run_dir, keep: self.saved)
         patch.setattr(module, "load_world", lambda path: type("W", (), {"report": path})())
         patch.setattr(module, "faults", lambda report: [])
-        patch.setattr(module.Rounds, "_judge", lambda rounds, policy, model: self._judge(policy, model))
+        patch.setattr(
+            module.Rounds, "_imagined_success", lambda rounds, policy, model: self._imagined_success(policy, model)
+        )
 
     def run(self, *, rounds: int = 2, more: dict[str, Any] | None = None, **options: Any) -> dict[str, float]:
         config = {
@@ -90,7 +92,7 @@ class Rig:
     def _recorded(self, out: Path) -> str:
         return "whole" if out.exists() else "nothing"
 
-    def _judge(self, policy: Any, model: Path) -> list[float]:
+    def _imagined_success(self, policy: Any, model: Path) -> list[float]:
         rate = self.belief(policy.gain, self._name(model))
         return [rate, max(0.0, rate - 0.1), min(1.0, rate + 0.1)]
 
@@ -144,11 +146,11 @@ def test_what_learns_off_policy_begins_anew_with_all_rollouts(tmp_path: Path, mo
 
 def test_a_round_that_is_surely_worse_than_the_one_before_is_taken_back() -> None:
     rows = evaluate(PointPolicy(gain=STANDS), PointEnv(6), episode_seeds("train", 0, 6))  # 0% (0–39)
-    judged = {"imagined": [0.3, 0.2, 0.5], "imagined_refitted": [0.3, 0.2, 0.5], "faults": []}
+    evaluations = {"imagined": [0.3, 0.2, 0.5], "imagined_refitted": [0.3, 0.2, 0.5], "faults": []}
     gate = [{"accepted": True}, {"accepted": True}]
 
     def kept(rival: float | None) -> tuple[bool, str]:
-        record = record_of(2, rows, judged, gate=gate, used=0, rival=rival, left=1)
+        record = record_of(2, rows, evaluations, gate=gate, used=0, rival=rival, left=1)
         return record["kept"], record["reason"]
 
     assert kept(None)[0] and kept(0.3)[0], "with six episodes it may be as good as 30%"

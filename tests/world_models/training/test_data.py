@@ -45,8 +45,8 @@ def test_batches_are_transitions_of_the_data_and_a_function_of_the_step() -> Non
     torch.testing.assert_close(after[batch["valid"]], batch[STATE][:, :, 1:][batch["valid"]])
     assert not torch.equal(batch[STATE][0], batch[STATE][1]), "members see different sequences"
     again = batches(mix({"a": episodes}, {}))
-    assert all(torch.equal(v, again[3][k]) for k, v in batch.items() if k != "judged")
-    assert torch.equal(again[3]["judged"].obs[STATE], batch["judged"].obs[STATE])
+    assert all(torch.equal(v, again[3][k]) for k, v in batch.items() if k != "success_history")
+    assert torch.equal(again[3]["success_history"].obs[STATE], batch["success_history"].obs[STATE])
     assert not torch.equal(again[4][STATE], batch[STATE])
 
 
@@ -54,7 +54,7 @@ def test_half_of_the_labelled_pairs_are_successes_with_the_window_before_them() 
     episodes = walk([6, 9, 2], success=[True, False, True])
     batch = batches(mix({"a": episodes}, {}), labelled=40)[0]
     assert batch["label"].sum() == 20 and len(batch["label"]) == 40
-    windows = batch["judged"].obs[STATE]
+    windows = batch["success_history"].obs[STATE]
     assert windows.shape == (40, 3, 2)
     wins = [episodes.obs[STATE][[3, 4, 5]], episodes.obs[STATE][[15, 15, 16]]]  # an episode's first frame is repeated
     for window in windows[batch["label"] > 0]:

@@ -148,12 +148,12 @@ def test_branches_are_cut_and_begin_anywhere_but_whole_episodes_are_judged(train
     going = ~(steps[0].terminated | steps[1].terminated | steps[2].terminated)
     assert not any(bool((s.truncated & going).any()) for s in steps[:2]), "not cut before"
     assert bool(going.any()) and bool(steps[2].truncated[going].all()), "cut, and not at an end: values bootstrap"
-    exam = ImaginedEvaluation.crossed(env, 20)
-    assert exam.spec.horizon == 12 and torch.equal(exam.starts.obs[STATE], ImaginedEvaluation.crossed(
+    evaluation = ImaginedEvaluation.crossed(env, 20)
+    assert evaluation.spec.horizon == 12 and torch.equal(evaluation.starts.obs[STATE], ImaginedEvaluation.crossed(
         make(trained, num_envs=1), 20).starts.obs[STATE])  # fmt: skip
     assert ImaginedEvaluation.crossed(make(trained, num_envs=1, branch=3, horizon=6), 20).spec.horizon == 6
     assert env.spec.digest != make(trained, num_envs=1, start_at="any").spec.digest
-    assert env.spec.branches and not exam.spec.branches
+    assert env.spec.branches and not evaluation.spec.branches
 
 
 def test_branches_are_not_for_everything(trained: Path) -> None:
@@ -233,12 +233,12 @@ def test_a_model_goes_on_from_the_weights_of_another(trained: Path, data: Path, 
 def test_new_data_widens_what_is_believed_and_leaves_the_units() -> None:
     old, new = walk([30] * 4), walk([30] * 4, seed=1)
     new.obs[STATE][:, 0] += 5.0
-    coordinates = StateTransform(FEATURES[STATE], old.action_spec).fit(old)
-    mean, low, state = coordinates.mean.clone(), coordinates.low.clone(), new.obs[STATE][:1]
-    assert coordinates.outside(state).all()
-    coordinates.widen(new)
-    assert not coordinates.outside(new.obs[STATE]).any() and not coordinates.outside(old.obs[STATE]).any()
-    assert torch.equal(coordinates.mean, mean) and (coordinates.low <= low).all()
+    transform = StateTransform(FEATURES[STATE], old.action_spec).fit(old)
+    mean, low, state = transform.mean.clone(), transform.low.clone(), new.obs[STATE][:1]
+    assert transform.outside(state).all()
+    transform.widen(new)
+    assert not transform.outside(new.obs[STATE]).any() and not transform.outside(old.obs[STATE]).any()
+    assert torch.equal(transform.mean, mean) and (transform.low <= low).all()
 
 
 def test_too_little_to_learn_from(data: Path, tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_algorithms_run_in_imagination_unchanged(
     decisions = json.loads((run / "gate.json").read_text())
     assert len(decisions) > 2 and decisions[0]["accepted"] and all(d["true"] is None for d in decisions)
     if algo == "dppo":
-        assert main(["report", f"run_dir=[{run},{world}]", "look.episodes=2"]) == 0
+        assert main(["report", f"run_dir=[{run},{world}]", "world_model_report.episodes=2"]) == 0
         page = (run / "report.html").read_text()
         titles = ("What was kept (rl)", "Real and imagined (rl)", "Real and imagined (world)", "The world model (rl)")
         assert all(f"<h2>{title}</h2>" in page for title in titles)
