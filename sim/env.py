@@ -195,7 +195,7 @@ class SimEnv:
 
     # -- Stateful, Renderable ---------------------------------------------------------------------------------------
     def observe(self) -> Obs:
-        """The observation to act on now, e.g. after `load_state_dict`; see `request_images` for pictures that may be missing."""
+        """Return the current observation, e.g. after `load_state_dict`; `request_images` may have left pictures out."""
         return dict(self._last)
 
     def sense(self, qpos: Array, qvel: Array, *, pictures: bool = True) -> tuple[Obs, NDArray[np.bool_]]:

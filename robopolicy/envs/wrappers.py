@@ -25,8 +25,9 @@ _PLACE = 48  # bit of an episode seed at which the place in a group begins; seed
 
 
 class Wrapper:
-    """Passes on everything that it does not change, `state_dict` of the inner env included. Not `request_images` of Selective: a
-    wrapper that reads no pictures of its own passes that on by `look_at`.
+    """Pass on everything that it does not change, `state_dict` of the inner env included.
+
+    It does not pass on `request_images` of Selective; a wrapper that reads no pictures of its own does that itself.
 
     Where `spec.resumable` is False the inner env is elsewhere after `load_state_dict`: reset it then.
     """

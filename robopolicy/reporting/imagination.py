@@ -1,6 +1,6 @@
 """The sections of a report about imagination: the gate's decisions, rounds, real beside imagined, the model's errors.
 
-They are made of what a run in imagination leaves behind: gate.json, rounds.json, world_model_report.json (world_models/).
+They read gate.json, rounds.json and world_model_report.json of a run in imagination (world_models/).
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _model(report: dict[str, Any], name: str) -> str:
         f"The world model{name}",
         f'<div class="charts">{chart}</div><div class="scroll"><table>{head}{body}</table>{shown}</div>'
         f"<dl>{listed}</dl>",
-        f"{escape(str(report['model']))}, on held-out episodes: mean error of the state in deviations, by true actions.",
+        f"{escape(str(report['model']))}, on held-out episodes: mean state error in deviations, under true actions.",
     )
 
 

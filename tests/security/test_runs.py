@@ -127,10 +127,10 @@ def test_deep_links_of_runs_are_found(tmp_path: Path, run: Path, outside: Path) 
         PolicyRef.of(policy, "latest", None)
 
 
-# --- looking --------------------------------------------------------------------------------------------------------
+# --- world model report --------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_looked_at_in_a_run_with_links(run: Path, outside: Path) -> None:
+def test_no_world_model_report_of_a_run_with_links(run: Path, outside: Path) -> None:
     says(run, "seed: 1\n")
     (run / "world_model_report.json").symlink_to(outside)
     with pytest.raises(ConfigError, match=r"world_model_report\.json"):
@@ -146,7 +146,7 @@ def test_a_world_names_its_model(run: Path, world: str) -> None:
         write_world_model_report(run_dir=run)
 
 
-def test_what_cannot_be_looked_at_is_a_config_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_world_model_report_is_a_config_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run / "config.yaml").write_text("world: {model: x}\n")
     monkeypatch.setattr(
         "robopolicy.world_models.evaluation.world_model_report.load_world", lambda _: SimpleNamespace(report={})

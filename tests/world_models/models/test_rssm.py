@@ -25,7 +25,7 @@ from robopolicy.runs.checkpointer import Checkpointer
 from robopolicy.world_models.envs import starts as starting
 from robopolicy.world_models.envs.imagined import ImaginedEnv, make
 from robopolicy.world_models.envs.starts import starts_of
-from robopolicy.world_models.evaluation import world_model_report as looking
+from robopolicy.world_models.evaluation import world_model_report as report_module
 from robopolicy.world_models.evaluation.real_rollouts import roll_out
 from robopolicy.world_models.evaluation.validation import copy_last, dream, open_loop, open_loop_pictures
 from robopolicy.world_models.models import world as worlds
@@ -338,11 +338,11 @@ def test_latents_of_another_model_are_refused(data: Path, tmp_path: Path) -> Non
         b.load_state_dict(state)
 
 
-def test_a_run_is_looked_at_real_pictures_above_imagined_ones(data: Path, tmp_path: Path) -> None:
+def test_world_model_report_shows_real_pictures_above_imagined_ones(data: Path, tmp_path: Path) -> None:
     run(tmp_path / "run", data)
     loop = "{_target_: fit_world_model, data: {}, holdout: 0.4}"
     (tmp_path / "run" / "config.yaml").write_text(f"dataset: {data}\nloop: {loop}\n")
-    file = looking.write_world_model_report(run_dir=tmp_path / "run", episodes=1)
+    file = report_module.write_world_model_report(run_dir=tmp_path / "run", episodes=1)
     assert file is not None
     (episode,) = json.loads(file.read_text())["episodes"]
     picture = Image.open(io.BytesIO(base64.b64decode(episode["strips"]["front"])))

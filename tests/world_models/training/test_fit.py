@@ -282,7 +282,7 @@ def test_models_that_are_not_to_be_believed(trained: Path, data: Path, tmp_path:
     from robopolicy.utils.storage import write_manifest
 
     write_manifest(copy)
-    with pytest.raises(CheckpointError, match=r"format 99, this robopolicy reads 3"):
+    with pytest.raises(CheckpointError, match=r"format 99, this robopolicy reads 4"):
         load_world(copy)
 
 

@@ -1,4 +1,4 @@
-"""Pictures that nobody reads are not taken; whoever reads one gets what it would have been."""
+"""Unrequested images are not rendered; requested ones equal those of an env that renders every image."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_an_env_takes_what_is_looked_at_and_what_an_episode_begins_or_is_cut_with():
+def test_an_env_renders_requested_images_and_first_and_last_frames():
     env, whole = make(), make()
     env.reset(seeds := episode_seeds("test", 0, 20)), whole.reset(seeds)
     generator, black = torch.Generator().manual_seed(0), 0
@@ -159,7 +159,7 @@ class Algo:
         self.policy, self.explore = policy, policy.explore
 
 
-def test_an_off_policy_player_looks_where_the_base_will_plan(taken: list[str]):
+def test_the_collector_requests_images_where_the_base_will_plan(taken: list[str]):
     def play(env: Any) -> tuple[list[Tensor], list[Tensor], int]:
         base, before, actions = Looking(make(1)), len(taken), []
         wrapped, algo = BaseActionEnv(HistoryEnv(env, 1), base), Algo(Blind(base))
@@ -199,7 +199,7 @@ def test_envs_that_wait_in_a_group_change_nothing():
         assert torch.equal(found.truncated, want.truncated) and bool(found.truncated.any())
 
 
-def test_a_look_that_no_step_followed_is_forgotten():
+def test_a_request_that_no_step_followed_is_forgotten():
     env = make()
     env.request_images(torch.zeros(3, dtype=torch.bool))
     env.reset(episode_seeds("test", 0, 9))
