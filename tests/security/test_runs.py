@@ -127,7 +127,7 @@ def test_deep_links_of_runs_are_found(tmp_path: Path, run: Path, outside: Path) 
         PolicyRef.of(policy, "latest", None)
 
 
-# --- world model report --------------------------------------------------------------------------------------------------------
+# --- world model report ----------------------------------------------------------------------------------------------
 
 
 def test_no_world_model_report_of_a_run_with_links(run: Path, outside: Path) -> None:
