@@ -33,7 +33,7 @@ from robopolicy.evaluation.statistics import Interval, bootstrap
 from robopolicy.reporting.result_rows import Evidence, measured, write
 from robopolicy.runs.logger import Tracker
 from robopolicy.sim.engine import available_cores
-from robopolicy.world_models.envs.imagined import make
+from robopolicy.world_models.envs.make_imagined import make
 from robopolicy.world_models.models.world import find_world, load_world
 
 ID, MIDDLE, DRAWN = "imagination_speed", 1 / 3, 64

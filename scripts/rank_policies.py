@@ -25,7 +25,7 @@ from robopolicy.evaluation.rollout import evaluate
 from robopolicy.policies.io import policy_digest
 from robopolicy.reporting.result_rows import Evidence, measured, write
 from robopolicy.runs.checkpointer import find_policy, load_policy
-from robopolicy.world_models.envs.imagined import make
+from robopolicy.world_models.envs.make_imagined import make
 from robopolicy.world_models.evaluation import ranking
 from robopolicy.world_models.evaluation.imagined_evaluation import ImaginedEvaluation, evaluate_in_imagination
 

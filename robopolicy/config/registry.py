@@ -112,7 +112,7 @@ _SLOTS: dict[str, dict[str, Any]] = {  # slot → name → "module:attribute", o
         "patch_tokens": "robopolicy.networks.vision:PatchTokens",
     },
     "world": {
-        "imagined": "robopolicy.world_models.envs.imagined:make",
+        "imagined": "robopolicy.world_models.envs.make_imagined:make",
         "recorded": "robopolicy.world_models.envs.recorded:make",
     },
     "world_model": {

@@ -7,27 +7,20 @@ numbers that are not finite (truncated, not valid).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from robopolicy.config.schema import Count, Node, Positive
 from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.core.rng import keyed_uniform
 from robopolicy.core.specs import with_cameras
 from robopolicy.core.types import EnvSpec, Obs, Step, check_action
-from robopolicy.utils.storage import MANIFEST
 from robopolicy.world_models.envs.seed_queue import SeedQueue
-from robopolicy.world_models.envs.starts import Part, Where, fitting, own_starts, starts_of
-from robopolicy.world_models.evaluation.calibration import faults
 from robopolicy.world_models.models.dynamics import History, by_blocks
-from robopolicy.world_models.models.world import World, find_world, load_world
+from robopolicy.world_models.models.world import World
 
 _START_STREAM, _DRAW_STREAM = 9101, 9102
 
@@ -201,75 +194,3 @@ class ImaginedEnv:
         """What episodes `seeds` [M] begin with: the number of a start [M], and the uniform number [M] of a member."""
         unit = keyed_uniform(seeds, torch.zeros_like(seeds), (2,), stream=_START_STREAM)
         return (unit[:, 0].double() * len(self.starts)).long(), unit[:, 1]
-
-
-def make(
-    model: Path | None = None,
-    *,
-    num_envs: Count,
-    seed: int = 0,
-    which: Literal["latest", "best"] = "latest",
-    starts: Path | None = None,
-    part: Part = "train",
-    start_at: Where = "first",
-    horizon: Count | None = None,
-    branch: Count | None = None,
-    trust: Positive = 1.0,
-    pessimism: float = 0.0,
-    sampled: bool = True,
-    cameras: tuple[str, ...] | None = None,
-    even_if_bad: bool = False,
-    gate: Node | None = None,
-) -> ImaginedEnv:
-    """The env imagined by a trained world model.
-
-    Args:
-        model: run directory of `train algo=world_model`. which: its newest or best checkpoint.
-        starts: dataset whose states episodes begin in, all of it; None: what the model was made from.
-        part: which episodes of that: those that it learned from, those that it was calibrated and judged on, or all.
-        start_at: "first" frames of its episodes, or "any" before a success.
-        branch: primitive steps after which an episode is cut, so that little is imagined on top of what was imagined;
-            it then begins in any state of `starts` or `part` before a success (MBPO, Janner et al. 2019). The gate and
-            the judge of rounds play whole episodes all the same. None: whole ones from `start_at`.
-        even_if_bad: also one whose open-loop error is worse than that of copying the last state.
-        horizon, trust, pessimism, sampled, cameras, gate: see ImaginedEnv.
-
-    Raises:
-        ConfigError: no model or starts named, a model that predicts worse than no model, branches that are no shorter
-            than episodes.
-        CheckpointError: not a whole and trained model. SpecError, DataError: starts that do not fit it.
-    """
-    if model is None:
-        raise ConfigError("world.model: needs a value. Add world.model=<run directory of train algo=world_model>")
-    world = load_world(model, which=which)
-    bad = faults(world.report)
-    if bad and not even_if_bad:
-        raise ConfigError(
-            f"world.model={model}: on held-out episodes it is not fit to learn in:\n  - " + "\n  - ".join(bad)
-            + "\nTrain it longer or on more data; to look at it nevertheless: world.even_if_bad=true."
-        )  # fmt: skip
-    whole = horizon or world.spec.horizon
-    if branch and (branch >= whole or start_at == "any"):
-        raise ConfigError(
-            f"world.branch={branch}: begins in any state and cuts episodes of {whole} steps; expected fewer, and "
-            "world.start_at left as it is"
-        )
-    where: Where = "any" if branch else start_at
-    if starts is not None:
-        together = starts_of(fitting(starts, world), world.memory, where=where)
-    else:
-        together = own_starts(model, world, part, where=where)
-    text = (find_world(model, which=which) / MANIFEST).read_bytes()
-    text += repr((where, branch or horizon, trust, pessimism, sampled)).encode() + _bytes(together)
-    text += b"" if cameras is None else repr(tuple(cameras)).encode()
-    env = ImaginedEnv(
-        world, together, num_envs, seed=seed, horizon=branch or horizon, trust=trust, pessimism=pessimism,
-        sampled=sampled, cameras=cameras, digest=hashlib.sha256(text).hexdigest()[:16],
-    )  # fmt: skip
-    env.held_out, env.gate = partial(own_starts, model, world, "held_out"), gate
-    env.whole, env.spec = whole, replace(env.spec, branches=branch is not None)
-    return env
-
-
-def _bytes(starts: History) -> bytes:
-    return b"".join(v.contiguous().numpy().tobytes() for _, v in sorted(starts.obs.items()))

@@ -137,7 +137,7 @@ class Dynamics(nn.Module):
         return torch.where(swap, other, latent)
 
     def rank(self, error: Tensor) -> None:
-        """Take note of the members' held-out `error` [E], where some shall dream and others only uncertainty."""
+        """Take note of the members' held-out `error` [E], so that the best members imagine."""
 
     def member_errors(self, batch: dict[str, Any]) -> Tensor:
         """[E] held-out error of each member, for `rank`."""

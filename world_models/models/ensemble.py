@@ -35,7 +35,7 @@ class PhaseEnsemble(Dynamics):
     tails that keep a rare hard contact from ruling the gradient.
 
     Args:
-        heads: E. elites: the best of them on held-out data, which dream; all of them uncertainty.
+        heads: E. elites: the best of them on held-out data, which dream; all of them estimate uncertainty.
         width, depth: hidden layers. phases: M.
         unroll: L steps of a training sequence.
         min_spread: floor of a phase's spread, in deviations of a step.

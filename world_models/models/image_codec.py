@@ -8,17 +8,21 @@ cheap: it draws squares of 4 × 4 pixels, each from a few numbers of its own, an
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from robopolicy.core.errors import SpecError
+from robopolicy.core.types import IMAGES, EnvSpec, Obs
 
 _SMALLEST = 4  # pixels of a side that are left when no more are halved
 _SQUARE = 4  # pixels of a side of what is drawn at once
 _AT_ONCE = 1024  # pictures that are floats at the same time
+Through = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 
 
-class Pictures(nn.Module):
+class ImageCodec(nn.Module):
     """Encoder and decoder of one camera.
 
     Args:
@@ -86,3 +90,48 @@ class Pictures(nn.Module):
         """uint8 pictures: inverse of `units`, within what a picture can show."""
         shown = torch.addcmul(255.0 * self.mean, units, 255.0 * self.spread)
         return shown.round_().clamp_(0.0, 255.0).to(torch.uint8)
+
+
+class CameraCodecs(nn.ModuleDict):
+    """Codecs of all cameras of `spec`, by the key of their images. Arguments: see ImageCodec."""
+
+    def __init__(self, spec: EnvSpec, *, feature_dim: int, depth: int, out_dim: int) -> None:
+        cameras = {k: f"camera_{i}" for i, k in enumerate(k for k in spec.observation if k.startswith(IMAGES))}
+        super().__init__({
+            name: ImageCodec(key, spec.observation[key].shape, feature_dim=feature_dim, depth=depth, out_dim=out_dim)
+            for key, name in cameras.items()
+        })  # fmt: skip
+        self.cameras = cameras
+
+    def codec(self, key: str) -> ImageCodec:
+        """Return the codec of the images `key`."""
+        codec = self[self.cameras[key]]
+        assert isinstance(codec, ImageCodec)
+        return codec
+
+    def fit(self, obs: Obs) -> None:
+        """Take mean and spread of every camera's images."""
+        for key in self.cameras:
+            self.codec(key).fit(obs[key])
+
+    def units(self, obs: Obs) -> dict[str, Tensor]:
+        """Return every camera's images as differences to the mean image, in deviations."""
+        return {key: self.codec(key).units(obs[key]) for key in self.cameras}
+
+    def encode(self, units: dict[str, Tensor], through: Through) -> list[Tensor]:
+        """Encode units [B S 3 h w] of every camera into [B S D]; `through` applies a network in its precision."""
+        return [
+            through(self.codec(k).encode, units[k].flatten(0, 1)).unflatten(0, units[k].shape[:2]) for k in self.cameras
+        ]
+
+    def losses(
+        self, features: Tensor, units: dict[str, Tensor], there: Tensor, *, weight: float, through: Through
+    ) -> dict[str, Tensor]:
+        """Return half the weighted squared errors [B S] of images decoded from `features`, the frames of `there`."""
+        found = {}
+        for key in self.cameras:
+            shown = through(self.codec(key).decode, features)
+            error = (shown - units[key][there]).square().sum((1, 2, 3))
+            missed = torch.zeros(there.shape, device=error.device).masked_scatter(there, 0.5 * weight * error)
+            found[f"picture.{key.removeprefix(IMAGES)}"] = missed
+        return found

@@ -51,49 +51,39 @@ def fit(
     log_every: Count = 100,
     save_every: Natural = 2_000,
 ) -> Metrics:
-    """Train on all windows of the data alike, going on from the newest checkpoint where there is one.
+    """Train on all windows of the data with equal weight, continuing from the newest checkpoint.
 
     Args:
         world_model: node of Trajectories.
         dataset, data: one dataset, and further ones by name.
-        min_windows: that training needs at least; a tenth of it for the held-out part.
-        holdout: share of episodes kept out, to judge by.
+        min_windows: least number of training windows; the held-out part needs a tenth.
+        holdout: share of held-out episodes, for evaluation.
 
     Returns:
         Denoising errors of both parts, `steps`, `parameters` and `wall_s`, seconds in this process.
 
     Raises:
         DataError, SpecError: too few windows, pictures, several tasks; see check_learnable and mix in data.py.
-        CheckpointError: a resumed run finds other data than it began with.
+        CheckpointError: a resumed run finds other data.
     """
     began = time.perf_counter()
     paths = {**({"dataset": dataset} if dataset is not None else {}), **(data or {})}
-    sources = {name: load_states(Path(path), name, incomplete=incomplete) for name, path in paths.items()}
-    episodes = mix(sources, {}).episodes
-    check_learnable(episodes, unroll=1)
-    torch.manual_seed(step_seed(seed, 0, stream=1))
-    spec = PolicySpec(episodes.observation, episodes.action_spec, episodes.dt, 1, 1, 1, episodes.tasks)
-    model = make_trajectories(spec, world_model)
-    length = model.length
-    parts = _parts(episodes, length, holdout, min_windows)
+    model, parts = _build(world_model, paths, incomplete, holdout, min_windows, seed)
     train, begins = parts["train"]
-    model.fit(train, cut(train, _some(begins, _FITTED), length))
+    length = model.length
     model.to(device)
     algo = BC(
         cast(Policy, model), steps=steps, lr=lr, warmup=warmup, weight_decay=weight_decay, clip_norm=clip_norm,
         ema_decay=ema_decay,
     )  # fmt: skip
     average = cast(Trajectories, algo.policy)
-
-    def batch(step: int) -> dict[str, Tensor]:
-        return _batch(train, begins, length, batch_size, step_seed(seed, step, stream=_DRAW_STREAM), device)
-
     snapshot = learn(
-        algo, batch, name="trajectories", check_same_data=partial(_check_same_data, model=average), steps=steps,
-        seed=seed, device=device, tracker=tracker, checkpointer=checkpointer, log_every=log_every,
-        save_every=save_every,
+        algo,
+        lambda step: _batch(train, begins, length, batch_size, step_seed(seed, step, stream=_DRAW_STREAM), device),
+        name="trajectories", check_same_data=partial(_check_same_data, model=average), steps=steps, seed=seed,
+        device=device, tracker=tracker, checkpointer=checkpointer, log_every=log_every, save_every=save_every,
     )  # fmt: skip
-    if not average.report:  # else the run was at its end before
+    if not average.report:  # else the run had ended before
         average.report = evaluate_denoising(average.cpu(), parts)
         tracker.log({f"report/{k}": v for k, v in average.report["denoising"].items()}, steps)
         checkpointer.save(steps, policy=average, state=snapshot())
@@ -101,6 +91,22 @@ def fit(
     print("denoising error: " + ", ".join(f"{name} {value:.4f}" for name, value in errors.items()))
     return {**errors, "steps": steps, "parameters": sum(p.numel() for p in average.parameters()),
             "wall_s": time.perf_counter() - began}  # fmt: skip
+
+
+def _build(
+    node: Node, paths: dict[str, Path], incomplete: bool, holdout: float, min_windows: int, seed: int
+) -> tuple[Trajectories, dict[str, tuple[Episodes, Tensor]]]:
+    """Load the data and build the model, in the units of the training part."""
+    sources = {name: load_states(Path(path), name, incomplete=incomplete) for name, path in paths.items()}
+    episodes = mix(sources, {}).episodes
+    check_learnable(episodes, unroll=1)
+    torch.manual_seed(step_seed(seed, 0, stream=1))
+    spec = PolicySpec(episodes.observation, episodes.action_spec, episodes.dt, 1, 1, 1, episodes.tasks)
+    model = make_trajectories(spec, node)
+    parts = _parts(episodes, model.length, holdout, min_windows)
+    train, begins = parts["train"]
+    model.fit(train, cut(train, _some(begins, _FITTED), model.length))
+    return model, parts
 
 
 @torch.no_grad()

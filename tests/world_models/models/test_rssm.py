@@ -23,7 +23,8 @@ from robopolicy.reporting.imagination import imagination
 from robopolicy.reporting.run_reader import read_run
 from robopolicy.runs.checkpointer import Checkpointer
 from robopolicy.world_models.envs import starts as starting
-from robopolicy.world_models.envs.imagined import ImaginedEnv, make
+from robopolicy.world_models.envs.imagined import ImaginedEnv
+from robopolicy.world_models.envs.make_imagined import make
 from robopolicy.world_models.envs.starts import starts_of
 from robopolicy.world_models.evaluation import world_model_report as report_module
 from robopolicy.world_models.evaluation.real_rollouts import roll_out
@@ -197,9 +198,9 @@ def test_in_bfloat16_it_is_the_same_model_to_its_precision() -> None:
     episodes = with_film(relative([40] * 8))
     full, half = small(episodes), small(episodes, precision="bfloat16")
     made: dict[str, torch.dtype] = {}
-    camera = half._camera("camera_0")
-    inside = {"enter": half.enter[0], "cell": half.cell[0], "prior": half.prior, "posterior": half.posterior,
-              "move": half.move, "disagreement": half.disagreement_ensemble, "down": camera.down,
+    camera = half.pictures.codec("observation.images.front")
+    inside = {"enter": half.cell.enter[0], "gates": half.cell.gates[0], "prior": half.prior,
+              "posterior": half.posterior, "move": half.move, "disagreement": half.disagreement_ensemble, "down": camera.down,
               "squares": camera.squares}  # fmt: skip
     for name, layer in {**inside, "lean": half.lean}.items():
         layer.register_forward_hook(lambda _, __, out, name=name: made.update({name: out.dtype}))

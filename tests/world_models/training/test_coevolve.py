@@ -1,4 +1,4 @@
-"""Rounds: what is kept, taken back and stopped, where imagination and truth are known; resumed to the same record."""
+"""Rounds of co-evolution are kept, dropped and stopped by known rates, and resume to the same record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from robopolicy.evaluation.rollout import evaluate
 from robopolicy.evaluation.statistics import Interval
 from robopolicy.policies.base import Policy
 from robopolicy.world_models.evaluation.real_rollouts import roll_out
-from robopolicy.world_models.training import coevolve as module
+from robopolicy.world_models.training import coevolve as coevolve_module
+from robopolicy.world_models.training import round_runner
 from robopolicy.world_models.training.coevolve import coevolve
 from robopolicy.world_models.training.rounds import apart_in_a_row, kept_last, parted, record_of
 from tests.fakes import MemoryCheckpoints, PointEnv, PointPolicy
@@ -48,12 +49,15 @@ class Rig:
         (root / "model" / "config.yaml").write_text("dataset: play\nloop: {steps: 9000, holdout: 0.2}\nseed: 7\n")
         patch.setitem(registry._SLOTS["task"], "point_env", PointEnv)
         for name in ("train_run", "load_policy", "record_rollouts", "recorded"):
-            patch.setattr(module, name, getattr(self, f"_{name}"))
-        patch.setattr(module, "Checkpointer", lambda run_dir, keep: self.saved)
-        patch.setattr(module, "load_world", lambda path: type("W", (), {"report": path})())
-        patch.setattr(module, "faults", lambda report: [])
+            patch.setattr(round_runner, name, getattr(self, f"_{name}"))
+        patch.setattr(coevolve_module, "load_policy", self._load_policy)
+        patch.setattr(coevolve_module, "Checkpointer", lambda run_dir, keep: self.saved)
+        patch.setattr(round_runner, "load_world", lambda path: type("W", (), {"report": path})())
+        patch.setattr(round_runner, "faults", lambda report: [])
         patch.setattr(
-            module.Rounds, "_imagined_success", lambda rounds, policy, model: self._imagined_success(policy, model)
+            round_runner.RoundRunner,
+            "_imagined_success",
+            lambda rounds, policy, model: self._imagined_success(policy, model),
         )
 
     def run(self, *, rounds: int = 2, more: dict[str, Any] | None = None, **options: Any) -> dict[str, float]:

@@ -21,7 +21,7 @@ from robopolicy.datasets.demonstrations import record_demos
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.envs.wrappers import GroupedEnv, HistoryEnv
 from robopolicy.runs.checkpointer import Checkpointer
-from robopolicy.world_models.envs.imagined import make
+from robopolicy.world_models.envs.make_imagined import make
 from robopolicy.world_models.envs.starts import starts_of
 from robopolicy.world_models.evaluation.imagined_evaluation import ImaginedEvaluation
 from robopolicy.world_models.models.state_transform import StateTransform
