@@ -1,8 +1,8 @@
-"""What the formats have in common: a file that is opened with care, and what it holds in words of ours."""
+"""Shared code of the HDF5 readers: open a file safely, read its parts and note the broken ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ Column = Any  # h5py.Dataset
 Rate = Annotated[float, pydantic.Field(strict=True, gt=0.0, allow_inf_nan=False)]  # Hz
 AGAIN = "The file is damaged or was edited: take it from its source again, or leave the episode out"
 _DEPTH = 16  # groups within one another; links may form a ring
-_MEMORY = 0.8  # of that which is free, for one column
+_MEMORY = 0.8  # share of the free memory for one column
 
 
 class BrokenError(DataError):
@@ -34,20 +34,35 @@ class BrokenError(DataError):
 
 
 class Defects(list[Defect]):
-    """What is wrong with the parts of a file."""
+    """Defects of the parts of a file."""
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Go on behind a block that a broken part ended."""
+        """Note a broken part and continue after the block."""
         try:
             yield
         except BrokenError as error:
             self.append(error.defect)
 
+    def collect[T, R](self, items: Iterable[T], read: Callable[[T], R]) -> list[R]:
+        """Return `read(item)` of all items; note those that are broken."""
+        found: list[R] = []
+        for item in items:
+            with self.noted():
+                found.append(read(item))
+        return found
+
+    def model[M: pydantic.BaseModel](self, model: type[M], text: Any, where: str) -> M:
+        """Return the JSON object `text` as `model`; where it is None or broken, `model()`."""
+        with self.noted():
+            if text is not None:
+                return modelled(model, parsed(text, where), where)
+        return model()
+
 
 @dataclass(frozen=True)
 class Trajectory:
-    """An episode of T control steps as it lies in the file; columns are read when they are indexed."""
+    """Episode of T control steps in the file; columns are read when they are indexed."""
 
     name: str
     obs: Mapping[str, Column]  # [T ...], or [T+1 ...] with the last successor
@@ -62,11 +77,12 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Contents:
-    """A file. `action`: the fields of `ActionSpec` that it settles; one value may stand for all channels.
+    """Content of a file.
 
-    `control`: what the file calls its actions, one of `controls` where that is known here. `successor`: observations
-    have one frame more than actions. `usual`: keys of which the state is made where all of them are there. `hints`:
-    what to say beside a key that must be given. `defects`: of parts that are left out of `episodes`.
+    `action`: the fields of `ActionSpec` that the file defines; one value may stand for all channels. `control`: the
+    file's name for its actions, one of `controls` if known. `successor`: observations have one frame more than
+    actions. `usual`: keys of the state if all exist. `hints`: {key: text for its error message}. `defects`: of parts
+    that are missing from `episodes`.
     """
 
     format: str
@@ -168,6 +184,11 @@ def column(group: Group, key: str) -> Column:
     if found.dtype.kind not in "fiub":
         raise BrokenError(found.name, f"expected numbers, found {found.dtype}")
     return found
+
+
+def optional_column(group: Group, key: str) -> Column | None:
+    """Return `column(group, key)`, or None where there is no such key."""
+    return column(group, key) if key in group else None
 
 
 def flags(values: Any, where: str) -> NDArray[np.bool_]:

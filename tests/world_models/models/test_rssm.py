@@ -31,7 +31,7 @@ from robopolicy.world_models.evaluation.real_rollouts import roll_out
 from robopolicy.world_models.evaluation.validation import copy_last, dream, open_loop, open_loop_pictures
 from robopolicy.world_models.models import world as worlds
 from robopolicy.world_models.models.dynamics import History
-from robopolicy.world_models.models.image_codec import Pictures
+from robopolicy.world_models.models.image_codec import ImageCodec
 from robopolicy.world_models.models.rssm import RSSM
 from robopolicy.world_models.models.success import SuccessClassifier
 from robopolicy.world_models.models.world import World, load_world
@@ -200,8 +200,8 @@ def test_in_bfloat16_it_is_the_same_model_to_its_precision() -> None:
     made: dict[str, torch.dtype] = {}
     camera = half.pictures.codec("observation.images.front")
     inside = {"enter": half.cell.enter[0], "gates": half.cell.gates[0], "prior": half.prior,
-              "posterior": half.posterior, "move": half.move, "disagreement": half.disagreement_ensemble, "down": camera.down,
-              "squares": camera.squares}  # fmt: skip
+              "posterior": half.posterior, "move": half.move, "disagreement": half.disagreement_ensemble,
+              "down": camera.down, "squares": camera.squares}  # fmt: skip
     for name, layer in {**inside, "lean": half.lean}.items():
         layer.register_forward_hook(lambda _, __, out, name=name: made.update({name: out.dtype}))
     history, action = History.before(episodes, torch.arange(9), 3), episodes.action[:9]
@@ -309,7 +309,7 @@ def test_the_env_shows_what_is_asked_for_and_makes_nothing_else(
     a, b = env.step(torch.full((3, 2), 0.05)), other.step(torch.full((3, 2), 0.05))
     assert torch.equal(a.next_obs[FRONT], b.next_obs[FRONT]) and torch.equal(a.next_obs[STATE], b.next_obs[STATE])
 
-    monkeypatch.setattr(Pictures, "decode", lambda *x: pytest.fail("a picture was made"))
+    monkeypatch.setattr(ImageCodec, "decode", lambda *x: pytest.fail("a picture was made"))
     blind = make(tmp_path / "run", cameras=(), **given)  # type: ignore[arg-type]
     assert set(blind.spec.observation) == {STATE} == set(blind.step(torch.zeros(3, 2)).obs)
     assert blind.spec.digest != env.spec.digest
@@ -423,12 +423,12 @@ def test_episodes_in_the_env_do_not_depend_on_neighbours() -> None:
 @pytest.mark.parametrize("shape", [(3, 30, 32), (3, 4, 4), (3, 48, 48), (3, 33, 33)])
 def test_pictures_of_other_sides_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(SpecError, match=rf"'{IMAGES}top'.*found {shape[1]}×{shape[2]}.*task\.image_size=\[32,32\]"):
-        Pictures(IMAGES + "top", shape, feature_dim=4, depth=16, out_dim=8)
+        ImageCodec(IMAGES + "top", shape, feature_dim=4, depth=16, out_dim=8)
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (3, 64, 64), (3, 32, 64), (3, 64, 96)])
 def test_pictures_of_these_sides_are_encoded_and_decoded(shape: tuple[int, ...]) -> None:
-    model = Pictures("top", shape, feature_dim=4, depth=16, out_dim=8)
+    model = ImageCodec("top", shape, feature_dim=4, depth=16, out_dim=8)
     pictures = torch.randint(0, 256, (6, *shape), dtype=torch.uint8)
     model.fit(pictures)
     units = model.units(pictures)
