@@ -210,5 +210,5 @@ def write(rows: Sequence[Evidence], *, root: Path | str = ROOT, keep: bool = Tru
 
 
 def read_all(root: Path | str = ROOT) -> dict[str, list[Evidence]]:
-    """Every file of evidence under `root`, by id; `bars.json` is not evidence."""
-    return {path.stem: read(path) for path in sorted(Path(root).glob("*.json")) if path.stem != "bars"}
+    """Every file of evidence under `root`, by id; `acceptance_criteria.json` is not evidence."""
+    return {path.stem: read(path) for path in sorted(Path(root).glob("*.json")) if path.stem != "acceptance_criteria"}
