@@ -52,7 +52,7 @@ N = 256
 WARM_UP = 80  # control steps, pick's time limit: afterwards the episodes are spread over all their phases
 
 
-class Ours:
+class OurEngine:
     """Our env under its imperfect expert; only `env.step` is on the clock."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class Ours:
 
 
 def against_raw(rounds: int, steps: int) -> list[Evidence]:
-    ours = Ours()
+    ours = OurEngine()
     env, physics = ours.env, ours.env.physics
     pool = rollout.Rollout(nthread=physics.threads if physics.threads > 1 else 0)  # its own, as are data and out
     data, out = [mujoco.MjData(env.model) for _ in range(physics.threads)], np.empty_like(physics._out)
@@ -143,7 +143,7 @@ def maniskill_steps(control: str, seconds: float) -> tuple[int, float, int, int]
 
 
 def against_maniskill(setting: str, control: str, rounds: int, seconds: float) -> list[Evidence]:
-    cores, rates, ours = available_cores(), np.zeros((rounds, 2)), Ours()
+    cores, rates, ours = available_cores(), np.zeros((rounds, 2)), OurEngine()
     jobs = [control] * cores, [seconds] * cores
     with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:
         try:

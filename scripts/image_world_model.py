@@ -28,7 +28,7 @@ from robopolicy.runs.checkpointer import Checkpointer
 from robopolicy.utils.provenance import command
 from scripts.experiment_list import Base
 from scripts.experiments import ROOT
-from scripts.imagination import SEEDS, TRIALS, Arm, Trial
+from scripts.imagination import SEEDS, TRIALS, Arm, ImaginationTrial
 
 ID, STEPS = "image_world_model", "20"
 SEEN = Base(
@@ -48,7 +48,7 @@ SMALL = (
 )
 
 
-class Seen(Trial):
+class Seen(ImaginationTrial):
     """A trial whose base, model and refined policy look through a camera."""
 
     label, kind, learning = "-seen", "algo=world_model_pictures", ("loop.total_steps=200000",)

@@ -111,7 +111,7 @@ class Arm:
     curve: dict[int, float]  # env step -> success on validation episodes, where the training looked
 
 
-class Trial:
+class ImaginationTrial:
     """The stages of one task and training seed."""
 
     label, kind = "", "algo=world_model"  # of the folder, and of the model
@@ -275,8 +275,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"{' '.join(about)}: rows are of the ensemble as configs/ has it. Leave --record out.")
     keys = [(task, seed) for task in options.tasks for seed in options.seeds]
     with ThreadPoolExecutor(options.jobs) as pool:
-        trials = [Trial(options, BASES[task], seed, model=model, about=about) for task, seed in keys]
-        found = dict(zip(keys, pool.map(Trial.run, trials), strict=True))
+        trials = [ImaginationTrial(options, BASES[task], seed, model=model, about=about) for task, seed in keys]
+        found = dict(zip(keys, pool.map(ImaginationTrial.run, trials), strict=True))
     rows = list(evidence(found, model=model))
     for row in rows:
         print(json.dumps({k: getattr(row, k) for k in ("id", "setting", "metric", "value", "low", "high", "seeds")}))

@@ -59,7 +59,7 @@ def overrides(changes: dict[str, object]) -> list[str]:
     return ["task=tabletop", *(f"task.{k}={json.dumps(v).replace(' ', '')}" for k, v in changes.items())]
 
 
-class Trial:
+class InContextTrial:
     """The stages of one held-out thing and training seed, in <out>/<hold>-<seed>."""
 
     def __init__(self, options: argparse.Namespace, hold: str, seed: int) -> None:
@@ -109,7 +109,7 @@ class Trial:
         place = PolicyRef.of(self.training / kind, "latest", None)
         policy = load_policy(self.training / kind, env=self.env.spec, device=self.options.device)
         if memory is not None:
-            place.given = set_retrieval_memory(policy, memory)
+            place.provenance_suffix = set_retrieval_memory(policy, memory)
         if decay is not None:
             assert isinstance(policy, RICLPolicy)
             policy.decay = decay
@@ -152,7 +152,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.record and (trials := [s for s in options.seeds if s >= TRIALS]):
         parser.error(f"--record: training seeds {trials} are trials. Leave --record away, or give others.")
-    found = {(h, s): Trial(options, h, s).run() for h in options.hold for s in options.seeds}
+    found = {(h, s): InContextTrial(options, h, s).run() for h in options.hold for s in options.seeds}
     rows = evidence(found)
     for row in rows:
         print(json.dumps(asdict(row), ensure_ascii=False))

@@ -49,7 +49,7 @@ class Contacts(NamedTuple):
     ring: NDArray[np.int64]  # [K] nearest ring sample
 
 
-class Tee:
+class TBlockGeometry:
     """A T of the given `unit` (the bar's width), pushed by a round stick of radius `tool`, both in m.
 
     The stick travels around on a ring `margin` m clear of the outline.

@@ -32,11 +32,11 @@ class Demonstrator(Protocol):
         ...
 
 
-class Bar(Protocol):
+class ProgressBar(Protocol):
     def update(self, step: int, **numbers: float) -> None: ...
 
 
-class Tracker(Protocol):
+class ProgressTracker(Protocol):
     def progress(self, total: int, description: str) -> AbstractContextManager[Any]: ...
 
 
@@ -117,7 +117,7 @@ def record_demos(
     max_attempts: int | None = None,
     provenance: Mapping[str, Any] | None = None,
     overwrite: bool = False,
-    tracker: Tracker | None = None,
+    tracker: ProgressTracker | None = None,
 ) -> RecordedDemos:
     """Record `episodes` demonstrations of `expert` as a LeRobotDataset v3.
 
@@ -165,7 +165,7 @@ def record_demos(
             overwrite=overwrite,
             begun=begun,
         ) as writer,
-        tracker.progress(episodes, "demonstrations") if tracker else _Silent() as bar,
+        tracker.progress(episodes, "demonstrations") if tracker else _NoProgress() as bar,
     ):
         for episode in _in_seed_order(env, expert, seeds, keys):
             attempted += 1
@@ -258,8 +258,8 @@ def _keys(spec: EnvSpec, cameras: tuple[str, ...] | None) -> tuple[str, ...]:
     return tuple(k for k in spec.observation if k != TASK and (not k.startswith(IMAGES) or k[len(IMAGES) :] in wanted))
 
 
-class _Silent:
-    def __enter__(self) -> _Silent:
+class _NoProgress:
+    def __enter__(self) -> _NoProgress:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -46,7 +46,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class EpisodeTable:
+class EpisodeSpans:
     """Rows of `meta/episodes`. `index` [E], `length` [E] frames, `rows` [E 2] of the whole table, `spans` by camera.
 
     None, or a camera that is absent: the column cannot be used.
@@ -80,7 +80,7 @@ def blocks_of(index: NDArray[np.int64]) -> list[FilmBlock]:
     return [FilmBlock(int(index[a]), int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
 
 
-def read_episodes(source: DatasetInfo, cameras: Sequence[str]) -> tuple[EpisodeTable | None, list[Defect]]:
+def read_episodes(source: DatasetInfo, cameras: Sequence[str]) -> tuple[EpisodeSpans | None, list[Defect]]:
     """`meta/episodes` with the spans of `cameras` (names of the dataset), and what is wrong with its columns."""
     wanted: dict[str, Kind] = {"episode_index": "whole", "length": "whole", **dict.fromkeys(_ROWS, "whole")}
     for camera in cameras:
@@ -96,10 +96,10 @@ def read_episodes(source: DatasetInfo, cameras: Sequence[str]) -> tuple[EpisodeT
     spans = {c: _spans(table, c) for c in cameras if has >= {f"videos/{c}/{k}" for k in _FILM}}
     rows = np.stack([whole(table, k) for k in _ROWS], axis=1) if has >= set(_ROWS) else None
     length = whole(table, "length") if "length" in has else None
-    return EpisodeTable(whole(table, "episode_index"), length, rows, spans), found
+    return EpisodeSpans(whole(table, "episode_index"), length, rows, spans), found
 
 
-def check_blocks(blocks: Sequence[FilmBlock], table: EpisodeTable | None) -> SpanDefects:
+def check_blocks(blocks: Sequence[FilmBlock], table: EpisodeSpans | None) -> SpanDefects:
     """Whether each episode is in the table once, in order, and as long as `meta/episodes` says."""
     found = SpanDefects()
     first: dict[int, FilmBlock] = {}
@@ -130,7 +130,7 @@ def check_blocks(blocks: Sequence[FilmBlock], table: EpisodeTable | None) -> Spa
     return found
 
 
-def check_rows(blocks: Sequence[FilmBlock], table: EpisodeTable) -> SpanDefects:
+def check_rows(blocks: Sequence[FilmBlock], table: EpisodeSpans) -> SpanDefects:
     """Whether LeRobot, which reads by row, gets the rows of each episode."""
     found = SpanDefects()
     places = {b.index: (b.first, b.end) for b in blocks}
@@ -144,7 +144,7 @@ def check_rows(blocks: Sequence[FilmBlock], table: EpisodeTable) -> SpanDefects:
 
 
 def check_spans(
-    camera: str, table: EpisodeTable, blocks: Sequence[FilmBlock], stamps: NDArray[np.float64] | None, fps: float
+    camera: str, table: EpisodeSpans, blocks: Sequence[FilmBlock], stamps: NDArray[np.float64] | None, fps: float
 ) -> SpanDefects:
     """Whether a camera's spans can be those of the episodes: as long, apart from one another, and in their order.
 

@@ -21,7 +21,7 @@ from robopolicy.datasets.files import check_regular
 from robopolicy.datasets.metadata import SEED, task_order
 from robopolicy.datasets.parquet import Kind, number, parquet_files, read_parts, whole
 from robopolicy.datasets.source import DatasetInfo
-from robopolicy.datasets.spans import EpisodeTable, blocks_of, check_blocks, check_spans, read_episodes
+from robopolicy.datasets.spans import EpisodeSpans, blocks_of, check_blocks, check_spans, read_episodes
 
 DRIVER = {"driver": "int64", "intervention": "bool"}  # columns that say who drove, and their types
 OUTCOMES = ("next.reward", "next.done", "next.truncated", "next.success")
@@ -35,7 +35,7 @@ class TableRows(NamedTuple):
 
     table: pa.Table
     starts: Tensor
-    episodes: EpisodeTable
+    episodes: EpisodeSpans
 
 
 def read_files(source: DatasetInfo, keys: Sequence[str]) -> tuple[pa.Table | None, list[Defect]]:
@@ -99,7 +99,7 @@ def read_table(source: DatasetInfo, episodes: Sequence[int] | None, keys: Sequen
 
 def _check_places(
     source: DatasetInfo, table: pa.Table, cameras: Sequence[str], episodes: Sequence[int] | None
-) -> EpisodeTable:
+) -> EpisodeSpans:
     """Which frames and films are whose; raises DataError where that cannot be true of one of `episodes`."""
     spans, found = read_episodes(source, cameras)
     raise_defects(found, source.root)

@@ -24,7 +24,7 @@ class PolicyRef:
     """Where a policy lies and where what is found out about it goes."""
 
     lerobot_run: Path | None = None
-    given = ""  # names what the policy was given that is not its own: a memory, a sampler
+    provenance_suffix = ""  # names a memory or sampler that replaces the policy's own
 
     def __init__(self, policy: Path, run: Path | None, out: Path, name: str, *, checkpoint: str = "") -> None:
         self.policy, self.run, self.out, self.name, self.checkpoint = policy, run, out, name, checkpoint
@@ -57,17 +57,17 @@ class PolicyRef:
             raise ConfigError(f"{run}: its robopolicy/ is a link that leads out of it; say with out=<folder>")
         check_links(run / "robopolicy")
         newest = (run / "checkpoints" / "last").resolve().name
-        place = cls(policy, None, out or run / "robopolicy", run.name, checkpoint="" if step == newest else step)
-        place.lerobot_run = run
-        return place
+        ref = cls(policy, None, out or run / "robopolicy", run.name, checkpoint="" if step == newest else step)
+        ref.lerobot_run = run
+        return ref
 
     @property
     def ident(self) -> str:
-        """Names the weights: run, checkpoint, and the beginning of a checksum over all of its files; and `given`."""
+        """Name of the weights: run, checkpoint and part of a checksum of all files, with `provenance_suffix`."""
         digest = policy_digest(self.policy)[:12]
         inner = ("policy", "pretrained_model")
         step = self.policy.resolve().parent.name if self.policy.name in inner else self.policy.name
-        return f"{self.name}/{step}@{digest}{self.given}"
+        return f"{self.name}/{step}@{digest}{self.provenance_suffix}"
 
 
 def _checkpoint(policy: Path, run: Path | None) -> str:
@@ -83,24 +83,24 @@ def _checkpoint(policy: Path, run: Path | None) -> str:
     return marks.get(step, step)
 
 
-def task_of(given: dict[str, Any] | None, place: PolicyRef) -> dict[str, Any]:
+def task_of(given: dict[str, Any] | None, ref: PolicyRef) -> dict[str, Any]:
     """The task on the command line, or the one that the run was trained on."""
-    task = given or own_task((read_config(place.run) if place.run is not None else None) or {})
+    task = given or own_task((read_config(ref.run) if ref.run is not None else None) or {})
     if task is None:
-        raise ConfigError(f"task: {place.name} does not say what it was trained on; choose one: task=<name>")
+        raise ConfigError(f"task: {ref.name} does not say what it was trained on; choose one: task=<name>")
     return task
 
 
 def env_of(
-    given: dict[str, Any] | None, place: PolicyRef, num_envs: int, changes: dict[str, Any] | None = None
+    given: dict[str, Any] | None, ref: PolicyRef, num_envs: int, changes: dict[str, Any] | None = None
 ) -> VecEnv:
     """Build what `task_of` says, with `changes` of its parameters.
 
     Raises:
         ConfigError: it cannot be built; where a run says it, whatever the env raised.
     """
-    node = {**task_of(given, place), **(changes or {})}
-    with nullcontext() if given else refusing(f"{place.run}/{CONFIG}: task", ConfigError):
+    node = {**task_of(given, ref), **(changes or {})}
+    with nullcontext() if given else refusing(f"{ref.run}/{CONFIG}: task", ConfigError):
         env: VecEnv = build(node, "task", num_envs=num_envs, seed=0)
     return env
 

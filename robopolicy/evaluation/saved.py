@@ -19,14 +19,14 @@ Split = Literal["test", "validation"]
 
 
 def evaluated_rows(
-    policy: Policy, env: VecEnv, place: PolicyRef, called: str, episodes: int, split: Split, deterministic: bool
+    policy: Policy, env: VecEnv, ref: PolicyRef, called: str, episodes: int, split: Split, deterministic: bool
 ) -> EpisodeTable:
     """Evaluate, or take the rows on disk where they are of these very weights, task, seeds, settings and code."""
-    file = place.out / f"{joined('episodes', called)}.csv"
+    file = ref.out / f"{joined('episodes', called)}.csv"
     seeds = episode_seeds(split, 0, episodes)
     if file.is_file():
         rows = EpisodeTable.load(file)
-        wanted = {"policy": {place.ident}, "digest": {env.spec.digest}, "deterministic": {deterministic}}
+        wanted = {"policy": {ref.ident}, "digest": {env.spec.digest}, "deterministic": {deterministic}}
         if rows.seeds == seeds.tolist() and all(set(rows.frame[k]) == v for k, v in wanted.items()):
             found = set(rows.frame["version"])
             if found == {version()}:
@@ -35,12 +35,12 @@ def evaluated_rows(
                 return rows
             print(f"{file.name}: is of code {', '.join(sorted(found))}, this is {version()}: evaluated again")
     try:  # before the work, not after it
-        place.out.mkdir(parents=True, exist_ok=True)
+        ref.out.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise ConfigError(f"out={place.out}: is a file, or lies below one. Give a folder.") from None
-    with Tracker().progress(episodes, f"evaluating {called or place.name}") as bar:
+        raise ConfigError(f"out={ref.out}: is a file, or lies below one. Give a folder.") from None
+    with Tracker().progress(episodes, f"evaluating {called or ref.name}") as bar:
         rows = rollout.evaluate(
-            policy, env, seeds, deterministic=deterministic, policy_id=place.ident,
+            policy, env, seeds, deterministic=deterministic, policy_id=ref.ident,
             progress=lambda done, total, rate: bar.update(done, success=rate),
         )  # fmt: skip
     rows.save(file)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.types import Obs
-from robopolicy.sim.experts.quaternions import down, quarter, yaw
+from robopolicy.sim.experts.quaternion_utils import down, quarter, yaw
 from robopolicy.sim.experts.suites import ToolExpert
 
 GAIN = 20.0  # 1/m: action per remaining way; critically damped, as the controller is

@@ -154,7 +154,7 @@ class Sequences:
         return cls(torch.minimum(index, end), index[:, 1:] <= end)
 
 
-class Batches:
+class WorldModelBatches:
     """Training batches as a pure function of (seed, step): resuming needs no state but the step.
 
     Args:

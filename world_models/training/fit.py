@@ -27,7 +27,7 @@ from robopolicy.world_models.evaluation.calibration import assess, summary
 from robopolicy.world_models.evaluation.validation import succeeded
 from robopolicy.world_models.models.dynamics import Dynamics
 from robopolicy.world_models.models.world import World, load_world, make_world
-from robopolicy.world_models.training.data import HOLDOUT, Batches, Mixture, check_learnable, mix, split
+from robopolicy.world_models.training.data import HOLDOUT, Mixture, WorldModelBatches, check_learnable, mix, split
 from robopolicy.world_models.training.supervised import learn
 
 Features = dict[str, Feature]
@@ -86,7 +86,7 @@ def fit(
         part_decay={"success": world.success.weight_decay}, clip_norm=clip_norm, ema_decay=ema_decay,
     )  # fmt: skip
     average = cast(World, algo.policy)
-    batches = Batches(
+    batches = WorldModelBatches(
         parts["train"], heads=world.dynamics.heads, unroll=world.dynamics.unroll, batch_size=batch_size,
         window=world.memory, labelled=labelled, seed=seed, device=device,
     )  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import STATE, ActionSpec
 from robopolicy.sim.experts.maniskill import CLOSED, OPEN, PickCube
-from robopolicy.sim.experts.quaternions import down, face_to, half, quarter, yaw
+from robopolicy.sim.experts.quaternion_utils import down, face_to, half, quarter, yaw
 from robopolicy.sim.experts.suites import ScriptedExpert
 
 

@@ -40,7 +40,7 @@ def test_what_an_expert_reads_is_where_it_says():
 
 def test_a_turn_is_the_other_way_round_than_the_action_says():
     """As the spec's names have it: dimension 5 at +1 turns the tool by about -0.1 rad a step."""
-    from robopolicy.sim.experts.quaternions import yaw
+    from robopolicy.sim.experts.quaternion_utils import yaw
 
     env = maniskill.make("PickCube-v1", 1)
     at = maniskill.read("PickCube-v1")["tcp"]

@@ -13,7 +13,7 @@ from robopolicy.core.types import STATE
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.world_models.models.chunk_transformer import ChunkTransformer
 from robopolicy.world_models.models.dynamics import History
-from robopolicy.world_models.training.data import Batches, mix
+from robopolicy.world_models.training.data import WorldModelBatches, mix
 from tests.world_models.models.test_ensemble import relative, with_state
 from tests.world_models.point import SPEC, walk
 
@@ -216,7 +216,7 @@ def test_a_grasp_holds_or_slips_for_the_whole_chunk() -> None:
     carried = episodes.action.view(1000, 4, 2)[:, :3].cumsum(1) * held[:, None, None]
     episodes = with_state(episodes, torch.cat([begun, begun + carried], 1).flatten(0, 1), ("x", "y"))
     model = small(episodes, random=False, width=32, chunks=1)
-    drawn = Batches(mix({"a": episodes}, {}), heads=2, unroll=3, batch_size=64, window=1, labelled=4, seed=0)
+    drawn = WorldModelBatches(mix({"a": episodes}, {}), heads=2, unroll=3, batch_size=64, window=1, labelled=4, seed=0)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for step in range(800):
         loss, _ = model.loss(drawn[step])

@@ -219,9 +219,9 @@ def test_two_outcomes_are_told_apart_where_one_gaussian_would_average() -> None:
         state[f] = (state[f - 1] + carried) if f % 50 else torch.rand(2, generator=generator)
     episodes = with_state(episodes, state, ("x", "y"))
     model = small(episodes, width=32, unroll=1, phases=2)
-    from robopolicy.world_models.training.data import Batches, mix
+    from robopolicy.world_models.training.data import WorldModelBatches, mix
 
-    drawn = Batches(
+    drawn = WorldModelBatches(
         mix({"a": episodes}, {}), heads=2, unroll=1, batch_size=64, window=1, labelled=4, seed=0,
     )  # fmt: skip
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)

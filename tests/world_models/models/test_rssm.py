@@ -36,7 +36,7 @@ from robopolicy.world_models.models.rssm import RSSM
 from robopolicy.world_models.models.success import SuccessClassifier
 from robopolicy.world_models.models.world import World, load_world
 from robopolicy.world_models.training import fit as fitting
-from robopolicy.world_models.training.data import Batches, mix
+from robopolicy.world_models.training.data import WorldModelBatches, mix
 from tests.fakes import NoTracker
 from tests.world_models.dot import FRONT, SEEN, SIDE, drawn_at, filmed, small
 from tests.world_models.models.test_ensemble import relative
@@ -51,7 +51,7 @@ def with_film(episodes: Episodes) -> Episodes:
 
 
 def batch_of(episodes: Episodes, model: RSSM, *, size: int = 6, seed: int = 0) -> dict[str, Any]:
-    return Batches(
+    return WorldModelBatches(
         mix({"a": episodes}, {}), heads=1, unroll=model.unroll, batch_size=size, window=4, labelled=8, seed=seed,
     )[0]  # fmt: skip
 
@@ -455,7 +455,7 @@ def test_it_sees_where_the_point_is_and_where_it_will_be() -> None:
     """Open loop over five steps, states and pictures are nearer to the truth than those of standing still."""
     episodes, unseen = filmed([20] * 40), filmed([20] * 6, seed=1)
     model = small(episodes, units=32, variables=8, width=32, unroll=8, picture=1.0)
-    drawn = Batches(
+    drawn = WorldModelBatches(
         mix({"a": episodes}, {}), heads=1, unroll=8, batch_size=16, window=1, labelled=2, seed=0,
     )  # fmt: skip
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)

@@ -9,7 +9,15 @@ import torch
 
 from robopolicy.core.errors import ConfigError, DataError, SpecError
 from robopolicy.core.types import STATE, ActionSpec
-from robopolicy.world_models.training.data import Batches, Sequences, check_learnable, concatenate, mix, split, take
+from robopolicy.world_models.training.data import (
+    Sequences,
+    WorldModelBatches,
+    check_learnable,
+    concatenate,
+    mix,
+    split,
+    take,
+)
 from tests.world_models.point import walk
 
 
@@ -33,7 +41,7 @@ def test_every_transition_is_learned_from_as_first_step_once() -> None:
 
 def batches(mixture, **changes):
     given = {"heads": 3, "unroll": 2, "batch_size": 40, "window": 3, "labelled": 8, "seed": 5, **changes}
-    return Batches(mixture, **given)
+    return WorldModelBatches(mixture, **given)
 
 
 def test_batches_are_transitions_of_the_data_and_a_function_of_the_step() -> None:
