@@ -56,22 +56,11 @@ class SimEnv:
     """
 
     def __init__(
-        self,
-        task: Task,
-        num_envs: int,
-        *,
-        seed: int = 0,
-        control: str = "delta_pose",
-        reward: Literal["sparse", "dense", "shaped"] = "sparse",
-        objects: bool = True,
-        cameras: tuple[str, ...] = (),
-        image_size: tuple[Side, Side] = (96, 96),
-        render_quality: Quality = "fast",
-        pictures: bool = True,
-        randomization: Randomization | None = None,
-        joint_filter: JointFilter | None = None,
-        threads: int | None = None,
-    ) -> None:
+        self, task: Task, num_envs: int, *, seed: int = 0, control: str = "delta_pose", reward: Literal["sparse",
+        "dense", "shaped"] = "sparse", objects: bool = True, cameras: tuple[str, ...] = (), image_size: tuple[Side,
+        Side] = (96, 96), render_quality: Quality = "fast", pictures: bool = True, randomization: Randomization | None
+        = None, joint_filter: JointFilter | None = None, threads: int | None = None,
+    ) -> None:  # fmt: skip
         if num_envs < 1:
             raise ConfigError(f"num_envs must be at least 1, found {num_envs}")
         if task.horizon < 1:

@@ -13,6 +13,7 @@ from robopolicy.core.errors import DataError
 from robopolicy.evaluation.compare import compare
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.reporting import plots, sections
+from robopolicy.reporting.films import films
 from robopolicy.reporting.imagination import imagination
 from robopolicy.reporting.run_reader import Evaluation, Run, read_run
 from robopolicy.utils.atomic import write_atomically
@@ -56,7 +57,7 @@ def write_report(
         sections.checkpoints(evaluations, pair),
         sections.learning(runs, pair),
         imagination(runs),
-        sections.films([v for run in runs for v in run.videos], max_bytes=int(max_video_mib * 2**20)),
+        films([v for run in runs for v in run.videos], max_bytes=int(max_video_mib * 2**20)),
         sections.episodes(evaluations, max_rows),
         sections.reproduce(runs),
         sections.missing(runs),

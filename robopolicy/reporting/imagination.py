@@ -16,6 +16,7 @@ from robopolicy.core.types import IMAGES
 from robopolicy.core.untrusted import parse_json, read_bytes, refusing
 from robopolicy.reporting.plots import Series, line_chart
 from robopolicy.reporting.run_reader import Run
+from robopolicy.reporting.sections import section
 
 _NUMBERS = 5  # of a state that are shown of an episode: those which truth and imagination differ most in
 _BASELINES = {"model": ("model", "c1"), "linear": ("linear model", "c2"), "copy_last": ("copying the last state", "c0")}
@@ -26,20 +27,20 @@ def imagination(runs: Sequence[Run]) -> str:
     parts = []
     for run in runs:
         name = f" ({escape(run.name)})" if len(runs) > 1 else ""
-        for file, sections in _SECTIONS.items():
+        for file, writers in _SECTIONS.items():
             if (run.path / file).is_file():
-                parts += [_shown(run.path / file, section, name) for section in sections]
+                parts += [_shown(run.path / file, write, name) for write in writers]
     return "\n".join(p for p in parts if p)
 
 
-def _shown(path: Path, section: Callable[[Any, str], str], name: str) -> str:
-    """One section, or that its file is damaged."""
+def _shown(path: Path, write: Callable[[Any, str], str], name: str) -> str:
+    """Return one section, or the reason that its file is damaged."""
     try:
         found = parse_json(read_bytes(path, error=DataError), path.name, error=DataError, finite=False)
         with refusing(path.name, DataError):
-            return section(found, name)
+            return write(found, name)
     except DataError as error:
-        return _section(f"Not shown{name}", "", escape(str(error)))
+        return section(f"Not shown{name}", "", escape(str(error)))
 
 
 def _gate(records: list[dict[str, Any]], name: str) -> str:
@@ -54,7 +55,7 @@ def _gate(records: list[dict[str, Any]], name: str) -> str:
         for r in records
     )
     kept = sum(bool(r["accepted"]) for r in records[1:])
-    return _section(
+    return section(
         f"What was kept{name}",
         f'<div class="charts">{chart}</div><div class="scroll"><table>{head}{body}</table></div>',
         f"{kept} of {len(records) - 1} updates were accepted. The chart shows the policy that was kept; its band "
@@ -77,7 +78,7 @@ def _rounds(records: list[dict[str, Any]], name: str) -> str:
         f"<td>{escape(r['reason'])}"
         for r in records
     )
-    return _section(
+    return section(
         f"Rounds{name}",
         f'<div class="charts">{chart}</div><div class="scroll"><table>{head}{body}</table></div>',
         "Each round imagines, tries the policy for real, and refits the model on what happened. Gap: imagined minus "
@@ -116,11 +117,11 @@ def _side_by_side(report: dict[str, Any], name: str) -> str:
     how = "the policy acts in each, from the same first frame with the same noise"
     if report["kind"] == "data":
         how = "held-out episodes, and their actions imagined from the first frame on"
-    return _section(
+    return section(
         f"Real and imagined{name}",
         "".join(blocks),
-        f"By seconds; {how}. Of the state, the numbers that differ most. Doubt is what the model’s members disagree "
-        "on; beyond the bound an imagined episode ends.",
+        f"By seconds; {how}. Of the state, the numbers that differ most. Uncertainty is the disagreement of the "
+        "model’s members; an imagined episode ends beyond the bound.",
     )
 
 
@@ -146,7 +147,7 @@ def _model(report: dict[str, Any], name: str) -> str:
     if report["stuck"]:
         facts["no better than copied"] = report["stuck"]
     listed = "".join(f"<dt>{escape(k)}<dd>{escape(v)}" for k, v in facts.items())
-    return _section(
+    return section(
         f"The world model{name}",
         f'<div class="charts">{chart}</div><div class="scroll"><table>{head}{body}</table>{shown}</div>'
         f"<dl>{listed}</dl>",
@@ -205,10 +206,6 @@ def _rate(interval: Any) -> str:
         return "–"
     ends = "" if interval[1] is None else f" <small>{100 * interval[1]:.0f}–{100 * interval[2]:.0f}</small>"
     return f"{100 * interval[0]:.1f}%{ends}"
-
-
-def _section(title: str, body: str, note: str) -> str:
-    return f"<section><h2>{title}</h2><p class=note>{note}</p>{body}</section>"
 
 
 _SECTIONS: dict[str, tuple[Callable[[Any, str], str], ...]] = {

@@ -14,7 +14,8 @@ from torch import Tensor
 from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import STATE, Obs
-from robopolicy.datasets.demonstrations import EpisodeBuffer, record_demos
+from robopolicy.datasets.demonstrations import record_demos
+from robopolicy.datasets.episode_buffer import EpisodeBuffer
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.datasets.metadata import RecordingMeta, num_episodes, recorded
@@ -195,7 +196,7 @@ def test_an_interrupted_recording_of_something_else_stays(tmp_path: Path) -> Non
     path = tmp_path / "d"
     interrupted(path, 4)
     point = {"env": PointEnv(2), "expert": PointExpert(2), "out": path}
-    with pytest.raises(DataError, match=r"something else: run_seed was 0, now 1\. .* overwrite=true"):
+    with pytest.raises(DataError, match=r"another command: run_seed was 0, now 1\. .* overwrite=true"):
         record_demos(episodes=20, run_seed=1, **point)
     with pytest.raises(DataError, match="it holds 4 episodes, now 3 are asked for"):
         record_demos(episodes=3, **point)

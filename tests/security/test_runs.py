@@ -17,8 +17,8 @@ from robopolicy.config.instantiate import build
 from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.specs import check_fits
 from robopolicy.evaluation import policy_ref
+from robopolicy.evaluation.mp4 import Mp4Writer
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of
-from robopolicy.evaluation.video import Mp4Writer
 from robopolicy.policies.lerobot.metadata import annotate_policy
 from robopolicy.runs.checkpointer import save_policy
 from robopolicy.runs.inputs import same_input, there
