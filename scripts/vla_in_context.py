@@ -38,7 +38,8 @@ from robopolicy.evaluation.rollout import evaluate
 from robopolicy.policies.ricl import RICLPolicy
 from robopolicy.reporting.result_rows import Evidence, measured, of_rows, pooled, write
 from robopolicy.runs.checkpointer import load_policy
-from robopolicy.sim.tasks.tabletop import GOALS, Tabletop
+from robopolicy.sim.tasks.tabletop import Tabletop
+from robopolicy.sim.tasks.tabletop_goals import GOALS
 from robopolicy.utils.provenance import command
 from scripts.experiments import ROOT, robopolicy
 

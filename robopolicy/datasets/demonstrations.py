@@ -59,9 +59,10 @@ _COUNTS = ("episodes", "frames", "attempted", "successes", "dropped")  # fields 
 
 
 def record_demos(
-    *, env: VecEnv, expert: Demonstrator, episodes: int, out: str | Path, only_success: bool = True, cameras:
-    tuple[str, ...] | None = None, seed_split: Split = "train", run_seed: int = 0, max_attempts: int | None = None,
-    provenance: Mapping[str, Any] | None = None, overwrite: bool = False, tracker: ProgressTracker | None = None,
+    *, env: VecEnv, expert: Demonstrator, episodes: int, out: str | Path, only_success: bool = True,
+    cameras: tuple[str, ...] | None = None, seed_split: Split = "train", run_seed: int = 0,
+    max_attempts: int | None = None, provenance: Mapping[str, Any] | None = None, overwrite: bool = False,
+    tracker: ProgressTracker | None = None,
 ) -> RecordedDemos:  # fmt: skip
     """Record `episodes` demonstrations of `expert` as a LeRobotDataset v3.
 

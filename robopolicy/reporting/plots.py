@@ -85,8 +85,9 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def line_chart(
-    series: Sequence[Series], *, title: str = "", x_label: str = "", share: bool = False, marks: Sequence[tuple[float,
-    str]] = (), width: int = 520, height: int = 280, legend: bool | None = None, standalone: bool = False,
+    series: Sequence[Series], *, title: str = "", x_label: str = "", share: bool = False,
+    marks: Sequence[tuple[float, str]] = (), width: int = 520, height: int = 280, legend: bool | None = None,
+    standalone: bool = False,
 ) -> str:  # fmt: skip
     """Curves over one x axis. `share`: y runs from 0 to 100%. `marks`: dashed horizontals with a name."""
     points = [(x, y) for s in series for x, y in zip(s.x, s.y, strict=True) if math.isfinite(x) and math.isfinite(y)]

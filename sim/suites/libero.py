@@ -22,7 +22,7 @@ import numpy as np
 from robopolicy.config.schema import Side
 from robopolicy.core.errors import ConfigError, closest
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
-from robopolicy.sim.gymnasium.info import flag
+from robopolicy.sim.gymnasium.info_columns import flag
 from robopolicy.sim.suites.robosuite import ACTION
 from robopolicy.sim.suites.seeds import global_random
 from robopolicy.sim.suites.versions import needs

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.core.errors import ConfigError
-from robopolicy.sim.gymnasium.info import flags
+from robopolicy.sim.gymnasium.info_columns import flags
 from robopolicy.sim.suites import maniskill
 from robopolicy.sim.suites.seeds import seed32
 from robopolicy.sim.suites.workers import identified

@@ -20,7 +20,7 @@ from robopolicy.core.errors import ConfigError, closest
 from robopolicy.core.types import STATE, ActionSpec, Obs
 from robopolicy.sim.experts.suites import ScriptedExpert
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
-from robopolicy.sim.gymnasium.info import flag
+from robopolicy.sim.gymnasium.info_columns import flag
 from robopolicy.sim.suites.versions import needs
 from robopolicy.sim.suites.workers import vector_env
 

@@ -22,7 +22,7 @@ from robopolicy.core.errors import ConfigError, closest
 from robopolicy.core.types import ActionSpec
 from robopolicy.sim.experts.robosuite import EXPERTS, BinExpert
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
-from robopolicy.sim.gymnasium.info import flag
+from robopolicy.sim.gymnasium.info_columns import flag
 from robopolicy.sim.suites.seeds import global_random
 from robopolicy.sim.suites.versions import needs
 from robopolicy.sim.suites.workers import vector_env

@@ -19,7 +19,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TimeLimit
 
 from robopolicy.core.errors import ConfigError, RobopolicyError
-from robopolicy.sim.gymnasium.info import Success, flag
+from robopolicy.sim.gymnasium.info import Success
+from robopolicy.sim.gymnasium.info_columns import flag
 
 MakeEnv = Callable[[], gymnasium.Env]
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from robopolicy.sim.experts.waypoints import Expert
 from robopolicy.sim.tasks import register
-from robopolicy.sim.tasks.base import Array, Bool, Joint, Range, Scene, Task, fold, planar_fixture
+from robopolicy.sim.tasks.base import Task
+from robopolicy.sim.tasks.scene import Array, Bool, Joint, Range, Scene, fold, planar_fixture
 
 # Cabinet frame: origin on the table below the middle of the closed drawer's front face, +y into the cabinet, so the
 # drawer opens along -y and the fingers, which open along y at home, straddle the handle bar from above.

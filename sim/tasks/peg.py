@@ -13,7 +13,8 @@ from robopolicy.sim.arm import ARM_DOF, TCP
 from robopolicy.sim.experts.waypoints import Expert
 from robopolicy.sim.kinematics import forward
 from robopolicy.sim.tasks import register
-from robopolicy.sim.tasks.base import Array, BodySpec, Bool, Joint, Range, Scene, Task, fold, planar_fixture
+from robopolicy.sim.tasks.base import Task
+from robopolicy.sim.tasks.scene import Array, BodySpec, Bool, Joint, Range, Scene, fold, planar_fixture
 
 # Collision bits: 1 table and objects, 2 arm (sim/arm.py), 4 walls, which meet arm and peg but not the table below.
 _WALL_BITS, _FREE_BITS, _HELD_BITS = (

@@ -12,7 +12,8 @@ import numpy as np
 
 from robopolicy.sim.experts.waypoints import Expert
 from robopolicy.sim.tasks import register
-from robopolicy.sim.tasks.base import Array, Bool, Joint, Range, Scene, Task, fold
+from robopolicy.sim.tasks.base import Task
+from robopolicy.sim.tasks.scene import Array, Bool, Joint, Range, Scene, fold
 from robopolicy.sim.tblock_geometry import TBlockGeometry, rotate
 
 _BALL = 0.012  # m, radius of the ball at the stick's end; it pushes at the T's half height, so the T stays flat

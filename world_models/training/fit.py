@@ -34,12 +34,12 @@ Features = dict[str, Feature]
 
 
 def fit(
-    *, world_model: Node, success: Node, dataset: Path | None, incomplete: bool, steps: Count, batch_size: Count, seed:
-    int, device: torch.device, tracker: Tracker, checkpointer: Any, init: Path | None = None, data: dict[str, Path] |
-    None = None, mix_weights: dict[str, NonNegative] | None = None, labelled: Count = 256, holdout: Fraction = HOLDOUT,
-    cameras: tuple[str, ...] | None = None, believed: Fraction = 0.95, lr: Positive = 1e-3, warmup: Natural = 200,
-    weight_decay: NonNegative = 1e-5, clip_norm: Positive = 10.0, ema_decay: Fraction = 0.998, log_every: Count = 100,
-    save_every: Natural = 2_000,
+    *, world_model: Node, success: Node, dataset: Path | None, incomplete: bool, steps: Count, batch_size: Count,
+    seed: int, device: torch.device, tracker: Tracker, checkpointer: Any, init: Path | None = None,
+    data: dict[str, Path] | None = None, mix_weights: dict[str, NonNegative] | None = None, labelled: Count = 256,
+    holdout: Fraction = HOLDOUT, cameras: tuple[str, ...] | None = None, believed: Fraction = 0.95, lr: Positive = 1e-3,
+    warmup: Natural = 200, weight_decay: NonNegative = 1e-5, clip_norm: Positive = 10.0, ema_decay: Fraction = 0.998,
+    log_every: Count = 100, save_every: Natural = 2_000,
 ) -> Metrics:  # fmt: skip
     """Train dynamics and success classifier on the same data, continuing from the newest checkpoint.
 

@@ -30,10 +30,11 @@ _EVALUATION_SEED, _DRAW_STREAM = 9401, 9402
 
 
 def fit(
-    *, world_model: Node, dataset: Path | None, incomplete: bool, steps: Count, batch_size: Count, seed: int, device:
-    torch.device, tracker: Tracker, checkpointer: Any, data: dict[str, Path] | None = None, min_windows: Count = 1_000,
-    holdout: Fraction = HOLDOUT, lr: Positive = 1e-3, warmup: Natural = 200, weight_decay: NonNegative = 1e-5,
-    clip_norm: Positive = 1.0, ema_decay: Fraction = 0.998, log_every: Count = 100, save_every: Natural = 2_000,
+    *, world_model: Node, dataset: Path | None, incomplete: bool, steps: Count, batch_size: Count, seed: int,
+    device: torch.device, tracker: Tracker, checkpointer: Any, data: dict[str, Path] | None = None,
+    min_windows: Count = 1_000, holdout: Fraction = HOLDOUT, lr: Positive = 1e-3, warmup: Natural = 200,
+    weight_decay: NonNegative = 1e-5, clip_norm: Positive = 1.0, ema_decay: Fraction = 0.998, log_every: Count = 100,
+    save_every: Natural = 2_000,
 ) -> Metrics:  # fmt: skip
     """Train on all windows of the data with equal weight, continuing from the newest checkpoint.
 

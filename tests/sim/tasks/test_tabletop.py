@@ -10,7 +10,7 @@ from robopolicy import sim
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import STATE, TASK
-from robopolicy.sim.tasks.tabletop import _SENTENCES, GOALS
+from robopolicy.sim.tasks.tabletop_goals import GOALS, SENTENCES
 
 SEEDS = episode_seeds("validation", 1, 28)
 
@@ -79,9 +79,9 @@ def test_distractors_move_nothing_else():
 
 
 def test_unseen_sentences_are_new():
-    for verb, texts in _SENTENCES["unseen"].items():
-        assert not set(texts) & {*_SENTENCES["varied"][verb], *_SENTENCES["plain"][verb]}
-        assert _SENTENCES["plain"][verb][0] in _SENTENCES["varied"][verb]
+    for verb, texts in SENTENCES["unseen"].items():
+        assert not set(texts) & {*SENTENCES["varied"][verb], *SENTENCES["plain"][verb]}
+        assert SENTENCES["plain"][verb][0] in SENTENCES["varied"][verb]
 
 
 @pytest.mark.parametrize(
