@@ -31,7 +31,7 @@ class Controller(Protocol):
     q: Array  # [N 7] rad, commanded joints
 
     joint_filter: JointFilter | None
-    redirected: NDArray[np.bool_]  # [N] the last command is not what was wanted
+    redirected: NDArray[np.bool_]  # [N] the last command differs from the requested one
     intervened: NDArray[np.bool_]  # [N] the filter says that it had to step in; without a say, as `redirected`
 
     def reset(self, rows: NDArray[np.int64], qpos: Array, frame: Frame) -> None: ...

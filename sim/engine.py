@@ -48,7 +48,7 @@ class Physics:
     """State of N simulations and the call that advances them all.
 
     The solver starts cold (rollout zeroes the warm start, `Task.xml` turns it off), so a trajectory is a function of
-    state and controls alone: the same bits whatever N, the thread count, the neighbours or a save and resume between.
+    state and controls alone: the same bits for any N, thread count, neighbours, or a save and resume between.
 
     Args:
         model: one shared model, or a list of N of the same sizes (domain randomisation).

@@ -169,13 +169,13 @@ class SimEnv(Simulation):
 
 
 class _Scenery:
-    """What an expert reads in place of a state that holds no objects: the scene as it is."""
+    """State of the whole scene for experts, where `observation.state` holds no objects."""
 
     def __init__(self, env: SimEnv) -> None:
         self.env = env
 
     def unpack(self, state: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """As Layout.unpack, of all envs now, whatever `state` says."""
+        """Return the groups of all envs now, as StateLayout.unpack; `state` is ignored."""
         scene = self.env._scene()
         groups = {**arm_features(scene), **self.env.task.observe(self.env.at, scene)}
         return {name: value.astype(np.float32) for name, value in groups.items()}

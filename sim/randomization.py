@@ -19,7 +19,7 @@ _LATEST = 1000  # control steps
 
 @dataclass(frozen=True)
 class Randomization:
-    """What varies between episodes. Scales multiply the nominal value; (1, 1) leaves it alone.
+    """Ranges of the variation between episodes. Scales multiply the nominal value; (1, 1) leaves it alone.
 
     Args:
         mass: scale of the masses and inertias of everything but the arm.

@@ -25,7 +25,7 @@ def open_gl(width: int, height: int) -> Any:
     """A current off-screen GL context from MUJOCO_GL's backend, or the first that works of egl and osmesa.
 
     mujoco itself reads MUJOCO_GL when it is imported, and fails there where the library is missing; opening the
-    context here keeps state-only runs free of GL, whoever imported mujoco first.
+    context here keeps state-only runs free of GL, in any order of imports.
     """
     wanted = os.environ.get("MUJOCO_GL", "").lower()
     failures = []

@@ -34,7 +34,7 @@ class Simulation:
     """N copies of a task on the batched engine, without the interface of an env; see SimEnv.
 
     Args:
-        task: what to do.
+        task: the task.
         num_envs: N.
         seed: names the stream of training episodes.
         control: "delta_pose" or "joint_position" (sim/control.py).
@@ -105,7 +105,7 @@ class Simulation:
         self._last = self._observe(None)
 
     def _weigh(self, rows: NDArray[np.int64]) -> None:
-        """The potential that the next steps of `rows` start from."""
+        """Store the potential from which the next steps of `rows` start."""
         if self.reward == "shaped":
             self._potential[rows] = self.task.dense(self.at, self._scene(rows))
 
@@ -150,7 +150,7 @@ class Simulation:
         return self.controller.spec.reference == "absolute"
 
     def _delayed(self, action: Array) -> Array:
-        """The action that reaches the arm now, [N Da]."""
+        """Return the delayed action [N Da] that reaches the arm now."""
         if self._late.shape[1] == 1:
             return action
         self._late = np.concatenate([action[:, None], self._late[:, :-1]], axis=1)

@@ -131,7 +131,7 @@ class TBlockGeometry:
         return index, np.sqrt(gap[np.arange(len(point)), index])
 
     def best(self, shift: Array, turn: Array, which: NDArray[np.int64] | None = None) -> tuple[Array, Array]:
-        """How far to push at each contact, and what remains then.
+        """Return the push length at each contact, and the remaining error.
 
         Args:
             shift: [M 2] m and turn: [M] rad that the T still has to make.

@@ -1,4 +1,4 @@
-"""What makes a dataset unfit for training, found before training starts.
+"""Find defects that make a dataset unfit for training, before training starts.
 
 Every check returns `Defect`s that name the key, the episode and the frame; nothing is repaired silently.
 """

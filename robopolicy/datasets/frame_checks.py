@@ -115,7 +115,7 @@ def check_saturation(episode: FilmBlock, action: Array, spec: ActionSpec | None,
             name = spec.names[k] if spec is not None else f"element {k}"
             problem = (f"{name!r} is at its {side} {'limit' if spec else 'extreme'} {end[k]:g} in "
                        f"{100 * at[:, k].mean():.0f}% of the frames ({ranges(frames)})")  # fmt: skip
-            fix = "Widen the limits or slow the demonstrations down: what was wanted beyond the limit is lost"
+            fix = "Widen the limits or slow the demonstrations down: motion beyond the limit is lost"
             yield Defect("action", problem, fix, episode.index, int(frames[0]))
 
 

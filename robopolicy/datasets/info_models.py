@@ -1,4 +1,4 @@
-"""Typed models of what a LeRobot dataset says about itself in JSON; values of other types are named, never guessed."""
+"""Typed models of a LeRobot dataset's JSON files; values of other types are reported, never converted."""
 
 from __future__ import annotations
 

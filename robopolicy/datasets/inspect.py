@@ -1,6 +1,6 @@
-"""`robopolicy data check`: every defect of a dataset, by episode and frame, those too that training would survive.
+"""Find every defect of a dataset, by episode and frame (`robopolicy data check`).
 
-Loading a dataset stops at the first kind of defect (lerobot.py); this goes on and lists them all. Nothing is mended.
+Loading a dataset stops at the first kind of defect; the check lists all of them. It repairs nothing.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from robopolicy.datasets.video import check_video
 
 
 def data_check(*, dataset: Path, saturated: Fraction = 0.5, shown: Count = 50) -> None:
-    """Name every defect of a LeRobot dataset, or of an HDF5 file of others.
+    """Name every defect of a LeRobot dataset, or of an HDF5 file of another project.
 
     Args:
         saturated: share of an episode's frames up to which an action may lie at its limit; the gripper always may.
-        shown: so many defects at most are put into words.
+        shown: most defects in the message.
 
     Raises:
         DataError: there are defects, or no dataset.
@@ -59,7 +59,7 @@ def data_check(*, dataset: Path, saturated: Fraction = 0.5, shown: Count = 50) -
 
 
 def inspect(source: DatasetInfo, *, saturated: float = 0.5) -> list[Defect]:
-    """All defects of rows, then of what the episodes are together; a column that is unusable spares the others."""
+    """Return all defects of rows, then of episodes; an unusable column does not hide defects of the others."""
     keys = [k for k in _numeric(source) if k in source.columns]
     found, table = _stray(source), None
     try:
@@ -127,7 +127,7 @@ def _reason(error: DataError) -> str:
 
 
 def _stray(source: DatasetInfo) -> list[Defect]:
-    """Hidden copies that macOS leaves: LeRobot takes them for parquet files."""
+    """Find hidden copies by macOS, which LeRobot reads as parquet files."""
     found = sorted(p for part in ("data", "meta") for p in (source.root / part).rglob("._*.parquet"))
     problem = "is no table: macOS leaves such files beside others on foreign disks"
     return [Defect(str(p.relative_to(source.root)), problem, "Remove it; it is ignored here") for p in found]
@@ -161,7 +161,7 @@ def _values(source: DatasetInfo, column: Columns, keys: list[str]) -> tuple[dict
 
 
 def _spec(source: DatasetInfo) -> tuple[ActionSpec | None, list[Defect]]:
-    """What the actions mean; where nobody says so, limits are not checked."""
+    """Return the action spec; without one, limits are not checked."""
     if source.meta is None:
         return None, []
     try:
@@ -193,7 +193,7 @@ def _check_tasks(source: DatasetInfo, column: Columns) -> list[Defect]:
 
 
 def _outcomes(column: Columns) -> list[Defect]:
-    """Columns of outcomes and of who drove that loading would refuse."""
+    """Find columns of outcomes and drivers that loading would refuse."""
     try:
         read_driver(column)
         read_outcomes(column, column.starts, column.table.num_rows, "recorded")

@@ -22,7 +22,7 @@ from robopolicy.datasets.lerobot_compat import check_column, hold_interrupts, le
 from robopolicy.datasets.metadata import SEED, RecordingMeta
 
 OUTCOME = {"next.reward": "float32", "next.done": "bool", "next.truncated": "bool", "next.success": "bool"}
-_SPARE = 16 * 2**20  # bytes that stay free, for what LeRobot writes when a recording ends
+_SPARE = 16 * 2**20  # bytes that stay free for LeRobot's files at the end of a recording
 _log = logging.getLogger(__name__)
 
 

@@ -1,4 +1,4 @@
-"""Columns of parquet files by type: what is missing, empty or of another type is named, never converted silently."""
+"""Read columns of parquet files by type; missing, empty or mistyped columns are reported, never converted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_parts(
     """The columns `wanted` of several files under one another, and everything that is wrong with them.
 
     Args:
-        fix: what to do about a file that cannot be read.
+        fix: advice for a file that cannot be read.
 
     Returns:
         The table holds the rows of files and the columns that are sound; None where there are none.
@@ -81,7 +81,7 @@ def number(table: pa.Table, key: str) -> NDArray[np.float64]:
 
 
 def _problem(part: pa.Table, known: Sequence[str], key: str, kind: Kind) -> str:
-    """What is wrong with a column of one file; "" where nothing is."""
+    """Return the defect of a column of one file, else ""."""
     if key not in known:
         return f"column {key!r} is missing. {closest(key, known)}".rstrip(".")
     column: Any = part[key]

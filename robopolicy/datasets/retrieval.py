@@ -21,7 +21,7 @@ _AT_ONCE = 2**23  # distances in memory at a time
 
 
 class Retrieved(NamedTuple):
-    """What was retrieved for B queries, the nearest first."""
+    """Frames retrieved for B queries, the nearest first."""
 
     frame: Tensor  # [B k] int64, into the memory
     distance: Tensor  # [B k], inf where there was nothing more to retrieve
@@ -88,7 +88,7 @@ class Memory(nn.Module):
         """The nearest frames to `key` [B E] among demonstrations of instruction `task` [B], one of each of them.
 
         Neighbours in time say the same, so a demonstration gives its nearest frame only. Exact: every distance is
-        computed, pair by pair, so that an answer does not depend on what else is asked. It is the root mean square
+        computed, pair by pair, so that an answer does not depend on other queries. It is the root mean square
         difference of an element of the key.
 
         Args:
@@ -152,7 +152,7 @@ class Memory(nn.Module):
         self.tasks = texts
 
     def digest(self) -> str:
-        """sha256 of what it holds: tells two memories of one policy apart."""
+        """sha256 of the content, which tells two memories of one policy apart."""
         parts = [x.cpu().contiguous().numpy().tobytes() for _, x in self.named_buffers()]
         return hashlib.sha256(b"".join([*parts, "\n".join(self.tasks).encode()])).hexdigest()
 
@@ -162,7 +162,7 @@ class _Texts(Strict):
 
 
 def _check_numbers(tensors: dict[str, Tensor], tasks: int, where: str) -> None:
-    """Raise CheckpointError where a memory's parts do not fit: what they count in must be there."""
+    """Raise CheckpointError where a memory's parts do not fit: indices must be in range."""
     frames, episodes = len(tensors["key"]), len(tensors["seed"])
     sizes = {"chunk": frames, "task": frames, "table": episodes}
     bad = [f"{k!r} has {len(tensors[k])} rows, expected {n}" for k, n in sizes.items() if len(tensors[k]) != n]

@@ -1,4 +1,4 @@
-"""What a LeRobot dataset says about itself (`meta/info.json`), before any frame is read."""
+"""Read `meta/info.json` of a LeRobot dataset, before any frame is read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _INSTEAD: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What `meta/info.json` says, with images as uint8 (3, h, w).
+    """Content of `meta/info.json`, with images as uint8 (3, h, w).
 
     `unknown`: top-level keys of info.json that were unusable; empty after `open`.
     """
@@ -117,7 +117,7 @@ class DatasetInfo:
 
 
 def _read_info(path: Path) -> tuple[Info, frozenset[str], list[Defect]]:
-    """The file's contents, its top-level keys that are unusable, and what is wrong with them."""
+    """Return the file's content, its unusable top-level keys, and their defects."""
     file = path / INFO_FILE
     if not file.exists():
         killed = sorted(path.parent.glob(f".{path.name}.recording-*"))
@@ -168,10 +168,10 @@ def _is_plain(key: str) -> bool:
 
 
 def resolve_action_spec(source: DatasetInfo, given: ActionSpec | None) -> ActionSpec:
-    """What the actions of a dataset mean.
+    """Return the meaning of a dataset's actions.
 
     Raises:
-        DataError: it has no actions, of another size, or with another meaning than `given`; nothing says what they are.
+        DataError: no actions, actions of another size or another meaning than `given`, or no meaning at all.
     """
     recorded = source.meta.action if source.meta else None
     if "action" not in source.columns:

@@ -1,6 +1,6 @@
-"""`meta/episodes`: which rows and which seconds of film belong to an episode; and whether that can be true.
+"""Read and check `meta/episodes`: the rows and the seconds of film of every episode.
 
-Naive merges leave an episode's number twice, or spans of film that overlap: pictures of another episode, otherwise.
+Naive merges repeat an episode's number, or leave spans of film that overlap and show another episode.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from robopolicy.datasets.checks import Defect
 from robopolicy.datasets.parquet import Kind, number, parquet_files, read_parts, whole
 from robopolicy.datasets.source import DatasetInfo
 
-_FRAME = 0.5  # of a frame period: what spans and timestamps may differ by
+_FRAME = 0.5  # frame periods: largest difference of spans and timestamps
 _MERGE = "Was it merged by copying files? Merge with LeRobot's tools (lerobot-edit-dataset), or record again"
 _FILM = {"chunk_index": "whole", "file_index": "whole", "from_timestamp": "number", "to_timestamp": "number"}
 _ROWS = ("dataset_from_index", "dataset_to_index")
@@ -63,13 +63,13 @@ class EpisodeSpans:
 
 
 class SpanDefects(list[tuple[frozenset[int], Defect]]):
-    """Defects together with all episodes that each concerns."""
+    """Defects, each with the episodes that it concerns."""
 
     def note(self, key: str, problem: str, *episodes: int, fix: str = _MERGE) -> None:
         self.append((frozenset(episodes), Defect(key, problem, fix, episodes[0] if episodes else None)))
 
     def of(self, episodes: Sequence[int] | None) -> list[Defect]:
-        """Those that concern one of `episodes`; None: all."""
+        """Return the defects that concern one of `episodes`; None: all."""
         wanted = None if episodes is None else set(episodes)
         return [d for concerns, d in self if wanted is None or not concerns or concerns & wanted]
 
@@ -81,7 +81,7 @@ def blocks_of(index: NDArray[np.int64]) -> list[FilmBlock]:
 
 
 def read_episodes(source: DatasetInfo, cameras: Sequence[str]) -> tuple[EpisodeSpans | None, list[Defect]]:
-    """`meta/episodes` with the spans of `cameras` (names of the dataset), and what is wrong with its columns."""
+    """Read `meta/episodes` with the spans of `cameras` (names of the dataset), and the defects of its columns."""
     wanted: dict[str, Kind] = {"episode_index": "whole", "length": "whole", **dict.fromkeys(_ROWS, "whole")}
     for camera in cameras:
         wanted |= {f"videos/{camera}/{k}": kind for k, kind in _FILM.items()}  # type: ignore[misc]
@@ -153,7 +153,7 @@ def check_spans(
         fps: NaN: unknown, so that lengths are not compared.
     """
     found, frame = SpanDefects(), 1.0 / fps
-    at_fault = SpanDefects()  # of one episode; its film's other episodes are as doubtful
+    at_fault = SpanDefects()  # of one episode; its film's other episodes may be wrong too
     if camera not in table.spans:
         return found
     where = list(zip(table.index.tolist(), table.spans[camera], strict=True))

@@ -27,11 +27,11 @@ DRIVER = {"driver": "int64", "intervention": "bool"}  # columns that say who dro
 OUTCOMES = ("next.reward", "next.done", "next.truncated", "next.success")
 _PLACES = ("frame_index", "episode_index", "task_index")
 _KILLED = "The recording was killed before `finalize`, or the file was damaged: copy it again, or record again"
-DRIVERS = ("policy", "human", "rewind")  # what `driver` counts in
+DRIVERS = ("policy", "human", "rewind")  # values of `driver`
 
 
 class TableRows(NamedTuple):
-    """Frames of whole episodes: their columns, `starts` [E+1], and which seconds of film are theirs."""
+    """Frames of whole episodes: their columns, `starts` [E+1], and the spans of their films."""
 
     table: pa.Table
     starts: Tensor
@@ -198,7 +198,7 @@ def read_driver(column: Columns) -> Tensor | None:
     Recordings of deployments say it under `driver`, data made of bags under `intervention`: a human, or his rewind.
 
     Raises:
-        DataError: a number that names nobody.
+        DataError: a number that is no driver.
     """
     for key in DRIVER:
         if key in column.table.column_names:

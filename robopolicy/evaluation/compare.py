@@ -1,4 +1,4 @@
-"""Two policies on the same episodes: what the seeds have in common cancels, so fewer episodes decide."""
+"""Compare two policies on the same episodes: pairing removes the variance of the seeds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Comparison:
         return f"{self.b if self.difference.value > 0 else self.a} is better"
 
     def text(self) -> str:
-        """The paired table and what follows from it, in plain text."""
+        """Return the paired table and its verdict as plain text."""
         width = max(len(self.a), len(self.b), 1)
         both, only_a, only_b, neither = self.pairs
         cell = max(len(str(n)) for n in self.pairs) + 2
@@ -125,9 +125,9 @@ def compare(
 def worse_than_base(
     base: EpisodeTable, evaluations: Sequence[EpisodeTable], *, criterion: str = "success_once"
 ) -> list[tuple[float, float]]:
-    """Was a policy worse than its base at any evaluation of its training?
+    """Test whether a policy was worse than its base at any evaluation of its training.
 
-    Returns, per evaluation, the difference to the base and the Holm-adjusted p-value of a one-sided exact McNemar
+    Return, per evaluation, the difference to the base and the Holm-adjusted p-value of a one-sided exact McNemar
     test for "worse". None below 0.05: no evaluation was shown to be worse, at a family-wise 5%.
     """
     found = [compare(base, rows, names=("base", f"evaluation {i}"), criterion=criterion)

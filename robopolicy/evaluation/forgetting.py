@@ -1,4 +1,4 @@
-"""What a refinement gained and lost, instruction by instruction, from the episode rows before and after it."""
+"""Compare the success of each instruction before and after a refinement."""
 
 from __future__ import annotations
 

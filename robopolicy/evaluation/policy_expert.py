@@ -1,5 +1,7 @@
-"""A trained policy as the one who shows the task, with noise: what world models and offline learners need beside
-demonstrations. `robopolicy demos expert._target_=policy expert.checkpoint=…`."""
+"""Demonstrate with a trained policy plus noise, as data for world models and offline learners.
+
+`robopolicy demos expert._target_=policy expert.checkpoint=…`
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ _STREAM = 9401  # level of an episode, noise of a step, noise of a block: this a
 
 
 class PolicyExpert:
-    """Acts as `checkpoint` does, plus noise in half widths of the action's limits.
+    """Act as `checkpoint` does, plus noise in half widths of the action's limits.
 
-    Each episode has a noise level of its own, uniform between 0 and `expert_noise`, so that the data holds what the
-    policy does and what lies around it. Half of the noise's variance changes every step, half every `block` steps.
-    All of it is keyed by (episode seed, step), as the policy's own noise is.
+    Each episode has its own noise level, uniform between 0 and `expert_noise`, so that the data covers the policy's
+    behaviour and its surroundings. Half of the variance changes every step, half every `block` steps. The noise is
+    keyed by (episode seed, step), as the policy's own.
 
     Raises:
         SpecError: the policy does not fit the env, or refines another (its base would have to run beside it).

@@ -1,4 +1,4 @@
-"""Where a policy lies, where its results go, and the task that it was trained on."""
+"""Find a policy, the folder of its results, and the task of its training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NOTHING = "none"  # memory=none
 
 
 class PolicyRef:
-    """Where a policy lies and where what is found out about it goes."""
+    """Folders of a policy, of its run and of its results."""
 
     lerobot_run: Path | None = None
     provenance_suffix = ""  # names a memory or sampler that replaces the policy's own
@@ -71,7 +71,7 @@ class PolicyRef:
 
 
 def _checkpoint(policy: Path, run: Path | None) -> str:
-    """ "" for the newest of its run, or of none; else "best", its own name, or "base" for what lies inside it."""
+    """Return "" for the newest of its run or without a run, else "best", its name, or "base" for an inner policy."""
     folder = None if run is None else run / "checkpoints"
     if folder is None or folder not in policy.parents:
         return ""
@@ -84,7 +84,7 @@ def _checkpoint(policy: Path, run: Path | None) -> str:
 
 
 def task_of(given: dict[str, Any] | None, ref: PolicyRef) -> dict[str, Any]:
-    """The task on the command line, or the one that the run was trained on."""
+    """Return the task of the command line, or that of the run's training."""
     task = given or own_task((read_config(ref.run) if ref.run is not None else None) or {})
     if task is None:
         raise ConfigError(f"task: {ref.name} does not say what it was trained on; choose one: task=<name>")
@@ -94,10 +94,10 @@ def task_of(given: dict[str, Any] | None, ref: PolicyRef) -> dict[str, Any]:
 def env_of(
     given: dict[str, Any] | None, ref: PolicyRef, num_envs: int, changes: dict[str, Any] | None = None
 ) -> VecEnv:
-    """Build what `task_of` says, with `changes` of its parameters.
+    """Build the task of `task_of`, with `changes` of its parameters.
 
     Raises:
-        ConfigError: it cannot be built; where a run says it, whatever the env raised.
+        ConfigError: it cannot be built; for the task of a run, any error of the env.
     """
     node = {**task_of(given, ref), **(changes or {})}
     with nullcontext() if given else refusing(f"{ref.run}/{CONFIG}: task", ConfigError):
@@ -106,7 +106,7 @@ def env_of(
 
 
 def set_retrieval_memory(policy: Policy, memory: Path) -> str:
-    """Replace what a policy has in memory by a dataset, or nothing ("none"); returns a name for it."""
+    """Replace a policy's retrieval memory by a dataset, or by nothing ("none"); return a suffix that names it."""
     episodes = None
     if policy.memory is not None and memory != Path(_NOTHING):
         index = {TASK: Feature((), "int64")} if TASK in dataset_features(memory) else {}

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class FilmOptions(TypedDict, total=False):
-    """What `film` and `film_pairs` share."""
+    """Options of `film` and `film_pairs`."""
 
     deterministic: bool  # as it was in the evaluation
     strict: bool  # default True; False leaves out, with a warning, an episode that runs otherwise than on record
@@ -54,7 +54,7 @@ def film(
     """Film episodes of `rows` again, as H.264 files in `out` with an index beside them.
 
     Args:
-        rows: what `evaluate` gave for this policy and task, with the same `deterministic`.
+        rows: result of `evaluate` for this policy and task, with the same `deterministic`.
         seeds: which episodes; `choose` picks `count` of them when None.
         label: burnt in before seed, outcome and step; the policy's name, say.
 

@@ -1,4 +1,4 @@
-"""`write_report`: one HTML page that holds everything and asks the network for nothing."""
+"""Write a report as one self-contained HTML page that needs no network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from robopolicy.reporting.imagination import imagination
 from robopolicy.reporting.run_reader import Evaluation, Run, read_run
 from robopolicy.utils.atomic import write_atomically
 
-# No origin is allowed for anything: what is not inside the file cannot load, and nothing can be sent.
+# No origin is allowed: nothing outside the file can load, and nothing can be sent.
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; media-src data:; "
     "base-uri 'none'; form-action 'none'"
@@ -37,8 +37,8 @@ def write_report(
     """Write a self-contained page about one run or several; what is missing is named in it.
 
     Args:
-        run_dirs: in the order to show; the first evaluation with the word "base" in its name, or else the first of
-            all, is what others are compared with.
+        run_dirs: in the order to show. Others are compared with the first evaluation that has "base" in its name, or
+            with the first of all.
         names: the two evaluations of the headline (see run_dir.Evaluation); picked when None.
         max_video_mib: films beyond this are left out and named, those that matter least first.
 

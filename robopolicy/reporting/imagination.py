@@ -23,7 +23,7 @@ _BASELINES = {"model": ("model", "c1"), "linear": ("linear model", "c2"), "copy_
 
 
 def imagination(runs: Sequence[Run]) -> str:
-    """All sections of all runs; "" where none has learned in imagination."""
+    """Return all sections of all runs; "" where no run learned in imagination."""
     parts = []
     for run in runs:
         name = f" ({escape(run.name)})" if len(runs) > 1 else ""
@@ -81,8 +81,8 @@ def _rounds(records: list[dict[str, Any]], name: str) -> str:
     return section(
         f"Rounds{name}",
         f'<div class="charts">{chart}</div><div class="scroll"><table>{head}{body}</table></div>',
-        "Each round imagines, tries the policy for real, and refits the model on what happened. Gap: imagined minus "
-        "true success in points, in the model that was learned in; refitted: what the next model says of it.",
+        "Each round imagines, rolls the policy out for real, and refits the model on the rollouts. Gap: imagined minus "
+        "true success in points, in the model of the training; refitted: success in the next model.",
     )
 
 

@@ -1,4 +1,4 @@
-"""docs/results/<id>.json: what was measured, by which command, on what. Negative results too.
+"""Read and write docs/results/<id>.json: measurements with command and hardware, negative results too.
 
 A file is a list of rows, one a line. Experiments write it themselves; docs/results.md is generated from it alone.
 """
@@ -60,7 +60,7 @@ class Evidence:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What a row is about; a new row of the same key takes the old one's place."""
+        """Key of a row; a new row with the same key replaces the old one."""
         return self.setting, self.metric, str(self.seeds)
 
 

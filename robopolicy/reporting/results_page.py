@@ -54,7 +54,7 @@ def generate(docs: Path | str = "docs") -> dict[Path, str]:
 
 
 def stale(docs: Path | str = "docs") -> list[str]:
-    """What differs between the generated files and those on disk, one sentence each; empty when nothing does."""
+    """Return the differences between the generated files and those on disk, one sentence each."""
     wanted = generate(docs)
     found = []
     for path, text in wanted.items():
@@ -138,7 +138,7 @@ def _plots(rows: Sequence[Evidence]) -> dict[str, str]:
 
 
 def _over(rows: Sequence[Evidence], end: str) -> list[Series]:
-    """What was watched in training as curves, and the routes beside that nobody watched as dots."""
+    """Draw evaluations during training as curves, and routes without them as dots."""
     curves: dict[str, list[Evidence]] = {}
     for row in rows:
         if row.metric == CURVE:
@@ -160,7 +160,7 @@ def _series(name: str, rows: Sequence[Evidence], end: str, colour: str) -> Serie
 
 
 def _routes(rows: Sequence[Evidence], end: str) -> list[Series]:
-    """Where nobody looked on the way: a dot for each refinement beside a common base, at what it cost in env steps or
+    """Without evaluations on the way: a dot for each refinement beside a common base, at what it cost in env steps or
     minutes and where it ended, means of its training seeds. None where there are fewer than two, or more than colours
     tell apart."""
     rates = [r for r in rows if r.metric == "success_rate" and r.seeds != ALL and "/" not in r.setting]
@@ -193,7 +193,7 @@ def _intervals(rows: Sequence[Evidence]) -> str:
 
 
 def _whiskers(rows: Sequence[Evidence]) -> list[Whisker]:
-    """What `_intervals` draws; nothing of a single rate."""
+    """Return the rows of the interval chart; none for a single rate."""
     rates, colours = [r for r in rows if r.metric == "success_rate" and r.low is not None], _colours(rows)
     found = []
     for setting in dict.fromkeys(r.setting for r in rates) if len(rates) > 1 else ():

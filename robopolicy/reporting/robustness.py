@@ -35,7 +35,7 @@ class Point(NamedTuple):
 class Robustness:
     """Curves of the policies `names`, of which the second, where there are two, is compared with the first.
 
-    `units`: what the values of each condition are. The unchanged task stands in every curve, but was run once.
+    `units`: {condition: unit of its values}. The unchanged task stands in every curve, but was run once.
     """
 
     names: tuple[str, ...]

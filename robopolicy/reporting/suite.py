@@ -1,4 +1,4 @@
-"""A suite of tasks as data, and what an evaluation over all of it found: table, JSON and page."""
+"""Describe a suite of tasks as data, and the result of its evaluation as table, JSON and page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Suite:
         name: of the results' folder.
         protocol: the rules in words; they stand in every table and report.
         task: the node that builds a task, without what differs from task to task.
-        tasks: for each, what is added to the node; `name` is its key where it is not given.
+        tasks: {key: additions to the node}; `name` defaults to the key.
         episodes: of each task.
         seeds: "drawn": `episode_seeds(split, 0, episodes)`; "in_order": numbers 0, 1, … of the split, for suites whose
             initial states are a fixed list.

@@ -1,4 +1,4 @@
-"""Angles of a tool that points down, from quaternions w x y z [N 4]; batched, rad."""
+"""Compute angles of a tool that points down, from quaternions w x y z [N 4]; batched, rad."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def yaw(q: Tensor) -> Tensor:
 
 
 def quarter(angle: Tensor) -> Tensor:
-    """[N] in [−π/4, π/4): what remains of a turn where four are alike, as for a cube."""
+    """[N] in [−π/4, π/4): remainder of a turn with fourfold symmetry, as for a cube."""
     return torch.remainder(angle + math.pi / 4, math.pi / 2) - math.pi / 4
 
 
 def half(angle: Tensor) -> Tensor:
-    """[N] in [−π/2, π/2): what remains of a turn where two are alike, as for two fingers."""
+    """[N] in [−π/2, π/2): remainder of a turn with twofold symmetry, as for two fingers."""
     return torch.remainder(angle + math.pi / 2, math.pi) - math.pi / 2
 
 

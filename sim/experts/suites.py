@@ -1,4 +1,4 @@
-"""What the scripted experts of suites share: a plan, and errors keyed by the episode."""
+"""Base classes of the scripted experts of suites: a plan, and errors keyed by the episode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STREAM = 7011  # expert noise
 
 
 class ScriptedExpert:
-    """Base class: subclasses say what they would do, `plan`.
+    """Base class: subclasses define the action without errors, `plan`.
 
     Args:
         expert_noise: at x, every episode has a constant error and every step a noise of its own (both normal, per
@@ -58,7 +58,7 @@ class ScriptedExpert:
 
 
 class ToolExpert(ScriptedExpert):
-    """Base class: subclasses say where the tool shall be, how it is turned, and what the fingers do.
+    """Base class: subclasses define position and turn of the tool, and the gripper.
 
     Args:
         at: name → its part of the state.

@@ -24,7 +24,7 @@ _STREAM = 7001  # expert noise; env resets and policies use other streams
 
 
 class Unpacks(Protocol):
-    """Reads `observation.state` by name: a Layout, or what stands for one."""
+    """Reader of `observation.state` by name, such as a StateLayout."""
 
     def unpack(self, state: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]: ...
 

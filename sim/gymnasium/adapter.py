@@ -7,7 +7,7 @@ SAME_STEP      the successor is in info["final_obs"], or "final_observation" as 
 DISABLED, and NEXT_STEP of Gymnasium's own Sync- and AsyncVectorEnv: we reset the ended envs at once through
                options["reset_mask"], with a seed for every episode.
 NEXT_STEP elsewhere: the env spends its next step on the reset. That step is handed on with `steps` 0, `valid` False
-               and `truncated` True, so learners drop it and executors start anew at its `obs`.
+               and `truncated` True, so learners drop it and executors start again at its `obs`.
 
 Training episodes have seeds of their own too, so that a run is a function of its seed. Where the env resets without
 asking for one, an episode still gets a number that no other has, because the noise of policies is keyed by it.
@@ -53,9 +53,9 @@ class GymVecEnv:
         instructions: task text; one task.
         horizon: steps to truncation; default: the env's own `max_episode_steps`.
         dt: s per step; default: 1 / metadata["render_fps"], else 0.05.
-        action: what the action means; default: numbers in the env's own units, absolute.
+        action: meaning of the action; default: numbers in the env's own units, absolute.
         names: of the elements of `observation.state`, each its own; default: the space's keys, counted.
-        success: what tells success, see sim/gymnasium/info.py; default: info["success"] or info["is_success"].
+        success: key of success, see sim/gymnasium/info.py; default: info["success"] or info["is_success"].
         autoreset_mode: where the env's metadata do not say it.
 
     Raises:

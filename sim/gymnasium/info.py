@@ -121,7 +121,7 @@ class Success:
 def _said(
     info: Any, key: str, *, active: NDArray[np.bool_], final: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """What `key` says [N], and where [N] it says something; of the envs in `final` in their final info."""
+    """Return values [N] of `key`, and where [N] it exists; envs in `final` are read from their final info."""
     values, present = column(info, key, len(active))
     if final.any():
         last, had = column(info, f"{FINAL_INFO}.{key}", len(active))

@@ -93,7 +93,7 @@ def names_of(info: Any) -> list[str]:
 
 
 def objects(values: list[Any]) -> NDArray[Any]:
-    """[N] array of these objects, whatever they are."""
+    """Return an array [N] of these objects, of any type."""
     found = np.empty(len(values), dtype=object)
     for i, value in enumerate(values):
         found[i] = value

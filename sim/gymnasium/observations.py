@@ -1,4 +1,4 @@
-"""What a Gymnasium vector env observes, as our features. Pictures that are not RGB of uint8 are refused."""
+"""Map observations of a Gymnasium vector env to our features; images must be RGB of uint8."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def is_rgb(box: Box) -> bool:
 
 
 def picture(box: Box) -> tuple[str, str] | None:
-    """For a Box that looks like a picture but is not RGB uint8: what it is, and the way out. Else None."""
+    """Return the problem and the fix of a Box that resembles an image but is not RGB uint8, else None."""
     shape, n = box.shape, len(box.shape)
     if n < 2 or not (box.dtype == np.uint8 or sorted(shape)[-2] >= _PICTURE_SIDE):
         return None
@@ -103,7 +103,7 @@ def picture(box: Box) -> tuple[str, str] | None:
 
 
 class Observations:
-    """Converts batches of what an env observes, and holds them to its space."""
+    """Convert batches of observations, and check them against the env's space."""
 
     def __init__(self, layout: ObservationLayout, env: str) -> None:
         self.layout, self.env = layout, env

@@ -49,7 +49,7 @@ ACTION = ActionSpec(
 
 
 def task_names() -> list[str]:
-    """What `make` takes."""
+    """Names that `make` takes."""
     return sorted(TASKS)
 
 
@@ -70,7 +70,7 @@ class ManiSkillEnv(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        # The whole scene anew, for about 0.05 s: PhysX lets contacts of earlier episodes show in later ones, in the
+        # Build the whole scene again, for about 0.05 s: PhysX lets contacts of earlier episodes show in later ones, in the
         # last digits at first, even where everything was parted and stepped before the reset.
         obs, _ = self.inner.reset(seed=None if seed is None else seed32(seed), options={"reconfigure": True})
         if self.friction != 1.0 or self.mass != 1.0:
@@ -165,7 +165,7 @@ _LAYOUTS = {
 
 
 def protocol(name: str, horizon: int | None) -> tuple[str, int]:
-    """What to do, and steps to truncation.
+    """Return the instruction, and steps to truncation.
 
     Raises:
         ConfigError: no such task, or a horizon below 1.
@@ -208,5 +208,5 @@ def make(
 
 
 def vec_env(name: str, envs: gymnasium.vector.VectorEnv, **how: Any) -> ManiSkillVecEnv:
-    """A task's envs, whichever simulator steps them, with the names of what it observes and does."""
+    """Envs of a task on either simulator, with the names of observations and actions."""
     return ManiSkillVecEnv(name, envs, action=ACTION, names=element_names(name), **how)

@@ -90,7 +90,7 @@ class ManiSkillBatch(VectorEnv):
 
 
 def _each(seed: Any, count: int, random: np.random.Generator) -> list[int]:
-    """`count` 32-bit seeds of what `reset` was given: as many, one, or None; None draws."""
+    """Return `count` 32-bit seeds from the argument of `reset`: as many, one, or None; None draws."""
     if isinstance(seed, numbers.Integral):
         return [seed32(int(seed) + i) for i in range(count)]
     given = [None] * count if seed is None else list(seed)

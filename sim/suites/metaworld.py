@@ -35,7 +35,7 @@ ACTION = ActionSpec(
 
 
 def task_names() -> list[str]:
-    """What `make` takes: "reach-v3" …"""
+    """Names that `make` takes: "reach-v3" …"""
     return sorted(name.removesuffix("-goal-observable") for name in TASKS)
 
 

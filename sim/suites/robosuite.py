@@ -4,7 +4,7 @@ Protocol: OSC_POSE at 20 Hz over physics at 500 Hz; the observations are robomim
 x y z w, finger positions, object state), which hold no velocities: `relative` adds last steps; every episode draws the
 arm's start and the objects' places with its seed; success is the task's own check, after any step, and ends the
 episode; reward is that success. `horizon` is half of robomimic's 400 steps for Lift and Can, all of them for the nut.
-Lift's cube has one size, drawn once: the model is not loaded anew for an episode.
+Lift's cube has one size, drawn once: the model is not loaded again for an episode.
 
 Experts for Lift and Can are ours; the nut has none.
 """
@@ -34,7 +34,7 @@ try:
 finally:
     logging.disable(logging.NOTSET)
 
-# name: (the suite's name, object in its observations, what to do, steps)
+# name: (the suite's name, object in its observations, instruction, steps)
 TASKS = {
     "Lift": ("Lift", "cube", "lift the cube", 200),
     "Can": ("PickPlaceCan", "Can", "put the can into its bin", 200),
@@ -54,7 +54,7 @@ _MOVING = ("tool", "object", "fingers")  # whose last steps `relative` adds
 
 
 def task_names() -> list[str]:
-    """What `make` takes."""
+    """Names that `make` takes."""
     return sorted(TASKS)
 
 

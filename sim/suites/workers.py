@@ -36,7 +36,7 @@ def vector_env(
     sparse: bool = True,
     **task: Any,
 ) -> VectorEnv:
-    """`num_envs` copies of what `make` builds, whose ended episodes wait to be reset (AutoresetMode.DISABLED).
+    """Run `num_envs` copies of the env of `make`, whose ended episodes wait for a reset (AutoresetMode.DISABLED).
 
     Their infos are {"success": bool}.
 
@@ -44,9 +44,9 @@ def vector_env(
         make: builds one env; picklable where `processes` > 0.
         ident: names the task in specs and rows.
         processes: 0: in this one; else so many workers, at most one an env.
-        success: what tells success, see `robopolicy.sim.gymnasium.info.Success`.
+        success: key of success, see `robopolicy.sim.gymnasium.info.Success`.
         sparse: success ends the episode and is the reward.
-        task: whatever else defines the task; it enters the spec's digest.
+        task: further parameters of the task for the spec's digest.
 
     Raises:
         ConfigError: a negative number of processes.
@@ -127,7 +127,7 @@ class Workers(VectorEnv):
         mask = options.pop("reset_mask", None)
         for pipe, part in zip(self._pipes, self._slices, strict=True):
             chosen = None if mask is None else mask[part]
-            # A share in which nothing is to be reset says what it observes, without a reset.
+            # A share without a reset returns its observations.
             _send(pipe, ("reset", (seeds[part], options if chosen is None else {**options, "reset_mask": chosen})))
         parts = self._gather()
         return _joined([obs for obs, _ in parts]), {}

@@ -1,4 +1,4 @@
-"""What a task is: a scene, a reset, a success test, an instruction, an expert. All vectorised over N.
+"""Base class of tasks: scene, reset, success test, instruction and expert, all vectorised over N.
 
 A task is a frozen dataclass; its fields are its parameters and enter the env's digest. Fixed for all episodes: the
 MJCF of `bodies()` (and `tool()`, `extra_xml()`). Drawn per episode: one uniform number per entry of `ranges`.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """Base class. Fields are parameters; class variables are what the subclass is."""
+    """Base class. Fields are parameters; class variables define the subclass."""
 
     horizon: int = 80  # control steps to truncation
     timestep: float = 0.01  # s, physics

@@ -1,4 +1,4 @@
-"""ImaginedEnv: a world model as a `VecEnv`, so that what learns in a simulator learns in imagination unchanged.
+"""Present a world model as a `VecEnv`, so that algorithms train in imagination unchanged.
 
 An episode ends for four reasons: success (terminated, reward 1), the horizon (truncated), high uncertainty or a state
 outside the data (terminated with a pessimistic value, so no value is bootstrapped from an unreliable state), and
@@ -26,21 +26,21 @@ _START_STREAM, _DRAW_STREAM = 9101, 9102
 
 
 class ImaginedEnv:
-    """N episodes dreamed at once.
+    """N imagined episodes at once.
 
-    `held_out`: starts that the model was not trained on, nor this env begins in unless it was told to; None where that
-    is not known. `whole`: primitive steps of the episodes that a policy is judged by; None: as many as of any other.
-    `gate`: node of what decides which updates of a training in here are kept; None: all are.
+    `held_out`: function that returns starts outside the model's training data; None: unknown. `whole`: primitive steps
+    of the episodes of evaluations; None: `horizon`. `gate`: node of the gate that decides which updates are kept; None:
+    all are kept.
 
     Args:
         world: trained and calibrated.
         starts: where episodes begin, `world.memory` frames each; the seed of an episode chooses one.
         num_envs: N. seed: names the stream of training episodes.
         horizon: primitive steps to truncation; None: the env's own.
-        trust: times the calibrated bound on uncertainty; larger believes more.
-        pessimism: value of a state that is not believed, given as reward at the step that leads there.
-        sampled: what is uncertain is drawn; False takes the likeliest.
-        cameras: whose pictures it shows; None: all that are modelled. Others are never made.
+        trust: factor of the calibrated bound on uncertainty; larger allows more.
+        pessimism: value of an uncertain state, given as reward of the step into it.
+        sampled: draw outcomes; False takes the likeliest.
+        cameras: names of the cameras to observe; None: all modelled ones. Others are never decoded.
 
     Raises:
         ConfigError: an uncalibrated world, no starts, or a pessimism that is better than the worst return.
@@ -91,7 +91,7 @@ class ImaginedEnv:
         self._latent = torch.zeros(num_envs, world.dynamics.latent_dim)
         self._frame_scores = torch.zeros(num_envs, world.success.window, 2)  # of the last latents, newest last
         self._episode = torch.zeros(num_envs)  # uniform number of the episode
-        # What episodes begin with, made when a start is chosen for the first time.
+        # First latents and scores, computed when a start is chosen for the first time.
         self._known = torch.zeros(len(starts), dtype=torch.bool)
         self._first_latent = torch.empty(len(starts), world.dynamics.latent_dim)
         self._first_scores = torch.empty(len(starts), world.success.window, 2)
@@ -167,7 +167,7 @@ class ImaginedEnv:
     # -- inside ------------------------------------------------------------------------------------------------------
     @torch.no_grad()
     def _score_frames(self, latent: Tensor) -> Tensor:
-        """What success is judged by, [B 2] of latents [B C]."""
+        """Return the success scores [B 2] of latents [B C]."""
         return by_blocks(lambda x: (self.world.frame_scores(x),), latent)[0]
 
     def _begin(self, rows: Tensor) -> None:
@@ -183,7 +183,7 @@ class ImaginedEnv:
         self._t[rows] = 0
 
     def _encode(self, starts: Tensor) -> None:
-        """Make known what `starts` [M] begin with: an encoder takes longer than all the steps in which few begin."""
+        """Encode `starts` [M] once: the encoder takes longer than the steps between few new episodes."""
         if len(starts):
             windows = self.world.windows(self.starts.take(starts))
             self._first_latent[starts] = windows[:, -1]
@@ -191,6 +191,6 @@ class ImaginedEnv:
             self._known[starts] = True
 
     def _choose(self, seeds: Tensor) -> tuple[Tensor, Tensor]:
-        """What episodes `seeds` [M] begin with: the number of a start [M], and the uniform number [M] of a member."""
+        """Return the start [M] and the member's uniform number [M] of episodes `seeds` [M]."""
         unit = keyed_uniform(seeds, torch.zeros_like(seeds), (2,), stream=_START_STREAM)
         return (unit[:, 0].double() * len(self.starts)).long(), unit[:, 1]

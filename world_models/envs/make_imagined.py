@@ -52,6 +52,8 @@ def make(
         ConfigError: no model or starts named, a model worse than copying, branches not shorter than episodes.
         CheckpointError: not a whole and trained model. SpecError, DataError: starts that do not fit it.
     """
+    if model is None:
+        raise ConfigError("world.model: needs a value. Add world.model=<run directory of train algo=world_model>")
     world = _load(model, which, even_if_bad)
     whole = horizon or world.spec.horizon
     if branch and (branch >= whole or start_at == "any"):
@@ -76,9 +78,7 @@ def make(
     return env
 
 
-def _load(model: Path | None, which: Literal["latest", "best"], even_if_bad: bool) -> World:
-    if model is None:
-        raise ConfigError("world.model: needs a value. Add world.model=<run directory of train algo=world_model>")
+def _load(model: Path, which: Literal["latest", "best"], even_if_bad: bool) -> World:
     world = load_world(model, which=which)
     bad = faults(world.report)
     if bad and not even_if_bad:

@@ -1,7 +1,7 @@
-"""RecordedEnv: a dataset as a `VecEnv`, so that what learns off-policy in a simulator learns without one.
+"""Present a dataset as a `VecEnv`, so that off-policy algorithms train on it unchanged.
 
-Nobody can act in it: a step answers with the action that was recorded and what that led to. Replays store `executed`,
-so they hold the recording as it was, with the base actions of the policy at hand. No step of a true env is taken.
+Actions have no effect: a step returns the recorded action as `executed`, and its recorded result. Replays store
+`executed`, so they hold the recording, with the base actions of the current policy.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _STREAM = 9421
 
 
 class RecordedEnv:
-    """N recorded episodes at once; the seed of an episode chooses which.
+    """N recorded episodes at once; the seed of an episode chooses one.
 
-    The state after an episode's last action is not in a dataset. Where the task ended there it is not needed, and the
-    last frame stands in for it; elsewhere the step has no length and is not valid.
+    A dataset lacks the state after an episode's last action. After a terminated episode the last frame replaces it;
+    elsewhere the step has no length and is not valid.
 
     Raises:
-        DataError: nothing says which actions were rewarded.
+        DataError: the dataset has neither rewards nor successes.
     """
 
     def __init__(self, episodes: Episodes, num_envs: int, *, seed: int = 0, name: str = "dataset") -> None:
@@ -106,7 +106,7 @@ class RecordedEnv:
 
 
 def make(dataset: Path | None = None, *, num_envs: Count, seed: int = 0) -> RecordedEnv:
-    """The env of a dataset, without its pictures.
+    """Build the env of a dataset, without its images.
 
     Raises:
         ConfigError: no dataset is named.

@@ -1,4 +1,4 @@
-"""Which episode an env without a simulator begins next: seeds that were given, then a training stream of its own."""
+"""Choose the next episodes of an env without a simulator: given seeds, then its own training stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from robopolicy.core.rng import episode_seeds
 
 
 class SeedQueue:
-    """Hands out episode seeds.
+    """Queue of episode seeds.
 
     Args:
         seed: names the training stream (`robopolicy.core.rng.episode_seeds("train", seed, …)`).
@@ -24,7 +24,7 @@ class SeedQueue:
         self._given, self._handed = torch.zeros(0, dtype=torch.int64), 0
 
     def start(self, seeds: Tensor | None) -> None:
-        """Put `seeds` [M] first in line, dropping any given before (None: go on with the training stream).
+        """Queue `seeds` [M] and drop earlier ones (None: continue the training stream).
 
         Raises:
             ConfigError: fewer than N of them, or not a vector.
@@ -34,7 +34,7 @@ class SeedQueue:
         self._given = torch.zeros(0, dtype=torch.int64) if seeds is None else seeds.to(torch.int64).cpu().clone()
 
     def next(self, count: int) -> Tensor:
-        """Seeds [count] of the next episodes."""
+        """Return seeds [count] of the next episodes."""
         seeds, self._given = self._given[:count], self._given[count:]
         if missing := count - len(seeds):
             seeds = torch.cat([seeds, episode_seeds("train", self.seed, missing, start=self._handed)])

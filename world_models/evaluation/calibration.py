@@ -1,4 +1,4 @@
-"""The last stage of a world's training: calibrate threshold and bound on held-out episodes, report on others."""
+"""Calibrate threshold and bound of a trained world on held-out episodes, and report on others."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ _RANKED = 2_000  # sequences by which members are ranked
 def assess(
     world: World, train: Episodes, calibration: Episodes, validation: Episodes, *, believed: float
 ) -> dict[str, Any]:
-    """Set what success looks like, its threshold, `bound` and the members' order from `calibration`; report on
-    `validation`.
+    """Calibrate the success classifier, `bound` and the members' order on `calibration`; report on `validation`.
 
     Args:
-        believed: share of held-out episodes that the bound leaves alone from beginning to end.
+        believed: share of held-out episodes that stay below the bound.
     """
     world.eval()
     _rank(world, calibration)
@@ -101,11 +100,10 @@ def _pictures(rollouts: dict[str, Rollout], episodes: Episodes, key: str, memory
 
 
 def faults(report: dict[str, Any]) -> list[str]:
-    """Why the model is not to be learned in, one sentence each.
+    """Return the reasons not to train in the model, one sentence each.
 
-    Horizons at which its open-loop error is not below that of copying the last state, cameras whose pictures are at
-    none better than copied, and a success classifier that has not the precision that was asked of it: every false alarm
-    is a reward.
+    Open-loop errors not below those of copying the last state, images no better than copied ones at any horizon, and a
+    success classifier below its required precision: every false alarm is a reward.
     """
     found, success = [], report["success"]
     if success["recall"] == 0.0 or success["precision"] < success["wanted"]:
@@ -124,7 +122,7 @@ def faults(report: dict[str, Any]) -> list[str]:
 
 
 def no_better(report: dict[str, Any]) -> str:
-    """Horizons, each with the numbers of the state whose error is not below that of copying them; "" where none is."""
+    """Return horizons with the numbers of the state that are predicted no better than by copying, or ""."""
     found = []
     for k, errors in report["by_number"].items():
         model, copied = errors["model"], errors["copy_last"]
@@ -134,7 +132,7 @@ def no_better(report: dict[str, Any]) -> str:
 
 
 def summary(report: dict[str, Any]) -> str:
-    """A few lines for the terminal."""
+    """Return a few lines for the terminal."""
     lines = ["open-loop error in deviations, held-out episodes (model · linear · copy-last):"]
     for k, e in report["open_loop"].items():
         if e["windows"]:

@@ -100,7 +100,7 @@ def _windows(episodes: Episodes, k: int, stride: int, memory: int, key: str) -> 
 
 
 def copy_last(history: History, action: Tensor, key: str) -> Tensor:
-    """Nothing ever moves."""
+    """Predict the last frame for all steps."""
     last = history.obs[key][:, -1:]
     return last.expand(-1, action.shape[1], *last.shape[2:])
 
@@ -130,7 +130,7 @@ def fit_linear(episodes: Episodes, *, ridge: float = 1e-6) -> Rollout:
 
 
 def dream(world: World, *, likeliest: bool) -> Rollout:
-    """The world's own rollout: what is uncertain drawn as in imagination, or the likeliest of it."""
+    """Return the world's own rollout: outcomes drawn as in imagination, or the likeliest ones."""
 
     @torch.no_grad()
     def rollout(history: History, action: Tensor, key: str) -> Tensor:
@@ -158,7 +158,7 @@ def scores(world: World, episodes: Episodes) -> Tensor:
 
 @torch.no_grad()
 def success_windows(world: World, episodes: Episodes) -> Tensor:
-    """[S W+1 F]: what success is told by, at every frame where an action succeeded."""
+    """Return the classifier's inputs [S W+1 F] of every frame where an action succeeded."""
     frames = episodes.success.nonzero()[:, 0]
     window = world.windows(History.before(episodes, frames, world.memory))
     return world.success_features(window, world.after(window, episodes.action[frames]))

@@ -1,8 +1,8 @@
-"""What `robopolicy report` shows of a world: real and imagined episodes side by side, and how far both are believed.
+"""Write the data of the report on a world model: real and imagined episodes side by side.
 
-Of a policy that was trained in imagination: its real episodes, and what it does in the world from the same first
-frames with the same noise. Of a world model: held-out episodes, and what it makes of their actions from the first frame
-on. All of it goes to world_model_report.json in the run directory, films of real episodes to videos/real.
+For a policy trained in imagination: its real episodes, and imagined ones from the same first frames with the same
+noise. For a world model: held-out episodes, and their actions imagined from the first frame on. The data goes to
+world_model_report.json in the run directory, films of real episodes to videos/real.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from robopolicy.world_models.training.data import split, take
 REPORT = "world_model_report.json"
 _DIGITS = 5
 _MODEL_LOOPS = ("fit_trajectories", "fit_world_model")  # loops that train a world model
-_MOMENTS = 12  # of an episode in a strip of pictures
+_MOMENTS = 12  # images of an episode in a strip
 
 
 def write_world_model_report(*, run_dir: Path, episodes: Count = 3) -> Path | None:
-    """Look at `episodes` of them, unless that was done for these very weights; None where the run is of no world.
+    """Write the report on `episodes` episodes, unless one of the same weights exists; None for a run without a world.
 
     Raises:
-        RobopolicyError: model, policy or data are not there any more, or do not fit one another; the run has a link
-            out of itself, or says of itself what cannot be.
+        RobopolicyError: model, policy or data are missing or do not fit together; the run has a link out of its
+            folder, or an invalid config.
     """
     check_links(run_dir, where=str(run_dir), error=ConfigError)
     with refusing(f"{run_dir}: its world", ConfigError):
@@ -91,12 +91,12 @@ def _write_report(run_dir: Path, episodes: int) -> Path | None:
 def _ident_of(out: Path) -> object:
     try:
         return read_json(out, finite=False).get("of")
-    except CheckpointError:  # damaged: it is made again
+    except CheckpointError:  # damaged: written again
         return None
 
 
 def _newest_model(run_dir: Path, config: dict[str, Any]) -> Path:
-    """The one that the run began with, or that its last round ended with."""
+    """Return the model of the run's beginning, or of its last round."""
     file = run_dir / "rounds.json"
     found = parse_json(read_bytes(file), str(file), finite=False) if file.is_file() else []
     done = len(found) if isinstance(found, list) else 0
@@ -108,7 +108,7 @@ def _newest_model(run_dir: Path, config: dict[str, Any]) -> Path:
 
 
 def _of_data(world: World, model: Path, count: int) -> list[dict[str, Any]]:
-    """Validation episodes, successes and failures in turns, and the same actions imagined."""
+    """Return validation episodes, successes and failures alternating, and their actions imagined."""
     paths, holdout = made_from(model)
     parts = [fitting(path, world) for path in paths]
     held = concatenate([take(e, split(e, holdout)[2]) for e in parts])
@@ -129,7 +129,7 @@ def _of_data(world: World, model: Path, count: int) -> list[dict[str, Any]]:
 
 
 def _of_policy(policy: Policy, config: dict[str, Any], world: World, run_dir: Path, count: int) -> list[dict[str, Any]]:
-    """Validation episodes of the policy in the true task, filmed where it can be, and from the same starts imagined."""
+    """Return validation episodes of the policy in the true task, with films, and imagined from the same starts."""
     seeds = episode_seeds("validation", 0, count)
     env = build(own_task(config) or {}, "task", num_envs=count, seed=0)
     rows, real = roll_out(policy, env, seeds)
@@ -159,14 +159,14 @@ def _of_policy(policy: Policy, config: dict[str, Any], world: World, run_dir: Pa
 
 @torch.no_grad()
 def _side(world: World, obs: Obs, action: Tensor, success: bool | None) -> dict[str, Any]:
-    """One side of an episode: states [T Ds], what the members disagree on at each [T], and how it ended."""
+    """Return one side of an episode: states [T Ds], uncertainty [T] and success."""
     latent = world.dynamics.encode(History.along(obs, action, world.dynamics.memory))[:, -1]
     uncertainty = world.dynamics.step(latent, action, episode=torch.zeros(len(action)), draw=None).uncertainty
     return {"state": _rounded(obs[STATE]), "uncertainty": _rounded(uncertainty[:, None]), "success": success}
 
 
 def _strips(real: Obs, imagined: Obs) -> dict[str, str]:
-    """{camera: PNG in base64}: moments of the real pictures above the imagined ones of the same steps."""
+    """Return {camera: PNG in base64} with real images above imagined ones of the same steps."""
     found = {}
     for key in (k for k in real if k.startswith(IMAGES) and k in imagined):
         steps = torch.linspace(0, min(len(real[key]), len(imagined[key])) - 1, _MOMENTS).round().long()
@@ -179,6 +179,6 @@ def _strips(real: Obs, imagined: Obs) -> dict[str, str]:
 
 
 def _rounded(values: Tensor) -> list[Sequence[float | None]]:
-    """[D] curves of T numbers each; what is not finite is null."""
+    """Return [D] curves of T numbers each; non-finite numbers are None."""
     return [[float(f"{v:.{_DIGITS}g}") if abs(v) < float("inf") else None for v in column]
             for column in values.double().T.tolist()]  # fmt: skip

@@ -11,7 +11,7 @@ from robopolicy.world_models.models.state_transform import round_up
 
 
 class Member(nn.Module):
-    """A transformer with causal attention over the steps of a chunk, and M modes of what becomes of it."""
+    """Transformer with causal attention over the steps of a chunk, and M modes of its outcome."""
 
     def __init__(
         self, in_dim: int, out_dim: int, *, chunk: int, modes: int, width: int, depth: int, attention_heads: int,
@@ -38,7 +38,7 @@ class Member(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Changes [B H M Ds] of every step in deviations of one, and logits [B M], of inputs x [B H F]."""
         h = self.enter(x) + self.position
-        with computing(self.precision, x.device):  # not what reads a state or moves it
+        with computing(self.precision, x.device):  # layers that read or move a state stay float32
             for i, (attend, feed) in enumerate(zip(self.attention, self.feed, strict=True)):
                 h = h + attend(self.norms[2 * i](h), self.before)
                 h = h + feed(self.norms[2 * i + 1](h))

@@ -1,4 +1,4 @@
-"""Dynamics of action chunks: a causal transformer looks at a state and at what is done from there, H actions at once.
+"""Predict the dynamics of action chunks by a causal transformer over a state and H actions.
 
 A one-step model is fed its own error after every action. Here nothing is fed back within a chunk: the change at every
 step follows from the state that the chunk began in and from the actions up to then, so a whole chunk is one pass, in
@@ -41,7 +41,7 @@ class ChunkTransformer(Dynamics):
 
     A mode's density is hyperbolic, with a spread for every step of the chunk and number. Its odds follow from the state
     and the first action, so they are the same whether the others are known yet or not. What is drawn for the first step
-    of a chunk holds for all of it, whatever `draw` says later.
+    of a chunk holds for the whole chunk; later values of `draw` are ignored.
 
     Args:
         chunk: H. chunks: in a row in a training sequence, each from where the one before was imagined to end.
@@ -49,7 +49,7 @@ class ChunkTransformer(Dynamics):
         width, depth, attention_heads: of each transformer.
         min_spread: floor of a mode's spread, in deviations of a step. periods, fine: see StateTransform.
         block: rows computed at once when stepping. Padded to it, a row's result does not depend on how many there are.
-        precision: what the transformers' blocks compute in; what reads a state or moves it is float32.
+        precision: of the transformers' blocks; layers that read or move a state are float32.
 
     Raises:
         ConfigError: a width or block with which it would, or that attention_heads does not divide.
@@ -140,7 +140,7 @@ class ChunkTransformer(Dynamics):
         taken = self._split(latent).taken
         if bool(((taken > 0) & (taken < self.chunk_size)).any()):
             raise ValueError(f"latent: expected ones at which a chunk begins, found {taken.tolist()} actions taken of "
-                             f"{self.chunk_size}. Encode them anew, or use step.")  # fmt: skip
+                             f"{self.chunk_size}. Encode them again, or use step.")  # fmt: skip
         draw = torch.full_like(episode, torch.nan) if draw is None else draw
         return Imagined(*by_blocks(self._chunk_block, latent, action, draw, self._who(episode), block=self.block))
 

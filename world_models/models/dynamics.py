@@ -1,4 +1,4 @@
-"""The interface of learned dynamics: encode, step, decode and a loss. Randomness comes from the caller.
+"""Interface of learned dynamics: encode, step, decode and a loss. The caller gives the random numbers.
 
 Everything that differs between an ensemble on states, a recurrent latent model and a transformer lies behind it;
 success, trust and the imagined env know no more than this.
@@ -22,20 +22,20 @@ class Imagined(NamedTuple):
     """One imagined step of B states."""
 
     latent: Tensor  # [B C]
-    uncertainty: Tensor  # [B] how far the model knows that it does not know; calibrated by `World.bound`
+    uncertainty: Tensor  # [B] disagreement of the members; `World.bound` is its calibrated limit
 
 
 @dataclass(frozen=True)
 class History:
-    """B windows of S frames in a row, and what was done at each: all that latents are made from."""
+    """B windows of S consecutive frames and their actions, from which latents are encoded."""
 
     obs: Obs  # [B S ...]
     action: Tensor  # [B S Da] taken at each frame; the last one leads out of the window
-    fresh: Tensor  # [B S] bool: nothing is known of what came before this frame; the first one of a window is so too
+    fresh: Tensor  # [B S] bool: the history begins with this frame; always true for the first one of a window
 
     @classmethod
     def before(cls, episodes: Episodes, frames: Tensor, length: int) -> Self:
-        """What led to `frames` [B] and they themselves, S = `length`.
+        """Return the histories of `frames` [B], S = `length`, with the frames last.
 
         An episode's first frame is repeated where it has none before it, and all of these are fresh.
         """
@@ -112,7 +112,7 @@ class Dynamics(nn.Module):
 
     @abstractmethod
     def features(self, latent: Tensor) -> Tensor:
-        """[... feature_dim] normalised, for what is learned on latents [... C]."""
+        """Return normalised features [... feature_dim] of latents [... C], as inputs of classifiers."""
 
     @abstractmethod
     def step(self, latent: Tensor, action: Tensor, *, episode: Tensor, draw: Tensor | None) -> Imagined:

@@ -1,9 +1,9 @@
-"""Pictures of one camera, in and out of vectors, as how they differ from the mean one.
+"""Encode and decode images of a camera as differences to the mean image.
 
-A robot's cameras stand still: nearly all of a picture is the same in every frame. The mean picture is taken from the
-data, and what is encoded and decoded is the difference to it, in units of its deviation. Small convolutions encode.
-Imagination decodes at every step and encodes only at an episode's beginning, so the decoder is the one that has to be
-cheap: it draws squares of 4 × 4 pixels, each from a few numbers of its own, and needs nothing but products of matrices.
+A robot's cameras stand still, so frames differ little. The codec takes the mean image from the data, and encodes and
+decodes the difference to it in units of its deviation. Small convolutions encode. Imagination decodes at every step and
+encodes only at the beginning of an episode, so the decoder must be cheap: it draws squares of 4 × 4 pixels by matrix
+products alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from robopolicy.core.errors import SpecError
 from robopolicy.core.types import IMAGES, EnvSpec, Obs
 
 _SMALLEST = 4  # pixels of a side that are left when no more are halved
-_SQUARE = 4  # pixels of a side of what is drawn at once
+_SQUARE = 4  # pixels of a side of the decoder's squares
 _AT_ONCE = 1024  # pictures that are floats at the same time
 Through = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 
@@ -27,11 +27,11 @@ class ImageCodec(nn.Module):
 
     Args:
         shape: (3, h, w); sides of 4 · 2ⁿ pixels with the same n ≥ 1, e.g. 32 × 32 or 64 × 64.
-        feature_dim: F, of what pictures are decoded from. depth: channels of the first layer; each layer doubles them.
-        out_dim: D, of what pictures are encoded to, and of the decoder's hidden layer.
+        feature_dim: F, input size of the decoder. depth: channels of the first layer; each layer doubles them.
+        out_dim: D, output size of the encoder, and size of the decoder's hidden layer.
 
     Raises:
-        SpecError: other sides.
+        SpecError: an image of other sides.
     """
 
     mean: Tensor

@@ -200,7 +200,7 @@ class RSSM(Dynamics):
         self, seen: Tensor, state: Tensor, action: Tensor, fresh: Tensor, *, sample: Callable[[Tensor], Tensor],
         follow: bool,
     ) -> Track:  # fmt: skip
-        """Follow sequences of what is seen [B S …], from the state at fresh frames on; `follow` imagines it between.
+        """Follow sequences of the posterior's inputs [B S …]; `follow` imagines the state between fresh frames.
 
         Fresh frames, and the first one, begin with h, z and action 0.
         """

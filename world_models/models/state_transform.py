@@ -1,4 +1,4 @@
-"""Coordinates: which numbers of the state a model predicts, and in which units.
+"""Choose the numbers of the state that a model predicts, and their units.
 
 States are redundant: cube − tool is there beside cube and tool. Predicted one by one, they drift apart in a rollout and
 the contact, which lives in their difference, is lost. So exact linear relations are found in the data; only an
@@ -127,7 +127,7 @@ class StateTransform(nn.Module):
         return difference - turns * period
 
     def difference(self, before: Tensor, after: Tensor) -> Tensor:
-        """What must be predicted to get from `before` to `after` [... Ds], in deviations of a step; 0 elsewhere."""
+        """Return the change from `before` to `after` [... Ds] in deviations of a step; 0 for derived numbers."""
         scaled = self.wrap(after - before) / self.delta_std.clamp_min(1e-12)
         return torch.where(self.predicted > 0, scaled, 0.0)
 
@@ -136,7 +136,7 @@ class StateTransform(nn.Module):
         return self.derive(state + torch.where(self.predicted > 0, change * self.delta_std, 0.0))
 
     def derive(self, state: Tensor) -> Tensor:
-        """`state` [... Ds] with angles wrapped, and with what follows from other numbers made of these anew."""
+        """Return `state` [... Ds] with wrapped angles and recomputed derived numbers."""
         moved = self.wrap(state)
         derived = (moved @ self.relation.T)[..., : self.size] + self.offset
         return torch.where(self.is_derived, self.wrap(derived), moved)
@@ -165,7 +165,7 @@ class StateTransform(nn.Module):
 
 
 def hyperbolic(missed: Tensor, spread: Tensor) -> Tensor:
-    """−log p of what is `missed`, up to a constant: near its mean a Gaussian, with tails in which a rare hard contact
+    """−log p of the error `missed`, up to a constant: near its mean a Gaussian, with tails in which a rare hard contact
     does not rule the gradient."""
     return torch.sqrt(1.0 + (missed / spread).square()) - 1.0 + spread.log()
 
@@ -183,7 +183,7 @@ def _relations(x: Tensor, moves: Tensor, change: Tensor, std: Tensor, angle: Ten
     size = x.shape[1]
     keep = torch.ones(size, dtype=torch.bool)
     relation, offset = torch.zeros(size, size, dtype=x.dtype), torch.zeros(size, dtype=x.dtype)
-    # What follows from others by a sum has their unit. Numbers at rest come first; 5% do not count as a difference.
+    # Derived numbers have the unit of their summands. Numbers at rest come first; 5% do not count as a difference.
     speed = torch.where(moves, (20.0 * change.clamp_min(1e-30).log()).round(), -torch.inf)
     kept: list[int] = []
     for j in speed.argsort(stable=True).tolist():

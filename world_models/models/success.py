@@ -1,17 +1,16 @@
-"""When an imagined episode has succeeded: a classifier of a window of latents, and a threshold with evidence.
+"""Classify success from a window of latents, with a threshold that is calibrated on held-out episodes.
 
-A task counts as done once it has been for some steps, and how many is not told. So every latent has a score of its own,
-by the same network, and the lowest of them is that of the window, where older ones are let off by as much as the data
-asks for. A dataset does not hold the state after an episode's last action, which is the newest of them: the model's
-likeliest successor stands there, in training as later.
+A task counts as done after an unknown number of steps. So one network scores every latent, and a window has the lowest
+of these scores, with a learned allowance for older latents. A dataset lacks the state after an episode's last action;
+the model's likeliest successor replaces it, in training and later.
 
-Data that was never there cannot say no: where every closed hand high above the table holds a cube, an empty one looks
-like a success too, and a policy in imagination finds that out. So a second network tells recorded successes from ones
-with some of their numbers taken from elsewhere, and what is not like a recorded success is none.
+Without negative examples a classifier accepts unseen states: if every closed hand above the table holds a cube, an
+empty hand resembles success too, and a policy in imagination exploits that. So a second network separates recorded
+successes from mixtures with numbers of other states; a window unlike recorded successes is no success.
 
-It is trained on far more positives than there are in life, so its output is a score, not a probability. What counts is
-decided on held-out episodes: an imagined episode succeeds where its score passes the threshold for the first time, so
-precision and recall are counted over episodes, in which one false alarm in eighty frames is a false success.
+Training uses more positives than the data has, so the output is a score, not a probability. An imagined episode
+succeeds where its score first passes the threshold. Precision and recall are therefore counted over held-out episodes:
+one false alarm in eighty frames is a false success.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from robopolicy.core.errors import DataError
 from robopolicy.core.types import Metrics
 from robopolicy.networks.mlp import MLP
 
-_FASTER = 10.0  # a few numbers that have further to go than weights have
+_FASTER = 10.0  # step size of few parameters that move further than weights
 _UNLIKE = -1e4  # below any score
 
 
 class Lasting(nn.Module):
-    """Score of windows [B W+1 F]: the lowest of its states', older ones let off by what is learned."""
+    """Score windows [B W+1 F] by the lowest score of their states, with a learned allowance for older ones."""
 
     def __init__(self, feature_dim: int, *, window: int, width: int, depth: int, embedding: int) -> None:
         super().__init__()
         self.embed = MLP(feature_dim, embedding, width=width, depth=depth, norm=True)
         self.head = nn.Linear(embedding, 1)
-        self.age = nn.Parameter(torch.zeros(window))  # oldest first: what a step more lets off
+        self.age = nn.Parameter(torch.zeros(window))  # oldest first: allowance of each further step
 
     def each(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Score [...] of every state by itself, features [... F], and its embedding [... embedding]."""
@@ -109,7 +108,7 @@ class SuccessClassifier(nn.Module):
         return torch.stack([self.done.each(features)[0], self.real.each(features)[0]], dim=-1)
 
     def window_score(self, frame_scores: Tensor) -> Tensor:
-        """Score [B] of windows of frame_scores [B W+1 2]."""
+        """Return scores [B] of windows from scores of their frames [B W+1 2]."""
         done, real = frame_scores.unbind(-1)
         return torch.where(self.real.lowest(real) >= self.least, self.done.lowest(done), _UNLIKE)
 
@@ -129,7 +128,7 @@ class SuccessClassifier(nn.Module):
 
     @torch.no_grad()
     def calibrate(self, successes: Tensor) -> None:
-        """Calibrate what looks like a success by held-out ones, features [S W+1 F]."""
+        """Calibrate the likeness to successes on held-out ones, features [S W+1 F]."""
         self.least.copy_(torch.quantile(self.real(successes)[0], 1.0 - self.alike))
 
     def check_enough(self, positives: dict[str, int]) -> None:
@@ -157,7 +156,7 @@ def supervised_contrast(embedding: Tensor, label: Tensor, *, temperature: float)
 
 @dataclass(frozen=True)
 class SuccessVerdict:
-    """How a threshold separates E episodes by their highest score."""
+    """Separation of E episodes by a threshold on their highest score."""
 
     threshold: float
     precision: float
@@ -187,7 +186,7 @@ def verdict(score: Tensor, success: Tensor, threshold: float) -> SuccessVerdict:
 
 
 def choose_threshold(score: Tensor, success: Tensor, precision: float) -> float:
-    """The threshold between two scores [E] that reaches `precision` with the most recall, amid all that do as well.
+    """Return the threshold between two scores [E] with the highest recall among those that reach `precision`.
 
     Where none reaches it, the one with the highest precision.
     """

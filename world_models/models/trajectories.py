@@ -47,7 +47,7 @@ class Trajectories(Tokens):
     """p(window | its first state), denoised in K steps of DDPM. `report` is empty until the training has ended.
 
     Args:
-        spec: what the data holds, and at which rate.
+        spec: features and rate of the data.
         network: makes the Denoiser from `horizon` L, `action_dim` (size of a token) and `cond_dim`.
         length: L. denoising_steps: K. prediction: see DiffusionPolicy.
         periods, fine: see StateTransform.

@@ -61,7 +61,7 @@ class Tokens(nn.Module):
     """Units of windows [B L], and the linear model; NaN until `fit`.
 
     Args:
-        spec: what the data holds, and at which rate. length: L. periods, fine: see StateTransform.
+        spec: features and rate of the data. length: L. periods, fine: see StateTransform.
     """
 
     linear: Tensor

@@ -1,4 +1,4 @@
-"""What world models learn from: datasets mixed by weight, split by episode seed, cut into sequences.
+"""Prepare data for world models: datasets mixed by weight, split by episode seed, cut into sequences.
 
 A dataset holds the observation *before* each action and not the one after an episode's last action. So an episode of
 n frames has n − 1 transitions to learn dynamics from, and success is a property of (frame, action), never of a frame.
@@ -22,7 +22,7 @@ from robopolicy.world_models.models.dynamics import History
 
 HOLDOUT = 0.15  # share of episodes that a model is not trained on, where its config does not say
 _SPLIT_STREAM, _DRAW_STREAM = 9201, 9202
-_NEAR = 15  # frames before an episode's end that are looked at more often for negatives: they look like success
+_NEAR = 15  # frames before an episode's end that are drawn more often as negatives: they resemble success
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class WorldModelBatches:
 
     Args:
         heads: members of the ensemble; each draws its own sequences.
-        unroll: L. window: S frames that latents of the frame to judge success by are made from.
+        unroll: L. window: S frames of history of the labelled frames.
         labelled: (frame, action) pairs for the success classifier, half of them positive.
     """
 

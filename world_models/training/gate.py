@@ -1,9 +1,9 @@
-"""The gate: an update made in imagination is kept only where evaluation by the model says that it is one.
+"""Keep an update made in imagination only where the evaluation by the model shows an improvement.
 
-To a loop it is `evaluate` and `checkpointer`: at every evaluation point it lets the world judge the policy from starts
-that the model was not trained on, and accepts it where it is better than the one accepted last beyond the error bars.
-Learning may go on from what was refused, for as long as `patience` says; what comes out is what was accepted. No env
-step is taken for that, and what the true task says, where it is asked, is written down and never acted upon.
+A loop uses the gate as `evaluate` and `checkpointer`. At every evaluation the world evaluates the policy from held-out
+starts; the gate accepts a significant improvement over the last accepted policy. Learning may continue from refused
+policies for `patience` evaluations; the training returns the accepted policy. The gate takes no real env step. Success
+in the true task, if measured, is logged and never used.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from robopolicy.world_models.evaluation.imagined_evaluation import (
 )
 
 LEVEL = 0.95  # of the intervals that are shown
-_DIVERGED = 0.01  # share of episodes without finite numbers from which on nothing is believed
+_DIVERGED = 0.01  # largest share of episodes with non-finite numbers
 
 
 class Gate:
-    """Accepts or takes back what `algo` has learned since the policy that was accepted last.
+    """Accept or reject the updates of `algo` since the last accepted policy.
 
     Args:
-        algo: its `state_dict` is what is gone back to: weights, critics and optimisers.
+        algo: its `state_dict` is restored: weights, critics and optimisers.
         evaluation: the episodes that policies are compared on, the same ones every time.
-        truth: what the true env says of a policy, to be logged; None: nobody asks it.
-        path: file that the decisions go to, with their reasons; None: nowhere.
+        truth: evaluation in the true env, for the log; None: without.
+        path: file of the decisions and their reasons; None: no file.
         level: of the interval of the gain, whose lower end must be above 0.
-        enforce: False decides and writes down, and takes nothing back.
-        patience: policies in a row that may be refused and learned on from; the next one is taken back. None: any
-            number. Off-policy learning, whose critics have to see what goes wrong, begins anew where it is taken back.
+        enforce: False decides and logs, and restores nothing.
+        patience: refused policies in a row from which learning continues; the next one is restored. None: any number.
+            Off-policy critics must see failures, and off-policy learning starts again after a restore.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Gate:
     ) -> None:
         self.algo, self.evaluation, self.truth, self.path = algo, evaluation, truth, path
         self.level, self.resamples, self.enforce, self.patience = level, resamples, enforce, patience
-        self.refused = 0  # policies in a row that were, and are learned on from
+        self.refused = 0  # refused policies in a row
         self.accepted: dict[str, Any] | None = None  # state of the algorithm
         self.scores: ImaginedScores | None = None  # of the policy that was accepted last
         self.true: Metrics = {}  # of that policy too
         self.records: list[dict[str, Any]] = []
 
     def __call__(self, policy: Policy, step: int) -> Metrics:
-        """Judge `policy`, which must be the algorithm's, and accept it, go on from it or go back.
+        """Evaluate `policy`, which must be the algorithm's, and accept it, continue from it or restore.
 
         Returns:
             `rank`: imagined success of the algorithm's policy, now accepted; −1 where it was not and learning goes on
@@ -92,12 +92,12 @@ class Gate:
         return self._write(step, scores, gain, accepted, refusal)
 
     def go_back(self) -> None:
-        """Make the algorithm what was accepted last."""
+        """Restore the algorithm's last accepted state."""
         self.algo.load_state_dict(copy.deepcopy(self.accepted))
         self.refused = 0
 
     def _decide(self, scores: ImaginedScores) -> tuple[Interval | None, str]:
-        """The gain over the policy that was accepted last, and why it is refused; "" where it is not."""
+        """Return the gain over the last accepted policy, and the reason of a refusal or ""."""
         lost = float(scores.diverged.double().mean())
         if lost > _DIVERGED:
             return None, f"the model has diverged: its numbers are not finite in {100 * lost:.0f}% of the episodes"
@@ -150,7 +150,7 @@ class Gate:
             write_atomically(self.path, json.dumps(self.records, indent=1) + "\n")
 
     def keeping(self, checkpointer: Checkpoints) -> Keeping:
-        """`checkpointer`, with what the gate remembers in it."""
+        """Return `checkpointer` that saves the gate's state too."""
         return Keeping(checkpointer, self)
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,7 +168,7 @@ class Gate:
 
 
 class Keeping:
-    """A run's checkpoints, in which the gate lies beside the loop's own state."""
+    """Checkpoints of a run with the gate's state beside the loop's own."""
 
     def __init__(self, inner: Checkpoints, gate: Gate) -> None:
         self.inner, self.gate = inner, gate
@@ -183,7 +183,7 @@ class Keeping:
         return self.inner.save(step, policy=policy, state={**state, "gate": self.gate.state_dict()}, best=best)
 
     def finish(self) -> None:
-        """After the loop: what was refused last is not what comes out of the training."""
+        """After the loop, restore the last accepted policy where the newest was refused."""
         state = self.inner.latest() if self.gate.refused else None
         if state is not None:
             self.gate.go_back()

@@ -65,7 +65,7 @@ class RoundRunner:
         )
 
     def over(self, state: dict[str, Any], rounds: int) -> str:
-        """Why there is not another round; "" where there is."""
+        """Return the reason to stop, or "" to continue."""
         records = state["records"]
         if records and records[-1]["stop"]:
             return str(records[-1]["stop"])
@@ -77,7 +77,7 @@ class RoundRunner:
         return ""
 
     def round(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Carry out the next round, or what is left of it."""
+        """Run the next round, or the rest of an interrupted one."""
         records, number = state["records"], len(state["records"]) + 1
         name, folder = f"round_{number}", self.run_dir / f"round_{number}"
         used = records[-1]["real_steps_total"] if records else 0
@@ -120,11 +120,11 @@ class RoundRunner:
         return config
 
     def _rollouts(self, rounds: int) -> dict[str, str]:
-        """Those of the first `rounds`."""
+        """Return the rollouts of the first `rounds`."""
         return {f"round_{n}": str(self.run_dir / f"round_{n}" / "rollouts") for n in range(1, rounds + 1)}
 
     def _real(self, policy: Policy, folder: Path, *, first: int, count: int) -> EpisodeTable:
-        """Each round's own starts, which no training in imagination and no evaluation knows."""
+        """Roll out for real from each round's own starts, which no training or evaluation uses."""
         out, file = folder / "rollouts", folder / "rollouts.csv"
         seeds = episode_seeds("train", int(self.config["seed"]), count, start=_FIRST_SEED + first)
         if not (file.exists() and recorded(out) == "whole"):
@@ -132,7 +132,7 @@ class RoundRunner:
         return EpisodeTable.load(file)
 
     def _refitting(self, state: dict[str, Any], run_dir: Path, number: int) -> dict[str, Any]:
-        """The first model's own config, from the newest weights, with all rollouts so far beside its data."""
+        """Return the first model's config with the newest weights and all rollouts beside its data."""
         first = run_of(Path(self.config["world"]["model"]))
         assert first is not None
         config = copy.deepcopy(read_config(first))
@@ -140,7 +140,7 @@ class RoundRunner:
             raise ConfigError(f"world.model={first}: does not say how it was trained")
         loop, fresh = config["loop"], self._rollouts(number)
         weights = dict(loop.get("mix_weights") or {})
-        known = sum(weights.values()) if weights else 1.0  # of what has none, shares of frames, which sum to about 1
+        known = sum(weights.values()) if weights else 1.0  # without weights: shares of frames, with a sum of about 1
         each = known * self.share / max(1e-9, 1.0 - self.share) / len(fresh)
         loop |= {
             "init": str(self.model(state)), "steps": self.refit_steps, "data": {**(loop.get("data") or {}), **fresh},
@@ -150,7 +150,7 @@ class RoundRunner:
         return config | {k: self.config[k] for k in ("tracker", "threads") if k in self.config}
 
     def _imagined_success(self, policy: Policy, model: Path) -> list[float]:
-        """Success of `policy` as `model` has it, with its interval."""
+        """Return the imagined success of `policy` in `model`, with its interval."""
         world = {**self.config["world"], "model": str(model), "even_if_bad": True, "branch": None}
         evaluation = ImaginedEvaluation.crossed(build(world, "world", num_envs=1, seed=0), self.starts)
         return list(evaluate_in_imagination(policy, evaluation).interval(level=LEVEL, resamples=2_000))
@@ -165,7 +165,7 @@ def learns_off_policy(config: dict[str, Any]) -> bool:
 
 
 def _decisions(run_dir: Path) -> list[dict[str, Any]]:
-    """Of the gate of a run; none where it had none."""
+    """Return the decisions of a run's gate; none without a gate."""
     file = run_dir / "gate.json"
     if not file.is_file():
         return []
@@ -176,7 +176,7 @@ def _decisions(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def _once(file: Path, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `work` gave, now or before."""
+    """Return the result of `work`, which runs once and is stored in `file`."""
     if not file.is_file():
         write_atomically(file, json.dumps(work(), indent=1) + "\n")
     return read_json(file, finite=False)

@@ -1,4 +1,4 @@
-"""What a round of imagination and real rollouts came to: kept, taken back, or the end of them all."""
+"""Decide on a round of imagination and real rollouts: keep, drop, or stop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from robopolicy.world_models.training.gate import LEVEL
 
 
 def parted(imagined: Interval, true: Interval) -> bool:
-    """They lie beyond each other's intervals."""
+    """Return whether the intervals do not overlap."""
     return imagined.low > true.high or imagined.high < true.low
 
 
@@ -25,11 +25,11 @@ def record_of(
     rival: float | None,
     left: int,
 ) -> dict[str, Any]:
-    """What a round came to, and what follows.
+    """Return the record of a round and its consequences.
 
     Args:
-        rival: true success of what would be given up for it.
-        left: rounds, this one included, in which the refitted model and the truth may part before all is over.
+        rival: true success of the policy that it would replace.
+        left: rounds, this one included, that may end with a significant gap.
     """
     true, steps = rows.success_rate(level=LEVEL), int(rows.frame["length"].sum())
     imagined, after = Interval(*evaluations["imagined"]), Interval(*evaluations["imagined_refitted"])
@@ -69,7 +69,7 @@ def record_of(
 
 
 def apart_in_a_row(records: list[dict[str, Any]]) -> int:
-    """Newest rounds whose refitted model and truth still parted."""
+    """Return the number of newest rounds in a row with a significant gap after refitting."""
     return next((n for n, r in enumerate(reversed(records)) if not r.get("apart")), len(records))
 
 

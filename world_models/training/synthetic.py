@@ -1,9 +1,8 @@
-"""Synthetic experience: recorded behaviour, denoised towards what a policy would have done (Jackson et al. 2024).
+"""Generate synthetic experience: recorded behaviour, denoised towards a policy (Jackson et al. 2024).
 
-A window begins in a recorded state. While it is denoised its actions are moved up the policy's log-likelihood, and the
-states follow because the model knows which actions lead where: what comes out is on-policy as far as the data reaches.
-States are never pulled anywhere: they follow their actions. `guidance` trades the two: 0 is the behaviour of the data,
-more is nearer to the policy and further from what the model has seen.
+A window begins in a recorded state. During denoising its actions are moved up the policy's log-likelihood, and the
+states follow by the model. The result is on-policy within the range of the data. `guidance` 0 is the behaviour of the
+data; more is nearer to the policy and further from the data.
 """
 
 from __future__ import annotations
@@ -139,7 +138,7 @@ def as_episodes(window: Window, spec: PolicySpec, seeds: Tensor) -> Episodes:
 
 
 def guide_of(policy: Policy, model: Trajectories, seeds: Tensor, *, guidance: NonNegative, spread: Positive) -> Guide:
-    """What moves denoised actions up the log-likelihood of `policy`.
+    """Return the guide that moves denoised actions up the log-likelihood of `policy`.
 
     A denoised action is uncertain by the variance v that is left in it, so the move is `guidance`·v·∇log π, that of
     classifier guidance: large while little is decided, nothing at the end, when the states must fit. The gradient is

@@ -242,7 +242,7 @@ def test_what_cannot_go_on_from_round_to_round(tmp_path: Path) -> None:
         "world": {"model": "m"},
         "policy": {TARGET: "residual"},
     }
-    with pytest.raises(ConfigError, match=r"a few rollouts of each round are real, in task="):
+    with pytest.raises(ConfigError, match=r"task: got null"):
         coevolve(rounds=1, run_dir=tmp_path, config=config)
     config |= {"task": {}, "base": "b"}
     with pytest.raises(ConfigError, match=r"policy=tuned does on base=.*found policy 'residual"):
