@@ -60,7 +60,7 @@ def check_same_statistics(
         if fitted[name].shape == saved[name].shape and not torch.allclose(fitted[name], saved[name], rtol=1e-3):
             was, now = (x[name].flatten()[(fitted[name] - saved[name]).abs().argmax()] for x in (saved, fitted))
             raise CheckpointError(
-                f"{checkpoint}: dataset={dataset} is not what the run began with: {name} was "
+                f"{checkpoint}: dataset={dataset} differs from the data of the run: {name} was "
                 f"{float(was):.4g} and is {float(now):.4g} when fitted to it. Restore it, or give a new run_dir."
             )
 

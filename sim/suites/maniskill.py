@@ -70,8 +70,8 @@ class ManiSkillEnv(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        # Build the whole scene again, for about 0.05 s: PhysX lets contacts of earlier episodes show in later ones, in the
-        # last digits at first, even where everything was parted and stepped before the reset.
+        # Build the whole scene again, in about 0.05 s: PhysX lets contacts of earlier episodes affect the last digits of
+        # later ones, even where all contacts were separated and stepped before the reset.
         obs, _ = self.inner.reset(seed=None if seed is None else seed32(seed), options={"reconfigure": True})
         if self.friction != 1.0 or self.mass != 1.0:
             self._change_physics()

@@ -75,7 +75,7 @@ class Drawer(Task):
 
     def bodies(self) -> str:
         hidden = 'contype="0" conaffinity="0"'
-        # Collision geometry: the cabinet's block, the drawer's front with the box behind it as one block, bar and posts.
+        # Collisions: the cabinet's block, the drawer's front with the box behind it as one block, bar and posts.
         # The drawer's block is inside the cabinet's; parent and child do not collide.
         drawer = f"""
       <body name="drawer" gravcomp="1">

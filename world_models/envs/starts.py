@@ -63,7 +63,7 @@ def made_from(model: Path) -> tuple[list[Path], float]:
     loop = config.get("loop") or {}
     named = [config.get("dataset"), *(loop.get("data") or {}).values()]
     if not (paths := [Path(p) for p in named if p]):
-        raise ConfigError(f"world.starts: {model} does not say what it was trained on. Add world.starts=<dataset>.")
+        raise ConfigError(f"world.starts: {model} does not name its training data. Add world.starts=<dataset>.")
     return paths, HOLDOUT if (share := loop.get("holdout")) is None else float(share)
 
 

@@ -158,7 +158,7 @@ def _check_same_data(saved: dict[str, torch.Tensor], world: World) -> None:
     for name, value in units.items():
         if not torch.allclose(saved[name], value, rtol=1e-4, atol=1e-7, equal_nan=True):
             raise CheckpointError(
-                f"dataset: is not what the run began with: {name.rsplit('.', 1)[-1]} of its frames differs. "
+                f"dataset: differs from the data of the run: {name.rsplit('.', 1)[-1]} of its frames differs. "
                 "Restore it, or give a new run_dir."
             )
 

@@ -162,5 +162,5 @@ def _check_same_data(saved: dict[str, Tensor], model: Trajectories) -> None:
             saved[name], value, rtol=1e-4, atol=1e-7, equal_nan=True
         ):
             raise CheckpointError(
-                f"dataset: is not what the run began with: {name} differs. Restore it, or give a new run_dir."
+                f"dataset: differs from the data of the run: {name} differs. Restore it, or give a new run_dir."
             )

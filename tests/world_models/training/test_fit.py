@@ -211,7 +211,7 @@ def test_other_data_is_not_taken_for_the_runs_own(data: Path, tmp_path: Path) ->
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "run", data, checkpointer=Stopping(tmp_path / "run", at=3))
     other = record(tmp_path / "other", seed=1)
-    with pytest.raises(CheckpointError, match=r"dataset: is not what the run began with"):
+    with pytest.raises(CheckpointError, match=r"dataset: differs from the data of the run"):
         run(tmp_path / "run", other)
 
 
@@ -273,7 +273,7 @@ def test_models_that_are_not_to_be_believed(trained: Path, data: Path, tmp_path:
     copy.mkdir()
     for file in folder.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
-    with pytest.raises(ConfigError, match=r"does not say what it was trained on\. Add world\.starts=<dataset>"):
+    with pytest.raises(ConfigError, match=r"does not name its training data\. Add world\.starts=<dataset>"):
         make(copy, num_envs=1)
     meta = json.loads((copy / "world.json").read_text())
     (copy / "world.json").write_text(json.dumps({**meta, "format": 99}))
