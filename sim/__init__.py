@@ -71,7 +71,7 @@ def make_expert(env: HasExpert, *, expert_noise: float = 0.0) -> Any:
         ConfigError: the task has none.
     """
     if not isinstance(env, HasExpert):
-        name = env.spec.id  # type: ignore[unreachable]
+        name = env.spec.id
         raise ConfigError(
             f"{name}: has no scripted expert, so no demonstrations can be recorded of it. Train on some of your own: "
             "dataset=<folder>, or register an expert of your own: expert._target_=<its name> --allow <your module>."

@@ -10,6 +10,8 @@ Collision geometry is ours: capsules and boxes drawn around the published link f
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 # Craig's DH: frame i+1 = frame i · Rx(alpha) · translation. Each row is (alpha in quarter turns, translation [m]).
@@ -73,7 +75,7 @@ _REACHES_TABLE = 4  # links 1 to 4, up to the elbow, stay 0.1 m above the table 
 _WHITE, _DARK = "0.93 0.94 0.95 1", "0.25 0.27 0.3 1"
 
 
-def _numbers(values) -> str:
+def _numbers(values: Iterable[float]) -> str:
     return " ".join(f"{v:.12g}" for v in values)
 
 

@@ -46,7 +46,9 @@ class _Base:
 
     def __init__(self, num_envs: int, *, dt: float, joint_filter: JointFilter | None) -> None:
         self.dt, self.joint_filter = dt, joint_filter
-        self.pos, self.yaw, self.grip = np.zeros((num_envs, 3)), np.zeros(num_envs), np.ones(num_envs)
+        self.pos: Array = np.zeros((num_envs, 3))
+        self.yaw: Array = np.zeros(num_envs)
+        self.grip: Array = np.ones(num_envs)
         self.q = np.tile(HOME, (num_envs, 1))
         self.redirected, self.intervened = np.zeros((2, num_envs), dtype=bool)
         self.frame: Frame | None = None  # of the commanded joints
@@ -153,6 +155,7 @@ class DeltaPose(_Base):
         angle = np.clip(self.yaw + action[:, 3], yaw - self.lag_rad, yaw + self.lag_rad)
         self.yaw = np.clip(angle, -self.yaw_limit, self.yaw_limit)
         self.grip = action[:, 4].copy()
+        assert self.frame is not None
         return self._joints(ik_step(self.q, self.frame, self.pos, self.yaw, dt=self.dt))
 
 

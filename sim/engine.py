@@ -116,7 +116,7 @@ class Physics:
 
 
 @njit(cache=True, nogil=True)
-def _ramp(start, end, out):
+def _ramp(start: NDArray[np.float64], end: NDArray[np.float64], out: NDArray[np.float64]) -> None:
     """out [N S nu] ← from `start` [N k] (its first k columns) linearly to `end` [N nu], which the last substep has."""
     substeps = out.shape[1]
     for n in range(out.shape[0]):
@@ -129,7 +129,7 @@ def _ramp(start, end, out):
 
 
 @njit(cache=True, nogil=True)
-def _accept(out, state, bad):
+def _accept(out: NDArray[np.float64], state: NDArray[np.float64], bad: NDArray[np.bool_]) -> None:
     """state [N D] ← the last of `out` [N S D] where all its numbers are sound; bad [N] tells where not."""
     for n in range(out.shape[0]):
         sound = True

@@ -32,10 +32,8 @@ class SimEnv(Simulation):
 
     # -- VecEnv -----------------------------------------------------------------------------------------------------
     def reset(self, seeds: Tensor | None = None) -> Obs:
-        if seeds is not None and (seeds.ndim != 1 or len(seeds) < self.num_envs):
-            raise ConfigError(f"reset: seeds must be [M] with M >= {self.num_envs}, found {tuple(seeds.shape)}")
+        self._queue.start(seeds, num_envs=self.num_envs)
         self._requested = None
-        self._queue.start(seeds)
         self._reset_rows(np.arange(self.num_envs))
         self._last = self._observe(None)
         return dict(self._last)

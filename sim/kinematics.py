@@ -44,7 +44,7 @@ def forward(q: Array) -> Frame:
 
 
 @njit(cache=True, nogil=True)
-def _forward(q, pos, axes, jac):
+def _forward(q: Array, pos: Array, axes: Array, jac: Array) -> None:
     x, y, z, p, turned = np.empty(3), np.empty(3), np.empty(3), np.empty(3), np.empty(3)
     origin = np.empty((7, 3))
     for n in range(q.shape[0]):
@@ -87,7 +87,7 @@ def twist(frame: Frame, qvel: Array) -> Array:
 
 
 @njit(cache=True, nogil=True)
-def _twist(jac, qvel, out):
+def _twist(jac: Array, qvel: Array, out: Array) -> None:
     for n in range(qvel.shape[0]):
         for k in range(6):
             total = 0.0
@@ -125,7 +125,10 @@ def ik_step(
 
 
 @njit(cache=True, nogil=True)
-def _ik_step(q, pos, axes, jac, target_pos, target_yaw, home, damping2, posture, dt, out):
+def _ik_step(
+    q: Array, pos: Array, axes: Array, jac: Array, target_pos: Array, target_yaw: Array, home: Array, damping2: float,
+    posture: float, dt: float, out: Array,
+) -> None:  # fmt: skip
     error, pull, step, wanted = np.empty(6), np.empty(7), np.empty(7), np.zeros((3, 3))
     gram = np.empty((6, 6))
     wanted[2, 2] = -1.0
@@ -163,7 +166,7 @@ def _ik_step(q, pos, axes, jac, target_pos, target_yaw, home, damping2, posture,
 
 
 @njit(cache=True, nogil=True)
-def _solve_spd(a, b):
+def _solve_spd(a: Array, b: Array) -> None:
     """b ← a⁻¹ b by Cholesky; the lower triangle of `a` is overwritten by its factor."""
     size = b.shape[0]
     for r in range(size):

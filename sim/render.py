@@ -91,7 +91,12 @@ class Camera:
         self._gl = open_gl(model.vis.global_.offwidth, model.vis.global_.offheight)
         # GL must go before mujoco's own exit handler ends the display (atexit runs last in, first out).
         me = weakref.ref(self)
-        atexit.register(lambda: (camera := me()) and camera.close())
+
+        def close() -> None:
+            if (camera := me()) is not None:
+                camera.close()
+
+        atexit.register(close)
         self._model, self._data = model, mujoco.MjData(model)
         self._scene = mujoco.MjvScene(model, maxgeom=_MAX_GEOMS)
         self._option, self._view = mujoco.MjvOption(), mujoco.MjvCamera()

@@ -15,10 +15,10 @@ from robopolicy.config.schema import Side
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import keyed_normal
 from robopolicy.core.types import IMAGES, STATE, TASK, EnvSpec, Feature, Obs
+from robopolicy.envs.episode_queue import EpisodeQueue
 from robopolicy.sim.arm import ARM_DOF, ARM_QPOS
 from robopolicy.sim.control import JointFilter, make_controller
 from robopolicy.sim.engine import Physics, compile_model
-from robopolicy.sim.episodes import EpisodeQueue
 from robopolicy.sim.kinematics import Frame, forward, twist, yaw_of
 from robopolicy.sim.randomization import ModelBank, Randomization
 from robopolicy.sim.render import Camera, Quality
@@ -87,11 +87,11 @@ class Simulation:
         self._start = np.array(task.start)
         self._extra = np.zeros((n, task.extra_size))
         self._t = np.zeros(n, dtype=np.int64)  # control steps into the episode
-        self._held = np.zeros(n, dtype=np.int64)  # steps for which success has lasted
+        self._held: NDArray[np.int64] = np.zeros(n, dtype=np.int64)  # steps for which success has lasted
         self._tcp, self._yaw, self._twist = np.zeros((n, 3)), np.zeros(n), np.zeros((n, 6))
         depth = self.randomization.latency[1] + 1
-        self._late = np.zeros((n, depth, self.controller.spec.dim))  # actions on their way, newest first
-        self._potential = np.zeros(n)  # Φ of the state as it is, for reward="shaped"
+        self._late: Array = np.zeros((n, depth, self.controller.spec.dim))  # delayed actions, newest first
+        self._potential: Array = np.zeros(n)  # Φ of the state as it is, for reward="shaped"
         self._requested: NDArray[np.bool_] | None = None  # [N] see `request_images`; None: all
         self._low, self._high = (torch.tensor(b, dtype=torch.float32) for b in self._limits())
 

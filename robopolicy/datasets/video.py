@@ -80,7 +80,7 @@ def read_video(path: Path, times: NDArray[np.float64], rows: NDArray[np.int64], 
             for frame in container.decode(stream):
                 if at == len(times):
                     break
-                if frame.pts is None or (now := float(frame.pts * stream.time_base)) < times[at] - tolerance:
+                if frame.pts is None or (now := float(frame.pts * (stream.time_base or 0))) < times[at] - tolerance:
                     continue
                 if not now <= times[at] + tolerance:
                     raise DataError(
@@ -144,9 +144,10 @@ def _times(path: Path) -> NDArray[np.float64] | str:
         with av.open(str(path)) as container:
             stream = container.streams.video[0]
             stamps = [p.pts for p in container.demux(stream) if p.pts is not None]
-            return np.sort(np.array(stamps, dtype=np.float64)) * float(stream.time_base or 0)
+            base = float(stream.time_base or 0)
     except (av.FFmpegError, OSError, IndexError, ValueError, DataError) as error:
         return f"{path.name} cannot be read ({error})"
+    return np.sort(np.array(stamps, dtype=np.float64)) * base
 
 
 def _size_problem(path: Path, column: Column) -> str:

@@ -67,23 +67,14 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; rates and differences as fractions."""
+        same = ("a", "b", "env", "digest", "criterion", "level")
         return {
-            "a": self.a,
-            "b": self.b,
-            "env": self.env,
-            "digest": self.digest,
-            "criterion": self.criterion,
-            "level": self.level,
-            "episodes": self.pairs.total,
-            "pairs": self.pairs._asdict(),
-            "rate_a": self.rate_a._asdict(),
-            "rate_b": self.rate_b._asdict(),
+            **{k: getattr(self, k) for k in same}, "episodes": self.pairs.total, "pairs": self.pairs._asdict(),
+            "rate_a": self.rate_a._asdict(), "rate_b": self.rate_b._asdict(),
             "difference": {**self.difference._asdict(), "method": "Tango (1998) score interval"},
-            "mcnemar_p": self.p_value,
-            "diverged_a": self.diverged_a,
-            "diverged_b": self.diverged_b,
+            "mcnemar_p": self.p_value, "diverged_a": self.diverged_a, "diverged_b": self.diverged_b,
             "verdict": self.verdict,
-        }
+        }  # fmt: skip
 
     def save(self, path: Path | str) -> Path:
         return write_atomically(path, json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
@@ -106,20 +97,11 @@ def compare(
     outcome_b = dict(zip(b.seeds, b.successes(criterion), strict=True))
     pairs = Pairs.of(a.successes(criterion), [outcome_b[s] for s in a.seeds])
     return Comparison(
-        a=names[0],
-        b=names[1],
-        env=env,
-        digest=digest,
-        criterion=criterion,
-        level=level,
-        pairs=pairs,
-        rate_a=a.success_rate(criterion, level=level),
-        rate_b=b.success_rate(criterion, level=level),
-        difference=paired_difference(pairs, level=level),
-        p_value=mcnemar(pairs),
-        diverged_a=a.diverged,
+        a=names[0], b=names[1], env=env, digest=digest, criterion=criterion, level=level, pairs=pairs,
+        rate_a=a.success_rate(criterion, level=level), rate_b=b.success_rate(criterion, level=level),
+        difference=paired_difference(pairs, level=level), p_value=mcnemar(pairs), diverged_a=a.diverged,
         diverged_b=b.diverged,
-    )
+    )  # fmt: skip
 
 
 def worse_than_base(

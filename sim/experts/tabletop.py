@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from robopolicy.core.types import TASK
-from robopolicy.sim.experts.waypoints import Expert
+import numpy as np
+from torch import Tensor
+
+from robopolicy.core.types import TASK, Obs
+from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets
+from robopolicy.sim.tasks.scene import Array, Bool
 from robopolicy.sim.tasks.tabletop_goals import COLOURS, CUBES, PRESS
 
 
@@ -15,12 +19,13 @@ class TabletopExpert(Expert):
     phases = 4
     offset = (0.014, 0.014, 0.008, 0.3)
     noise = 1.0
+    task: Any  # Tabletop, whose module imports this one
 
-    def act(self, obs):
+    def act(self, obs: Obs) -> Tensor:
         self.goal = self.task.goal_of(obs[TASK].numpy())  # [N]
         return super().act(obs)
 
-    def plan(self, f, phase):
+    def plan(self, f: Groups, phase: Phase) -> Targets:
         n, goal, tcp = np.arange(self.num_envs), self.goal, f["tcp"]
         pick, push = goal < CUBES, (goal >= CUBES) & (goal < PRESS)
         rel = np.stack([*(f[f"{c}_rel"] for c in COLOURS), f["button_rel"]], axis=1)
@@ -40,7 +45,7 @@ class TabletopExpert(Expert):
         yaw = np.where(pick, np.where(early, f["yaw"] + turn[n, which] + self.bias[:, 3], held), 0.0)
         return pos, yaw, np.where(pick & early, 1.0, -1.0)
 
-    def done(self, f, phase, gap, turn, clock):
+    def done(self, f: Groups, phase: Phase, gap: Array, turn: Array, clock: Array) -> Bool:
         pick = self.goal < CUBES
         return np.select(
             [phase == 0, phase == 1, phase == 2],
@@ -52,7 +57,7 @@ class TabletopExpert(Expert):
             False,
         )
 
-    def retry(self, f, phase):
+    def retry(self, f: Groups, phase: Phase) -> Bool:
         """The cube was lost on the way up, or slipped aside of the push."""
         n, which = np.arange(self.num_envs), self.goal % CUBES
         rel = np.stack([f[f"{c}_rel"] for c in COLOURS], axis=1)[n, which]

@@ -20,6 +20,9 @@ from robopolicy.core.types import STATE, EnvSpec, Obs
 from robopolicy.sim.tasks.base import Task
 
 Array = NDArray[np.float64]
+Phase = NDArray[np.int64]  # [N]
+Groups = Mapping[str, Array]  # the observation by name
+Targets = tuple[Array, Array, Array]  # position of the TCP [N 3] m, yaw [N] rad, gripper [N] in [-1, 1]
 _STREAM = 7001  # expert noise; env resets and policies use other streams
 
 
@@ -74,7 +77,7 @@ class Expert:
         self._bias[rows] = normal * np.array(self.offset) * self.expert_noise
         self._delay[rows] = (2 * late - 1) * self.hurry * self.expert_noise
 
-    def plan(self, f: Mapping[str, Array], phase: NDArray[np.int64]) -> tuple[Array, Array, Array]:
+    def plan(self, f: Groups, phase: Phase) -> Targets:
         """Targets at the present `phase` [N]: TCP position [N 3] m, yaw [N] rad, gripper [N] in [-1, 1].
 
         `f`: the observation by name (`f["tcp"]` [N 3] …), as `Layout.unpack` gives it. Use `self.bias` [N 4] to let
@@ -82,19 +85,17 @@ class Expert:
         """
         raise NotImplementedError
 
-    def done(
-        self, f: Mapping[str, Array], phase: NDArray[np.int64], gap: Array, turn: Array, clock: Array
-    ) -> NDArray[np.bool_]:
+    def done(self, f: Groups, phase: Phase, gap: Array, turn: Array, clock: Array) -> NDArray[np.bool_]:
         """[N]: the phase is over. `gap` [N] m and `turn` [N] rad to the target; `clock` [N] steps in the phase,
         less the episode's random delay. The last phase never ends."""
         raise NotImplementedError
 
-    def retry(self, f: Mapping[str, Array], phase: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+    def retry(self, f: Groups, phase: Phase) -> NDArray[np.bool_] | None:
         """[N]: this attempt is lost; begin again at phase 0. None: never."""
         return None
 
     @staticmethod
-    def _distance(f: Mapping[str, Array], pos: Array, yaw: Array) -> tuple[Array, Array]:
+    def _distance(f: Groups, pos: Array, yaw: Array) -> tuple[Array, Array]:
         return np.sqrt(((pos - f["tcp"]) ** 2).sum(axis=1)), np.abs(yaw - f["yaw"])
 
     @property

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.types import IMAGES, ActionSpec, Obs, Step, check_action
-from robopolicy.sim.episodes import EpisodeQueue
+from robopolicy.envs.episode_queue import EpisodeQueue
 from robopolicy.sim.gymnasium.checked_env import CheckedEnv
 from robopolicy.sim.gymnasium.info import Success, final_observations
 from robopolicy.sim.gymnasium.observations import Observations, layout
@@ -85,8 +85,8 @@ class GymVecEnv:
         self.mode = reset_mode(env, autoreset_mode, self.spec.id)
         self._own = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         self._by_mask = self.mode == AutoresetMode.DISABLED or (self.mode == AutoresetMode.NEXT_STEP and self._own)
-        self._idle = np.zeros(self.num_envs, dtype=bool)  # NEXT_STEP elsewhere: the coming step is the reset
-        self._age = np.zeros(self.num_envs, dtype=np.int64)  # steps of the episode
+        self._idle: NDArray[np.bool_] = np.zeros(self.num_envs, dtype=bool)  # NEXT_STEP: the coming step is the reset
+        self._age: NDArray[np.int64] = np.zeros(self.num_envs, dtype=np.int64)  # steps of the episode
         self._seeded = False  # whether it was seen that an episode follows from its seed
         self.episode_seed = torch.full((self.num_envs,), -1, dtype=torch.int64)
         self._queue = EpisodeQueue(seed, {})

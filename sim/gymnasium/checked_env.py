@@ -41,7 +41,7 @@ class CheckedEnv:
         raise SpecError(f"{self.id}: {what}: expected {count} values as in Gymnasium, found {found}")
 
     def to_env(self, executed: Tensor) -> NDArray[Any]:
-        space = self.env.single_action_space
+        space: Any = self.env.single_action_space  # a Box
         sent = executed.numpy().astype(space.dtype).reshape(self.num_envs, *space.shape)
         return np.clip(sent, space.low, space.high)  # in float64 a limit may lie within that of float32
 

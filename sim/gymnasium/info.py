@@ -75,7 +75,8 @@ class Success:
         if self.key == TERMINATED:
             return terminated & active
         n = len(active)
-        found, told = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
+        found: NDArray[np.bool_] = np.zeros(n, dtype=bool)
+        told: NDArray[np.bool_] = np.zeros(n, dtype=bool)
         for key in self.keys:
             try:
                 says, present = _said(info, key, active=active, final=ended & same_step)

@@ -25,7 +25,8 @@ def column(info: Any, path: str, n: int) -> tuple[NDArray[Any], NDArray[np.bool_
         key, _, rest = (path, "", "") if path in info else path.partition(".")
         if key not in info:
             return np.full(n, None), np.zeros(n, dtype=bool)
-        value, present = info[key], np.ones(n, dtype=bool)
+        value = info[key]
+        present: NDArray[np.bool_] = np.ones(n, dtype=bool)
         if f"_{key}" in info:
             present = flags(_each(info[f"_{key}"], n, f"info['_{key}']"), present, f"info['_{key}']")
         if isinstance(value, Mapping):

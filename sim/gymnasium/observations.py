@@ -42,7 +42,7 @@ def layout(space: gymnasium.Space, name: str) -> ObservationLayout:
     Raises:
         ConfigError: another space than Box or Dict of Box, or one whose numbers are a picture that is not RGB uint8.
     """
-    boxes = dict(space.spaces) if isinstance(space, Dict) else {"main": space}
+    boxes: dict[str, Any] = dict(space.spaces) if isinstance(space, Dict) else {"main": space}
     if wrong := {k: type(v).__name__ for k, v in boxes.items() if not isinstance(v, Box)}:
         raise ConfigError(
             f"{name}: observation_space: expected Box or Dict of Box, found {wrong}. Flatten or drop the others with "

@@ -170,7 +170,7 @@ def _horizon(env: VectorEnv, given: int | None, name: str) -> int:
 
 def _dt(env: VectorEnv, given: float | None, name: str) -> float:
     """s per step."""
-    rate = (env.metadata or {}).get("render_fps")
+    rate: Any = (env.metadata or {}).get("render_fps")
     if given is None and rate is None:
         return 0.05
     try:

@@ -163,6 +163,6 @@ def make(
     if steps < 1 or size < 1:
         raise ConfigError(f"task.horizon and task.size: expected at least 1, found {horizon} and {size}")
     one = functools.partial(LiberoEnv, suite, task, tuple(cameras), size)
-    facts = {"suite": suite, "task": task, "cameras": list(cameras), "size": size, "settle": SETTLE}
+    facts: dict[str, Any] = {"suite": suite, "task": task, "cameras": list(cameras), "size": size, "settle": SETTLE}
     envs = vector_env(one, f"libero/{suite}-{names.index(task)}", num_envs, horizon=steps, processes=processes, **facts)
     return GymVecEnv(envs, seed=seed, instructions=language(task), horizon=steps, action=ACTION)

@@ -70,8 +70,8 @@ class ManiSkillEnv(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        # Build the whole scene again, in about 0.05 s: PhysX lets contacts of earlier episodes affect the last digits of
-        # later ones, even where all contacts were separated and stepped before the reset.
+        # Build the whole scene again, in about 0.05 s: PhysX lets contacts of earlier episodes affect the last digits
+        # of later ones, even where all contacts were separated and stepped before the reset.
         obs, _ = self.inner.reset(seed=None if seed is None else seed32(seed), options={"reconfigure": True})
         if self.friction != 1.0 or self.mass != 1.0:
             self._change_physics()
@@ -201,7 +201,7 @@ def make(
         ConfigError: no such task, a horizon below 1, or a machine on which the simulator does not start.
     """
     text, steps = protocol(name, horizon)
-    changed = {k: v for k, v in (("friction", friction), ("mass", mass)) if v != 1.0}
+    changed: dict[str, Any] = {k: v for k, v in (("friction", friction), ("mass", mass)) if v != 1.0}
     one = functools.partial(ManiSkillEnv, name, **changed)
     envs = vector_env(one, f"maniskill/{name}", num_envs, horizon=steps, processes=processes, name=name, **changed)
     return vec_env(name, envs, seed=seed, horizon=steps, instructions=text)

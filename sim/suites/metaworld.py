@@ -45,7 +45,8 @@ class MetaWorldEnv(gymnasium.Env):
     metadata = {"render_modes": [], "render_fps": 80}  # noqa: RUF012  as Gymnasium has it
 
     def __init__(self, name: str, relative: bool) -> None:
-        self.inner = TASKS[f"{name}-goal-observable"](seed=0)
+        task: Any = TASKS[f"{name}-goal-observable"]  # takes a seed, unlike its base class
+        self.inner = task(seed=0)
         self.inner._freeze_rand_vec, self.inner.seeded_rand_vec = False, True
         self.relative = relative
         size = (len(element_names(relative)),)
@@ -88,7 +89,8 @@ class MetaWorldExpert(ScriptedExpert):
 
     def __init__(self, name: str, action: ActionSpec, num_envs: int, *, expert_noise: float = 0.0) -> None:
         super().__init__(action, num_envs, expert_noise=expert_noise)
-        self.make = metaworld.policies.ENV_POLICY_MAP[name]
+        policies: Any = metaworld.policies.ENV_POLICY_MAP  # to mypy, of the abstract base class
+        self.make = policies[name]
         self.policies = [self.make() for _ in range(num_envs)]
 
     def begin(self, rows: Tensor) -> None:
@@ -136,7 +138,8 @@ def make(
         raise ConfigError(f"task.name={name!r}: Meta-World has no such task. {closest(name, task_names())}")
     if not 1 <= horizon <= 500:
         raise ConfigError(f"task.horizon: expected 1 to 500 steps, found {horizon}")
-    one, facts = functools.partial(MetaWorldEnv, name, relative), {"relative": True} if relative else {}
+    one = functools.partial(MetaWorldEnv, name, relative)
+    facts: dict[str, Any] = {"relative": True} if relative else {}
     envs = vector_env(one, f"metaworld/{name}", num_envs, horizon=horizon, processes=processes, name=name, **facts)
     return MetaWorldVecEnv(name, envs, seed=seed, instructions=name.removesuffix("-v3").replace("-", " "),
                            horizon=horizon, action=ACTION, names=element_names(relative))  # fmt: skip

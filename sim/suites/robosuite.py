@@ -166,7 +166,8 @@ def make(
     steps = steps if horizon is None else horizon
     if steps < 1:
         raise ConfigError(f"task.horizon: expected at least 1 step, found {horizon}")
-    one, facts = functools.partial(RobosuiteEnv, name, relative), {"relative": True} if relative else {}
+    one = functools.partial(RobosuiteEnv, name, relative)
+    facts: dict[str, Any] = {"relative": True} if relative else {}
     envs = vector_env(one, f"robosuite/{name}", num_envs, horizon=steps, processes=processes, name=name, **facts)
     return RobosuiteVecEnv(name, envs, seed=seed, instructions=text, horizon=steps, action=ACTION,
                            names=element_names(name, relative))  # fmt: skip

@@ -84,9 +84,10 @@ class TellsSuccess(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Raises ConfigError where the info does not tell success."""
-        obs, reward, terminated, truncated, info = self.env.step(action)
+        obs, given, terminated, truncated, info = self.env.step(action)
         terminated, truncated = flag(terminated, "terminated"), flag(truncated, "truncated")
         success = self.success.read_one(info, terminated=terminated, ended=terminated or truncated)
+        reward: Any = given  # NumPy's numbers are kept
         if self.sparse:
             reward, terminated = float(success), terminated or success
         return obs, reward, terminated, truncated, {"success": success}

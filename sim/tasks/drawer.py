@@ -9,7 +9,7 @@ from typing import NamedTuple
 import mujoco
 import numpy as np
 
-from robopolicy.sim.experts.waypoints import Expert
+from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets
 from robopolicy.sim.tasks import register
 from robopolicy.sim.tasks.base import Task
 from robopolicy.sim.tasks.scene import Array, Bool, Joint, Range, Scene, fold, planar_fixture
@@ -24,11 +24,12 @@ _WOOD, _DARK_WOOD, _METAL = "0.72 0.56 0.38 1", "0.55 0.41 0.27 1", "0.35 0.37 0
 class DrawerExpert(Expert):
     """Above the handle, descend, close, pull."""
 
+    task: Drawer
     phases = 4
     offset = (0.03, 0.03, 0.015, 0.4)
     noise = 1.2
 
-    def plan(self, f, phase):
+    def plan(self, f: Groups, phase: Phase) -> Targets:
         tcp, yaw = f["tcp"], f["yaw"] + f["turn"]
         handle = tcp + f["handle_rel"]
         grasp = handle + self.bias[:, :3]
@@ -39,7 +40,7 @@ class DrawerExpert(Expert):
         turn = np.where(phase <= 1, yaw + self.bias[:, 3], f["yaw"] + f["lag"][:, 3])
         return pos, turn, np.where(phase <= 1, 1.0, -1.0)
 
-    def done(self, f, phase, gap, turn, clock):
+    def done(self, f: Groups, phase: Phase, gap: Array, turn: Array, clock: Array) -> Bool:
         return np.select(
             [phase == 0, phase == 1, phase == 2],
             [(gap < 0.015) & (turn < 0.1) | (clock > 30), (gap < 0.01) | (clock > 12), clock >= 5],

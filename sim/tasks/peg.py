@@ -10,7 +10,7 @@ import mujoco
 import numpy as np
 
 from robopolicy.sim.arm import ARM_DOF, TCP
-from robopolicy.sim.experts.waypoints import Expert
+from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets
 from robopolicy.sim.kinematics import forward
 from robopolicy.sim.tasks import register
 from robopolicy.sim.tasks.base import Task
@@ -26,18 +26,19 @@ _ORANGE, _BLUE = "0.9 0.6 0.2 1", "0.35 0.5 0.75 1"
 class PegExpert(Expert):
     """Align the tip above the hole, then insert, keeping it aligned."""
 
+    task: PegEasy
     phases = 2
     offset = (0.001, 0.001, 0.0, 0.04)  # m m m rad: it presses beside the hole or jams
     noise = 0.5
     grip = -0.375  # the fingers stay where they are, at the peg's faces
 
-    def plan(self, f, phase):
+    def plan(self, f: Groups, phase: Phase) -> Targets:
         height = np.where(phase == 0, 0.005, -self.task.depth - 0.005)  # m, tip over the hole's mouth
         pos = f["tcp"] + f["mouth_rel"] + self.bias[:, :3]
         pos[:, 2] += height
         return pos, f["yaw"] + f["turn"] + self.bias[:, 3], np.full(len(phase), self.grip)
 
-    def done(self, f, phase, gap, turn, clock):
+    def done(self, f: Groups, phase: Phase, gap: Array, turn: Array, clock: Array) -> Bool:
         return (gap < 0.001) & (turn < 0.02) | (clock > 25)
 
 

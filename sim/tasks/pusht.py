@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import mujoco
 import numpy as np
+from torch import Tensor
 
-from robopolicy.sim.experts.waypoints import Expert
+from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets
 from robopolicy.sim.tasks import register
 from robopolicy.sim.tasks.base import Task
 from robopolicy.sim.tasks.scene import Array, Bool, Joint, Range, Scene, fold
@@ -25,6 +26,7 @@ class PushTExpert(Expert):
     """Greedy planar pushing: take the contact whose best straight push leaves the least error, travel included; go
     around the T to it; push until pushing there helps no more; choose again."""
 
+    task: PushT
     phases = 1
     offset = (0.006, 0.006, 0.0, 0.08)  # m m m rad: where it believes the target to be
     noise = 0.5
@@ -37,11 +39,11 @@ class PushTExpert(Expert):
         self.tblock: TBlockGeometry = self.task.tblock
         self.contact = np.full(self.num_envs, -1)
 
-    def reset(self, mask, *, episode_seed):
+    def reset(self, mask: Tensor | None, *, episode_seed: Tensor) -> None:
         super().reset(mask, episode_seed=episode_seed)
         self.contact[slice(None) if mask is None else mask.numpy()] = -1
 
-    def plan(self, f, phase):
+    def plan(self, f: Groups, phase: Phase) -> Targets:
         tblock, c = self.tblock, self.tblock.contacts
         left = np.arctan2(f["turn_sin"], f["turn_cos"])  # rad still to turn
         yaw = self.task.goal_yaw - left
@@ -87,7 +89,7 @@ class PushTExpert(Expert):
         best = np.where(np.isinf(cost.min(axis=1)), left.argmin(axis=1), cost.argmin(axis=1))
         return length[np.arange(len(best)), best], best
 
-    def done(self, f, phase, gap, turn, clock):
+    def done(self, f: Groups, phase: Phase, gap: Array, turn: Array, clock: Array) -> Bool:
         return np.zeros(self.num_envs, dtype=bool)
 
 

@@ -36,7 +36,7 @@ class StateLayout:
 
     @classmethod
     def of(cls, groups: Mapping[str, Array]) -> StateLayout:
-        slices, names = {}, []
+        slices, names = dict[str, slice](), list[str]()
         for key, value in groups.items():
             width = 1 if value.ndim == 1 else value.shape[1]
             slices[key] = slice(len(names), len(names) + width)

@@ -148,7 +148,8 @@ class Tabletop(Task):
             if k < CUBES:
                 extra[:, 2 + k] = x
         x, y = place(_CELLS - 1, "button")
-        at.x.place(qpos, x), at.y.place(qpos, y)
+        at.x.place(qpos, x)
+        at.y.place(qpos, y)
 
         count, per = len(self.goals), len(SENTENCES[self.wording]["pick"])
         own = (draw["goal"] * count).astype(np.int64)

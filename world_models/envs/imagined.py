@@ -18,7 +18,7 @@ from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.core.rng import keyed_uniform
 from robopolicy.core.specs import with_cameras
 from robopolicy.core.types import EnvSpec, Obs, Step, check_action
-from robopolicy.world_models.envs.seed_queue import SeedQueue
+from robopolicy.envs.episode_queue import EpisodeQueue
 from robopolicy.world_models.models.dynamics import History, by_blocks
 from robopolicy.world_models.models.world import World
 
@@ -85,7 +85,7 @@ class ImaginedEnv:
             resumable=True,
         )  # fmt: skip
         self._low, self._high = torch.tensor([self.spec.action.low, self.spec.action.high])
-        self.queue = SeedQueue(seed, num_envs)
+        self.queue = EpisodeQueue(seed, {})
         self.episode_seed = torch.zeros(num_envs, dtype=torch.int64)
         self._t = torch.zeros(num_envs, dtype=torch.int64)
         self._latent = torch.zeros(num_envs, world.dynamics.latent_dim)
@@ -99,7 +99,7 @@ class ImaginedEnv:
 
     # -- VecEnv ------------------------------------------------------------------------------------------------------
     def reset(self, seeds: Tensor | None = None) -> Obs:
-        self.queue.start(seeds)
+        self.queue.start(seeds, num_envs=self.num_envs)
         self._begin(torch.arange(self.num_envs))
         return self.observe()
 
@@ -172,7 +172,7 @@ class ImaginedEnv:
 
     def _begin(self, rows: Tensor) -> None:
         """Start the next episodes in the queue in `rows` [M]."""
-        seeds = self.queue.next(len(rows))
+        seeds = torch.from_numpy(self.queue.next(len(rows))[0])
         chosen, unit = self._choose(seeds)
         self._encode(chosen[~self._known[chosen]].unique())
         self.episode_seed = self.episode_seed.clone()  # steps handed out before keep the seeds they were made with

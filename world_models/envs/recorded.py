@@ -19,7 +19,7 @@ from robopolicy.core.rng import keyed_uniform
 from robopolicy.core.types import EnvSpec, Obs, Step, check_action
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.lerobot_reader import load_episodes
-from robopolicy.world_models.envs.seed_queue import SeedQueue
+from robopolicy.envs.episode_queue import EpisodeQueue
 
 _STREAM = 9421
 
@@ -38,7 +38,7 @@ class RecordedEnv:
         if not episodes.outcomes:
             raise DataError(f"{name}: has neither rewards nor successes, which learning from its transitions needs")
         self.episodes, self.num_envs, self.device = episodes, num_envs, torch.device("cpu")
-        self.queue = SeedQueue(seed, num_envs)
+        self.queue = EpisodeQueue(seed, {})
         content = episodes.action.numpy().tobytes() + episodes.starts.numpy().tobytes()
         self.spec = EnvSpec(
             id=f"recorded {name}", observation=episodes.observation, action=episodes.action_spec, tasks=episodes.tasks,
@@ -50,7 +50,7 @@ class RecordedEnv:
         self.reset()
 
     def reset(self, seeds: Tensor | None = None) -> Obs:
-        self.queue.start(seeds)
+        self.queue.start(seeds, num_envs=self.num_envs)
         self._begin(torch.arange(self.num_envs))
         return self.observe()
 
@@ -98,7 +98,7 @@ class RecordedEnv:
 
     def _begin(self, rows: Tensor) -> None:
         """Start the next episodes in the queue in `rows` [M]."""
-        seeds = self.queue.next(len(rows))
+        seeds = torch.from_numpy(self.queue.next(len(rows))[0])
         unit = keyed_uniform(seeds, torch.zeros_like(seeds), (1,), stream=_STREAM)[:, 0].double()
         self.episode_seed, self._frame = self.episode_seed.clone(), self._frame.clone()
         self.episode_seed[rows] = seeds
