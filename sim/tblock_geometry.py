@@ -40,7 +40,7 @@ def _inside(p: Array, d: Array, half: Array) -> Array:
 
 
 class Contacts(NamedTuple):
-    """K places to push at."""
+    """K contact points for a push."""
 
     point: Array  # [K 2] m on the outline
     normal: Array  # [K 2] outward
@@ -135,7 +135,7 @@ class TBlockGeometry:
 
         Args:
             shift: [M 2] m and turn: [M] rad that the T still has to make.
-            which: [M k] contacts to look at; None: all K.
+            which: [M k] contacts to consider; None: all K.
 
         Returns:
             [M K] m to push, 0 where it does not help; [M K] m left, turns counted in `turn_length`.

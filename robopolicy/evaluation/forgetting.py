@@ -36,8 +36,8 @@ def forgetting(before: EpisodeTable, after: EpisodeTable, *, criterion: str = "s
         DataError: the rows are not of the same task and seeds, or an episode had another instruction.
     """
     whole = compare(before, after, names=("before", "after"), criterion=criterion)  # raises where they do not pair
-    told = dict(zip(after.seeds, after.frame["task"], strict=True))
-    other = [s for s, task in zip(before.seeds, before.frame["task"], strict=True) if told[s] != task]
+    tasks_after = dict(zip(after.seeds, after.frame["task"], strict=True))
+    other = [s for s, task in zip(before.seeds, before.frame["task"], strict=True) if tasks_after[s] != task]
     if other:
         raise DataError(
             f"forgetting: {len(other)} of {whole.pairs.total} episodes had another instruction before than after, the "

@@ -52,7 +52,7 @@ def evaluate(
         env: emits single frames; history and base actions are added here. It is reset, and left within other
             episodes, so a training env must not be passed.
         seeds: [E] int64, all different, from `noise.episode_seeds("validation" | "test", 0, E)`.
-        deterministic: the policy's mode instead of a sample; deployment samples unless told otherwise.
+        deterministic: the policy's mode instead of a sample; deployment samples by default.
         policy_id: names the checkpoint in every row.
 
     Raises:

@@ -136,7 +136,7 @@ class SuiteResult:
 
     def _page(self) -> str:
         records = self.records()
-        bars = [
+        rates = [
             plots.Whisker(r["task"], r["value"], r["low"], r["high"], f"{100 * r['value']:.1f}%  n = {r['episodes']}",
                           "c0" if r["task"] == "all" else "c1")
             for r in records
@@ -145,7 +145,7 @@ class SuiteResult:
         rule = "after some step" if self.suite.criterion == "success_once" else "after the last step"
         body = (
             f"<section><h2>Success</h2><p class=note>Success {rule}; 95% Wilson score intervals, the total's over all "
-            f'episodes pooled.</p><div class="wide">{plots.interval_chart(bars, width=1020)}</div></section>'
+            f'episodes pooled.</p><div class="wide">{plots.interval_chart(rates, width=1020)}</div></section>'
             f"<section><h2>Protocol</h2><p>{escape(self.suite.protocol.strip())}</p></section>"
             + (f"<section><h2>Not evaluated</h2><ul class=plain>{missing}</ul></section>" if missing else "")
             + f"<section><h2>Reproduce</h2><pre>{escape(command())}</pre><p class=note>{escape(version())}, "

@@ -76,16 +76,16 @@ class Success:
             return terminated & active
         n = len(active)
         found: NDArray[np.bool_] = np.zeros(n, dtype=bool)
-        told: NDArray[np.bool_] = np.zeros(n, dtype=bool)
+        known: NDArray[np.bool_] = np.zeros(n, dtype=bool)
         for key in self.keys:
             try:
                 says, present = _said(info, key, active=active, final=ended & same_step)
             except SpecError as error:
                 raise self._wrong(error) from error
-            if (clash := present & told & (says != found)).any():
+            if (clash := present & known & (says != found)).any():
                 raise self._clash(int(clash.nonzero()[0][0]))
-            found, told = found | says, told | present
-        missing = (active if self.key is None else ended) & ~told
+            found, known = found | says, known | present
+        missing = (active if self.key is None else ended) & ~known
         if missing.any():
             i = int(missing.nonzero()[0][0])
             inner = column(info, FINAL_INFO, n)[0][i] if same_step and ended[i] else None

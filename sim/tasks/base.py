@@ -118,7 +118,7 @@ class Task:
         raise NotImplementedError
 
     def task_index(self, scene: Scene) -> NDArray[np.int64]:
-        """[M] which of `instructions` the episode was told."""
+        """Return the indices [M] of the episodes' instructions in `instructions`."""
         return np.zeros(len(scene.qpos), dtype=np.int64)
 
     def success(self, at: Any, scene: Scene) -> Bool:

@@ -1,4 +1,4 @@
-"""behave.py: a policy as the one who shows the task; its noise belongs to the episode."""
+"""A policy as expert: its noise is keyed by the episode."""
 
 from __future__ import annotations
 

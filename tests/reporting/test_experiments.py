@@ -80,8 +80,10 @@ def test_a_variant_of_the_task_is_a_rate_and_no_difference():
     """Its episodes are others than the base's; a training whose task is another than its base's is a mistake."""
     other = replace(found(12), env_steps=0, wall_s=0.0)
     other.rows.frame["digest"] = "another"
-    variant = replace(REACH, refine={"told": ("task.instruction_goal=other",), "refined": ("algo=x", "task.horizon=3")})
-    rows = record("suite", Experiment((variant,), seeds=(0, 1)), [(variant, "told", 0)], [other], [])
+    variant = replace(
+        REACH, refine={"instructed": ("task.instruction_goal=other",), "refined": ("algo=x", "task.horizon=3")}
+    )
+    rows = record("suite", Experiment((variant,), seeds=(0, 1)), [(variant, "instructed", 0)], [other], [])
     assert [r.metric for r in rows] == ["success_rate", "success_rate"]
     with pytest.raises(RobopolicyError, match="another"):
         record("suite", Experiment((variant,), seeds=(0, 1)), [(variant, "refined", 0)], [other], [])

@@ -80,7 +80,7 @@ class ImaginedEvaluation(ImaginedEnv):
 class ImaginedScores:
     """Outcomes of M members × S starts, each [M S] bool."""
 
-    success: Tensor  # believed to its end
+    success: Tensor
     uncertain: Tensor  # ended by high uncertainty: counted as a failure
     diverged: Tensor  # the model's numbers were not finite: counted as a failure
 

@@ -20,7 +20,7 @@ from robopolicy.datasets.episodes import Episodes
 # Matrix products whose sizes are multiples of this treat all rows alike, bit for bit (others have rows at the edge).
 ROWS = 16
 _EXACT = 1e-4  # a relation is exact where what it leaves unexplained is below this share of the deviation
-_ROWS = 20_000  # frames that relations are looked for in
+_ROWS = 20_000  # frames in which relations are searched
 _WIDER = 0.25  # of the range seen, on each side, that a state may lie outside of it
 
 

@@ -68,7 +68,7 @@ class SuccessClassifier(nn.Module):
         window: W latents before the newest; success may have to last that many steps more.
         weight_decay: AdamW's. Successes are few and their windows alike: without much of it they are learned by heart.
         precision: of episodes, that the threshold shall reach on held-out data.
-        alike: share of held-out successes that shall look like successes.
+        alike: share of held-out successes that must count as like a success.
         min_positives: successful episodes that training needs; a quarter of that for each held-out part.
     """
 
@@ -97,10 +97,10 @@ class SuccessClassifier(nn.Module):
         sizes = {"window": window, "width": width, "depth": depth, "embedding": embedding}
         self.done, self.real = Lasting(feature_dim, **sizes), Lasting(feature_dim, **sizes)
         self.register_buffer("threshold", torch.tensor(torch.nan))  # on `done`; NaN until calibrated
-        self.register_buffer("least", torch.tensor(-torch.inf))  # on `real`; before it is calibrated all look alike
+        self.register_buffer("least", torch.tensor(-torch.inf))  # on `real`; −∞ until calibrated
 
     def forward(self, features: Tensor) -> Tensor:
-        """Score [B] of features [B W+1 F]; where they do not look like a success, lower than any other."""
+        """Return scores [B] of features [B W+1 F]; the lowest score where they are unlike a success."""
         return self.window_score(self.frame_scores(features))
 
     def frame_scores(self, features: Tensor) -> Tensor:

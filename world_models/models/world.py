@@ -159,7 +159,7 @@ def load_world(path: Path | str, *, which: Literal["latest", "best"] = "latest")
     report = read_json(folder / "report.json", finite=False)
     if not report:
         raise CheckpointError(
-            f"{folder}: its training has not ended, so nothing says how far it can be believed. Repeat the command "
+            f"{folder}: its training has not ended, so it is not calibrated. Repeat the command "
             "that began it: it goes on."
         )
     spec = read_spec(read_json(folder / "spec.json", finite=False))

@@ -1,4 +1,4 @@
-"""Training a world model: sample → update → log → checkpoint, then calibrate and report."""
+"""Train a world model: sample → update → log → checkpoint, then calibrate and report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training of trajectories: windows of episodes → update → log → checkpoint, then judged on episodes kept out of it."""
+"""Train a trajectory model on windows of episodes, and evaluate it on held-out episodes."""
 
 from __future__ import annotations
 

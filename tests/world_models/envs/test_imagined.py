@@ -183,7 +183,7 @@ def test_uncertainty_terminates_with_the_pessimistic_value_and_no_success() -> N
     assert not first.ended.any() and first.success.item() is False, "lasted one step"
     second = env.step(up)
     assert second.terminated.all() and not second.truncated.any() and second.valid.all()
-    assert not second.success.any(), "success that is not believed is none"
+    assert not second.success.any(), "uncertain success does not count"
     assert second.reward.item() == -0.25 and second.info["uncertain"].all()
     trusting = point_env([[-0.1, 0.95]], 1, trust=2.0)
     trusting.reset(torch.tensor([3]))
