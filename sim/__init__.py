@@ -1,4 +1,4 @@
-"""The native task suite: a batched MuJoCo engine, a Franka-like arm, and tasks from easy to hard."""
+"""Native task suite: a batched MuJoCo engine, a Franka-like arm, and tasks from easy to hard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Expert", "Randomization", "SimEnv", "Task", "make", "make_expert", "
 
 
 def make(task: str | Task, num_envs: int, seed: int = 0, **kw: Any) -> SimEnv:
-    """A batched env of a native task.
+    """Build a batched env of a native task.
 
     Args:
         task: a registered name (`task_names()`), or a Task.
@@ -65,7 +65,7 @@ class HasExpert(Protocol):
 
 
 def make_expert(env: HasExpert, *, expert_noise: float = 0.0) -> Any:
-    """The scripted expert of `env`'s task.
+    """Return the scripted expert of `env`'s task.
 
     Raises:
         ConfigError: the task has none.

@@ -1,4 +1,4 @@
-"""The arm: a Franka-like 7-DoF manipulator with a parallel gripper, as MJCF text of our own.
+"""Describe the arm in MJCF: a Franka-like 7-DoF manipulator with a parallel gripper.
 
 Kinematics: Denavit-Hartenberg parameters of the Franka Emika Robot (FCI documentation, "Denavit-Hartenberg
 parameters", Craig's convention). Masses, centres of mass and inertias: Gaz, Cognetti, Oliva, Robuffo Giordano,

@@ -1,4 +1,4 @@
-"""The batched physics backend: N copies of a model stepped in C++ threads.
+"""Step N copies of a model in C++ threads.
 
 One small interface (`Physics`) hides which MuJoCo API does the stepping; today `mujoco.rollout.Rollout`'s
 persistent thread pool, which every MuJoCo from 3.3 on has.

@@ -91,7 +91,7 @@ class SimEnv(Simulation):
         )
 
     def request_images(self, rows: Tensor) -> None:
-        """See Selective."""
+        """Render images of `rows` [N] alone at the next step, see Selective."""
         if rows.shape != (self.num_envs,) or rows.dtype != torch.bool:
             raise ConfigError(
                 f"request_images: rows must be [{self.num_envs}] bool, found {list(rows.shape)} {rows.dtype}"
@@ -117,7 +117,7 @@ class SimEnv(Simulation):
         return self._observe(None, pictures=pictures), self.task.success(self.at, self._scene())
 
     def task_state(self) -> Array:
-        """[N E] what the task keeps beside physics, e.g. a target."""
+        """Return the task's own state [N E] beside physics, e.g. a target."""
         return self._extra.copy()
 
     _ARRAYS = ("_extra", "_t", "_held", "_late", "draws")
@@ -152,7 +152,7 @@ class SimEnv(Simulation):
         self._last = self._observe(None)
 
     def render(self, index: int, *, camera: str | None = None, width: int = 320, height: int = 240) -> Tensor:
-        """uint8 [3 h w] picture of env `index` as it stands now."""
+        """Return uint8 [3 h w] picture of env `index` as it stands now."""
         picture = self._camera.picture(self.physics.state[index], self._extra[index], camera or "front", height, width)
         return torch.from_numpy(picture)
 

@@ -1,4 +1,4 @@
-"""The native tasks as Gymnasium environments: "robopolicy.sim.gym_envs:robopolicy/Pick-v0".
+"""Present native tasks as Gymnasium environments: "robopolicy.sim.gym_envs:robopolicy/Pick-v0".
 
 Importing this module registers them, and Gymnasium imports what stands before the colon of an id. `robopolicy/Pick-v0`
 alone is known only after the import: Gymnasium 1.0 and later look for no plugins.
@@ -28,7 +28,7 @@ _NAMESPACE = "robopolicy"
 
 
 def gym_id(task: str) -> str:
-    """ "peg-easy" -> "robopolicy/PegEasy-v0"."""
+    """Return the Gymnasium id: "peg-easy" -> "robopolicy/PegEasy-v0"."""
     return f"{_NAMESPACE}/{''.join(part.capitalize() for part in task.replace('_', '-').split('-'))}-v0"
 
 

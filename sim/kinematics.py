@@ -75,12 +75,12 @@ def _forward(q: Array, pos: Array, axes: Array, jac: Array) -> None:
 
 
 def yaw_of(frame: Frame) -> Array:
-    """[N] rad: rotation about the vertical of a gripper that points down; 0 where the fingers open along y."""
+    """Return [N] rad: rotation about the vertical of a gripper that points down; 0 where the fingers open along y."""
     return np.arctan2(frame.axes[:, 0, 1], frame.axes[:, 0, 0])
 
 
 def twist(frame: Frame, qvel: Array) -> Array:
-    """[N 6] linear m/s and angular rad/s velocity of the TCP at joint velocities `qvel` [N 7]."""
+    """Return [N 6] linear m/s and angular rad/s velocity of the TCP at joint velocities `qvel` [N 7]."""
     out = np.empty((qvel.shape[0], 6))
     _twist(frame.jac, qvel, out)
     return out
@@ -107,7 +107,7 @@ def ik_step(
     damping: float = 0.02,
     posture: float = 0.1,
 ) -> Array:
-    """One damped-least-squares step from joint targets `q` [N 7] towards a tool that points down.
+    """Take one damped-least-squares step from joint targets `q` [N 7] towards a tool that points down.
 
     Minimises |J dq − e|² + λ²|dq − v|², where e is the pose error of the target (position [N 3] m, yaw [N] rad) and
     v = posture · (home − q) keeps the redundant elbow near `home` (Nakamura & Hanafusa, 1986, with a posture term).

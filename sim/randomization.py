@@ -49,7 +49,7 @@ class Randomization:
 
     @property
     def physical(self) -> bool:
-        """Whether envs need models of their own."""
+        """Return whether envs need models of their own."""
         return any(getattr(self, k) != (1.0, 1.0) for k in ("mass", "friction", "damping"))
 
     @property

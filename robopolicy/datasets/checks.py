@@ -82,7 +82,7 @@ def limit_slack(low: Sequence[float] | Array, high: Sequence[float] | Array) -> 
 
 
 def outside_limits(values: Array, low: Sequence[float] | Array, high: Sequence[float] | Array) -> NDArray[np.bool_]:
-    """[F Da] whether a number lies beyond its limits; False for NaN, which is a defect of its own."""
+    """Return [F Da] whether a number lies beyond its limits; False for NaN, which is a defect of its own."""
     slack = limit_slack(low, high)
     inside = (np.asarray(low) - slack <= values) & (values <= np.asarray(high) + slack)
     return ~inside & ~np.isnan(values)
@@ -127,7 +127,7 @@ def check_timestamps(timestamp: Tensor, starts: Tensor, *, fps: float, tolerance
 
 
 def _locate(frame: int, starts: Tensor) -> tuple[int, int]:
-    """(episode, frame within it) of a frame of the whole."""
+    """Return (episode, frame within it) of a frame of the whole."""
     episode = int(torch.searchsorted(starts, torch.tensor(frame), right=True)) - 1
     return episode, frame - int(starts[episode])
 

@@ -30,7 +30,7 @@ class Demonstrator(Protocol):
         ...
 
     def act(self, obs: Obs) -> Tensor:
-        """[N Da] action for single frames `obs`."""
+        """Return [N Da] action for single frames `obs`."""
         ...
 
 

@@ -42,12 +42,12 @@ class Episodes:
 
     @property
     def lengths(self) -> Tensor:
-        """[E] int64 frames per episode."""
+        """Return [E] int64 frames per episode."""
         return self.starts[1:] - self.starts[:-1]
 
     @property
     def episode_of(self) -> Tensor:
-        """[F] int64: the episode that each frame belongs to."""
+        """Return [F] int64, the episode that each frame belongs to."""
         return torch.repeat_interleave(torch.arange(self.num_episodes), self.lengths)
 
     def history(self, frames: Tensor, length: int) -> Obs:

@@ -23,7 +23,7 @@ AGAIN = "Drop or re-record these episodes (load_episodes(episodes=…) selects)"
 
 
 def ranges(frames: Array) -> str:
-    """`frames 3–5, 9` of ascending numbers."""
+    """Format ascending frame numbers as `frames 3–5, 9`."""
     parts = np.split(frames, np.flatnonzero(np.diff(frames) != 1) + 1)
     said = [f"{p[0]}–{p[-1]}" if len(p) > 1 else f"{p[0]}" for p in parts]
     return f"frame{'s' * (len(frames) > 1)} {', '.join(said[:6])}" + (" …" if len(said) > 6 else "")
@@ -120,5 +120,5 @@ def check_saturation(episode: FilmBlock, action: Array, spec: ActionSpec | None,
 
 
 def _switches(action: Array) -> NDArray[np.bool_]:
-    """[Da] channels that only know two values in the whole dataset, as a gripper does."""
+    """Return [Da] channels that only know two values in the whole dataset, as a gripper does."""
     return np.array([len(np.unique(action[:, k])) <= 2 for k in range(action.shape[1])])

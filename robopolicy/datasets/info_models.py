@@ -67,7 +67,7 @@ class Column(BaseModel):
         return math.prod(self.shape)
 
     def picture_size(self) -> tuple[int, int]:
-        """(h, w) of a picture, whichever axis holds its channels.
+        """Return (h, w) of an image, for either axis of channels.
 
         Raises:
             ValueError: shape or names are not those of a picture.

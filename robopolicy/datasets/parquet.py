@@ -27,14 +27,14 @@ _MEANT = {"whole": "whole numbers", "number": "numbers", "text": "text"}
 
 
 def parquet_files(folder: Path) -> list[Path]:
-    """The files of a folder of LeRobot's (chunk-000/file-000.parquet …), in order."""
+    """Return the files of a folder of LeRobot's (chunk-000/file-000.parquet …), in order."""
     return visible(folder.glob("*/*.parquet"))
 
 
 def read_parts(
     files: Sequence[Path], wanted: Mapping[str, Kind], root: Path, *, fix: str
 ) -> tuple[pa.Table | None, list[Defect]]:
-    """The columns `wanted` of several files under one another, and everything that is wrong with them.
+    """Return the columns `wanted` of several files under one another, and all defects.
 
     Args:
         fix: advice for a file that cannot be read.
@@ -71,12 +71,12 @@ def read_parts(
 
 
 def whole(table: pa.Table, key: str) -> NDArray[np.int64]:
-    """[F] a column of whole numbers that was found to be one."""
+    """Return a checked column [F] of whole numbers."""
     return np.asarray(table[key].combine_chunks().to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def number(table: pa.Table, key: str) -> NDArray[np.float64]:
-    """[F] a column of numbers; NaN where it is empty."""
+    """Return [F] a column of numbers; NaN where it is empty."""
     return np.asarray(table[key].combine_chunks().to_numpy(zero_copy_only=False), dtype=np.float64)
 
 

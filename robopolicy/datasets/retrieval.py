@@ -27,7 +27,7 @@ class Retrieved(NamedTuple):
     distance: Tensor  # [B k], inf where there was nothing more to retrieve
 
     def closest(self, count: int) -> Retrieved:
-        """The `count` nearest of each query; fewer where there are fewer columns."""
+        """Return the `count` nearest of each query; fewer where there are fewer columns."""
         distance, order = self.distance.sort(dim=1, stable=True)
         return Retrieved(self.frame.gather(1, order[:, :count]), distance[:, :count])
 
@@ -79,13 +79,13 @@ class Memory(nn.Module):
         self.fill(self.key[:0], self.chunk[:0], none, starts=torch.zeros(1, dtype=torch.int64), seed=none, tasks=())
 
     def numbers(self, tasks: tuple[str, ...]) -> Tensor:
-        """[T] int64: for each of `tasks` its number here, −1 where nothing demonstrates it."""
+        """Return [T] int64, for each of `tasks` its number here, −1 where nothing demonstrates it."""
         shown = {self.tasks[i] for i in self.task.unique().tolist()}
         return torch.tensor([self.tasks.index(t) if t in shown else -1 for t in tasks], device=self.key.device)
 
     @torch.no_grad()
     def nearest(self, key: Tensor, task: Tensor, count: int, *, allowed: Tensor | None = None) -> Retrieved:
-        """The nearest frames to `key` [B E] among demonstrations of instruction `task` [B], one of each of them.
+        """Return the nearest frames to `key` [B E] among demonstrations of instruction `task` [B], one of each of them.
 
         Neighbours in time say the same, so a demonstration gives its nearest frame only. Exact: every distance is
         computed, pair by pair, so that an answer does not depend on other queries. It is the root mean square
@@ -113,7 +113,7 @@ class Memory(nn.Module):
         return found
 
     def _of(self, chosen: Tensor, key: Tensor, of_it: Tensor, allowed: Tensor | None) -> Retrieved:
-        """[B C] the nearest frame of each of C demonstrations."""
+        """Return [B C] the nearest frame of each of C demonstrations."""
         table = self.table[chosen]  # [C L]
         exact = "donot_use_mm_for_euclid_dist"
         distance = torch.cdist(key, self.key[table.flatten()], compute_mode=exact) / math.sqrt(key.shape[1])

@@ -64,7 +64,7 @@ class DatasetInfo:
 
     @classmethod
     def examine(cls, path: Path, rename: Mapping[str, str] | None = None) -> tuple[DatasetInfo, list[Defect]]:
-        """As `open`, but everything that is wrong is listed, and left out of the source.
+        """Open a dataset like `open`, but list all defects and leave the broken parts out.
 
         Raises:
             DataError: no dataset, damaged JSON, or another version of the format.
@@ -108,11 +108,11 @@ class DatasetInfo:
         return source, defects
 
     def has_film(self, key: str) -> bool:
-        """Whether column `key` is a video whose files can be named."""
+        """Return whether column `key` is a video whose files can be named."""
         return self.columns[key].dtype == "video" and self.video_path is not None and _is_plain(key)
 
     def film(self, key: str, chunk: int, file: int) -> Path:
-        """The video file of camera `key` (the dataset's name)."""
+        """Return the video file of camera `key` (the dataset's name)."""
         return self.root / str(self.video_path).format(video_key=key, chunk_index=chunk, file_index=file)
 
 
@@ -149,7 +149,7 @@ def _read_info(path: Path) -> tuple[Info, frozenset[str], list[Defect]]:
 
 
 def _feature(key: str, column: Column, video_path: str | None) -> Feature:
-    """The feature that a column offers; raises ValueError where it is none that can be read."""
+    """Return the feature that a column offers; raises ValueError where it is none that can be read."""
     if column.is_picture:
         if column.dtype == "video" and not _is_plain(key):
             raise ValueError("expected a name without / \\ and .., which a film's path is made of")
@@ -163,7 +163,7 @@ def _feature(key: str, column: Column, video_path: str | None) -> Feature:
 
 
 def _is_plain(key: str) -> bool:
-    """Whether a name leads nowhere else as part of a path."""
+    """Return whether a name leads nowhere else as part of a path."""
     return "/" not in key and "\\" not in key and ".." not in key
 
 

@@ -100,7 +100,7 @@ def read_episodes(source: DatasetInfo, cameras: Sequence[str]) -> tuple[EpisodeS
 
 
 def check_blocks(blocks: Sequence[FilmBlock], table: EpisodeSpans | None) -> SpanDefects:
-    """Whether each episode is in the table once, in order, and as long as `meta/episodes` says."""
+    """Check that each episode is in the table once, in order, with the length in `meta/episodes`."""
     found = SpanDefects()
     first: dict[int, FilmBlock] = {}
     for block in blocks:
@@ -131,7 +131,7 @@ def check_blocks(blocks: Sequence[FilmBlock], table: EpisodeSpans | None) -> Spa
 
 
 def check_rows(blocks: Sequence[FilmBlock], table: EpisodeSpans) -> SpanDefects:
-    """Whether LeRobot, which reads by row, gets the rows of each episode."""
+    """Check the row numbers of each episode, by which LeRobot reads."""
     found = SpanDefects()
     places = {b.index: (b.first, b.end) for b in blocks}
     for index, said in zip(table.index.tolist(), [] if table.rows is None else table.rows.tolist(), strict=False):
@@ -146,7 +146,7 @@ def check_rows(blocks: Sequence[FilmBlock], table: EpisodeSpans) -> SpanDefects:
 def check_spans(
     camera: str, table: EpisodeSpans, blocks: Sequence[FilmBlock], stamps: NDArray[np.float64] | None, fps: float
 ) -> SpanDefects:
-    """Whether a camera's spans can be those of the episodes: as long, apart from one another, and in their order.
+    """Check that a camera's spans have the episodes' lengths and order, and do not overlap.
 
     Args:
         stamps: [F] seconds into the episode; None: unknown.

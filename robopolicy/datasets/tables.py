@@ -39,7 +39,7 @@ class TableRows(NamedTuple):
 
 
 def read_files(source: DatasetInfo, keys: Sequence[str]) -> tuple[pa.Table | None, list[Defect]]:
-    """All rows that there are, with the columns `keys` and those that say where a frame belongs; and all defects.
+    """Read all rows with the columns `keys` and those of a frame's place, and all defects.
 
     A column that is unusable, or a file that cannot be read, is left out of the table.
 
@@ -57,7 +57,7 @@ def read_files(source: DatasetInfo, keys: Sequence[str]) -> tuple[pa.Table | Non
 
 
 def read_table(source: DatasetInfo, episodes: Sequence[int] | None, keys: Sequence[str]) -> TableRows:
-    """All wanted columns of `episodes` (None: all).
+    """Return all wanted columns of `episodes` (None: all).
 
     Args:
         keys: columns; of videos the spans of their films.
@@ -161,7 +161,7 @@ def read_tasks(source: DatasetInfo, index: NDArray[np.int64]) -> tuple[tuple[str
 
 
 def task_texts(source: DatasetInfo) -> tuple[str, ...]:
-    """The dataset's instructions in the order of its task_index."""
+    """Return the dataset's instructions in the order of its task_index."""
     return tuple(_task_table(source).values())
 
 
@@ -193,7 +193,7 @@ def _task_table(source: DatasetInfo) -> dict[int, str]:
 
 
 def read_driver(column: Columns) -> Tensor | None:
-    """[F] int64 who drove, see Episodes; None where the dataset does not say.
+    """Return the drivers [F] int64, see Episodes; None where they are not recorded.
 
     Recordings of deployments say it under `driver`, data made of bags under `intervention`: a human, or his rewind.
 

@@ -119,7 +119,7 @@ def worse_than_base(
 
 
 def format_p(p: float) -> str:
-    """`0.034`, `3e-07`, `< 1e-99`."""
+    """Format a p-value: `0.034`, `3e-07`, `< 1e-99`."""
     if p < 1e-99:
         return "< 1e-99"
     return f"{p:.0e}" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"

@@ -97,7 +97,7 @@ class EpisodeTable:
         return _SPLITS[found[0]] if 0 <= found[0] < len(_SPLITS) else "mixed"
 
     def successes(self, criterion: str = "success_once") -> list[bool]:
-        """[E] bool in the order of `seeds`."""
+        """Return [E] bool in the order of `seeds`."""
         if criterion not in CRITERIA:
             raise DataError(f"criterion must be one of {CRITERIA}, found {criterion!r}")
         return self.frame[criterion].tolist()

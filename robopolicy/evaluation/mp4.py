@@ -86,14 +86,14 @@ class Mp4Writer:
 
 
 def read_mp4(path: Path | str) -> Iterator[np.ndarray]:
-    """uint8 [h w 3] pictures of a film."""
+    """Return uint8 [h w 3] pictures of a film."""
     with av.open(str(path)) as container:
         for frame in container.decode(video=0):
             yield frame.to_ndarray(format="rgb24")
 
 
 def burn(picture: Tensor, text: str, *, mark: str, good: bool) -> np.ndarray:
-    """uint8 [h w 3]: `picture` uint8 [3 h w] with a strip of `text` and a coloured `mark` along its upper edge.
+    """Return uint8 [h w 3]: `picture` uint8 [3 h w] with a strip of `text` and a coloured `mark` along its upper edge.
 
     Players lay their controls over the lower edge.
     """

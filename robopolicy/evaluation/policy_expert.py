@@ -56,7 +56,7 @@ class PolicyExpert:
         self.clock[mask] = 0
 
     def act(self, obs: Obs) -> Tensor:
-        """[N Da] for single frames `obs`."""
+        """Return [N Da] for single frames `obs`."""
         length = self.policy.spec.n_obs_steps
         for key in self.policy.spec.observation:
             frame = obs[key][:, None]

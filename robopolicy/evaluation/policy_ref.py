@@ -45,7 +45,7 @@ class PolicyRef:
 
     @classmethod
     def _of_lerobot(cls, path: Path, policy: Path, out: Path | None) -> PolicyRef:
-        """A policy of LeRobot's: results go to <run>/robopolicy where `lerobot-train` wrote it."""
+        """Return a policy of LeRobot's: results go to <run>/robopolicy where `lerobot-train` wrote it."""
         found = training_run(policy)
         if out is None and found is None:
             raise ConfigError(f"{path}: is not inside a run of lerobot-train; say with out=<folder> where results go")

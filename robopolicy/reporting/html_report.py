@@ -66,7 +66,7 @@ def write_report(
 
 
 def page(title: str, meta: str, body: str) -> str:
-    """The whole of a page around `body`; `meta` and `body` are HTML, `title` is text."""
+    """Return the whole of a page around `body`; `meta` and `body` are HTML, `title` is text."""
     text = _asset("report.html")
     for mark, value in {
         "POLICY": _POLICY,
@@ -85,7 +85,7 @@ def _asset(name: str) -> str:
 
 
 def _named_apart(runs: Sequence[Run]) -> list[Evaluation]:
-    """All evaluations, the run's name before those that would otherwise be called the same."""
+    """Return all evaluations, the run's name before those that would otherwise be called the same."""
     found = [(run, e) for run in runs for e in run.evaluations]
     names = [e.name for _, e in found]
     return [

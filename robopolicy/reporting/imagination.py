@@ -1,4 +1,4 @@
-"""The sections of a report about imagination: the gate's decisions, rounds, real beside imagined, the model's errors.
+"""Write the sections of a report on imagination: gate, rounds, real beside imagined episodes, errors of the model.
 
 They read gate.json, rounds.json and world_model_report.json of a run in imagination (world_models/).
 """

@@ -1,4 +1,4 @@
-"""The sections of a report page, each from plain data to HTML; "" where there is nothing to show.
+"""Write the sections of a report page from plain data to HTML; "" for an empty section.
 
 Every text that comes from a run goes through `escape`.
 """
@@ -24,7 +24,7 @@ def _rate(interval: Interval) -> str:
 
 
 def _p(p: float) -> str:
-    """`= 0.034`, `= 3 × 10⁻⁷`, `&lt; 10⁻⁹⁹`."""
+    """Format a p-value as `= 0.034`, `= 3 × 10⁻⁷`, `&lt; 10⁻⁹⁹`."""
     text = format_p(p)
     sign, text = ("&lt;", text[2:]) if text.startswith("<") else ("=", text)
     mantissa, _, exponent = text.partition("e-")

@@ -51,7 +51,7 @@ class Suite:
     num_envs: Count = 50
 
     def nodes(self, only: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
-        """The config node of every task, or of those in `only`.
+        """Return the config node of every task, or of those in `only`.
 
         Raises:
             ConfigError: the suite is empty, or has no such task.
@@ -64,7 +64,7 @@ class Suite:
         return {key: {**self.task, "name": key, **own} for key, own in self.tasks.items() if not only or key in only}
 
     def episode_seeds(self, split: Split, episodes: int) -> Tensor:
-        """int64 [episodes], the same for every task.
+        """Return int64 [episodes], the same for every task.
 
         Raises:
             ConfigError: validation episodes, or more than there are, of a suite whose episodes are a fixed list.
@@ -92,7 +92,7 @@ class SuiteResult:
         return self.rows[task].success_rate(self.suite.criterion)
 
     def total(self) -> Interval:
-        """All episodes pooled, with Wilson's interval.
+        """Return all episodes pooled, with Wilson's interval.
 
         Every task counts by its episodes, of which all have the same number. Between tasks the rates differ, so the
         interval is wider than it had to be, never narrower.
@@ -101,7 +101,7 @@ class SuiteResult:
         return wilson(sum(outcomes), len(outcomes))
 
     def records(self) -> list[dict[str, Any]]:
-        """One mapping a task, then the total under the task name "all"."""
+        """Return one mapping a task, then the total under the task name "all"."""
         found = [
             {"task": task, **_numbers(self.rate(task)), "episodes": len(rows), "diverged": rows.diverged,
              "steps": float(rows.frame["length"].mean()), "policy": str(rows.frame["policy"].iloc[0])}
@@ -114,7 +114,7 @@ class SuiteResult:
         return [*found, total]
 
     def text(self) -> str:
-        """The table as Markdown, under its protocol."""
+        """Return the table as Markdown, under its protocol."""
         lines = [f"# {self.suite.name}", "", self.suite.protocol.strip(), ""]
         lines += ["| task | success | 95% CI | episodes | steps |", "| --- | ---: | ---: | ---: | ---: |"]
         for r in self.records():

@@ -49,7 +49,7 @@ def reach_and_grasp(f: dict[str, Tensor], turn: Tensor, *, clear: float) -> tupl
 
 
 def width(f: dict[str, Tensor]) -> Tensor:
-    """[N]: between the fingers; 0.08 where they are open."""
+    """Return the opening [N] of the fingers; 0.08 where they are open."""
     return f["fingers"][:, 0] - f["fingers"][:, 1]
 
 

@@ -34,7 +34,7 @@ class ScriptedExpert:
         self.steps = torch.zeros(num_envs, dtype=torch.int64)
 
     def plan(self, obs: Obs) -> Tensor:
-        """[N Da]: the action without errors; what lies beyond the limits is cut."""
+        """Return the action [N Da] without errors; values beyond the limits are clipped."""
         raise NotImplementedError
 
     def begin(self, rows: Tensor) -> None:
@@ -47,7 +47,7 @@ class ScriptedExpert:
         self.begin(rows)
 
     def act(self, obs: Obs) -> Tensor:
-        """[N Da] action within the limits."""
+        """Return [N Da] action within the limits."""
         found = self.plan(obs).float().clamp(self.low, self.high)
         self.steps += 1
         size = (len(self.low),)
@@ -69,7 +69,7 @@ class ToolExpert(ScriptedExpert):
         self.at = at
 
     def read(self, obs: Obs) -> dict[str, Tensor]:
-        """The observation by name."""
+        """Return the observation by name."""
         return {name: obs[STATE][:, part] for name, part in self.at.items()}
 
     def target(self, f: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:

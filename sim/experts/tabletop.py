@@ -58,7 +58,7 @@ class TabletopExpert(Expert):
         )
 
     def retry(self, f: Groups, phase: Phase) -> Bool:
-        """The cube was lost on the way up, or slipped aside of the push."""
+        """Return whether the cube was lost on the way up, or slipped aside of the push."""
         n, which = np.arange(self.num_envs), self.goal % CUBES
         rel = np.stack([f[f"{c}_rel"] for c in COLOURS], axis=1)[n, which]
         lost = (self.goal < CUBES) & (f["tcp"][:, 2] > 0.09) & (rel[:, 2] < -0.05)

@@ -86,12 +86,15 @@ class Expert:
         raise NotImplementedError
 
     def done(self, f: Groups, phase: Phase, gap: Array, turn: Array, clock: Array) -> NDArray[np.bool_]:
-        """[N]: the phase is over. `gap` [N] m and `turn` [N] rad to the target; `clock` [N] steps in the phase,
-        less the episode's random delay. The last phase never ends."""
+        """Return whether [N] the phase is over.
+
+        `gap` [N] m and `turn` [N] rad to the target; `clock` [N] steps in the phase, less the episode's random delay.
+        The last phase never ends.
+        """
         raise NotImplementedError
 
     def retry(self, f: Groups, phase: Phase) -> NDArray[np.bool_] | None:
-        """[N]: this attempt is lost; begin again at phase 0. None: never."""
+        """Return whether [N] to begin again at phase 0. None: never."""
         return None
 
     @staticmethod
@@ -100,11 +103,11 @@ class Expert:
 
     @property
     def bias(self) -> Array:
-        """[N 4] this episode's target offset: x y z [m], yaw [rad]."""
+        """Return [N 4] this episode's target offset: x y z [m], yaw [rad]."""
         return self._bias
 
     def act(self, obs: Obs) -> Tensor:
-        """[N 5] action within the limits."""
+        """Return [N 5] action within the limits."""
         f = {k: v.astype(np.float64) for k, v in self.layout.unpack(obs[STATE].numpy()).items()}
         lost = self.retry(f, self.phase)
         if lost is not None and lost.any():

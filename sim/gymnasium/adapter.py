@@ -36,7 +36,7 @@ _SEEDED = 1e-3  # relative and absolute; first observations of one seed may diff
 
 
 def adapt(env: VectorEnv, **kw: Any) -> GymVecEnv:
-    """`GymVecEnv(env, **kw)`."""
+    """Return `GymVecEnv(env, **kw)`."""
     return GymVecEnv(env, **kw)
 
 
@@ -154,11 +154,11 @@ class GymVecEnv:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Which training episodes were begun; what happens inside the env cannot be saved."""
+        """Return the position in the training stream; the env's own state cannot be saved."""
         return {**self._queue.state_dict(), "num_envs": self.num_envs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the training episode after the last one begun, at the next `reset`, which has to follow.
+        """Continue with the next training episode at the next `reset`, which must follow.
 
         Raises:
             CheckpointError: saved with another number of envs.
@@ -175,7 +175,7 @@ class GymVecEnv:
 
     # -- resets -----------------------------------------------------------------------------------------------------
     def _begin(self, seed: Sequence[int | None], options: dict[str, Any] | None = None) -> Obs:
-        """All N observations after a reset."""
+        """Return all N observations after a reset."""
         given = {"options": options} if options else {}
         raw, _ = self._checked.call("reset", 2, seed=list(seed), **given)
         return self._observed(raw, self.num_envs)
@@ -186,7 +186,7 @@ class GymVecEnv:
         return self._begin_rows(self.episode_seed.tolist(), rows, before)
 
     def _begin_rows(self, seeds: list[int], rows: NDArray[np.bool_], before: Obs) -> Obs:
-        """All N observations after a reset of the envs in `rows` [N]."""
+        """Return all N observations after a reset of the envs in `rows` [N]."""
         seed = [s if row else None for s, row in zip(seeds, rows, strict=True)]
         obs, others = self._begin(seed, {"reset_mask": rows.copy()}), torch.from_numpy(~rows)
         if not self._own and not all(torch.equal(obs[k][others], v[others]) for k, v in before.items()):
@@ -230,7 +230,7 @@ class GymVecEnv:
             )
 
     def _with_final(self, obs: Obs, info: Any, ended: NDArray[np.bool_]) -> Obs:
-        """`obs`, with the last observations of the envs in `ended` [N]."""
+        """Return `obs`, with the last observations of the envs in `ended` [N]."""
         keys = None if self._layout.bare else tuple(self._layout.boxes)
         try:
             last = final_observations(info, self.num_envs, keys, ended)

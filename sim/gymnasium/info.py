@@ -132,7 +132,7 @@ def _said(
 
 
 def final_observations(info: Any, n: int, keys: tuple[str, ...] | None, ended: NDArray[np.bool_]) -> list[Any]:
-    """The last observations of the envs in `ended`, in order, each without batch axis.
+    """Return the last observations of the envs in `ended`, in order, each without batch axis.
 
     Args:
         keys: of a Dict space; None: a Box.

@@ -45,7 +45,7 @@ def column(info: Any, path: str, n: int) -> tuple[NDArray[Any], NDArray[np.bool_
 
 
 def flags(values: NDArray[Any], rows: NDArray[np.bool_], what: str) -> NDArray[np.bool_]:
-    """[N]: `values` where `rows`, else False.
+    """Return [N], `values` where `rows`, else False.
 
     Raises:
         SpecError: one of them is neither true nor false: a fraction, NaN, text. It names `what`.
@@ -79,7 +79,7 @@ def flag(value: Any, what: str) -> bool:
 
 
 def names_of(info: Any) -> list[str]:
-    """The entries of an info, nested ones with dots, without masks."""
+    """Return the entries of an info, nested ones with dots, without masks."""
     if isinstance(info, Mapping):
         found = []
         for key, value in info.items():
@@ -102,7 +102,7 @@ def objects(values: list[Any]) -> NDArray[Any]:
 
 
 def _each(value: Any, n: int, what: str) -> NDArray[Any]:
-    """One entry for each env; arrays of more axes become objects."""
+    """Return one entry for each env; arrays of more axes become objects."""
     try:
         found = np.asarray(value) if not isinstance(value, list | tuple) else objects(list(value))
     except (TypeError, ValueError, RuntimeError) as error:  # a tensor on a GPU
@@ -119,7 +119,7 @@ def _rows_of(columns: Mapping[str, Any], n: int) -> NDArray[Any]:
 
 
 def entry(row: Any, path: str) -> Any:
-    """The entry `path` of one env's own info; None where it has none."""
+    """Return the entry `path` of one env's own info; None where it has none."""
     if not isinstance(row, Mapping):
         return None
     if path in row:

@@ -74,7 +74,7 @@ def layout(space: gymnasium.Space, name: str) -> ObservationLayout:
 
 
 def is_rgb(box: Box) -> bool:
-    """[h w 3] or [3 h w] of uint8, and not both."""
+    """Return whether a Box is an RGB image: uint8, either [h w 3] or [3 h w]."""
     shape = box.shape
     return bool(box.dtype == np.uint8 and len(shape) == 3 and (shape[0] == 3) != (shape[2] == 3) and 0 not in shape)
 
@@ -156,7 +156,7 @@ class Observations:
         return torch.from_numpy(state)
 
     def one(self, raw: Any) -> Obs:
-        """A batch of one, of one env's observation without batch axis."""
+        """Return a batch of one, of one env's observation without batch axis."""
         if isinstance(raw, Mapping):
             return self({k: as_array(v, f"{self.env}: observation {k!r}")[None] for k, v in raw.items()}, 1)
         return self(as_array(raw, f"{self.env}: observation")[None], 1)

@@ -94,7 +94,7 @@ def make(
     options: dict[str, Any] | None = None,
     processes: int = 0,
 ) -> GymVecEnv:
-    """A Gymnasium id as a VecEnv.
+    """Build a Gymnasium id as a VecEnv.
 
     Args:
         name: the id, e.g. FetchReach-v4.

@@ -121,7 +121,7 @@ def _spare_the_collector() -> None:
 
 
 def suites_own(name: str, num_envs: int, sim_backend: str) -> Any:
-    """The suite's env of one of `TASKS`, with its batch axis: physx_cpu, which has one scene, or physx_cuda."""
+    """Return the suite's env of one of `TASKS`, with its batch axis: physx_cpu, which has one scene, or physx_cuda."""
     _spare_the_collector()
     return REGISTERED_ENVS[name].make(
         obs_mode="state", reward_mode="none", control_mode="pd_ee_delta_pose", robot_uids="panda",
@@ -142,7 +142,7 @@ class ManiSkillVecEnv(GymVecEnv):
 
 
 def read(name: str) -> dict[str, slice]:
-    """Where an observation of the task holds what its expert looks at (quaternions are w x y z)."""
+    """Return the parts of an observation for the expert (quaternions are w x y z)."""
     found, at = {}, 0
     for key, size in {"qpos": 9, "qvel": 9, **_LAYOUTS[name]}.items():
         found[key], at = slice(at, at + size), at + size
@@ -150,7 +150,7 @@ def read(name: str) -> dict[str, slice]:
 
 
 def element_names(name: str) -> list[str]:
-    """Of an observation of the task: qpos_0 … (7 and 8 are the fingers), tcp_x, tcp_qw …, tcp_to_cube_x …"""
+    """Return the names of an observation: qpos_0 … (7 and 8 are the fingers), tcp_x, tcp_qw …, tcp_to_cube_x …"""
     ends = {1: [""], 3: ["_x", "_y", "_z"], 7: ["_x", "_y", "_z", "_qw", "_qx", "_qy", "_qz"],
             9: [f"_{i}" for i in range(9)]}  # fmt: skip
     whose = {"to_cube": "tcp_to_cube", "to_base": "tcp_to_base", "to_goal": "cube_to_goal"}
@@ -188,7 +188,7 @@ def make(
     mass: Positive = 1.0,
     processes: int = 0,
 ) -> ManiSkillVecEnv:
-    """A task of ManiSkill as a VecEnv.
+    """Build a task of ManiSkill as a VecEnv.
 
     Args:
         name: one of `task_names()`.

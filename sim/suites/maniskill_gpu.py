@@ -98,7 +98,7 @@ def _each(seed: Any, count: int, random: np.random.Generator) -> list[int]:
 
 
 def make(name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None) -> maniskill.ManiSkillVecEnv:
-    """A task of ManiSkill on a GPU as a VecEnv.
+    """Build a task of ManiSkill on a GPU as a VecEnv.
 
     Args:
         name: one of `maniskill.task_names()`.

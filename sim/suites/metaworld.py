@@ -77,7 +77,7 @@ class MetaWorldEnv(gymnasium.Env):
 
 
 def element_names(relative: bool) -> list[str]:
-    """Of an observation: hand_x …, gripper, object_x …, object_q0 …, other_…, before_hand_x …, goal_x …"""
+    """Return the names: hand_x …, gripper, object_x …, object_q0 …, other_…, before_hand_x …, goal_x …"""
     places = [f"{thing}_{end}" for thing in ("object", "other") for end in ("x", "y", "z", "q0", "q1", "q2", "q3")]
     now = ["hand_x", "hand_y", "hand_z", "gripper", *places]
     more = ("hand_to_object", "object_to_goal", "hand_step", "object_step") if relative else ()
@@ -98,7 +98,7 @@ class MetaWorldExpert(ScriptedExpert):
             self.policies[i] = self.make()
 
     def plan(self, obs: Obs) -> Tensor:
-        """[N 4] from `observation.state` [N 39 …]."""
+        """Return [N 4] from `observation.state` [N 39 …]."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Constant")  # its gains saturate the action, as they are meant to
             states = obs[STATE][:, :39].double().numpy()
@@ -114,14 +114,14 @@ class MetaWorldVecEnv(GymVecEnv):
         self.name = name
 
     def make_expert(self, *, expert_noise: float = 0.0) -> MetaWorldExpert:
-        """The benchmark's scripted policy of this task."""
+        """Return the benchmark's scripted policy of this task."""
         return MetaWorldExpert(self.name, self.spec.action, self.num_envs, expert_noise=expert_noise)
 
 
 def make(
     name: str, num_envs: int, seed: int = 0, *, horizon: int = 200, relative: bool = False, processes: int = 0
 ) -> MetaWorldVecEnv:
-    """A task of Meta-World as a VecEnv.
+    """Build a task of Meta-World as a VecEnv.
 
     Args:
         name: one of `task_names()`.

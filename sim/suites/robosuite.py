@@ -127,7 +127,7 @@ class RobosuiteVecEnv(GymVecEnv):
 
 
 def element_names(name: str, relative: bool = False) -> list[str]:
-    """Of an observation of the task: tool_x …, tool_qx …, fingers_0, …, object_x …, then the object beside the tool.
+    """Return the names: tool_x …, tool_qx …, fingers_0, …, object_x …, then the object beside the tool.
 
     Lift has the vector from the cube to the tool in the world's frame (object_to_tool_*); the others have the object's
     pose in the tool's frame (object_in_tool_*). Behind them what `relative` adds: tool_to_object_* in the world's
@@ -147,7 +147,7 @@ def element_names(name: str, relative: bool = False) -> list[str]:
 def make(
     name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None, relative: bool = False, processes: int = 0
 ) -> RobosuiteVecEnv:
-    """A task of robosuite as a VecEnv.
+    """Build a task of robosuite as a VecEnv.
 
     Args:
         name: one of `task_names()`.

@@ -1,4 +1,4 @@
-"""A suite's envs, one at a time underneath, as one vector env: in this process or dealt over several.
+"""Run a suite's single envs as one vector env, in this process or over several.
 
 A process costs the suite's whole import (0.3 to 0.7 GB), an env next to nothing: so a worker runs many envs, and there
 are as many workers as cores that may be used, not as envs.
@@ -60,7 +60,7 @@ def vector_env(
 
 
 def identified(envs: VectorEnv, ident: str, *, horizon: int, **task: Any) -> VectorEnv:
-    """`envs`, with the id, the horizon and the parameters that the spec's digest is made of."""
+    """Return `envs`, with the id, the horizon and the parameters that the spec's digest is made of."""
     envs.spec = gymnasium.envs.registration.EnvSpec(ident, max_episode_steps=horizon, kwargs=task)
     return envs
 

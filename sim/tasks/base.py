@@ -59,7 +59,7 @@ class Task:
         return ""
 
     def xml(self) -> str:
-        """The whole scene.
+        """Return the MJCF of the scene.
 
         MuJoCo scales the solver's tolerance by the mean inertia of a constraint island. The 1e8 kg of a
         `planar_fixture` in contact would stop the solver eight digits early (grasps leak), so that scale is fixed. The
@@ -122,15 +122,15 @@ class Task:
         return np.zeros(len(scene.qpos), dtype=np.int64)
 
     def success(self, at: Any, scene: Scene) -> Bool:
-        """[M] bool: the goal condition holds now (the env counts how long)."""
+        """Return whether [M] the goal condition holds now (the env counts the steps)."""
         raise NotImplementedError
 
     def failure(self, at: Any, scene: Scene) -> Bool | None:
-        """[M] bool: nothing can mend the episode any more; it terminates without success. None: never."""
+        """Return whether [M] the episode has failed and terminates without success. None: never."""
         return None
 
     def dense(self, at: Any, scene: Scene) -> Array:
-        """[M] reward in [0, 1] per step, for `reward="dense"`; for "shaped" the potential Φ."""
+        """Return [M] reward in [0, 1] per step, for `reward="dense"`; for "shaped" the potential Φ."""
         raise NotImplementedError
 
     def decorate(self, at: Any, model: mujoco.MjModel, data: mujoco.MjData, extra: Array) -> None:

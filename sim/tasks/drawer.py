@@ -124,7 +124,7 @@ class Drawer(Task):
         at.slide.place(qpos, 0.0)
 
     def _handle(self, at: Cabinet, scene: Scene) -> Array:
-        """[M 3] m, middle of the bar."""
+        """Return [M 3] m, middle of the bar."""
         yaw, out = at.yaw.pos(scene), _STAND + at.slide.pos(scene)
         x = at.x.pos(scene) + out * np.sin(yaw)
         y = at.y.pos(scene) - out * np.cos(yaw)

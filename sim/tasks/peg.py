@@ -138,7 +138,7 @@ class PegEasy(Task):
         return Tip(scene.tcp + self.reach * hand_z, scene.yaw)
 
     def _mouth(self, at: Hole, scene: Scene) -> Array:
-        """[M 3] m, the middle of the hole's upper rim."""
+        """Return [M 3] m, the middle of the hole's upper rim."""
         x, y = at.x.pos(scene), at.y.pos(scene)
         return np.stack([x, y, np.full_like(x, self.depth)], axis=1)
 
@@ -206,7 +206,7 @@ class Peg(PegEasy):
             qpos[i, at.peg.q + 3 : at.peg.q + 7] = quat
 
     def _axis(self, at: Hole, scene: Scene) -> Array:
-        """[M 3] the peg's own z axis, away from the tip."""
+        """Return [M 3] the peg's own z axis, away from the tip."""
         w, x, y, z = at.peg.quat(scene).T
         return np.stack([2 * (x * z + w * y), 2 * (y * z - w * x), 1 - 2 * (x * x + y * y)], axis=1)
 

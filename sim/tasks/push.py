@@ -38,7 +38,7 @@ class PushExpert(Expert):
         return (gap < np.where(phase == 0, 0.02, 0.01)) | (clock > 25)
 
     def retry(self, f: Groups, phase: Phase) -> Bool:
-        """The block slipped off to the side, or lies behind the gripper."""
+        """Return whether the block slipped to the side, or lies behind the gripper."""
         along, left = self._line(f)
         ahead = along[:, 0] * f["block_rel"][:, 0] + along[:, 1] * f["block_rel"][:, 1]
         aside = np.abs(along[:, 0] * f["block_rel"][:, 1] - along[:, 1] * f["block_rel"][:, 0])

@@ -101,11 +101,11 @@ class TBlock(NamedTuple):
     yaw: Joint
 
     def pos(self, scene: Scene) -> Array:
-        """[M 2] m, centre of mass."""
+        """Return [M 2] m, centre of mass."""
         return np.stack([self.x.pos(scene), self.y.pos(scene)], axis=1)
 
     def vel(self, scene: Scene) -> Array:
-        """[M 2] m/s."""
+        """Return [M 2] m/s."""
         return np.stack([self.x.vel(scene), self.y.vel(scene)], axis=1)
 
 
@@ -184,12 +184,12 @@ class PushT(Task):
         qpos[:, 6] += angle  # keeps the tool's yaw
 
     def _error(self, at: TBlock, scene: Scene) -> tuple[Array, Array]:
-        """[M 2] m from the T to the target, and [M] rad that it must turn."""
+        """Return [M 2] m from the T to the target, and [M] rad that it must turn."""
         shift = np.array([self.goal_x, self.goal_y]) - at.pos(scene)
         return shift, fold(self.goal_yaw - at.yaw.pos(scene), 2 * np.pi)
 
     def coverage(self, at: TBlock, scene: Scene) -> Array:
-        """[M] in [0, 1]: covered part of the target."""
+        """Return [M] in [0, 1]: covered part of the target."""
         shift, turn = self._error(at, scene)
         return self.tblock.coverage(rotate(-shift, np.full_like(turn, -self.goal_yaw)), -turn)
 

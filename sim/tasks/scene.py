@@ -42,29 +42,29 @@ class BodySpec:
         return cls(q=int(model.jnt_qposadr[joint]), v=int(model.jnt_dofadr[joint]))
 
     def pos(self, scene: Scene) -> Array:
-        """[M 3] m."""
+        """Return [M 3] m."""
         return scene.qpos[:, self.q : self.q + 3]
 
     def quat(self, scene: Scene) -> Array:
-        """[M 4] w x y z."""
+        """Return [M 4] w x y z."""
         return scene.qpos[:, self.q + 3 : self.q + 7]
 
     def yaw(self, scene: Scene) -> Array:
-        """[M] rad: rotation about the vertical."""
+        """Return [M] rad: rotation about the vertical."""
         w, x, y, z = self.quat(scene).T
         return np.arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
 
     def up(self, scene: Scene) -> Array:
-        """[M]: vertical component of the body's own z axis; 1 is upright."""
+        """Return [M], vertical component of the body's own z axis; 1 is upright."""
         _, x, y, _ = self.quat(scene).T
         return 1 - 2 * (x * x + y * y)
 
     def vel(self, scene: Scene) -> Array:
-        """[M 3] m/s."""
+        """Return [M 3] m/s."""
         return scene.qvel[:, self.v : self.v + 3]
 
     def yaw_rate(self, scene: Scene) -> Array:
-        """[M] rad/s about the body's z axis."""
+        """Return [M] rad/s about the body's z axis."""
         return scene.qvel[:, self.v + 5]
 
     def place(self, qpos: Array, x: Array, y: Array, z: Array | float, yaw: Array | float = 0.0) -> None:
@@ -87,7 +87,7 @@ class Joint:
         return cls(q=int(joint.qposadr[0]), v=int(joint.dofadr[0]))
 
     def pos(self, scene: Scene) -> Array:
-        """[M] m or rad."""
+        """Return [M] m or rad."""
         return scene.qpos[:, self.q]
 
     def vel(self, scene: Scene) -> Array:

@@ -115,7 +115,7 @@ class Stack(Task):
         at.lower.place(qpos, x - dx, y - dy, self.cube_half, draw["blue_yaw"])
 
     def _to_goal(self, at: Cubes, scene: Scene) -> Array:
-        """[M 3] m from the upper cube's centre to where it belongs."""
+        """Return [M 3] m from the upper cube's centre to where it belongs."""
         return at.lower.pos(scene) + np.array([0.0, 0.0, 2 * self.cube_half]) - at.upper.pos(scene)
 
     def observe(self, at: Cubes, scene: Scene) -> Mapping[str, Array]:

@@ -12,7 +12,7 @@ from robopolicy.sim.tasks.scene import Array, Scene
 
 
 def arm_features(scene: Scene) -> dict[str, Array]:
-    """The arm's part of `observation.state`, the same in every task (14 numbers)."""
+    """Return the arm's part of `observation.state`, the same in every task (14 numbers)."""
     return {
         "tcp": scene.tcp,
         "yaw": scene.yaw,

@@ -88,7 +88,7 @@ class Tabletop(Task):
 
     @property
     def goals(self) -> NDArray[np.int64]:
-        """[G] the goals that episodes have, as indices into GOALS; instructions come in this order."""
+        """Return [G] the goals that episodes have, as indices into GOALS; instructions come in this order."""
         return np.array([GOALS.index(g) for g in self.only or GOALS])
 
     @property
@@ -97,7 +97,7 @@ class Tabletop(Task):
         return tuple(text.format(c) for verb, _, c in named for text in SENTENCES[self.wording][verb])
 
     def goal_of(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The goal [N], into GOALS, that the instruction of `index` [N] names."""
+        """Return the goal [N], into GOALS, that the instruction of `index` [N] names."""
         return self.goals[index // len(SENTENCES[self.wording]["pick"])]
 
     def bodies(self) -> str:
@@ -171,11 +171,11 @@ class Tabletop(Task):
         return {**found, "button_rel": self._button(at, scene) - scene.tcp, "button": at.button.pos(scene)}
 
     def _button(self, at: Things, scene: Scene) -> Array:
-        """[M 3] m, the middle of its top."""
+        """Return [M 3] m, the middle of its top."""
         return np.stack([at.x.pos(scene), at.y.pos(scene), _TOP - at.button.pos(scene)], axis=1)
 
     def achieved(self, at: Things, scene: Scene) -> Bool:
-        """[M 7]: which of GOALS hold now."""
+        """Return whether [M 7] each of GOALS holds now."""
         pos = np.stack([c.pos(scene) for c in at.cubes], axis=1)  # [M 3 3]
         picked = pos[..., 2] - self.cube_half > self.lift
         pushed = (pos[..., 0] - scene.extra[:, 2:] > self.push) & (pos[..., 2] < 1.5 * self.cube_half)

@@ -142,7 +142,7 @@ class ImaginedEnv:
         )
 
     def observe(self) -> Obs:
-        """The observation to act on now, e.g. after `load_state_dict`."""
+        """Return the observation to act on now, e.g. after `load_state_dict`."""
         return self.world.dynamics.decode(self._latent, self.spec.observation)
 
     # -- Stateful ----------------------------------------------------------------------------------------------------

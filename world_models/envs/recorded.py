@@ -80,7 +80,7 @@ class RecordedEnv:
         )
 
     def observe(self) -> Obs:
-        """The observations to act on now."""
+        """Return the observations to act on now."""
         return {k: self.episodes.obs[k][self._frame] for k in self.spec.observation}
 
     def state_dict(self) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def open_loop_pictures(
     stride: int = 5,
     memory: int = 1,
 ) -> dict[int, dict[str, Any]]:
-    """As `open_loop`, of the pictures `key`.
+    """Compute `open_loop` of the images `key`.
 
     Returns:
         {k: {"windows", "mse": mean squared error of numbers from 0 to 1, "psnr": of that mean, in dB}}.
@@ -148,7 +148,7 @@ def dream(world: World, *, likeliest: bool) -> Rollout:
 
 @torch.no_grad()
 def scores(world: World, episodes: Episodes) -> Tensor:
-    """[F] success scores of every frame and the action taken there."""
+    """Return [F] success scores of every frame and the action taken there."""
     out = []
     for frames in torch.arange(episodes.num_frames).split(_ROWS):
         window = world.windows(History.before(episodes, frames, world.memory))
@@ -183,11 +183,11 @@ def uncertainties(world: World, episodes: Episodes) -> tuple[Tensor, Tensor]:
 
 
 def per_episode(values: Tensor, episodes: Episodes) -> Tensor:
-    """[E] highest of `values` [F] in each episode."""
+    """Return [E] highest of `values` [F] in each episode."""
     out = torch.full((episodes.num_episodes,), -torch.inf, dtype=values.dtype)
     return out.scatter_reduce(0, episodes.episode_of, values, "amax")
 
 
 def succeeded(episodes: Episodes) -> Tensor:
-    """[E] bool: success held at some frame."""
+    """Return whether [E] success held at some frame."""
     return per_episode(episodes.success.float(), episodes) > 0

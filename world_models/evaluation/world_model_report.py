@@ -136,7 +136,7 @@ def _of_policy(policy: Policy, config: dict[str, Any], world: World, run_dir: Pa
     try:
         video.film(policy, env, rows, run_dir / "videos" / "real", seeds=seeds.tolist(), label="real")
     except Exception as error:  # a machine that cannot render loses nothing else
-        print(f"no films: {type(error).__name__}: {error}. `robopolicy doctor` says how to mend rendering.")
+        print(f"no films: {type(error).__name__}: {error}. `robopolicy doctor` explains how to repair rendering.")
     frames = {k: torch.stack([e.obs[k][0] for e in real]) for k in real[0].obs}
     if missing := {k for k in world.spec.observation if k != TASK} - set(frames):
         raise SpecError(

@@ -39,7 +39,7 @@ def straight_through(log_p: Tensor) -> Tensor:
 
 
 def keyed(draw: Tensor, count: int) -> Tensor:
-    """`count` uniform numbers [B count] that follow from one [B]; NaN where that is."""
+    """Return `count` uniform numbers [B count] that follow from one [B]; NaN where that is."""
     unit = keyed_uniform(draw.nan_to_num(0.0).view(torch.int32).long(), torch.zeros_like(draw).long(), (count,),
                          stream=_STREAM)  # fmt: skip
     return torch.where(draw.isnan()[:, None], torch.nan, unit)

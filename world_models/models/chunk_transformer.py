@@ -101,7 +101,7 @@ class ChunkTransformer(Dynamics):
         self.state_transform.widen(episodes)
 
     def encode(self, history: History) -> Tensor:
-        """Every frame begins a chunk."""
+        """Encode frames; every frame begins a chunk."""
         state = history.obs[STATE]
         done = state.new_zeros(*state.shape[:-1], self.chunk_size, self.action_dim)
         nothing = state.new_zeros(state.shape[:-1])
@@ -145,7 +145,7 @@ class ChunkTransformer(Dynamics):
         return Imagined(*by_blocks(self._chunk_block, latent, action, draw, self._who(episode), block=self.block))
 
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
-        """−log p per predicted number and transition, of whole chunks of the mode that they were."""
+        """Return −log p per predicted number and transition, of whole chunks of the mode that they were."""
         nll, error = self._unrolled(batch)
         valid = batch["valid"]
         count = valid.sum(dim=(0, 1)).clamp_min(1)
@@ -166,7 +166,7 @@ class ChunkTransformer(Dynamics):
         return torch.cat([latent.state, latent.begun, *rest], dim=-1)
 
     def _who(self, episode: Tensor) -> Tensor:
-        """[B] the member that dreams."""
+        """Return the member [B] that imagines."""
         return (episode * self.heads).long().clamp_(max=self.heads - 1)
 
     def _step_block(self, latent: Tensor, action: Tensor, draw: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
@@ -210,7 +210,7 @@ class ChunkTransformer(Dynamics):
         return torch.stack(means)[member, rows], uncertainty
 
     def _inputs(self, begun: Tensor, done: Tensor) -> Tensor:
-        """[B H F]: at every step the state that the chunk began in, and its action."""
+        """Return [B H F], at every step the state that the chunk began in, and its action."""
         features = self.state_transform.features(begun)[:, None].expand(-1, self.chunk_size, -1)
         return torch.cat([features, done], dim=-1)
 

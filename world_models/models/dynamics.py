@@ -46,25 +46,25 @@ class History:
 
     @classmethod
     def along(cls, obs: Obs, action: Tensor, length: int) -> Self:
-        """As `before`, of every frame of one episode [T ...]."""
+        """Return the histories of every frame of one episode [T ...], like `before`."""
         index = (torch.arange(len(action))[:, None] + torch.arange(1 - length, 1)).clamp_min(0)
         return cls({k: v[index] for k, v in obs.items()}, action[index], index == 0)
 
     @classmethod
     def first(cls, obs: Obs, action_dim: int, length: int = 1) -> Self:
-        """Of frames [B ...] before which there was nothing, repeated as often as a window has frames."""
+        """Return histories of first frames [B ...], repeated to the length of a window."""
         repeated = {k: v[:, None].expand(-1, length, *v.shape[1:]) for k, v in obs.items()}
         rows = len(next(iter(obs.values())))
         return cls(repeated, torch.zeros(rows, length, action_dim), torch.ones(rows, length, dtype=torch.bool))
 
     @classmethod
     def join(cls, parts: list[Self]) -> Self:
-        """All of several, in a row."""
+        """Concatenate several histories."""
         obs = {k: torch.cat([p.obs[k] for p in parts]) for k in parts[0].obs}
         return cls(obs, torch.cat([p.action for p in parts]), torch.cat([p.fresh for p in parts]))
 
     def take(self, rows: Tensor) -> Self:
-        """Those of `rows` [M]."""
+        """Return the histories of `rows` [M]."""
         return type(self)({k: v[rows] for k, v in self.obs.items()}, self.action[rows], self.fresh[rows])
 
     def to(self, device: torch.device | str) -> Self:
@@ -93,7 +93,7 @@ class Dynamics(nn.Module):
 
     @classmethod
     def reads(cls, offered: Mapping[str, Feature]) -> dict[str, Feature]:
-        """Which of the features that a dataset offers are modelled."""
+        """Return the offered features that are modelled."""
         return {k: f for k, f in offered.items() if k in (STATE, TASK)}
 
     def fit(self, episodes: Episodes) -> None:
@@ -116,7 +116,7 @@ class Dynamics(nn.Module):
 
     @abstractmethod
     def step(self, latent: Tensor, action: Tensor, *, episode: Tensor, draw: Tensor | None) -> Imagined:
-        """The next latent.
+        """Return the next latent.
 
         Args:
             latent: [B C]. action: [B Da] physical units, within limits.
@@ -129,7 +129,7 @@ class Dynamics(nn.Module):
         """Loss of sequences {key: [E B L+1 ...], "action": [E B L Da], "valid": [E B L] bool}."""
 
     def outside(self, latent: Tensor) -> Tensor:
-        """[B] bool: far from all that the data has shown."""
+        """Return whether [B] a latent is far from the data."""
         return torch.zeros(len(latent), dtype=torch.bool, device=latent.device)
 
     def mixed(self, latent: Tensor, other: Tensor, swap: Tensor) -> Tensor:
@@ -140,12 +140,12 @@ class Dynamics(nn.Module):
         """Take note of the members' held-out `error` [E], so that the best members imagine."""
 
     def member_errors(self, batch: dict[str, Any]) -> Tensor:
-        """[E] held-out error of each member, for `rank`."""
+        """Return [E] held-out error of each member, for `rank`."""
         return torch.zeros(self.heads)
 
 
 def by_blocks(function: Callable[..., Any], *inputs: Tensor, block: int = 64) -> tuple[Tensor, ...]:
-    """`function` of [N ...] inputs, which returns tensors [N ...], in blocks of equal size.
+    """Apply `function` to inputs [N ...] in blocks of equal size; it returns tensors [N ...].
 
     The last block is filled up with copies of its first row: so a row's result does not depend on how many there are.
     """

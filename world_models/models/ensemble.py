@@ -128,7 +128,7 @@ class PhaseEnsemble(Dynamics):
         return self.state_transform.advance(latent, mean[member, rows, phase]), uncertainty
 
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
-        """−log p per predicted number and transition, over an open-loop unroll of the phases that fit best."""
+        """Return −log p per predicted number and transition, over an open-loop unroll of the phases that fit best."""
         nll, error = self._unrolled(batch)
         valid = batch["valid"]
         assert nll.shape == valid.shape, f"loss {tuple(nll.shape)} of transitions {tuple(valid.shape)}"
@@ -159,11 +159,11 @@ class PhaseEnsemble(Dynamics):
 
     @property
     def spread(self) -> Tensor:
-        """[E 1 M Ds] of the phases, in deviations of a step."""
+        """Return [E 1 M Ds] of the phases, in deviations of a step."""
         return self.min_spread + self.log_spread.exp()[:, None]
 
     def _unrolled(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """−log p [E B L] per predicted number, and mean absolute error [E B L] in deviations of the state."""
+        """Return −log p [E B L] per predicted number, and mean absolute error [E B L] in deviations of the state."""
         state, transform = batch[STATE], self.state_transform
         counts = transform.predicted
         spread, number = self.spread, counts.sum()

@@ -73,21 +73,21 @@ class ImageCodec(nn.Module):
         self.spread.fill_(max(square / pictures.numel(), 1e-8) ** 0.5)
 
     def units(self, pictures: Tensor) -> Tensor:
-        """uint8 [... 3 h w] as differences to the mean picture, in deviations."""
+        """Return uint8 [... 3 h w] as differences to the mean picture, in deviations."""
         return (pictures / 255.0 - self.mean) / self.spread
 
     def encode(self, units: Tensor) -> Tensor:
-        """[B D] of [B 3 h w]."""
+        """Return [B D] of [B 3 h w]."""
         encoded: Tensor = self.down(units)
         return encoded
 
     def decode(self, features: Tensor) -> Tensor:
-        """[B 3 h w], differences to the mean picture in deviations, of [B F]."""
+        """Return [B 3 h w], differences to the mean picture in deviations, of [B F]."""
         drawn = self.squares(features).view(len(features), *self.grid, self.mean.shape[0], _SQUARE, _SQUARE)
         return drawn.permute(0, 3, 1, 4, 2, 5).reshape(len(features), *self.mean.shape)
 
     def picture(self, units: Tensor) -> Tensor:
-        """uint8 pictures: inverse of `units`, within what a picture can show."""
+        """Return uint8 pictures: inverse of `units`, within what a picture can show."""
         shown = torch.addcmul(255.0 * self.mean, units, 255.0 * self.spread)
         return shown.round_().clamp_(0.0, 255.0).to(torch.uint8)
 

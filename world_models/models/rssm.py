@@ -244,7 +244,7 @@ class RSSM(Dynamics):
         return moved[..., : self.state_transform.size]
 
     def _missed(self, track: Track, state: Tensor) -> Tensor:
-        """−log p [B L] of the states, hyperbolic (see PhaseEnsemble), each from the one imagined before it."""
+        """Return −log p [B L] of the states, hyperbolic (see PhaseEnsemble), each from the one imagined before it."""
         spread = self.min_spread + self.log_spread.exp()
         difference = self.state_transform.difference(track.state[:, :-1], state[:, 1:])
         return (hyperbolic(difference - track.change[:, 1:], spread) * self.state_transform.predicted).sum(-1)

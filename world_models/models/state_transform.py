@@ -25,7 +25,7 @@ _WIDER = 0.25  # of the range seen, on each side, that a state may lie outside o
 
 
 def round_up(size: int) -> int:
-    """The next multiple of ROWS."""
+    """Return the next multiple of ROWS."""
     return -(-size // ROWS) * ROWS
 
 
@@ -132,7 +132,7 @@ class StateTransform(nn.Module):
         return torch.where(self.predicted > 0, scaled, 0.0)
 
     def advance(self, state: Tensor, change: Tensor) -> Tensor:
-        """The state [... Ds] after `change` [... Ds], in deviations of a step: inverse of `difference`."""
+        """Return the state [... Ds] after `change` [... Ds], in deviations of a step: inverse of `difference`."""
         return self.derive(state + torch.where(self.predicted > 0, change * self.delta_std, 0.0))
 
     def derive(self, state: Tensor) -> Tensor:
@@ -143,24 +143,24 @@ class StateTransform(nn.Module):
 
     @property
     def is_derived(self) -> Tensor:
-        """[Ds] bool: follows from the others."""
+        """Return whether [Ds] a number follows from the others."""
         return self.relation[: self.size].abs().sum(1) > 0
 
     def features(self, state: Tensor) -> Tensor:
-        """[... 2·Ds]: the state at both scales."""
+        """Return [... 2·Ds], the state at both scales."""
         coarse = ((state - self.mean) / self.std).clamp(-5.0, 5.0)
         return torch.cat([coarse, (self.fine * state / self.std).clamp(-3.0, 3.0)], dim=-1)
 
     def inputs(self, state: Tensor, action: Tensor) -> Tensor:
-        """[... in_dim]: features of the state, and the action with its limits as ±1."""
+        """Return [... in_dim], features of the state, and the action with its limits as ±1."""
         return torch.cat([self.features(state), self.units(action)], dim=-1)
 
     def units(self, action: Tensor) -> Tensor:
-        """[... Da] with its limits as ±1."""
+        """Return [... Da] with its limits as ±1."""
         return (action - self.centre) / self.reach
 
     def outside(self, state: Tensor) -> Tensor:
-        """[...] bool: some number is far from all that the data has shown."""
+        """Return whether [...] some number is far from the data."""
         return ((state < self.low) | (state > self.high)).any(-1)
 
 

@@ -104,7 +104,7 @@ class SuccessClassifier(nn.Module):
         return self.window_score(self.frame_scores(features))
 
     def frame_scores(self, features: Tensor) -> Tensor:
-        """[... 2] of single states' features [... F]: all that `judge` has to know of them."""
+        """Return scores [... 2] of single states' features [... F], the inputs of `window_score`."""
         return torch.stack([self.done.each(features)[0], self.real.each(features)[0]], dim=-1)
 
     def window_score(self, frame_scores: Tensor) -> Tensor:

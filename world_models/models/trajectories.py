@@ -102,7 +102,7 @@ class Trajectories(Tokens):
         return self._per_number(predicted - target), self._per_number(target)
 
     def _per_number(self, error: Tensor) -> Tensor:
-        """[B] mean square of [B L C] over what is modelled."""
+        """Return the mean square [B] of [B L C] over the modelled numbers."""
         return (error.square() * self.counts).mean(1).sum(-1) / self.counts.sum()
 
     # -- sampling ----------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class Window(NamedTuple):
 
 
 def whole(episodes: Episodes, length: int) -> Tensor:
-    """[W] frames at which a window of `length` transitions may begin: none crosses its episode's end.
+    """Return [W] frames at which a window of `length` transitions may begin: none crosses its episode's end.
 
     Either the state after the last of them is recorded too, or the task ends before.
     """
@@ -134,19 +134,19 @@ class Tokens(nn.Module):
         )
 
     def _ways(self, window: Window) -> Tensor:
-        """[B L Ds] from the first state."""
+        """Return [B L Ds] from the first state."""
         return self.state_transform.wrap(window.state[:, 1:] - window.state[:, :1])
 
     def _inputs(self, first: Tensor, action: Tensor) -> Tensor:
-        """[B 1+Ds+L·Da] of the linear model; `action` normalised."""
+        """Return [B 1+Ds+L·Da] of the linear model; `action` normalised."""
         state = (first - self.state_transform.mean) / self.state_transform.std
         return torch.cat([torch.ones_like(state[:, :1]), state, action.flatten(1)], dim=-1)
 
     def _straight(self, first: Tensor, action: Tensor) -> Tensor:
-        """[B L Ds] ways as the linear model has them."""
+        """Return [B L Ds] ways as the linear model has them."""
         return torch.einsum("bi,kid->bkd", self._inputs(first, action), self.linear)
 
 
 def _signs(window: Window) -> Tensor:
-    """[B L 2] flags as ±1."""
+    """Return [B L 2] flags as ±1."""
     return torch.stack([window.success, window.terminated], dim=-1).float() * 2.0 - 1.0

@@ -125,7 +125,7 @@ def make_world(spec: EnvSpec, nodes: dict[str, Any]) -> World:
 
 
 def find_world(path: Path | str, *, which: Literal["latest", "best"] = "latest") -> Path:
-    """The model directory that a run directory, checkpoint or model directory stands for."""
+    """Return the model directory that a run directory, checkpoint or model directory stands for."""
     path = Path(path)
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such directory; expected a run directory of `train algo=world_model`")

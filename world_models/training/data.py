@@ -40,7 +40,7 @@ class Mixture:
 
 
 def mix(sources: Mapping[str, Episodes], weights: Mapping[str, float]) -> Mixture:
-    """All sources as one; a source without a weight gets its share of frames.
+    """Join all sources; a source without a weight gets its share of frames.
 
     Raises:
         ConfigError: no sources, a weight of an unknown source, or of nothing.
@@ -83,7 +83,7 @@ def mix(sources: Mapping[str, Episodes], weights: Mapping[str, float]) -> Mixtur
 
 
 def take(episodes: Episodes, mask: Tensor) -> Episodes:
-    """The episodes of `mask` [E] bool."""
+    """Return the episodes of `mask` [E] bool."""
     frames = torch.repeat_interleave(mask, episodes.lengths)
     lengths = episodes.lengths[mask]
     return replace(

@@ -117,7 +117,7 @@ def _load(
 
 
 def _spec(paths: dict[str, Path], episodes: Episodes) -> EnvSpec:
-    """The env as the data describes it; without a description, the longest episode is its horizon."""
+    """Return the env as the data describes it; without a description, the longest episode is its horizon."""
     metas = [m for p in paths.values() if (m := RecordingMeta.load(p)) is not None]
     envs = [m.provenance["env"] for m in metas if isinstance(m.provenance.get("env"), dict)]
     names = {str(e["id"]) for e in envs if "id" in e}

@@ -143,7 +143,7 @@ def _parts(episodes: Episodes, length: int, holdout: float, min_windows: int) ->
 
 
 def _some(begins: Tensor, most: int) -> Tensor:
-    """At most so many of them, evenly spaced."""
+    """Return at most `most` of `begins`, evenly spaced."""
     return begins[torch.linspace(0, len(begins) - 1, min(most, len(begins)), dtype=torch.float64).long()]
 
 

@@ -212,7 +212,7 @@ def gate(
     enforce: bool = True,
     patience: Natural | None = None,
 ) -> Gate:
-    """The gate of a training in `env`.
+    """Build the gate of a training in `env`.
 
     Args:
         starts: of held-out episodes; each is dreamed by every member. level, enforce, patience: see Gate.

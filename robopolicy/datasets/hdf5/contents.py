@@ -100,7 +100,7 @@ class Contents:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Group]:
-    """An HDF5 file to read.
+    """Open an HDF5 file to read.
 
     Raises:
         ConfigError: h5py is missing.
@@ -130,7 +130,7 @@ def numbered(group: Group, prefix: str) -> list[str]:
 
 
 def leaves(group: Group | Column, depth: int = 0) -> dict[str, Column]:
-    """Every dataset below a group by its path, in alphabetical order; a dataset itself is called "main".
+    """Return every dataset below a group by its path, in alphabetical order; a dataset itself is called "main".
 
     Raises:
         BrokenError: it leads into another file, is too large, or its groups form a ring.
@@ -148,7 +148,7 @@ def leaves(group: Group | Column, depth: int = 0) -> dict[str, Column]:
 
 
 def get(group: Group, key: str) -> Any:
-    """`group[key]`.
+    """Return `group[key]`.
 
     Raises:
         BrokenError: it is missing (the closest keys are offered), lies in another file, or is too large.
@@ -173,7 +173,7 @@ def get(group: Group, key: str) -> Any:
 
 
 def column(group: Group, key: str) -> Column:
-    """`group[key]`, a dataset of numbers with an axis of time.
+    """Return `group[key]`, a dataset of numbers with an axis of time.
 
     Raises:
         BrokenError: it is missing, a group, a single value, or holds something else than numbers.
@@ -192,7 +192,7 @@ def optional_column(group: Group, key: str) -> Column | None:
 
 
 def flags(values: Any, where: str) -> NDArray[np.bool_]:
-    """[T] yes or no, given as booleans or as 0 and 1; of arrays [T 1] the one element.
+    """Return [T] yes or no, given as booleans or as 0 and 1; of arrays [T 1] the one element.
 
     Raises:
         BrokenError: something else is among them: NaN, a fraction, a text.
@@ -208,7 +208,7 @@ def flags(values: Any, where: str) -> NDArray[np.bool_]:
 
 
 def whole_attribute(group: Group, key: str) -> int | None:
-    """A whole number among a group's attributes; None where it is not there.
+    """Return a whole number among a group's attributes; None where it is not there.
 
     Raises:
         BrokenError: it is no whole number.
@@ -223,7 +223,7 @@ def whole_attribute(group: Group, key: str) -> int | None:
 
 
 def parsed(text: Any, where: str) -> dict[str, Any]:
-    """A JSON object that a file carries as text.
+    """Return a JSON object that a file carries as text.
 
     Raises:
         BrokenError: it is none.
@@ -238,7 +238,7 @@ def parsed(text: Any, where: str) -> dict[str, Any]:
 
 
 def modelled[M: pydantic.BaseModel](model: type[M], data: Any, where: str) -> M:
-    """`data` as `model`.
+    """Return `data` as `model`.
 
     Raises:
         BrokenError: a value is missing or of another type; all are named.

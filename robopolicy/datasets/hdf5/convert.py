@@ -44,7 +44,7 @@ class ConvertedFiles(NamedTuple):
 
 
 def find_hdf5(recording: Path) -> Path | None:
-    """`recording` itself where it is HDF5, or the HDF5 file below it; None: there is none.
+    """Return `recording` itself where it is HDF5, or the HDF5 file below it; None: there is none.
 
     Raises:
         ConfigError: there are several.

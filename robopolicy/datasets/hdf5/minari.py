@@ -94,7 +94,7 @@ def _meta(file: Group, beside: Path) -> _MinariMeta:
 
 
 def _limits(text: str, where: str) -> dict[str, Any]:
-    """`low` and `high` of a bounded Box."""
+    """Return `low` and `high` of a bounded Box."""
     space = modelled(_Space, parsed(text, where), where)
     try:
         low, high = (np.asarray(v, dtype=float).reshape(-1).tolist() for v in (space.low, space.high))

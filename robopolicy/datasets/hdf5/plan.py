@@ -1,4 +1,4 @@
-"""How a file becomes a dataset: which columns, at which rate, with which actions; and everything that is in the way."""
+"""Plan the conversion of a file into a dataset: columns, rate and actions, with all defects."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def check(contents: Contents, plan: ConversionPlan, options: Hdf5Options) -> lis
 
 
 def check_file(contents: Contents) -> list[Defect]:
-    """The same without a plan: of all columns that may be taken, and of limits as far as the file says them."""
+    """Check all columns that may be converted without a plan, and limits that the file defines."""
     if not contents.episodes:
         return []
     try:
@@ -108,7 +108,7 @@ def check_file(contents: Contents) -> list[Defect]:
 
 
 def picture_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """(3, h, w) of frames [T h w 3] or [T 3 h w]."""
+    """Return (3, h, w) of frames [T h w 3] or [T 3 h w]."""
     h, w = (shape[1], shape[2]) if shape[3] == 3 else (shape[2], shape[3])
     return 3, int(h), int(w)
 
