@@ -183,7 +183,7 @@ def test_every_member_dreams_every_held_out_start() -> None:
 
 
 def test_too_few_starts_that_the_model_has_not_seen() -> None:
-    with pytest.raises(ConfigError, match=r"not trained on, at least 10; there are 9"):
+    with pytest.raises(ConfigError, match=r"held-out starts, at least 10; there are 9"):
         ImaginedEvaluation.crossed(world(STARTS[:9]), 20)
     env = world()
     env.held_out = None
