@@ -96,7 +96,7 @@ def _finger(name: str, side: int) -> str:
 
 
 def arm_xml(*, tool: str = "", base_pos: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> str:
-    """The arm's body tree for `<worldbody>`. `tool`: MJCF put inside the hand's body (a rigidly held peg, a stick)."""
+    """Return the arm's body tree for `<worldbody>`. `tool`: MJCF inside the hand's body (a held peg, a stick)."""
     quat = _numbers((np.cos(HAND_YAW / 2), 0, 0, np.sin(HAND_YAW / 2)))
     hand = f"""
     <body name="hand" pos="0 0 {FLANGE}" quat="{quat}" gravcomp="1">

@@ -70,8 +70,8 @@ class _Base:
     def follow(self, frame: Frame) -> None:
         """Take `forward(self.q)` of all N, which the env computes together with the measured frames.
 
-        Where the joint filter changed the last command, the commanded pose is where the joints were really sent, so
-        that what the policy sees of it stays true and nothing winds up.
+        Where the joint filter changed the last command, the commanded pose is that of the filtered joints. So the
+        observed lag stays true, and the commanded pose does not wind up.
         """
         self.frame = frame
         if self.redirected.any():

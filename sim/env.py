@@ -21,11 +21,11 @@ Array = NDArray[np.float64]
 class SimEnv(Simulation):
     """N copies of a task on the batched engine.
 
-    Reward is 1 on the step at which success has been held for `task.hold` steps, and the episode terminates there
-    (`reward="dense"` adds the task's dense reward, in [0, 1] per step, which may pay for lingering; `reward="shaped"`
-    adds Φ(s') − Φ(s), where Φ is that reward, and 0 where the episode terminates: without a discount, and with values
-    bootstrapped at time limits, the best policy stays that of the sparse reward, Ng et al. 1999). Ended episodes are
-    reset inside `step`.
+    Reward is 1 on the step at which success has lasted for `task.hold` steps, and the episode terminates there.
+    `reward="dense"` adds the task's dense reward, in [0, 1] per step, which may reward lingering. `reward="shaped"`
+    adds Φ(s') − Φ(s), where Φ is the dense reward, or 0 where the episode terminates. Without a discount, and with
+    values bootstrapped at time limits, the best policy stays that of the sparse reward (Ng et al. 1999). Ended episodes
+    are reset inside `step`.
 
     Arguments: see Simulation.
     """

@@ -1,8 +1,8 @@
 """Forward kinematics, Jacobian and damped-least-squares inverse kinematics of the arm, batched over N.
 
-One compiled loop over arms each (numba, cached on disk): the one arm of a 1 kHz controller costs microseconds, the 512
-frames of a batched step a tenth of a millisecond, and an arm's numbers are the same bits for any N. Checked against
-mj_forward and mj_jacSite in tests/sim/test_kinematics.py.
+Each is one compiled loop over arms (numba, cached on disk). One arm of a 1 kHz controller costs microseconds, 512
+frames of a batched step a tenth of a millisecond. An arm's numbers are the same bits for any N.
+tests/sim/test_kinematics.py checks against mj_forward and mj_jacSite.
 """
 
 from __future__ import annotations

@@ -197,8 +197,10 @@ class Simulation:
         pictures: bool = True,
         seen: NDArray[np.bool_] | None = None,
     ) -> Obs:
-        """The observation of all envs, or of `rows` [M]; `scene` is theirs, where it is at hand. `seen` [M]: whose
-        pictures are taken, the others being black; None: all."""
+        """Return the observation of all envs, or of `rows` [M], from their `scene` if given.
+
+        seen: [M] envs whose images are rendered, the others are black; None: all.
+        """
         index = np.arange(self.num_envs) if rows is None else rows
         state, scene = np.empty((len(index), self.layout.size), dtype=np.float32), scene or self._scene(rows)
         self.layout.pack(self._groups(scene), state)

@@ -66,7 +66,7 @@ class TBlockGeometry:
         self.turn_length = 2.1 * unit
 
     def coverage(self, offset: Array, turn: Array) -> Array:
-        """[M] in [0, 1]: covered part of the target, for a T that is `offset` [M 2] m and `turn` [M] rad away from it.
+        """Return the covered part [M] of the target, in [0, 1], by a T at `offset` [M 2] m and `turn` [M] rad from it.
 
         `offset` is in the target's frame. Exact, by Green's theorem over the clipped outlines of both shapes' boxes.
         """

@@ -26,7 +26,7 @@ LIMIT_TOLERANCE = 1e-3  # of the range high − low; recorded actions are rounde
 
 @dataclass(frozen=True)
 class Defect:
-    """One thing that is wrong. `episode` and `frame` (counted within the episode) say where it shows first."""
+    """A defect of a dataset; `episode` and `frame` (within the episode) are its first occurrence."""
 
     key: str
     problem: str
@@ -55,7 +55,7 @@ def check_episodes(
     needed: Mapping[str, Feature] | None = None,
     min_length: int = 1,
 ) -> list[Defect]:
-    """Everything that is wrong with `episodes`, at most one defect per key and kind.
+    """Return the defects of `episodes`, at most one per key and kind.
 
     Args:
         needed: features that a policy reads; names, shapes and dtypes must be there.
@@ -73,7 +73,7 @@ def check_episodes(
 
 
 def limit_slack(low: Sequence[float] | Array, high: Sequence[float] | Array) -> Array:
-    """[Da] how far a value may lie beyond its limits: a share of their range, or of the one limit that is finite."""
+    """Return the tolerance [Da] beyond the limits: a share of their range, or of the only finite limit."""
     low, high = np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
     end = np.where(np.isfinite(low), np.abs(low), np.where(np.isfinite(high), np.abs(high), 0.0))
     with np.errstate(invalid="ignore"):

@@ -90,7 +90,7 @@ class EpisodeTable:
 
     @property
     def split(self) -> str:
-        """The split that all seeds belong to: "train", "validation", "test", "mixed", or "none" without episodes."""
+        """Return the split of all seeds: "train", "validation", "test", "mixed", or "none" without episodes."""
         found = sorted({s >> 40 for s in self.seeds})
         if len(found) != 1:
             return "mixed" if found else "none"

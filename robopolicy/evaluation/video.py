@@ -40,7 +40,7 @@ class FilmOptions(TypedDict, total=False):
 
 
 def choose(rows: EpisodeTable, count: int, *, criterion: str = "success_once") -> list[int]:
-    """At most `count` seeds, failures first; at least one success is among them where there is one and room for it."""
+    """Choose at most `count` seeds, failures first, with at least one success if possible."""
     outcome = list(zip(rows.seeds, rows.successes(criterion), strict=True))
     failures, successes = [s for s, ok in outcome if not ok], [s for s, ok in outcome if ok]
     failures = failures[: max(count - 1, 1)] if successes else failures

@@ -95,8 +95,10 @@ def _named_apart(runs: Sequence[Run]) -> list[Evaluation]:
 
 
 def _headline_pair(evaluations: Sequence[Evaluation], names: tuple[str, str] | None) -> list[Evaluation]:
-    """The two evaluations to compare, or the only one, or none. Test seeds go before others, the newest checkpoint
-    before the best."""
+    """Return the two evaluations to compare, or the only one, or none.
+
+    Test seeds take precedence over others, the newest checkpoint over the best.
+    """
     if names is not None:
         known = {e.name: e for e in evaluations}
         unknown = [n for n in names if n not in known]

@@ -30,8 +30,7 @@ _COLOURS = ("c1", "c2", "c3", "c4", "c5")
 
 
 def generate(docs: Path | str = "docs") -> dict[Path, str]:
-    """Every generated file and its content: docs/results.md, docs/img/results/<id>.svg and, where it has the marks,
-    the README beside `docs`."""
+    """Generate the content of docs/results.md, docs/img/results/<id>.svg and, between its marks, of README.md."""
     docs = Path(docs)
     evidence, goals = read_all(docs / "results"), read_goals(docs / "results" / "acceptance_criteria.json")
     titles = {g.id: g.title for g in goals}
@@ -160,9 +159,10 @@ def _series(name: str, rows: Sequence[Evidence], end: str, colour: str) -> Serie
 
 
 def _routes(rows: Sequence[Evidence], end: str) -> list[Series]:
-    """Without evaluations on the way: a dot for each refinement beside a common base, at what it cost in env steps or
-    minutes and where it ended, means of its training seeds. None where there are fewer than two, or more than colours
-    tell apart."""
+    """Return a dot for each refinement of a common base: its cost in env steps or minutes, and its final success.
+
+    Both are means of the training seeds. None for fewer than two refinements, or more than there are colours.
+    """
     rates = [r for r in rows if r.metric == "success_rate" and r.seeds != ALL and "/" not in r.setting]
     base = [r.value for r in rates if r.setting == "base"]
     routes: dict[str, list[Evidence]] = {}

@@ -125,5 +125,5 @@ def planar_fixture(name: str, inner: str, *, z: float = 0.0) -> str:
 
 
 def fold(angle: Array, period: float) -> Array:
-    """`angle` folded into [-period/2, period/2): a square's yaw differs by less than a quarter turn from any other."""
+    """Fold `angle` into [-period/2, period/2), e.g. the yaw of a square with a period of π/2."""
     return (angle + period / 2) % period - period / 2

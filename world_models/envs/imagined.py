@@ -1,8 +1,8 @@
 """Present a world model as a `VecEnv`, so that algorithms train in imagination unchanged.
 
-An episode ends for four reasons: success (terminated, reward 1), the horizon (truncated), high uncertainty or a state
-outside the data (terminated with a pessimistic value, so no value is bootstrapped from an unreliable state), and
-numbers that are not finite (truncated, not valid).
+An episode ends for four reasons: success (terminated, reward 1), the horizon (truncated), an unreliable state and
+non-finite numbers (truncated, not valid). A state of high uncertainty or outside the data is unreliable; it terminates
+with a pessimistic value, so no value is bootstrapped from it.
 """
 
 from __future__ import annotations

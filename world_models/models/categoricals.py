@@ -51,9 +51,9 @@ def divergence(p: Tensor, q: Tensor) -> Tensor:
 
 
 def balanced(posterior: Tensor, prior: Tensor, *, balance: float, free: float) -> tuple[Tensor, Tensor]:
-    """The loss [...] whose gradient moves the prior `balance` of the way and the posterior the rest, and the KL [...].
+    """Return the balanced KL loss [...] and the KL [...].
 
-    Each side is free below `free` nats, where it has no gradient.
+    The prior gets the share `balance` of the gradient, the posterior the rest. Each has none below `free` nats.
     """
     to_prior = divergence(posterior.detach(), prior)
     to_posterior = divergence(posterior, prior.detach())

@@ -1,10 +1,10 @@
 """Predict the dynamics of action chunks by a causal transformer over a state and H actions.
 
-A one-step model is fed its own error after every action. Here nothing is fed back within a chunk: the change at every
-step follows from the state that the chunk began in and from the actions up to then, so a whole chunk is one pass, in
-training as in `chunk`, and errors are compounded once in H steps. What is left to chance, as whether a grasp holds, is
-drawn once a chunk too: a mode stays itself from its first step to its last. Trajectory models of this kind: Janner et
-al. 2021 (Trajectory Transformer); here states are continuous and the outcome a mixture.
+A one-step model feeds its own error back after every action. Here nothing is fed back within a chunk: the change at
+every step follows from the first state of the chunk and the actions so far. So a chunk is one pass, in training and in
+`chunk`, and errors compound once in H steps. Random outcomes, as whether a grasp holds, are drawn once a chunk too: the
+mode stays the same for all of its steps. Similar model: Trajectory Transformer (Janner et al. 2021); here states are
+continuous and outcomes a mixture.
 """
 
 from __future__ import annotations
@@ -215,8 +215,10 @@ class ChunkTransformer(Dynamics):
         return torch.cat([features, done], dim=-1)
 
     def _unrolled(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """−log p [E B chunks] of chunks, per predicted number, and mean absolute error [E B L] of the mode that fits
-        best, in deviations of the state."""
+        """Return −log p [E B chunks] per predicted number, and the mean absolute error [E B L] of the best mode.
+
+        The error is in deviations of the state.
+        """
         state, valid, number = batch[STATE], batch["valid"], self.state_transform.predicted.sum()
         spread = self.min_spread + self.log_spread.exp()
         nll, error = [], []

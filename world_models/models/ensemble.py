@@ -1,12 +1,11 @@
 """Ensemble of dynamics on states, whose members are mixtures over phases of contact.
 
-A Gaussian over the next state has no good answer where a grasp either holds or slips: its mean is a cube that half
-follows the hand, and samples of it shake a held cube loose. Here every member is a mixture of M phases, each with
-dynamics of its own (a linear part and a network) and a spread of its own that does not depend on the state; a rollout
-draws the phase and takes its *mean*. Free motion gets a narrow phase, an object at rest stays at rest exactly enough,
-and the next phase is the uncertain part of a contact.
+A Gaussian over the next state fails where a grasp either holds or slips: its mean is a cube that half follows the hand,
+and its samples shake a held cube loose. Here every member is a mixture of M phases. A phase has its own dynamics, a
+linear part and a network, and its own constant spread. A rollout draws the phase and takes its *mean*. Free motion has
+a narrow phase, and an object at rest stays at rest. The next phase is the uncertain part of a contact.
 
-Trained on short open-loop unrolls: the phase that explains the truth best is followed, from the state imagined so far.
+Training uses short open-loop unrolls, which follow the phase that explains the data best.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Choose the numbers of the state that a model predicts, and their units.
 
-States are redundant: cube − tool is there beside cube and tool. Predicted one by one, they drift apart in a rollout and
-the contact, which lives in their difference, is lost. So exact linear relations are found in the data; only an
-independent set is predicted, the slowest numbers first (an object at rest is kept, not its distance to a moving
-hand), and the others follow from it. Numbers that never change within an episode are kept as they are.
+States are redundant: they hold cube − tool beside cube and tool. Single predictions of these drift apart in a rollout,
+and the contact, which depends on their difference, is lost. So the transform finds exact linear relations in the data.
+The model predicts an independent set, the slowest numbers first (an object at rest rather than its distance to a moving
+hand), and computes the others. Numbers that never change within an episode stay constant.
 """
 
 from __future__ import annotations
@@ -165,8 +165,10 @@ class StateTransform(nn.Module):
 
 
 def hyperbolic(missed: Tensor, spread: Tensor) -> Tensor:
-    """−log p of the error `missed`, up to a constant: near its mean a Gaussian, with tails in which a rare hard contact
-    does not rule the gradient."""
+    """Return −log p of the error `missed` up to a constant: Gaussian near 0, with heavier tails.
+
+    The tails limit the gradient of rare hard contacts.
+    """
     return torch.sqrt(1.0 + (missed / spread).square()) - 1.0 + spread.log()
 
 

@@ -92,8 +92,10 @@ class Trajectories(Tokens):
         return self.errors(tokens, window.state[:, 0], step, torch.randn_like(tokens))[0].mean(), {}
 
     def errors(self, tokens: Tensor, first: Tensor, step: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """[B] squared errors per modelled number of tokens [B L C] under `noise` of steps [B], 0 the least noisy, and
-        those [B] of predicting nothing."""
+        """Return squared errors [B] per modelled number of tokens [B L C], and those [B] of predicting 0.
+
+        `noise` is that of denoising steps [B]; step 0 is the least noisy.
+        """
         signal, spread = (x.sqrt()[:, None, None] for x in (self.alpha_bar[step], 1.0 - self.alpha_bar[step]))
         noise = noise * self.counts
         target = {"epsilon": noise, "sample": tokens, "v_prediction": signal * noise - spread * tokens}[self.prediction]

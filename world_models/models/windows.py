@@ -1,9 +1,8 @@
-"""Windows of recorded behaviour, and the tokens that a diffusion model is told them in.
+"""Cut windows of recorded behaviour, and encode them as tokens for a diffusion model.
 
-Token k of L holds action k, where it leads, and two flags: success, and the end of the task. Where it leads is told as
-the way from the first state less what a linear model of first state and actions so far says of it, in deviations of
-that difference: the plain part of the dynamics is exact from the start, small steps are as sharp as long ones, and
-states follow their actions.
+Token k of L holds action k, the state after it, and two flags: success, and the end of the task. The state is encoded
+as the residual of a linear model of the first state and the actions so far, in deviations of that residual. So the
+linear part of the dynamics is exact from the start, and small and large steps have the same precision.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ def whole(episodes: Episodes, length: int) -> Tensor:
 
 
 def cut(episodes: Episodes, begins: Tensor, length: int) -> Window:
-    """The windows that begin at frames [B] of `whole`; after the task's end its last frame, action and flags repeat.
+    """Return the windows from frames [B] of `whole`; after the task's end, last frame, action and flags repeat.
 
-    The state that ended the task is not recorded: from there on the window says nothing of states (see encode).
+    The state at the task's end is not recorded, so later states of the window are not encoded (see encode).
     """
     last = (episodes.starts[1:] - 1)[episodes.episode_of[begins]]
     frames = torch.minimum(begins[:, None] + torch.arange(length + 1), last[:, None])

@@ -1,7 +1,7 @@
 """Prepare data for world models: datasets mixed by weight, split by episode seed, cut into sequences.
 
 A dataset holds the observation *before* each action and not the one after an episode's last action. So an episode of
-n frames has n − 1 transitions to learn dynamics from, and success is a property of (frame, action), never of a frame.
+n frames has n − 1 transitions for the dynamics. Success is a property of (frame, action), not of a frame.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def guide_of(policy: Policy, model: Trajectories, seeds: Tensor, *, guidance: No
 
 
 def _slope(policy: LikelihoodPolicy, model: Trajectories, frames: Episodes, action: Tensor) -> Tensor:
-    """[B L Da] gradient of the log-density of the chunks that `policy` plans in turn, in the model's action units."""
+    """Return the gradient [B L Da] of the log-density of `policy`'s successive chunks, in the model's action units."""
     (count, length, dim), every = action.shape, policy.spec.n_action_steps
     total = action.new_zeros(())
     with torch.enable_grad():
