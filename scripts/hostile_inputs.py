@@ -277,7 +277,7 @@ def run(folder: Path) -> None:
     (place / "videos" / "index.json").write_text(
         '[{"file": "a.mp4", "kind": "single", "label": "x", "outcome": "success", "seed": 1}]'
     )
-    gate = {"step": 1, "imagined": [0.5, 0.4, 0.6], "kept": [0.5, 0.4, 0.6], "true": None, "doubted": 0.1,
+    gate = {"step": 1, "imagined": [0.5, 0.4, 0.6], "kept": [0.5, 0.4, 0.6], "true": None, "uncertain": 0.1,
             "reason": "better", "accepted": True}  # fmt: skip
     (place / "gate.json").write_text(json.dumps([gate, gate]))
 

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 GENERATED = ROOT / "docs" / "results.md"  # rows of the past: each command ran at the commit that its row names
 PROGRAMS = ("robopolicy", "lerobot-train", "lerobot-eval", "python", "pip", "ros2", "bash", "./scripts/")
 ROOTS = (  # keys that hold others in the configs of the verbs
-    "algo", "bag", "coevolve", "drive", "expert", "grid", "hdf5", "loop", "look", "policy", "task", "tracker",
-    "variants", "world", "world_model",
+    "algo", "bag", "coevolve", "drive", "expert", "grid", "hdf5", "loop", "policy", "task", "tracker",
+    "variants", "world", "world_model", "world_model_report",
 )  # fmt: skip
 VERBS = (
     "compare", "convert", "demos", "deploy", "eval", "export", "quickstart", "replay", "report", "robustness", "serve",

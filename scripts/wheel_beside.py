@@ -30,7 +30,7 @@ version = "1.0"
 [tool.hatch.build.targets.wheel]
 packages = ["sim", "configs"]
 """
-SMALL = ("quickstart", "out=quickstart", "demos=4", "imperfection=0", "bc_steps=20", "rl_steps=6_400", "episodes=4",
+SMALL = ("quickstart", "out=quickstart", "demos=4", "expert_noise=0", "bc_steps=20", "rl_steps=6_400", "episodes=4",
          "videos=0", "tracker=quiet", "threads=1")  # fmt: skip
 USED = "import sim, configs; assert sim.NAME == configs.NAME == 'toy'"
 OURS = "import robopolicy; from robopolicy import configs, sim; assert sim.task_names(), configs.__file__"

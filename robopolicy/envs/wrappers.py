@@ -22,8 +22,9 @@ from robopolicy.policies.chunk_executor import ChunkExecutor
 
 
 class Wrapper:
-    """Passes on everything that it does not change, `state_dict` of the inner env included. Not `look` of Selective: a
-    wrapper that reads no pictures of its own passes that on by `look_at`.
+    """Pass on everything that it does not change, `state_dict` of the inner env included.
+
+    It does not pass on `request_images` of Selective; a wrapper that reads no pictures of its own does that itself.
 
     Where `spec.resumable` is False the inner env is elsewhere after `load_state_dict`: reset it then.
     """

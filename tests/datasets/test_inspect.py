@@ -15,7 +15,8 @@ import pytest
 
 from robopolicy.cli.main import main
 from robopolicy.core.types import Feature
-from robopolicy.datasets.inspect import inspect, ranges
+from robopolicy.datasets.frame_checks import ranges
+from robopolicy.datasets.inspect import inspect
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.datasets.source import DatasetInfo
 from tests.datasets.conftest import ACTION, LENGTHS, OBSERVATION, episode

@@ -8,8 +8,9 @@ import torch
 
 from robopolicy.core.errors import DataError, SpecError
 from robopolicy.core.rng import episode_seeds
+from robopolicy.evaluation.mp4 import Mp4Writer, burn, read_mp4
 from robopolicy.evaluation.rollout import evaluate
-from robopolicy.evaluation.video import INDEX, Mp4Writer, burn, choose, film, film_pairs, read_mp4
+from robopolicy.evaluation.video import INDEX, choose, film, film_pairs
 from tests.evaluation.points import FilmedPoint, make_rows
 from tests.fakes import PointEnv, PointPolicy
 

@@ -9,7 +9,7 @@ import pytest
 
 from robopolicy.core.errors import DataError
 from robopolicy.evaluation.statistics import wilson
-from robopolicy.reporting.acceptance import AcceptanceBar, judge, read_goals
+from robopolicy.reporting.acceptance import Criterion, check_criterion, read_goals
 from robopolicy.reporting.result_rows import Evidence, measured, of_rows, pooled, read, read_all, write
 from robopolicy.reporting.results_page import generate, stale
 from tests.evaluation.points import make_rows
@@ -93,7 +93,7 @@ def test_bad_files_are_named(tmp_path):
         read(tmp_path / "push.json")
 
 
-BAR = AcceptanceBar(text="", setting="refined", metric="success_rate", min=0.97, count=2, episodes=500)
+CRITERION = Criterion(text="", setting="refined", metric="success_rate", min=0.97, count=2, episodes=500)
 
 
 @pytest.mark.parametrize(
@@ -111,30 +111,34 @@ BAR = AcceptanceBar(text="", setting="refined", metric="success_rate", min=0.97,
     ],
 )
 def test_bars(rows, status, reason):
-    found = judge(BAR, rows)
+    found = check_criterion(CRITERION, rows)
     assert (found.status, found.reason) == (status, reason)
 
 
 def test_bars_on_other_fields_and_settings():
     rows = [rate(490, s, setting=f"{t}/refined", env_steps=n) for t, s, n in [("a", 0, 10), ("a", 1, 20), ("b", 0, 30)]]
-    steps = AcceptanceBar(text="", setting="*/refined", metric="success_rate", field="env_steps", max=30, settings=2)
-    assert judge(steps, rows) == ("met", "10 to 30", "")
-    assert judge(replace(steps, min=None, max=None), rows).status == "shown"
+    steps = Criterion(text="", setting="*/refined", metric="success_rate", field="env_steps", max=30, settings=2)
+    assert check_criterion(steps, rows) == ("met", "10 to 30", "")
+    assert check_criterion(replace(steps, min=None, max=None), rows).status == "shown"
     every = {"text": "", "setting": "*/refined", "metric": "success_rate"}
-    assert judge(AcceptanceBar(**every, settings=3), rows).reason == "2 of 3 settings"
-    assert judge(AcceptanceBar(**every, count=2), rows).reason == "1 of 2 training seeds"
-    walls = AcceptanceBar(**every, field="wall_s", max=9)
-    assert judge(walls, rows) == ("incomplete", "–", "3 rows without wall_s")
+    assert check_criterion(Criterion(**every, settings=3), rows).reason == "2 of 3 settings"
+    assert check_criterion(Criterion(**every, count=2), rows).reason == "1 of 2 training seeds"
+    walls = Criterion(**every, field="wall_s", max=9)
+    assert check_criterion(walls, rows) == ("incomplete", "–", "3 rows without wall_s")
     ratio = [measured(id="speed", setting="rollout", metric="ratio", interval=0.9, command="x")]
-    assert judge(AcceptanceBar(text="", setting="rollout", metric="ratio", min=0.85), ratio) == ("met", "0.9", "")
+    assert check_criterion(Criterion(text="", setting="rollout", metric="ratio", min=0.85), ratio) == (
+        "met",
+        "0.9",
+        "",
+    )
 
 
 def docs_with(tmp_path, rows) -> Path:
     docs = tmp_path / "docs"
     write(rows, root=docs / "results")
-    bars = [{"id": "pick", "title": "Pick", "bars": [{"text": "≥ 97%", "setting": "refined", "metric": "success_rate",
-                                                      "min": 0.97}]}]  # fmt: skip
-    (docs / "results" / "bars.json").write_text(json.dumps(bars))
+    criterion = {"text": "≥ 97%", "setting": "refined", "metric": "success_rate", "min": 0.97}
+    criteria = [{"id": "pick", "title": "Pick", "criteria": [criterion]}]
+    (docs / "results" / "acceptance_criteria.json").write_text(json.dumps(criteria))
     return docs
 
 
@@ -187,10 +191,12 @@ def test_our_own_results_are_valid_and_up_to_date(monkeypatch):
 
 
 def test_bars_with_typos_are_named(tmp_path):
-    path = tmp_path / "bars.json"
-    path.write_text('[{"id": "a", "title": "A", "bars": [{"text": "", "setting": "s", "metric": "m", "mim": 1}]}]')
-    with pytest.raises(DataError, match=r"bars\.json, a, bar 1: unknown key 'mim'. Did you mean 'min'"):
+    path = tmp_path / "acceptance_criteria.json"
+    path.write_text('[{"id": "a", "title": "A", "criteria": [{"text": "", "setting": "s", "metric": "m", "mim": 1}]}]')
+    with pytest.raises(
+        DataError, match=r"acceptance_criteria\.json, a, criterion 1: unknown key 'mim'. Did you mean 'min'"
+    ):
         read_goals(path)
-    path.write_text('[{"id": "a", "title": "A", "bars": [{"text": "", "setting": "s"}]}]')
+    path.write_text('[{"id": "a", "title": "A", "criteria": [{"text": "", "setting": "s"}]}]')
     with pytest.raises(DataError, match=r"\['metric'\] must be given"):
         read_goals(path)

@@ -402,7 +402,7 @@ def test_episode_rows_hold_what_they_say(tmp_path: Path, column: str, value: Any
 
 def test_a_report_runs_no_script_of_a_run(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
-    gate = {"step": evil, "imagined": [0.5, 0.4, 0.6], "kept": [0.5, 0.4, 0.6], "true": None, "doubted": 0.1,
+    gate = {"step": evil, "imagined": [0.5, 0.4, 0.6], "kept": [0.5, 0.4, 0.6], "true": None, "uncertain": 0.1,
             "reason": evil, "accepted": True}  # fmt: skip
     run = tmp_path / "run"
     (run / "videos").mkdir(parents=True)
@@ -412,7 +412,7 @@ def test_a_report_runs_no_script_of_a_run(tmp_path: Path) -> None:
     )
     (run / "spec.json").write_text(json.dumps({evil: evil}))
     (run / "metrics.jsonl").write_text(f'{{"step": 1e999, "{evil}": 1}}\n{{"step": {"9" * 350}}}\n' + "[" * 10_000)
-    for data in ([gate], [{**gate, "step": 1, "doubted": evil}], {"x": 1}, [3], [[[]]]):
+    for data in ([gate], [{**gate, "step": 1, "uncertain": evil}], {"x": 1}, [3], [[[]]]):
         (run / "gate.json").write_text(json.dumps(data))
         assert evil not in imagination([read_run(run)])
         page = write_report(run, tmp_path / "out.html").read_text()

@@ -18,8 +18,8 @@ from robopolicy.config.instantiate import build
 from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.specs import check_fits
 from robopolicy.evaluation import policy_ref
+from robopolicy.evaluation.mp4 import Mp4Writer
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of
-from robopolicy.evaluation.video import Mp4Writer
 from robopolicy.policies.lerobot.metadata import annotate_policy
 from robopolicy.runs.checkpointer import save_policy
 from robopolicy.runs.inputs import same_input, there
@@ -28,8 +28,8 @@ from robopolicy.sim.suites import gymnasium
 from robopolicy.utils import atomic, storage
 from robopolicy.utils.atomic import remove_leftovers, write_atomically
 from robopolicy.world_models.envs.starts import made_from
-from robopolicy.world_models.evaluation.world_model_report import look
-from robopolicy.world_models.training.coevolve import Rounds
+from robopolicy.world_models.evaluation.world_model_report import write_world_model_report
+from robopolicy.world_models.training.round_runner import RoundRunner
 from scripts import hostile_inputs
 
 
@@ -129,14 +129,14 @@ def test_deep_links_of_runs_are_found(tmp_path: Path, run: Path, outside: Path) 
         PolicyRef.of(policy, "latest", None)
 
 
-# --- looking --------------------------------------------------------------------------------------------------------
+# --- world model report ----------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_looked_at_in_a_run_with_links(run: Path, outside: Path) -> None:
+def test_no_world_model_report_of_a_run_with_links(run: Path, outside: Path) -> None:
     says(run, "seed: 1\n")
-    (run / "look.json").symlink_to(outside)
-    with pytest.raises(ConfigError, match=r"look\.json"):
-        look(run_dir=run)
+    (run / "world_model_report.json").symlink_to(outside)
+    with pytest.raises(ConfigError, match=r"world_model_report\.json"):
+        write_world_model_report(run_dir=run)
 
 
 @pytest.mark.parametrize(
@@ -145,17 +145,17 @@ def test_nothing_is_looked_at_in_a_run_with_links(run: Path, outside: Path) -> N
 def test_a_world_names_its_model(run: Path, world: str) -> None:
     (run / "config.yaml").write_text(f"world: {{{world}}}\n")
     with pytest.raises(ConfigError, match=r"world\.model"):
-        look(run_dir=run)
+        write_world_model_report(run_dir=run)
 
 
-def test_what_cannot_be_looked_at_is_a_config_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_world_model_report_is_a_config_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run / "config.yaml").write_text("world: {model: x}\n")
     monkeypatch.setattr(
         "robopolicy.world_models.evaluation.world_model_report.load_world", lambda _: SimpleNamespace(report={})
     )
     monkeypatch.setattr("robopolicy.world_models.evaluation.world_model_report.find_world", lambda _: run / "missing")
     with pytest.raises(ConfigError, match="world"):
-        look(run_dir=run)
+        write_world_model_report(run_dir=run)
 
 
 # --- configs --------------------------------------------------------------------------------------------------------
@@ -309,4 +309,4 @@ def test_rounds_refit_no_model_that_does_not_say_how_it_was_trained(text: str, t
     (tmp_path / "config.yaml").write_text(text)
     rounds = SimpleNamespace(config={"world": {"model": str(tmp_path)}}, _rollouts=lambda _: {"a": "b"}, share=0.25)
     with pytest.raises(ConfigError, match=r"world\.model"):
-        Rounds._refitting(rounds, {}, tmp_path / "model", 1)  # type: ignore[arg-type]
+        RoundRunner._refitting(rounds, {}, tmp_path / "model", 1)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ SPEC = EnvSpec(
 
 
 class PointDynamics(Dynamics):
-    """next = state + action + `drift` · (draw > ½); doubt is |y|; beyond x = 9 is outside; x < −5 breaks down."""
+    """next = state + action + `drift` · (draw > ½); uncertainty |y|; x > 9 is outside the data; x < −5 diverges."""
 
     def __init__(self, *, drift: float = 0.0) -> None:
         super().__init__()
@@ -59,15 +59,15 @@ class NearOrigin(nn.Module):
         self.window = 2
         self.register_buffer("threshold", torch.tensor(0.5))
 
-    def marks(self, features: Tensor) -> Tensor:
+    def frame_scores(self, features: Tensor) -> Tensor:
         near = (features[..., 0].abs() < 0.05).float()
         return torch.stack([near, near], dim=-1)
 
-    def judge(self, marks: Tensor) -> Tensor:
-        return marks[:, -2:, 0].amin(-1)
+    def window_score(self, frame_scores: Tensor) -> Tensor:
+        return frame_scores[:, -2:, 0].amin(-1)
 
     def forward(self, features: Tensor) -> Tensor:
-        return self.judge(self.marks(features))
+        return self.window_score(self.frame_scores(features))
 
 
 def point_world(*, bound: float = 1.0, drift: float = 0.0) -> World:

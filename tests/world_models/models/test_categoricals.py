@@ -1,4 +1,4 @@
-"""categoricals.py and doubters.py: samples, gradients and their sides, by hand."""
+"""categoricals.py and disagreement_ensemble.py: samples, gradients and their sides, by hand."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_numbers_follow_from_one() -> None:
     assert abs(float(torch.corrcoef(spread.T)[0, 1])) < 0.05
 
 
-def test_doubt_is_what_members_differ_in_and_not_what_they_hold_for_random() -> None:
+def test_uncertainty_is_what_members_differ_in_and_not_what_they_hold_for_random() -> None:
     sure = torch.stack([log(1 - 1e-6, 1e-6), log(1e-6, 1 - 1e-6)])[:, :, 0]  # [E B K]
     even = log(0.5, 0.5)[:, 0].expand(2, 1, 2)
     assert float(disagreement(sure[:, :, None])) == pytest.approx(math.log(2), abs=1e-4)
