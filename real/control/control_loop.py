@@ -176,6 +176,10 @@ class ControlLoop:
         self.write(decision.command, self.grip, decision.stop)
         return decision
 
+    def delay_begin(self, seconds: float) -> None:
+        """Let the first control step begin so much later, before any control step."""
+        self.begin += seconds
+
     # -- inside -----------------------------------------------------------------------------------------------------
     def _resync(self, q: Array) -> None:
         """Let decoder and interpolation start from `q` [n]."""

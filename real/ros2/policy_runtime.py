@@ -29,8 +29,8 @@ from robopolicy.real.planning.thread_planner import ThreadRunner
 from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder, header_of
 from robopolicy.real.ros2.joint_state_adapter import JointStateObserver, NamedJoints, joint_state_spec
 from robopolicy.real.ros2.observation import Observer, check_features, check_robot, one_env
+from robopolicy.real.ros2.remote_arm import PLAYED
 from robopolicy.real.ros2.teleop_keys import RemoteKeys
-from robopolicy.real.ros2.trajectory_stream import PLAYED
 from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.safety import SafetyChain, SafetyError, load_profile
 from robopolicy.real.safety.profile import slowed

@@ -124,7 +124,7 @@ def test_it_drives_the_arm_behind_the_limits(monkeypatch, tmp_path):
     with pytest.raises(SafetyError, match="energy: the tank needs external torques"):
         PolicyRuntime(replace(options, settings={"energy": 2.0}), WIRING).chain()
     late = replace(WIRING, cameras={IMAGE: replace(WIRING.cameras[IMAGE], latency_s=0.05)})
-    loop = PolicyRuntime(options, late).loop(Wire().session, runtime.chain(), lambda: 0.0)
+    loop = PolicyRuntime(options, late).loop(Wire().stream.arm, runtime.chain(), lambda: 0.0)
     assert loop.sight.age == 0.05 and loop.lead == 1, "asked for as much earlier"
     with pytest.raises(SpecError, match=r"chunking=rtc: .* pictures that are 0.05 s old"):
         PolicyRuntime(replace(options, chunking="rtc"), late)
@@ -135,8 +135,8 @@ def test_it_drives_the_arm_behind_the_limits(monkeypatch, tmp_path):
     runtime.take_image(IMAGE, bright)
     wire.begin()
     wire.run(round(3.0 / DT))
-    assert wire.session.mode is Mode.RUN and wire.played[-1][0] == pytest.approx(0.4, abs=0.01)
-    assert wire.session.opening == pytest.approx(0.03)
+    assert wire.stream.arm.mode is Mode.RUN and wire.played[-1][0] == pytest.approx(0.4, abs=0.01)
+    assert wire.stream.arm.opening == pytest.approx(0.03)
     runtime.take_image(IMAGE, dark)
     wire.run(50)
     runtime.take(["ball_x"], [-0.4])
