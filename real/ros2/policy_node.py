@@ -212,22 +212,26 @@ class PolicyNode(LifecycleNode):
 
 
 def main() -> None:
-    from robopolicy.real.ros2.policy_runtime import options_of, runtimes
+    from robopolicy.real.ros2.policy_runtime import config_of, make_runtimes, policy_id_of
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--wiring", default="mujoco_panda")
     parser.add_argument(
-        "--options", type=json.loads, default={}, help="JSON: of robopolicy.real.ros2.policy_runtime.RuntimeOptions"
+        "--options",
+        type=json.loads,
+        default={},
+        help="JSON: fields of robopolicy.real.deploy.deploy_config.DeployConfig",
     )
     args, rest = parser.parse_known_args()
-    options, wiring = options_of(args.checkpoint, args.options), load_wiring(args.wiring)
-    unhurried = "" if options.lockstep else take_priority()
+    config = config_of(args.options, args.checkpoint, args.wiring)
+    wiring = load_wiring(config.wiring)
+    unhurried = "" if config.lockstep else take_priority()
     start(rest)
     import torch
 
     torch.set_num_threads(1)
-    node = PolicyNode(wiring, runtimes(options, wiring), lockstep=options.lockstep)
+    node = PolicyNode(wiring, make_runtimes(config, wiring, policy_id_of(config)), lockstep=config.lockstep)
     if unhurried:
         node.get_logger().warning(f"ticks may come late: {unhurried}")
     run(node)

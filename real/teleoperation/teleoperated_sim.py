@@ -9,22 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.core.types import STATE
-from robopolicy.real.deploy.simulated_cell import Episode, SimulatedArm
-from robopolicy.real.recording.recorder import Recorder
+from robopolicy.real.deploy.deployment import Deployment
+from robopolicy.real.deploy.simulated_arm import Episode, SimulatedArm
 from robopolicy.real.safety import Mode
 from robopolicy.real.teleoperation.gamepad import PAD_MAP, PAD_POLICY, Gamepad
 from robopolicy.real.teleoperation.keys import Terminal
 from robopolicy.real.teleoperation.teleoperator import KEY_MAP, POLICY_KEYS, Drive, Teleoperator
 from robopolicy.sim.engine import compile_model
-
-if TYPE_CHECKING:
-    from robopolicy.real.deploy.deployment import Deployment
 
 Show = Callable[[str], None]
 OperatorDevice = Literal["keyboard", "gamepad"]
@@ -111,21 +108,30 @@ def stick_of(keys: object) -> Callable[[], NDArray[np.float64]] | None:
     return keys.stick if isinstance(keys, Gamepad) else None
 
 
-def operated(d: Deployment, options: dict[str, Any]) -> Iterator[Episode]:
-    """Episodes of a policy with a human at the keyboard or a gamepad, until the human ends or all are done."""
-    with source_of(d.operator or "keyboard", d.drive) as keys:
-        hand = Teleoperator(keys, d.env.spec.action, d.env.dt, d.drive, policy=True, stick=stick_of(keys),
-                    first="human" if d.human_first else "policy")  # fmt: skip
-        recorder = None if d.record is None else Recorder(d.record)
-        cell = TeleoperatedSim(d.env, d.policy, hand=hand, pace=RealTime(), show=status, recorder=recorder, **options)
-        with viewer(cell) as cell.look, first_interrupt(cell.interrupt):
-            print(f"{PAD_MAP}\n{PAD_POLICY}" if hand.stick else f"{KEY_MAP}\n{POLICY_KEYS}")
-            for seed in d.seeds:
-                episode = cell.run(seed)
+def run_with_operator(deployment: Deployment, options: dict[str, Any]) -> Iterator[Episode]:
+    """Run episodes of a policy with a human at the keyboard or a gamepad, until the human ends or all are done.
+
+    Args:
+        options: of SimulatedArm.
+    """
+    config, env = deployment.config, deployment.env
+    with source_of(config.operator or "keyboard", config.drive) as keys:
+        teleoperator = Teleoperator(
+            keys, env.spec.action, env.dt, config.drive, policy=True, stick=stick_of(keys),
+            first="human" if config.human_first else "policy",
+        )  # fmt: skip
+        arm = TeleoperatedSim(
+            env, deployment.policy, teleoperator=teleoperator, pace=RealTime(), show=status, **options
+        )
+        with viewer(arm) as arm.redraw, first_interrupt(arm.interrupt):
+            print(f"{PAD_MAP}\n{PAD_POLICY}" if teleoperator.stick else f"{KEY_MAP}\n{POLICY_KEYS}")
+            for seed in deployment.seeds:
+                episode = arm.run(seed)
                 status("")
                 yield episode
-                if hand.over:
-                    print(f"the {d.operator} is gone: stopped" if hand.lost else "stopped by the operator")
+                if teleoperator.over:
+                    gone = f"the {config.operator} is gone: stopped"
+                    print(gone if teleoperator.lost else "stopped by the operator")
                     return
 
 

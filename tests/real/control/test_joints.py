@@ -12,7 +12,7 @@ from robopolicy.core.errors import SpecError
 from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer
-from robopolicy.real.deploy.simulated_cell import SimulatedArm
+from robopolicy.real.deploy.simulated_arm import SimulatedArm
 from robopolicy.real.planning.planner import InlineRunner
 from robopolicy.real.ros2.urdf import check_urdf
 from robopolicy.real.safety import Mode, SafetyChain, SafetyError, load_profile, profile_names

@@ -19,7 +19,8 @@ from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer
 from robopolicy.real.control.robots import MujocoArm, Trouble
 from robopolicy.real.deploy import deploy, deployment
 from robopolicy.real.deploy.deploy import report
-from robopolicy.real.deploy.simulated_cell import Episode, SimulatedArm
+from robopolicy.real.deploy.deploy_config import DeployConfig
+from robopolicy.real.deploy.simulated_arm import Episode, SimulatedArm
 from robopolicy.real.safety import Mode, SafetyError, load_profile
 from robopolicy.real.safety.audit import joint_violations
 from robopolicy.real.safety.profile import Box
@@ -196,10 +197,15 @@ def test_deploy_refuses_and_says_what_an_arm_s_limits_lack(monkeypatch, capsys):
     for module in (deploy, deployment):
         monkeypatch.setattr(module, "check_chunking", lambda *_: "")
     table = {"planes": [{"normal": [0, 0, 1], "offset": -0.1}]}
-    assert deployment.prepare(Path("x"), seeds=(0,), safety=table).settings["tracking_error"] is None
+
+    def tracking_error(**options):
+        made = deployment.prepare(DeployConfig(checkpoint=Path("x"), **options), seeds=(0,))
+        return made.config.settings()["tracking_error"]
+
+    assert tracking_error(safety=table) is None
     with pytest.raises(SafetyError, match="tracking_error"):
-        deployment.prepare(Path("x"), seeds=(0,), safety={**table, "tracking_error": 0.2})
-    assert deployment.prepare(Path("x"), seeds=(0,), safety=table, dry_run=True).settings["tracking_error"] == 0.2
+        tracking_error(safety={**table, "tracking_error": 0.2})
+    assert tracking_error(safety=table, dry_run=True) == 0.2
     done = [Episode(0, True, 1, "", "RUN", 0.0, 0.0, Counter())]
     monkeypatch.setitem(deploy.ROBOTS, "mujoco", lambda _: done)
     deploy.deploy(checkpoint=Path("x"))

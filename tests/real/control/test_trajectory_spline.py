@@ -10,7 +10,7 @@ from robopolicy import sim
 from robopolicy.real.control.joints import ChunkBuffer
 from robopolicy.real.control.robots import Trouble
 from robopolicy.real.control.trajectory_spline import behind, shape, spline
-from robopolicy.real.deploy.simulated_cell import SimulatedArm
+from robopolicy.real.deploy.simulated_arm import SimulatedArm
 from robopolicy.real.safety import Mode, load_profile
 from tests.real.control.test_robots import WIDE, Drive, cell
 

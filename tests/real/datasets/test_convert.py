@@ -13,7 +13,7 @@ from robopolicy.core.errors import DataError
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.real.control.robots import Trouble
 from robopolicy.real.datasets.convert import convert, frames_of
-from robopolicy.real.deploy.simulated_cell import SimulatedArm
+from robopolicy.real.deploy.simulated_arm import SimulatedArm
 from robopolicy.real.recording.recorder import Recorder
 from robopolicy.real.recording.replay import read
 from tests.real.control.test_robots import WIDE, Drive

@@ -14,7 +14,7 @@ from robopolicy.core.specs import PolicySpec
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.residual import ResidualPolicy
 from robopolicy.real.control.joints import ChunkBuffer, Delays
-from robopolicy.real.deploy.simulated_cell import SimulatedArm
+from robopolicy.real.deploy.simulated_arm import SimulatedArm
 from robopolicy.real.planning.chunking import RealtimePlanner, check_chunking
 from robopolicy.real.planning.planner import Planner
 from robopolicy.real.planning.remote_planner import RemotePlanner

@@ -16,7 +16,7 @@ from robopolicy.core.types import Feature
 from robopolicy.real.control.joints import Commanded
 from robopolicy.real.control.robots import Trouble
 from robopolicy.real.datasets.convert import value_of
-from robopolicy.real.deploy.simulated_cell import SimulatedArm
+from robopolicy.real.deploy.simulated_arm import SimulatedArm
 from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder, describe, dumps
 from robopolicy.real.recording.replay import Recording, read, rebuild, replay, reproduce
 from robopolicy.real.safety import Mode, SafetyChain, load_profile

@@ -10,6 +10,7 @@ import pytest
 from robopolicy.core.errors import ConfigError
 from robopolicy.real.control.robots import State
 from robopolicy.real.datasets.convert import frames_of
+from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.recording.recorder import Recorder
 from robopolicy.real.recording.replay import read, reproduce
 from robopolicy.real.ros2.teleop_keys import FRESH, KNOWN, Forwarder, RemoteKeys
@@ -111,22 +112,23 @@ def test_what_is_pressed_is_forwarded_and_the_end_too():
 def runtime(monkeypatch, tmp_path):
     """(make, folder): a policy runtime of a policy that goes one way, recorded, whom a human may take over from."""
     pytest.importorskip("rclpy")
-    from robopolicy.real.ros2 import policy_runtime as brain_module
+    from robopolicy.real.ros2 import policy_runtime as runtime_module
 
     wiring, made = load_wiring("mujoco_panda"), []
 
     def make(task=PLAIN, **more):
-        env = brain_module.one_env(task)
-        monkeypatch.setattr(brain_module, "load_policy", lambda *_, **__: Policy(env, SLOW, steps=4))
-        options = brain_module.RuntimeOptions(
-            tmp_path, task, settings={"tcp_speed": 0.5}, lockstep=True, operator=True, drive=Drive(rewind_s=0.3), **more
-        )
-        made.append(brain_module.PolicyRuntime(options, wiring, Recorder(tmp_path / "r")))
+        env = runtime_module.one_env(task)
+        monkeypatch.setattr(runtime_module, "load_policy", lambda *_, **__: Policy(env, SLOW, steps=4))
+        config = DeployConfig(
+            checkpoint=tmp_path, task=task, safety={"tcp_speed": 0.5}, lockstep=True, operator="keyboard",
+            drive=Drive(rewind_s=0.3), **more,
+        )  # fmt: skip
+        made.append(runtime_module.PolicyRuntime(config, wiring, Recorder(tmp_path / "r")))
         return made[-1]
 
     yield make, tmp_path / "r"
-    for b in made:
-        b.close()
+    for found in made:
+        found.close()
 
 
 class Chained(Wire):
