@@ -51,9 +51,10 @@ def prepare(config: DeployConfig, *, seeds: Sequence[int] | None = None) -> Depl
     """
     which, given = config.which, config.task
     place = PolicyRef.of(config.checkpoint, which, Path())
-    config = replace(config, task=without(task_of(given, place)))
+    task = without(task_of(given, place))
+    config = replace(config, task=task)
     with nullcontext() if given else refusing(f"{place.run}/{CONFIG}: task", ConfigError):
-        env = build(config.task, "task", num_envs=1, seed=0)
+        env = build(task, "task", num_envs=1, seed=0)
     if not isinstance(env, SimEnv):
         raise ConfigError("deploy: the simulated arm needs a task of the native suite")
     policy: Policy | RemotePlanner

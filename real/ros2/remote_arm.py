@@ -195,7 +195,7 @@ class RemoteArm:
             found.append(f"joint_commands: the newest is {behind * self.wiring.tick_s:.2f} s old")
         elif self.commanded is not None and state is not None:
             away = float(np.abs(self.commanded - state.q).max())
-            if not away <= self.chain.profile.astray:
+            if not away <= self.chain.profile.max_tracking_error:
                 found.append(f"state: the arm is {away:.3f} rad from where its driver holds it")
         patience = shortest(self.wiring.watchdogs["enable"])
         if any(d.name == "enable" for d in self.chain.watchdogs) and not self.ages.silent("enable", now) <= patience:

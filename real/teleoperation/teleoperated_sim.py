@@ -59,34 +59,38 @@ class TeleoperatedSim(SimulatedArm):
     """
 
     def __init__(
-        self, *args: Any, hand: Teleoperator, pace: Callable[[float], None] = nothing, show: Show = nothing,
-        look: Callable[[], None] = nothing, **options: Any,
+        self, *args: Any, teleoperator: Teleoperator, pace: Callable[[float], None] = nothing, show: Show = nothing,
+        redraw: Callable[[], None] = nothing, **options: Any,
     ) -> None:  # fmt: skip
-        super().__init__(*args, operator=hand, **options)
-        self.hand, self.pace, self.show, self.look = hand, pace, show, look
-        self.told = -1
+        super().__init__(*args, operator=teleoperator, **options)
+        self.teleoperator, self.pace, self.show, self.redraw = teleoperator, pace, show, redraw
+        self.shown_step = -1
 
     def goes_on(self) -> bool:
         if self.loop.halted:
             return not bool(self.chain.limiter.at_rest[0])
-        return self.loop.step * self.env.dt <= self.hand.drive.episode_s and self.held < self.env.task.hold
+        return self.loop.step * self.env.dt <= self.teleoperator.drive.episode_s and self.held < self.env.task.hold
 
     def ticked(self) -> None:
         self.pace(self.time)
-        if self.loop.step != self.told:
-            self.told = self.loop.step
-            self.look()
+        if self.loop.step != self.shown_step:
+            self.shown_step = self.loop.step
+            self.redraw()
             self.show(self._line())
 
     def interrupt(self) -> None:
         """End the session, the arm standing first."""
-        self.hand.quit = True
+        self.teleoperator.quit = True
         self.loop.halted = self.loop.halted or "interrupted"
 
     def _line(self) -> str:
         """Who drives, how long so far, where the tool is, and where the things of the task are as seen from it."""
         env, c = self.env, self.loop.decoder.commanded
-        seen = env.layout.unpack(self.loop.sight.newest[STATE].numpy()) if self.loop.sight.frames else {}
+        seen = (
+            env.layout.unpack(self.loop.observation_history.newest[STATE].numpy())
+            if self.loop.observation_history.frames
+            else {}
+        )
         near = [
             f"{name} {' '.join(f'{100 * x:+.1f}' for x in value[0])}"
             for name, value in seen.items()
@@ -143,7 +147,7 @@ def status(line: str) -> None:
 
 
 @contextmanager
-def viewer(cell: SimulatedArm, *, wanted: bool = True) -> Iterator[Callable[[], None]]:
+def viewer(simulated_arm: SimulatedArm, *, wanted: bool = True) -> Iterator[Callable[[], None]]:
     """MuJoCo's window onto the arm where there is a display; yields what redraws it."""
     if not wanted or not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         if wanted:
@@ -153,7 +157,7 @@ def viewer(cell: SimulatedArm, *, wanted: bool = True) -> Iterator[Callable[[], 
     import mujoco
     import mujoco.viewer
 
-    task = cell.env.task
+    task = simulated_arm.env.task
     model = compile_model(task.xml())  # its own: what is drawn must not touch the physics
     data, at = mujoco.MjData(model), task.bind(model)
     try:
@@ -167,8 +171,8 @@ def viewer(cell: SimulatedArm, *, wanted: bool = True) -> Iterator[Callable[[], 
         if not window.is_running():
             return
         with window.lock():
-            data.qpos[:] = cell.arm.data.qpos
-            task.decorate(at, model, data, cell.arm.extra[0])
+            data.qpos[:] = simulated_arm.arm.data.qpos
+            task.decorate(at, model, data, simulated_arm.arm.extra[0])
             mujoco.mj_forward(model, data)
         window.sync()
 

@@ -221,5 +221,11 @@ def test_a_robot_with_other_joints_is_refused():
     it.arm.joints = tuple(reversed(it.arm.joints))
     with pytest.raises(SafetyError, match="robot: joints"):
         ControlLoop(
-            it.arm, it.chain, it.loop.decoder, it.loop.runner, it.loop.sight.observe, it.loop.buffer, clock=lambda: 0.0
+            it.arm,
+            it.chain,
+            it.loop.decoder,
+            it.loop.runner,
+            it.loop.observation_history.observe,
+            it.loop.buffer,
+            clock=lambda: 0.0,
         )

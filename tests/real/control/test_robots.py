@@ -42,7 +42,7 @@ class Drive(Policy):
         return self.action.expand(1, self.spec.horizon, -1).clone()
 
 
-def cell(action: list[float], **options) -> SimulatedArm:
+def simulated_arm(action: list[float], **options) -> SimulatedArm:
     env = sim.make("reach", 1, joint_noise=0.0, horizon=20)
     return SimulatedArm(env, Drive(env, action), settings=WIDE, **options)
 
@@ -118,7 +118,7 @@ def test_a_resting_arm_bears_nineteen_lost_packets_and_no_more():
 
 
 def test_an_arm_that_hears_nothing_plays_the_certified_stop():
-    it = cell([0.02, 0.0, 0.0, 0.0, 0.0])
+    it = simulated_arm([0.02, 0.0, 0.0, 0.0, 0.0])
     it.begin(1)
     for _ in range(60):
         it.loop.tick()
@@ -136,7 +136,7 @@ def test_an_arm_that_hears_nothing_plays_the_certified_stop():
 @pytest.mark.parametrize("latency", [0.0, 0.1])
 @pytest.mark.parametrize("lost", [0.0, 0.05])
 def test_a_policy_drives_the_arm_and_the_arm_never_aborts(latency, lost):
-    it = cell([0.01, 0.01, -0.005, 0.0, -1.0], latency=latency, trouble=Trouble(drop=lost))
+    it = simulated_arm([0.01, 0.01, -0.005, 0.0, -1.0], latency=latency, trouble=Trouble(drop=lost))
     start = it.env.controller.pos[0].copy()
     episode = it.run(3)
     assert episode.aborted == "" and episode.mode in ("RUN", "HOLD")
@@ -148,7 +148,7 @@ def test_a_policy_drives_the_arm_and_the_arm_never_aborts(latency, lost):
 
 @pytest.mark.parametrize("trouble", [Trouble(frozen=True), Trouble(nan=True)])
 def test_a_sick_state_stops_the_arm(trouble):
-    it = cell([0.02, 0.0, 0.0, 0.0, 0.0])
+    it = simulated_arm([0.02, 0.0, 0.0, 0.0, 0.0])
     it.begin(1)
     modes = []
     for tick in range(260):
@@ -162,7 +162,7 @@ def test_a_sick_state_stops_the_arm(trouble):
 
 
 def test_a_policy_that_says_nan_is_held_and_named():
-    it = cell([np.nan, 0.0, 0.0, 0.0, 0.0])
+    it = simulated_arm([np.nan, 0.0, 0.0, 0.0, 0.0])
     episode = it.run(1)
     assert episode.mode in ("RUN", "HOLD") and not episode.success  # it holds, tries again, and holds
     assert np.abs(it.arm.data.qvel[:7]).max() < 0.01
@@ -170,7 +170,7 @@ def test_a_policy_that_says_nan_is_held_and_named():
 
 
 def test_a_dry_run_moves_nothing():
-    it = cell([0.02, 0.0, 0.0, 0.0, 0.0], shadow=True)
+    it = simulated_arm([0.02, 0.0, 0.0, 0.0, 0.0], shadow=True)
     it.env.reset(torch.tensor([1]))
     start = it.env.physics.qpos[0, :7].copy()
     it.run(1)
@@ -179,7 +179,7 @@ def test_a_dry_run_moves_nothing():
 
 def test_a_dry_run_has_no_way_to_the_arm(monkeypatch):
     """Whatever the loop does: there is nothing in it that writes."""
-    it = cell([0.02, 0.0, 0.0, 0.0, 0.0], shadow=True)
+    it = simulated_arm([0.02, 0.0, 0.0, 0.0, 0.0], shadow=True)
     monkeypatch.setattr(type(it.arm), "write", lambda *_: pytest.fail("it wrote"))
     it.begin(1)
     for _ in range(20):
@@ -190,7 +190,7 @@ def test_a_dry_run_has_no_way_to_the_arm(monkeypatch):
 def test_deploy_refuses_and_says_what_an_arm_s_limits_lack(monkeypatch, capsys):
     """A tracking error that empties the claim; a summary that says that there is no scene."""
     env = sim.make("reach", 1, joint_noise=0.0)
-    monkeypatch.setattr(deployment, "PolicyRef", SimpleNamespace(of=lambda *_: SimpleNamespace(ident="toy")))
+    monkeypatch.setattr(deployment, "PolicyRef", SimpleNamespace(of=lambda *_: SimpleNamespace(ident="toy", run=None)))
     monkeypatch.setattr(deployment, "task_of", lambda *_: {})
     monkeypatch.setattr(deployment, "build", lambda *_, **__: env)
     monkeypatch.setattr(deployment, "load_policy", lambda *_, **__: None)

@@ -215,7 +215,7 @@ GUARDS = [
     Guard("commands heard", RemoteArm, "refusals", "self.commanded is None", "False", refusals,
           (*FAILS, TypeError)),
     Guard("fresh commands", RemoteArm, "refusals", "STALE", "10 ** 9", refusals),
-    Guard("arm where it is held", RemoteArm, "refusals", "if not away <= self.chain.profile.astray:",
+    Guard("arm where it is held", RemoteArm, "refusals", "if not away <= self.chain.profile.max_tracking_error:",
           "if False:", refusals),
     Guard("an operator", RemoteArm, "refusals", 'not self.ages.silent("enable", now) <= patience', "False",
           refusals),

@@ -95,7 +95,7 @@ GUARDS = [
           test_chain.test_the_enable_is_a_sign_of_life_not_a_message_that_can_get_lost, (*FAILS, ValueError)),
     Guard("latched fault", SafetyChain, "filter", "if self._fault:", "if False:",
           test_chain.test_a_state_that_stops_coming_ends_in_hold_then_fault),
-    Guard("tracking error", SafetyChain, "_take", "self.profile.astray", "np.inf",
+    Guard("tracking error", SafetyChain, "_take", "self.profile.max_tracking_error", "np.inf",
           test_chain.test_an_arm_that_is_not_where_it_should_be_is_a_fault),
     Guard("reference clip", SafetyChain, "_take", 'return clipped', "return target",
           test_chain.test_the_command_does_not_run_away_from_a_blocked_arm),
