@@ -39,6 +39,7 @@ from robopolicy.policies.normalizer import Normalizer
 from robopolicy.real.control.joints import Commanded
 from robopolicy.real.datasets.convert import frames_of
 from robopolicy.real.datasets.converted import UnusableError
+from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.deploy.deployment import prepare
 from robopolicy.real.planning.server import PolicyServer
 from robopolicy.real.planning.wire_messages import PROTOCOL, decode
@@ -304,7 +305,7 @@ def task_of_run(folder: Path) -> None:
 
 
 def deploy(folder: Path) -> None:
-    prepare(folder / "run", seeds=(0,))
+    prepare(DeployConfig(checkpoint=folder / "run"), seeds=(0,))
 
 
 def evaluated(folder: Path) -> None:

@@ -15,7 +15,7 @@ from robopolicy.core.types import Obs
 from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer, Commanded, Delays
 from robopolicy.real.control.observation_history import ObservationHistory, Observe
 from robopolicy.real.control.robots import Robot, State
-from robopolicy.real.control.trajectory_spline import behind, follow
+from robopolicy.real.control.trajectory_spline import follow, steps_behind
 from robopolicy.real.planning.planner import PlanningError, Runner
 from robopolicy.real.safety import Decision, Mode, SafetyChain, SafetyError
 from robopolicy.real.safety.chain import Measured
@@ -24,7 +24,7 @@ from robopolicy.real.teleoperation.teleoperator import Driver, TeleopCommand
 Array = NDArray[np.float64]
 # What is asked for waits for a command that came to trail it: each tick for so much of what it trails by, and no more
 # than this of a control step.
-SOON, WAIT = 0.3, 0.2
+CATCH_UP, MAX_WAIT = 0.3, 0.2
 
 
 class Journal(Protocol):
@@ -47,7 +47,7 @@ class Operator(Protocol):
     """A human who may drive instead of the policy (real/teleoperation/teleoperator.py)."""
 
     def start(self) -> None: ...
-    def order(self, now: float, commanded: Commanded) -> TeleopCommand | None:
+    def command(self, now: float, commanded: Commanded) -> TeleopCommand | None:
         """What is wanted of a control step, the arm being told to be at `commanded`; None: as the policy wants."""
         ...
 
@@ -68,7 +68,7 @@ class ControlLoop:
         journal: is told of every control step and chunk.
         early: s before a control step at which it observes and asks for a plan, so that one made in a thread is there
             when the step begins.
-        history, age: see Sight. Plans count from when their pictures were taken, in whole control steps.
+        history, age: see ObservationHistory. Plans count from when their pictures were taken, in whole control steps.
         grace: s by which a control step may be put off where its plan is late. The arm goes on as it went meanwhile,
             and then holds. No more than 0.4 control steps.
         operator: may take over. The policy goes on planning then, for the journal alone; what it planned before a
@@ -87,10 +87,8 @@ class ControlLoop:
         self.write = _nothing if shadow else robot.write  # in a dry run there is no way to the arm
         self.buffer, self.clock, self.lead, self.shadow = buffer, clock, lead, shadow
         self.early, self.asked, self.delays = early, False, delays
-        self.sight, self.behind = (
-            ObservationHistory(observe, history=history, age=age),
-            round(age / buffer.spec.dt) * buffer.spec.dt,
-        )
+        self.observation_history = ObservationHistory(observe, history=history, age=age)
+        self.picture_age = round(age / buffer.spec.dt) * buffer.spec.dt  # s, in whole control steps
         self.grace = min(grace, 0.4 * buffer.spec.dt)  # half a control step late is too late for its action
         self.counts, self.journal, self.operator = Counter[str](), journal, operator
         self.driver: Driver = "policy"
@@ -119,7 +117,7 @@ class ControlLoop:
         self.seed, self.driver, self.halted = seed, "policy", ""
         if self.delays is not None:
             self.delays.reset()
-        self.sight.start()
+        self.observation_history.start()
         self.origin = self.begin = now  # s: ticks count from the one; the other moves on where a step is put off
         self.at = math.inf  # s: no tick yet
         self.first = now  # s: the control step that was last planned for
@@ -140,12 +138,12 @@ class ControlLoop:
             self.counts["missed"] += round(missed / dt)
         self.at = at
         reason = ""
-        told = None if state is None or self.shadow else state.played
-        if told is not None and not self.chain.heard(told):
+        played = None if state is None or self.shadow else state.played
+        if played is not None and not self.chain.heard(played):
             self.counts["lost"] += 1
         due = self.begin + self.step * self.period
         if state is not None and np.isfinite(state.q).all():
-            self.sight.note(at, state)
+            self.observation_history.note(at, state)
         if self.early and not self.asked and at >= due - self.early - 1e-6 and state is not None:
             reason = self._collect(now)  # what is asked for next must not wait for another control step
             if not self.waiting and np.isfinite(state.q).all():
@@ -154,11 +152,18 @@ class ControlLoop:
             step, before = self.step, self.decoder.commanded
             self.wanted, self.proposed, self.limited = None, None, False
             reason = self._control_step(state, now, due) or reason
-            taken = self.step > step  # it was not put off
-            self.counts[self.driver] += taken
-            if self.journal is not None and taken:
+            executed = self.step > step  # it was not put off
+            self.counts[self.driver] += executed
+            if self.journal is not None and executed:
                 self.journal.step(
-                    now, step, self.sight.newest, before, self.wanted, self.limited, self.driver, self.proposed
+                    now,
+                    step,
+                    self.observation_history.newest,
+                    before,
+                    self.wanted,
+                    self.limited,
+                    self.driver,
+                    self.proposed,
                 )
         target: Array | None = None
         if self.halted:
@@ -172,9 +177,13 @@ class ControlLoop:
         if decision.mode >= Mode.HOLD:
             self._resync(decision.command)
         elif target is not None and self.goal is not None and not self.shadow:
-            self._keep_together(decision.command, target, at, dt)
+            self._synchronise(decision.command, target, at, dt)
         self.write(decision.command, self.grip, decision.stop)
         return decision
+
+    def delay_begin(self, seconds: float) -> None:
+        """Let the first control step begin so much later, before any control step."""
+        self.begin += seconds
 
     # -- inside -----------------------------------------------------------------------------------------------------
     def _resync(self, q: Array) -> None:
@@ -185,14 +194,14 @@ class ControlLoop:
         self.waited = 0.0  # s, of this control step, that the reference waited for the command
         self.points, self.goal_from = np.tile(q, (4, 1)), self.clock()
 
-    def _keep_together(self, command: Array, target: Array, at: float, dt: float) -> None:
+    def _synchronise(self, command: Array, target: Array, at: float, dt: float) -> None:
         """Slow down what is to be done where `command` [n] came to trail `target` [n], as commands were lost or a limit
         held them; hurry it where the command is ahead. A policy that asks for all the speed that is permitted leaves
         it none to catch up with."""
-        lag = behind(command, target, target - follow(self.points, (at - dt - self.goal_from) / self.period))
+        lag = steps_behind(command, target, target - follow(self.points, (at - dt - self.goal_from) / self.period))
         self.counts["trailed"] += abs(lag) > 0.5
-        most = WAIT * self.period
-        wait = min(max(dt * min(max(SOON * lag, -0.5), 0.5), -most - self.waited), most - self.waited)
+        most = MAX_WAIT * self.period
+        wait = min(max(dt * min(max(CATCH_UP * lag, -0.5), 0.5), -most - self.waited), most - self.waited)
         if wait:
             self._postpone(wait)
             self.waited += wait
@@ -205,11 +214,11 @@ class ControlLoop:
 
     def _control_step(self, state: State, now: float, due: float) -> str:
         """What happens at the policy's own rate; a reason where there is nothing to do next."""
-        order = None if self.operator is None else self.operator.order(now, self.decoder.commanded)
-        reason = self._hand_over("policy" if order is None else order.driver, now, due)
+        teleop = None if self.operator is None else self.operator.command(now, self.decoder.commanded)
+        reason = self._hand_over("policy" if teleop is None else teleop.driver, now, due)
         reason = reason if self.asked else self._ask(now, due, due)
-        if order is not None and order.halt:
-            self.halted = order.halt
+        if teleop is not None and teleop.halt:
+            self.halted = teleop.halt
         if self.chain.mode >= Mode.HOLD:  # begin anew once the arm may move again
             self.asked = False
             self.step = max(self.step + 1, int((now - self.begin) / self.period + 1e-6))
@@ -219,7 +228,7 @@ class ControlLoop:
                 self.waiting = False
             return ""
         reason = self._collect(now) or reason
-        if order is None and self.waiting and not len(self.buffer) and now < due + self.grace:
+        if teleop is None and self.waiting and not len(self.buffer) and now < due + self.grace:
             self.counts["put_off"] += 1
             return reason
         if self.resting and self.grace and now > due + self.chain.limiter.dt:  # nothing moves yet: put all off
@@ -228,10 +237,10 @@ class ControlLoop:
         self.asked = False
         self.step = max(self.step + 1, int((now - self.begin) / self.period + 1e-6))
         planned = self.buffer.pop(due)
-        self.proposed = None if order is None else planned
-        action = planned if order is None else order.action
-        if order is not None and order.back is not None:
-            target = self.decoder.retrace(order.back, self.chain.profile)
+        self.proposed = None if teleop is None else planned
+        action = planned if teleop is None else teleop.action
+        if teleop is not None and teleop.back is not None:
+            target = self.decoder.retrace(teleop.back, self.chain.profile)
         elif action is not None:
             self.wanted = action
             target = self.decoder.decode(action, state.q, self.chain.profile)
@@ -248,7 +257,7 @@ class ControlLoop:
     def _ask(self, now: float, due: float, seen: float) -> str:
         """Observe, and ask for a plan for the control step at `due` s; by rights that was at `seen` s."""
         self.asked = True
-        self.sight.look()
+        self.observation_history.capture()
         return self._request(now, due, seen)
 
     def _hand_over(self, driver: Driver, now: float, due: float) -> str:
@@ -272,8 +281,8 @@ class ControlLoop:
             ahead = None
             if self.delays is not None and self.driver == "policy":  # else nothing of the buffer will be executed
                 ahead = self.buffer.ahead(due, self.delays.steps)
-            self.runner.request(self.sight.stacked, self.step, min(seen, now) - self.behind, ahead)
-            self.first, self.waiting = due - self.behind, True
+            self.runner.request(self.observation_history.stacked, self.step, min(seen, now) - self.picture_age, ahead)
+            self.first, self.waiting = due - self.picture_age, True
             reason = self._collect(now) or reason
         return reason
 

@@ -37,7 +37,7 @@ class ObservationHistory:
         while len(self.states) > 1 and self.states[1][0] <= at - self.age + 1e-6:
             self.states.popleft()
 
-    def look(self) -> None:
+    def capture(self) -> None:
         """Take a frame."""
         frame = self.observe(self.states[0][1])
         self.frames.extend([frame] * max(1, (self.frames.maxlen or 1) - len(self.frames)))

@@ -66,7 +66,7 @@ def spline(points: Array, u: float) -> Array:
     return c + ((1 - u) ** 3 * (a - c) + (3 * u**3 - 6 * u**2 + 4) * (b - c) + u**3 * (d - c)) / 6
 
 
-def behind(command: Array, target: Array, step: Array) -> float:
-    """How many steps `step` [n] a `command` [n] is behind its `target` [n]; 0 where that hardly moves."""
+def steps_behind(command: Array, target: Array, step: Array) -> float:
+    """Count the steps `step` [n] rad by which `command` [n] trails `target` [n]; 0 for a target that hardly moves."""
     square = float(step @ step)
     return float((target - command) @ step) / square if square > 1e-12 else 0.0

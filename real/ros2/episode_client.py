@@ -28,6 +28,7 @@ from rclpy.parameter import Parameter
 from std_msgs.msg import Bool, String
 from std_srvs.srv import Trigger
 
+from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.ros2 import messages, policy_node, sim_arm_node
 from robopolicy.real.ros2.qos import profile_of
 from robopolicy.real.ros2.spin import ENDS, start, take_priority
@@ -261,9 +262,9 @@ def arm_command(task: dict[str, Any], wiring: str, *, lost: float = 0.0, lockste
     return [*command, "--lost", str(lost), *(["--lockstep"] if lockstep else [])]
 
 
-def node_command(checkpoint: Path, wiring: str, options: dict[str, Any]) -> list[str]:
-    """How to start the policy node."""
+def node_command(config: DeployConfig) -> list[str]:
+    """Return the command that starts the policy node."""
     return [
-        sys.executable, "-m", "robopolicy.real.ros2.policy_node", "--checkpoint", str(checkpoint), "--wiring", wiring,
-        "--options", json.dumps(options),
+        sys.executable, "-m", "robopolicy.real.ros2.policy_node", "--checkpoint", str(config.checkpoint),
+        "--wiring", config.wiring, "--options", config.to_json(),
     ]  # fmt: skip

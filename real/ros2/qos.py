@@ -87,14 +87,14 @@ def _endpoints(node: Node, topic: Topic, *, publishes: bool) -> list[tuple[Any, 
     return found
 
 
-def on_subscription(notice: Callable[[], None]) -> SubscriptionEventCallbacks:
-    """Events that call `notice` when a publisher's quality of service does not fit.
+def on_subscription(on_mismatch: Callable[[], None]) -> SubscriptionEventCallbacks:
+    """Events that call `on_mismatch` when a publisher's quality of service does not fit.
 
     Which publisher is not said: it may be a bystander. So it is news for people, and no reason to stop.
     """
-    return SubscriptionEventCallbacks(incompatible_qos=lambda _: notice(), use_default_callbacks=False)
+    return SubscriptionEventCallbacks(incompatible_qos=lambda _: on_mismatch(), use_default_callbacks=False)
 
 
-def on_publisher(notice: Callable[[], None]) -> PublisherEventCallbacks:
+def on_publisher(on_mismatch: Callable[[], None]) -> PublisherEventCallbacks:
     """The same for a subscription on the other side of what is published."""
-    return PublisherEventCallbacks(incompatible_qos=lambda _: notice(), use_default_callbacks=False)
+    return PublisherEventCallbacks(incompatible_qos=lambda _: on_mismatch(), use_default_callbacks=False)

@@ -9,10 +9,9 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 
 from robopolicy.real.deploy.deployment import Deployment
-from robopolicy.real.deploy.simulated_cell import Episode
+from robopolicy.real.deploy.simulated_arm import Episode
 from robopolicy.real.ros2 import policy_node, sim_arm_node
 from robopolicy.real.ros2.episode_client import EpisodeClient, arm_command, node_command, private_environment, processes
 from robopolicy.real.ros2.wiring import load_wiring
@@ -28,36 +27,27 @@ LONGEST = 60.0  # s without any progress before an episode is given up
 
 def run_episodes(deployment: Deployment) -> Iterator[Episode]:
     """Episodes over ROS 2, in the order of the deployment's seeds."""
-    d = deployment
-    options = {
-        "task": d.task, "which": d.which, "settings": d.settings, "latency": d.latency, "dry_run": d.dry_run,
-        "lockstep": d.lockstep, "chunking": d.chunking, "risk": None if d.risk is None else str(d.risk),
-        "record": None if d.record is None else str(d.record), "policy_id": d.policy_id,
-        "operator": d.operator is not None, "human_first": d.human_first, "drive": asdict(d.drive), "server": d.server,
-        **{k: None if (v := getattr(d, k)) is None else str(v) for k in ("server_token", "server_ca")},
-    }  # fmt: skip
-    wiring = load_wiring(d.wiring)
+    config = deployment.config
+    assert config.task is not None  # prepare() has put it there
     source: contextlib.AbstractContextManager[Keys | None] = contextlib.nullcontext()
-    if d.operator is not None:
-        source = source_of(d.operator, d.drive)
+    if config.operator is not None:
+        source = source_of(config.operator, config.drive)
     os.environ.update({k: v for k, v in private_environment().items() if k.startswith("ROS_")})
+    arm = arm_command(config.task, config.wiring, lost=config.lost, lockstep=config.lockstep)
     with (
         source as keys,
-        processes(
-            arm_command(d.task, d.wiring, lost=d.lost, lockstep=d.lockstep),
-            node_command(d.checkpoint, d.wiring, options), logs=d.logs,
-        ) as running,
-        EpisodeClient(wiring) as operator,
-    ):  # fmt: skip
+        processes(arm, node_command(config), logs=deployment.logs) as running,
+        EpisodeClient(load_wiring(config.wiring)) as operator,
+    ):
         with alive(running):
             operator.wait(lambda: all(operator.heard.values()), 120.0, "both nodes")
             operator.transition("configure")
-        steps = d.env.task.horizon
+        steps = deployment.env.task.horizon
         if keys is not None:  # then the task's horizon does not end an episode
-            steps = round(d.drive.episode_s / d.env.dt)
-            print(f"{PAD_MAP}\n{PAD_POLICY}" if d.operator == "gamepad" else f"{KEY_MAP}\n{POLICY_KEYS}")
+            steps = round(config.drive.episode_s / deployment.env.dt)
+            print(f"{PAD_MAP}\n{PAD_POLICY}" if config.operator == "gamepad" else f"{KEY_MAP}\n{POLICY_KEYS}")
             operator.listen(keys, stick_of(keys))
-        yield from episodes(operator, running, d.seeds, steps, dry_run=d.dry_run)
+        yield from episodes(operator, running, deployment.seeds, steps, dry_run=config.dry_run)
 
 
 def episodes(

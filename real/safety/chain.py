@@ -261,7 +261,7 @@ class SafetyChain:
             return None
         self.watchdogs[0].feed(now)
         s = self.profile.settings
-        if max_abs_diff(self.limiter.c[0, -1], q) > self.profile.astray:
+        if max_abs_diff(self.limiter.c[0, -1], q) > self.profile.max_tracking_error:
             self.fault("tracking_error")
         if self._allowance < np.inf and not off_path(self._trail, q, self._levers) <= self._allowance:
             self.fault("tracking_error")

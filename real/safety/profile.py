@@ -27,7 +27,7 @@ Array = NDArray[np.float64]
 FOLDER = Path(__file__).parent / "profiles"
 FORMAT = 1
 
-ASTRAY = 0.2  # rad: a joint that is so far from its newest command is not where it is told to be, whatever is near
+MAX_TRACKING_ERROR = 0.2  # rad: a joint that is so far from its newest command does not follow it
 
 Vector = tuple[float, float, float]
 
@@ -199,10 +199,10 @@ class Profile:
         return self.maker["jerk"] * self.settings.jerk
 
     @property
-    def astray(self) -> float:
+    def max_tracking_error(self) -> float:
         """rad by which a measured joint may differ from its newest command."""
         given = self.settings.tracking_error
-        return ASTRAY if given is None else given
+        return MAX_TRACKING_ERROR if given is None else given
 
     @cached_property
     def longest_stop(self) -> float:

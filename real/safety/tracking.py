@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.errors import SafetyError
-from robopolicy.real.safety.profile import ASTRAY, Profile
+from robopolicy.real.safety.profile import MAX_TRACKING_ERROR, Profile
 
 Array = NDArray[np.float64]
 
@@ -77,7 +77,7 @@ def guarded(settings: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, 
     if any(settings.get(name) for name in SCENE):
         found.setdefault("tracking_error", None)
     if dry_run and "tracking_error" in found:
-        found["tracking_error"] = found["tracking_error"] or ASTRAY
+        found["tracking_error"] = found["tracking_error"] or MAX_TRACKING_ERROR
     return found
 
 

@@ -138,7 +138,7 @@ class Teleoperator:
             self.lost = True
             return None
 
-    def order(self, now: float, commanded: Commanded) -> TeleopCommand | None:
+    def command(self, now: float, commanded: Commanded) -> TeleopCommand | None:
         """What is wanted of the control step at `now` s, the arm being told to be at `commanded`; None: as the policy
         wants."""
         for _ in range(_MOST_KEYS):

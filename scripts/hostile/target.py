@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
+from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.planning import process_planner
 from robopolicy.real.ros2 import policy_runtime
 from robopolicy.real.ros2.joint_state_adapter import JointStateObserver
@@ -65,10 +66,10 @@ def child(line: dict[str, Any], wiring: Wiring) -> None:
     policy_runtime.load_policy = lambda *_, **__: policy_of(line["wiring"])  # type: ignore[assignment,attr-defined]
     policy_runtime.ProcessPlanner = Waving  # type: ignore[assignment,misc,attr-defined]
     Waving.wiring = line["wiring"]
-    options = policy_runtime.RuntimeOptions(Path("none"), None, dry_run=line["dry_run"], process=line["process"])
+    config = DeployConfig(checkpoint=Path("none"), dry_run=line["dry_run"], process=line["process"])
     take_priority()
     rclpy.init(args=["--ros-args", "-r", f"__node:={line['name']}"], signal_handler_options=SignalHandlerOptions.NO)
-    run(PolicyNode(wiring, policy_runtime.runtimes(options, wiring)))
+    run(PolicyNode(wiring, policy_runtime.make_runtimes(config, wiring)))
 
 
 def compile_all(wirings: dict[str, Wiring]) -> None:

@@ -255,6 +255,7 @@ def test_a_runs_task_that_cannot_be_built_is_a_config_error(run: Path, monkeypat
 
 def test_what_deploys_a_run_refuses_its_damaged_task(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, and in the policy node."""
+    from robopolicy.real.deploy.deploy_config import DeployConfig
     from robopolicy.real.deploy.deployment import prepare
     from robopolicy.real.ros2.observation import one_env
 
@@ -266,11 +267,11 @@ def test_what_deploys_a_run_refuses_its_damaged_task(run: Path, monkeypatch: pyt
     monkeypatch.setattr("robopolicy.real.deploy.deployment.build", fail)
     monkeypatch.setattr("robopolicy.real.ros2.observation.build", fail)
     with pytest.raises(ConfigError, match="task"):
-        prepare(run / "saved")
+        prepare(DeployConfig(checkpoint=run / "saved"))
     with pytest.raises(ConfigError, match="task"):
         one_env({"_target_": "native", "task": "reach"})
     with pytest.raises(MemoryError):  # a user's own task: the traceback helps
-        prepare(run / "saved", task={"_target_": "native", "task": "reach"})
+        prepare(DeployConfig(checkpoint=run / "saved", task={"_target_": "native", "task": "reach"}))
 
 
 def test_a_runs_task_starts_no_more_processes_than_there_are_cores(run: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from robopolicy import sim
-from robopolicy.real.deploy.simulated_cell import SimulatedArm
+from robopolicy.real.deploy.simulated_arm import SimulatedArm
 from tests.real.control.test_robots import WIDE, Drive
 from tests.real.planning.test_chunking import Notes
 

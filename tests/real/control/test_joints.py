@@ -12,7 +12,7 @@ from robopolicy.core.errors import SpecError
 from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer
-from robopolicy.real.deploy.simulated_cell import SimulatedArm
+from robopolicy.real.deploy.simulated_arm import SimulatedArm
 from robopolicy.real.planning.planner import InlineRunner
 from robopolicy.real.ros2.urdf import check_urdf
 from robopolicy.real.safety import Mode, SafetyChain, SafetyError, load_profile, profile_names
@@ -221,5 +221,11 @@ def test_a_robot_with_other_joints_is_refused():
     it.arm.joints = tuple(reversed(it.arm.joints))
     with pytest.raises(SafetyError, match="robot: joints"):
         ControlLoop(
-            it.arm, it.chain, it.loop.decoder, it.loop.runner, it.loop.sight.observe, it.loop.buffer, clock=lambda: 0.0
+            it.arm,
+            it.chain,
+            it.loop.decoder,
+            it.loop.runner,
+            it.loop.observation_history.observe,
+            it.loop.buffer,
+            clock=lambda: 0.0,
         )

@@ -23,7 +23,7 @@ import torch
 from robopolicy import sim
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import STATE
-from robopolicy.real.deploy.simulated_cell import SimulatedArm
+from robopolicy.real.deploy.simulated_arm import SimulatedArm
 from robopolicy.real.planning.planner import Planner, PlanningError
 from robopolicy.real.planning.remote_planner import RemotePlanner
 from robopolicy.real.planning.server import PolicyServer, Token, is_loopback
