@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -109,3 +110,15 @@ def walk(lengths: list[int], *, seed: int = 0, success: list[bool] | None = None
         seeds=torch.arange(len(lengths)), observation={STATE: Feature((dims,), names=names)}, action_spec=POINT_ACTION,
         dt=0.1, tasks=("go to the origin",),
     )  # fmt: skip
+
+
+def with_state(episodes: Episodes, state: torch.Tensor, names: tuple[str, ...]) -> Episodes:
+    feature = Feature((state.shape[1],), names=names)
+    return replace(episodes, obs={STATE: state}, observation={STATE: feature})
+
+
+def relative(lengths: list[int]) -> Episodes:
+    """[x, y, goal (differs per episode), goal − x, a constant]: the fourth follows from the others."""
+    episodes = walk(lengths, dims=3)
+    x, y, goal = episodes.obs[STATE].T
+    return with_state(episodes, torch.stack([x, y, goal, goal - x, 0 * x + 7], 1), ("x", "y", "goal", "rel", "seven"))

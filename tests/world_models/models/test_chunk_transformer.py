@@ -14,8 +14,7 @@ from robopolicy.datasets.episodes import Episodes
 from robopolicy.world_models.models.chunk_transformer import ChunkTransformer
 from robopolicy.world_models.models.dynamics import History
 from robopolicy.world_models.training.data import WorldModelBatches, mix
-from tests.world_models.models.test_ensemble import relative, with_state
-from tests.world_models.point import SPEC, walk
+from tests.world_models.point import SPEC, relative, walk, with_state
 
 
 def small(episodes: Episodes, *, random: bool = True, **kw: object) -> ChunkTransformer:

@@ -39,7 +39,7 @@ from robopolicy.world_models.training import fit as fitting
 from robopolicy.world_models.training.data import WorldModelBatches, mix
 from tests.fakes import NoTracker
 from tests.world_models.dot import FRONT, SEEN, SIDE, drawn_at, filmed, small
-from tests.world_models.models.test_ensemble import relative
+from tests.world_models.point import relative
 from tests.world_models.training.test_fit import Stopping
 from tests.world_models.training.test_gate import Walker
 
