@@ -26,7 +26,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from robopolicy.algos.residual import ResidualTD3
+from robopolicy.cli.main import invoke
 from robopolicy.reporting.result_rows import measured, write
+from robopolicy.training import off_policy
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("robopolicy", "sim", "real", "world_models", "configs")
@@ -35,9 +38,10 @@ ROOMS = (  # a room may import those before it, and itself
     "core", "utils", "config", "datasets", "networks", "policies", "envs", "buffers", "runs", "evaluation", "algos",
     "reporting", "training", "doctor", "sim", "world_models", "real", "cli", "lerobot_plugin",
 )  # fmt: skip
+KEPT = {("sim/arm.py", "hand"), ("sim/suites/metaworld.py", "hand")}  # the hand of a robot
 WORDS = frozenset((  # private words that the field's have replaced, as names anywhere
     "doubters", "doubt", "exam", "Exam", "Marks", "behave", "decline", "Decline", "tee", "turns", "coordinates",
-    "Coordinates", "Place", "deal", "remind", "recall", "remember", "told", "instruct", "sees", "hand", "Hand", "Order",
+    "Coordinates", "Place", "deal", "remind", "remember", "told", "instruct", "sees", "hand", "Hand", "Order",
     "sight", "Sight", "operated", "brain", "Brain", "ledger", "Ledger", "propose", "governor", "Governor", "ladder",
     "sighted", "tuned", "judge", "Scores", "standing", "owed", "imperfection", "company", "nobody", "somebody",
     "whoever", "anew", "amid", "thereof",
@@ -49,9 +53,9 @@ def main() -> int:
     parser.add_argument("--before", help="commit whose lines are counted too")
     parser.add_argument("--record", action="store_true", help="write docs/results/house_shape.json, house_size.json")
     options = parser.parse_args()
-    shape = {name: sorted(places()) for name, places in COUNTED.items()} | RUN()
+    shape = {name: sorted(places()) for name, places in (COUNTED | RAN).items()}
     for name, places in shape.items():
-        print(f"{name}: {len(places)}", *places, sep="\n    ")
+        print(f"{name}: {len(places)}", *(places if name != "calls_to_constructor" else ()), sep="\n    ")
     rows = [measured(id="house_shape", setting="source", metric=k, interval=len(v)) for k, v in shape.items()]
     size = [measured(id="house_size", setting="now", metric="lines", interval=lines(ROOT))]
     if options.before:
@@ -96,7 +100,8 @@ def imports() -> dict[str, set[str]]:
             if isinstance(node, ast.Import):
                 names |= {a.name for a in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
-                names |= {f"{node.module}.{a.name}" for a in node.names} | {node.module}
+                inner = [f"{node.module}.{a.name}" for a in node.names]
+                names |= {name if name in modules else node.module for name in inner}
         found[module] = {n for n in names if n in modules} - {module}
     return found
 
@@ -166,7 +171,8 @@ def words() -> Iterator[str]:
         tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
         counts = Counter(t.string for t in tokens if t.type == tokenize.NAME and t.string in WORDS)
         counts.update({path.stem} & WORDS)
-        yield from (f"{path.relative_to(ROOT)}: {word} ({count})" for word, count in counts.items())
+        here = str(path.relative_to(ROOT))
+        yield from (f"{here}: {word} ({count})" for word, count in counts.items() if (here, word) not in KEPT)
 
 
 def lines(root: Path) -> int:
@@ -194,18 +200,28 @@ COUNTED: dict[str, Callable[[], Iterator[str]]] = {
 
 # ---- by running --------------------------------------------------------------------------------------------------
 
+TRAIN = ("algo=residual", "task=reach", "base=zero_action", "num_envs=8", "validation_episodes=0", "tracker=quiet",
+         "threads=1", "loop.total_steps=2_000", "loop.warmup_steps=800", "loop.critic_only_updates=1",
+         "algo.actor_lr=1e-3")  # fmt: skip
+CONFIG_ROOMS = ("robopolicy/cli", "robopolicy/config", "robopolicy/training", "robopolicy/runs")
+
 
 class Calls:
-    """Calls of this project's functions while it is entered: how many, and in which files."""
+    """Calls of this project's functions while it is entered, or until `until` is called: how many, by file."""
 
-    def __init__(self) -> None:
+    def __init__(self, until: Callable[..., Any] | None = None) -> None:
         self.files: Counter[str] = Counter()
+        self.until = None if until is None else until.__code__
 
     def _count(self, frame: FrameType, event: str, _: Any) -> None:
-        if event == "call":
-            path = Path(frame.f_code.co_filename).resolve()
-            if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in FOLDERS:
-                self.files[str(path.relative_to(ROOT))] += 1
+        if event != "call":
+            return
+        if frame.f_code is self.until:
+            sys.setprofile(None)
+            return
+        path = Path(frame.f_code.co_filename).resolve()
+        if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in FOLDERS:
+            self.files[str(path.relative_to(ROOT))] += 1
 
     def __enter__(self) -> Calls:
         sys.setprofile(self._count)
@@ -215,9 +231,45 @@ class Calls:
         sys.setprofile(None)
 
 
-def RUN() -> dict[str, list[str]]:
-    return {}
+def files_to_gradient() -> Iterator[str]:
+    """Files that one env step and the updates after it touch, but for the simulator's own."""
+    counts: list[Counter[str]] = []
+    collect = off_policy.collect
 
+    def counted(state: Any, *, warmup: bool) -> int:
+        nonlocal calls
+        calls.__exit__()
+        if calls.files:
+            counts.append(calls.files)
+        calls = Calls()
+        if not warmup:
+            calls.__enter__()
+        return collect(state, warmup=warmup)
+
+    calls = Calls()
+    off_policy.collect = counted
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            invoke("train", *TRAIN, run_dir=Path(folder) / "run")
+    finally:
+        calls.__exit__()
+        off_policy.collect = collect
+    middle = sorted(counts, key=lambda c: c.total())[len(counts) // 2]
+    yield from (f"{file}: {count} calls" for file, count in middle.items() if not file.startswith("sim/"))
+
+
+def calls_to_constructor() -> Iterator[str]:
+    """Calls from the command line to the constructor that `algo.actor_lr` reaches, in the rooms that read configs."""
+    with tempfile.TemporaryDirectory() as folder, Calls(until=ResidualTD3.__init__) as calls:
+        invoke("train", *TRAIN, run_dir=Path(folder) / "run")
+    for file, count in calls.files.items():
+        if file.startswith(CONFIG_ROOMS):
+            yield from (f"{file} {n}" for n in range(count))
+
+
+RAN: dict[str, Callable[[], Iterator[str]]] = {
+    "files_to_gradient": files_to_gradient, "calls_to_constructor": calls_to_constructor,
+}  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(main())
