@@ -37,11 +37,11 @@ class BatchSampler:
 def split_batches[Rows: tuple[Any, ...]](parts: list[Rows], count: int) -> list[Rows]:
     """Split samples into `count` batches, each with an equal share [B/count] of every part [B], in their order."""
 
-    def mix(*values: Any) -> Any:
+    def mix(values: list[Any]) -> Any:
         if isinstance(values[0], Tensor):
             return torch.cat([v.unflatten(0, (count, len(v) // count)) for v in values], dim=1).unbind()
-        mixed = {k: mix(*(obs[k] for obs in values)) for k in values[0]}
+        mixed = {k: mix([obs[k] for obs in values]) for k in values[0]}
         return [{k: v[i] for k, v in mixed.items()} for i in range(count)]
 
-    columns = [mix(*column) for column in zip(*parts, strict=True)]
+    columns = [mix(list(column)) for column in zip(*parts, strict=True)]
     return [type(parts[0])(*row) for row in zip(*columns, strict=True)]

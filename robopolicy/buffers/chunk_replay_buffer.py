@@ -1,43 +1,24 @@
-"""Replay whose windows come with the chunk that was executed in them, and with who drove."""
+"""Store experience whose windows contain the executed chunk and the driver of each step."""
 
 from __future__ import annotations
-
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from robopolicy.buffers.batch import ChunkBatch
 from robopolicy.buffers.replay_buffer import Replay
 from robopolicy.config.schema import Count, Fraction
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import Obs, Step
 from robopolicy.datasets.episodes import Episodes
 
-POLICY, HUMAN, REWIND, DEMONSTRATION = range(4)  # who drove; the first three as in data.tables.DRIVERS
-
-
-class ChunkBatch(NamedTuple):
-    """B transitions over the up to Ta primitive steps of an executed chunk, and what was done up to step H."""
-
-    obs: Obs  # [B ...] what the policy makes of the observation
-    action: Tensor  # [B H Da] executed, physical units; 0 where `keep` is not
-    keep: Tensor  # [B H] bool: the step belongs to the episode; always for step 0
-    driver: Tensor  # [B H] int64: POLICY, HUMAN, REWIND or DEMONSTRATION
-    reward: Tensor  # [B] Σ γⁱ rᵢ over the first Ta steps or fewer
-    discount: Tensor  # [B] γ^steps·(1 − terminated): what multiplies the value of next_obs
-    next_obs: Obs  # [B ...] after these steps
-
-    def to(self, device: torch.device) -> ChunkBatch:
-        """The same batch on `device`."""
-        moved: list[Any] = [
-            {k: v.to(device) for k, v in x.items()} if isinstance(x, dict) else x.to(device) for x in self
-        ]
-        return ChunkBatch(*moved)
+POLICY, HUMAN, REWIND, DEMONSTRATION = range(4)  # drivers; the first three as in datasets.tables.DRIVERS
 
 
 class ChunkReplay(Replay):
-    """Stores primitive steps, as Replay does, and forms chunks at sampling: they begin anywhere, not only where one
-    was planned, so that every frame is learned from, a demonstration's too.
+    """Stores primitive steps, as Replay does, and forms chunks at sampling.
+
+    Chunks begin at any frame, planned or not. So every frame is learned from, in demonstrations too.
 
     Args:
         capacity: transitions over all envs. gamma: γ per primitive step.
@@ -56,17 +37,17 @@ class ChunkReplay(Replay):
         self.store["driver"] = torch.full((self.rows, self.num_envs), POLICY)
 
     def window(self, age: Tensor, env: Tensor) -> ChunkBatch:  # type: ignore[override]
-        """The windows that start at the `age`-th oldest rows [B] of envs `env` [B], and their chunks."""
+        """Form the windows that start at the `age`-th oldest rows [B] of envs `env` [B], and their chunks."""
         found = super().window(age, env)
         steps = age[:, None] + torch.arange(self.chunks.horizon)
         at, keep = self._steps(age, env, self.chunks.horizon)
-        keep &= steps < self.size  # beyond the newest row the ring begins again
+        keep &= steps < self.size  # after the newest row the ring starts again
         action = self.store["action"].flatten(0, 1)[at].masked_fill(~keep[..., None], 0.0)
         driver = torch.take(self.store["driver"], at)
         return ChunkBatch(found.obs, action, keep, driver, found.reward, found.discount, found.next_obs)
 
     def of_episodes(self, episodes: Episodes, *, obs: Obs) -> ChunkReplay:
-        """See Replay. Where a dataset does not say who drove, all of it is demonstrations."""
+        """See Replay. A dataset without a driver column counts as demonstrations."""
         replay = super().of_episodes(episodes, obs=obs)
         assert isinstance(replay, ChunkReplay)
         driver = torch.full((replay.rows, 1), DEMONSTRATION)

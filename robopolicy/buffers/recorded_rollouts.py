@@ -1,4 +1,4 @@
-"""Recorded rollouts for an off-policy learner, of as many datasets as there are, joined and checked against it."""
+"""Load recorded rollouts of several datasets for an off-policy learner."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _POLICY = DRIVERS.index("policy")
 
 
 def load_rollouts(datasets: Mapping[str, Path], policy: Policy) -> Episodes:
-    """All of `datasets`, {name: path}, in a row, with what `policy` and the base underneath it read.
+    """Load and join `datasets`, {name: path}, with the observations that `policy` or its base reads.
 
-    Where a dataset does not say who drove, a policy did.
+    A dataset without a driver column counts as driven by a policy.
 
     Raises:
-        SpecError: one of them lacks something, is of other actions, another rate, or other tasks than the first.
-        DataError: one of them has neither rewards nor successes.
+        SpecError: a dataset lacks an observation, or its actions, rate or tasks differ from the first's.
+        DataError: a dataset has neither rewards nor successes.
     """
     reader, parts = policy if policy.base is None else policy.base, list[Episodes]()
     needed = {k: f for k, f in reader.spec.observation.items() if k != BASE_ACTION}

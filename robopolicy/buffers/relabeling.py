@@ -1,4 +1,4 @@
-"""Base actions for stored frames: what the frozen policy would have done there."""
+"""Relabel stored frames: with the base policy's actions, and with replay features."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from robopolicy.datasets.episodes import Episodes
 from robopolicy.policies.base import Policy, use_tasks
 from robopolicy.policies.chunk_executor import ChunkExecutor
 
-CHUNK = 512  # frames that are read at a time
+CHUNK = 512  # frames that are encoded at a time
 
 
 @torch.no_grad()
 def base_actions(episodes: Episodes, base: Policy) -> Tensor:
-    """[F Da] the base's next action at every frame, replayed through its own chunk queue.
+    """Compute the base's next action at every frame, through its own chunk queue, as BaseActionEnv does online.
 
-    Each episode is an env of the executor, reset where it begins, its noise keyed by the episode's seed: exactly
-    what BaseActionEnv adds online.
+    Each episode is an env of the executor; its noise is keyed by the episode's seed.
+
+    Returns:
+        [F Da] physical units.
     """
     underneath = {} if base.base is None else {BASE_ACTION: base_actions(episodes, base.base)}
     count, lengths = episodes.num_episodes, episodes.lengths
@@ -37,8 +39,10 @@ def base_actions(episodes: Episodes, base: Policy) -> Tensor:
 
 @torch.no_grad()
 def read_frames(episodes: Episodes, policy: Policy) -> Obs:
-    """What `policy.replay_features` makes of each stored frame [F ...], with `base_actions` where there is a
-    base; one that reads instructions is told those of the data."""
+    """Compute the policy's replay features [F ...] of each stored frame, with `base_actions` where it has a base.
+
+    A policy that reads instructions reads those of the dataset.
+    """
     beside, parts = {} if policy.base is None else {BASE_ACTION: base_actions(episodes, policy.base)}, list[Obs]()
     with nullcontext() if policy.base is not None else use_tasks(policy, episodes.tasks):
         for frames in torch.arange(episodes.num_frames).split(CHUNK):

@@ -1,46 +1,34 @@
-"""Replay of vectorised experience. Stacks, n-step returns and discounts are formed at sampling."""
+"""Store vectorised experience; form n-step returns and discounts at sampling."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from robopolicy.buffers.batch import Batch
 from robopolicy.config.schema import Count, Fraction
 from robopolicy.core.errors import DataError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import Obs, Step, check_finite
 from robopolicy.datasets.episodes import Episodes
 
-_TRIES = 1_000  # draws before transitions that are not valid are taken to be the rule
-
-
-class Batch(NamedTuple):
-    """B transitions over up to n primitive steps."""
-
-    obs: Obs  # [B ...] single frames
-    action: Tensor  # [B Da] executed first action, physical units
-    reward: Tensor  # [B] Σ γⁱ rᵢ over the window
-    discount: Tensor  # [B] γ^steps·(1 − terminated): what multiplies the value of next_obs
-    next_obs: Obs  # [B ...] the true successor after the window
-
-    def to(self, device: torch.device) -> Batch:
-        """The same batch on `device`."""
-        obs, next_obs = ({k: v.to(device) for k, v in part.items()} for part in (self.obs, self.next_obs))
-        return Batch(obs, self.action.to(device), self.reward.to(device), self.discount.to(device), next_obs)
+_TRIES = 1_000  # draws before the buffer is taken to hold hardly any valid transition
 
 
 class Replay:
-    """Ring of T rows × N envs. Each frame is kept once; the last frame of an episode is kept beside it.
+    """Ring buffer of T rows × N envs. Each frame is stored once, the last frame of an episode separately.
 
-    A window starts at a valid transition and ends after `n_step` steps, at the episode's end, or before the first
-    transition that is not valid; it never crosses an episode. `discount` carries termination; there is no `done`.
+    A window starts at a valid transition and never crosses an episode's end. It ends after `n_step` steps, at the
+    episode's end, or before the first transition that is not valid. `discount` carries termination; there is no `done`.
 
     Args:
         capacity: transitions over all envs (rounded down to whole rows).
-        gamma: γ per primitive step.
-        spec: of the policy, whose names errors give.
+        gamma: γ per primitive step. spec: of the policy; error messages use its action names.
+
+    Raises:
+        DataError: the capacity holds no window.
     """
 
     def __init__(
@@ -68,10 +56,18 @@ class Replay:
 
     @property
     def can_sample(self) -> bool:
-        return self.size > self.n_step
+        return self.added > self.n_step  # there are always more rows than that
 
     def add(self, obs: Obs, step: Step) -> None:
-        """Append one row: `obs` [N ...] single frames acted on, and what the env answered; see `check_finite`."""
+        """Append one row.
+
+        Args:
+            obs: [N ...] single frames that were acted on.
+            step: the env's answer.
+
+        Raises:
+            DataError: see check_finite.
+        """
         check_finite(step, self.names)
         if not self.store:
             self._allocate(obs, step)
@@ -97,7 +93,7 @@ class Replay:
         self.added += 1
 
     def interrupt(self) -> None:
-        """The episodes under way do not go on in the next row: windows stop before their newest transitions."""
+        """End the running episodes here, since the next row continues none: windows stop before the newest row."""
         if self.added:
             row = (self.added - 1) % self.rows
             self.store["valid"][row] &= self.store["ended"][row]
@@ -124,10 +120,10 @@ class Replay:
         return self.free.pop()
 
     def sample(self, batch_size: int, generator: torch.Generator) -> Batch:
-        """`batch_size` windows, uniform over the valid transitions that have n_step rows after them.
+        """Draw `batch_size` windows, uniform over the valid transitions with n_step rows after them.
 
         Raises:
-            DataError: fewer than n_step + 1 rows so far, or hardly one of them is valid.
+            DataError: there are fewer than n_step + 1 rows, or hardly any is valid.
         """
         if not self.can_sample:
             raise DataError(f"replay holds {self.size} rows; sampling needs more than n_step={self.n_step}")
@@ -147,11 +143,11 @@ class Replay:
         return flat // self.num_envs, flat % self.num_envs
 
     def _row(self, age: Tensor) -> Tensor:
-        """Ring row of the `age`-th oldest row held."""
-        return (age + (self.added - self.size)) % self.rows
+        """Return the ring row of the `age`-th oldest row."""
+        return (age + max(0, self.added - self.rows)) % self.rows
 
     def window(self, age: Tensor, env: Tensor) -> Batch:
-        """The n-step windows that start at the `age`-th oldest rows [B] of envs `env` [B]."""
+        """Form the n-step windows that start at the `age`-th oldest rows [B] of envs `env` [B]."""
         flat = {k: v.flatten(0, 1) for k, v in self.store.items()}  # row · N + env, so that one index gathers
         at, alive = self._steps(age, env, self.n_step)
         reward = torch.where(alive, torch.take(flat["reward"], at), 0.0)  # may be NaN where not valid
@@ -174,27 +170,31 @@ class Replay:
         )
 
     def _steps(self, age: Tensor, env: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Where the `length` steps [B n] from such rows on lie, as row · N + env, and which of them [B n] come before
-        the episode's end and the first step that is not valid."""
+        """Return the places of the `length` steps after such rows, as row · N + env, and the steps of the window.
+
+        Returns:
+            [B n] int64, and [B n] bool: before the episode's end and before the first step that is not valid.
+        """
         at = self._row(age[:, None] + torch.arange(length)) * self.num_envs + env[:, None]
         goes_on = torch.take(self.store["valid"], at)
         goes_on[:, 1:] &= ~torch.take(self.store["ended"], at[:, :-1])
         return at, goes_on.cumprod(dim=1, dtype=torch.uint8).bool()
 
     def _empty(self, capacity: int) -> Replay:
-        """Another replay for one env, with the same windows."""
+        """Make another buffer for one env, with the same windows."""
         return Replay(capacity=capacity, num_envs=1, n_step=self.n_step, gamma=self.gamma)
 
     def of_episodes(self, episodes: Episodes, *, obs: Obs) -> Replay:
-        """Another replay with the same windows, over stored episodes as one timeline of F frames.
+        """Make another buffer with the same windows, over stored episodes as one timeline of F frames.
 
-        `obs` [F ...] takes the place of the stored observations (robopolicy.buffers.relabeling.read_frames).
+        A dataset lacks the frame after an episode's last action. So without termination an episode's last transition
+        is not valid, and windows stop before it.
 
-        The frame after an episode's last action is not in a dataset, so where an episode ends without termination
-        its last transition is not valid: windows stop before it.
+        Args:
+            obs: [F ...] stored in place of the episodes' observations (robopolicy.buffers.relabeling.read_frames).
 
         Raises:
-            DataError: the dataset says nothing of rewards and successes, or none of its transitions is valid.
+            DataError: the dataset has neither rewards nor successes, or none of its transitions is valid.
         """
         if not episodes.outcomes:
             raise DataError(
@@ -208,7 +208,7 @@ class Replay:
         last[episodes.starts[1:] - 1] = True
 
         def padded(value: Tensor) -> Tensor:
-            # Rows that are never valid let the newest episode's windows be sampled too.
+            # Rows that are never valid allow sampling of the newest episode's windows too.
             return torch.cat([value, value[-1:].expand(pad, *value.shape[1:]).clone()])[:, None]
 
         replay.obs = {k: padded(v) for k, v in obs.items()}
@@ -230,7 +230,7 @@ class Replay:
         return replay
 
     def state_dict(self) -> dict[str, Any]:
-        size = self.size  # rows beyond are zeros; what was never written is not saved
+        size = self.size  # rows that were never written are not saved
         return {
             "obs": {k: v[:size].clone() for k, v in self.obs.items()},
             "final": {k: v.clone() for k, v in self.final.items()},

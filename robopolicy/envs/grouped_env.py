@@ -18,16 +18,16 @@ _PLACE = 48  # bit of an episode seed at which the place in a group begins; seed
 class GroupedEnv(Wrapper):
     """Starts each `size` neighbouring envs in the same state, all together, every `horizon` steps.
 
-    For algorithms that compare episodes of the same start. An env whose episode is over earlier waits: its steps have
-    no length and are not valid, until they end, truncated, where all envs start anew. What it simulates meanwhile
-    nobody sees. Within a group the reported `episode_seed` differs in its highest bits, or envs would draw the same
-    noise and do the same; the state they start in comes from what lies below these bits.
+    An env whose episode ends early waits: until all envs restart, its steps have no length and are not valid. Its last
+    step is truncated. Within a group the reported `episode_seed` differs in its highest bits, so that envs draw
+    different noise. The lower bits choose the start state.
 
     Args:
         size: envs of a group. seed: names the stream of training episodes.
 
     Raises:
-        ConfigError: the envs do not make up whole groups of at least two, or their episodes have no outcome.
+        ConfigError: num_envs is no multiple of `size`, `size` is below 2, or the env's episodes have no outcome.
+        SpecError: the env emits stacked frames, or an episode exceeds its horizon.
     """
 
     def __init__(self, env: VecEnv, size: int, *, seed: int = 0) -> None:
@@ -48,7 +48,7 @@ class GroupedEnv(Wrapper):
         self.place = (torch.arange(env.num_envs, device=env.device) % size) << _PLACE
         self.start = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)  # seed of the common start
         self.waits = torch.zeros(env.num_envs, dtype=torch.bool, device=env.device)
-        self.handed, self.clock = 0, 0  # starts handed out, and steps since the newest
+        self.handed, self.clock = 0, 0  # start seeds used so far, and steps since the latest start
 
     @property
     def episode_seed(self) -> Tensor:
@@ -59,7 +59,11 @@ class GroupedEnv(Wrapper):
         request_images(self.env, rows)
 
     def reset(self, seeds: Tensor | None = None) -> Obs:
-        """Start anew everywhere. seeds: [≥ N/size], one for each group; None: the training stream."""
+        """Start new episodes in all envs.
+
+        Args:
+            seeds: [≥ N/size] int64, one for each group; None: the training stream.
+        """
         groups = self.num_envs // self.size
         if seeds is None:
             seeds = episode_seeds("train", self.seed, groups, start=self.handed)
@@ -71,8 +75,8 @@ class GroupedEnv(Wrapper):
     def step(self, action: Tensor) -> Step:
         step, waited = self.env.step(action), self.waits
         self.waits, self.clock = waited | step.ended, self.clock + 1
-        anew = self.clock == self.spec.horizon
-        if anew and not bool(self.waits.all()):
+        restart = self.clock == self.spec.horizon
+        if restart and not bool(self.waits.all()):
             raise SpecError(
                 f"{self.spec.id}: {int((~self.waits).sum())} episodes go on after {self.clock} steps, its horizon is "
                 f"{self.spec.horizon}. The env must truncate there."
@@ -81,12 +85,12 @@ class GroupedEnv(Wrapper):
             steps=step.steps.masked_fill(waited, 0),
             reward=step.reward.masked_fill(waited, 0.0),
             terminated=step.terminated & ~waited,
-            truncated=torch.where(waited, anew, step.truncated),
+            truncated=torch.where(waited, restart, step.truncated),
             success=step.success & ~waited,
             valid=step.valid & ~waited,
             info={k: v.masked_fill(waited, 0) for k, v in step.info.items()},
         )
-        return step._replace(obs=self.reset()) if anew else step
+        return step._replace(obs=self.reset()) if restart else step
 
     def state_dict(self) -> dict[str, Any]:
         own = {"start": self.start.clone(), "waits": self.waits.clone(), "handed": self.handed, "clock": self.clock}

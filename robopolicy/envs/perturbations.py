@@ -1,4 +1,4 @@
-"""An env under worse conditions than it was made for: actions that come late, sensors that are noisy, other physics."""
+"""Perturb an env for robustness tests: action latency, sensor noise, friction and mass."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ UNITS = {
     "mass": "mass of everything but the arm, as a multiple of the task's own",
     "sensor_noise": "standard deviation added to every entry of observation.state, in its own unit",
 }
-ANYWHERE = ("latency", "sensor_noise")  # what can be put around any env
+ANYWHERE = ("latency", "sensor_noise")  # conditions that a wrapper adds to any env
 _STREAM = 9501
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Values of each condition, one at a time; (): leave that one out. See UNITS."""
+    """Values of each condition, which is varied alone; (): skip the condition. See UNITS."""
 
     latency: tuple[Natural, ...] = (0, 1, 2, 3, 4)
     friction: tuple[Positive, ...] = (0.25, 0.5, 1.0, 1.5, 2.0)
@@ -38,18 +38,18 @@ class Grid:
     sensor_noise: tuple[NonNegative, ...] = (0.0, 0.002, 0.005, 0.01, 0.02)
 
     def points(self) -> list[tuple[str, float]]:
-        """All conditions, in order."""
+        """List all pairs of condition and value, in order."""
         return [(what, value) for what in NOMINAL for value in getattr(self, what)]
 
 
 class Perturbed(Wrapper):
-    """Actions reach the env `latency` steps late, and `observation.state` is read with noise.
+    """Delays actions by `latency` steps and adds Gaussian noise to `observation.state`.
 
-    Until the first action of an episode arrives the env is told to stand still: deltas of zero, the gripper as it is
-    first asked for. Noise is keyed by (episode seed, step), so an episode stays a function of its seed.
+    Until the first action of an episode arrives, the env gets zero deltas and the first gripper command. Noise is keyed
+    by (episode seed, step), so an episode stays a function of its seed.
 
     Raises:
-        ConfigError: actions are absolute, and so none of them stands still; there is no state to disturb.
+        ConfigError: latency with absolute actions, which have no zero motion; sensor noise without a state.
     """
 
     def __init__(self, env: VecEnv, *, latency: int = 0, sensor_noise: float = 0.0) -> None:
@@ -105,7 +105,7 @@ class Perturbed(Wrapper):
 
 
 def check_anywhere(spec: EnvSpec, *, latency: float = 0, sensor_noise: float = 0.0) -> None:
-    """Raise ConfigError unless both can be put around an env of this `spec`."""
+    """Raise ConfigError unless an env of this `spec` allows both conditions."""
     if latency and spec.action.reference == "absolute":
         raise ConfigError(
             f"grid.latency: {spec.id} has absolute actions, so nothing says 'stand still' until the first one arrives. "
@@ -115,15 +115,17 @@ def check_anywhere(spec: EnvSpec, *, latency: float = 0, sensor_noise: float = 0
         raise ConfigError(f"grid.sensor_noise: {spec.id} has no {STATE}. Leave it out: grid.sensor_noise=[]")
 
 
-def taken(task: dict[str, Any]) -> set[str]:
-    """Keywords of an env of this config: `randomization`, if it changes its own physics, latency and noise; or single
-    conditions that it can be made with, `friction` and `mass` as multiples that are 1 by default."""
+def supported_conditions(task: dict[str, Any]) -> set[str]:
+    """Return the conditions that the task's constructor accepts, or `randomization`, which covers all of them.
+
+    `friction` and `mass` are multiples, 1 by default.
+    """
     return {"randomization", *NOMINAL} & signature(resolve(task, "task"), task).known.keys()
 
 
 def check_grid(task: dict[str, Any], spec: EnvSpec, grid: Grid) -> None:
-    """Raise ConfigError where the grid asks for what the task cannot do, before anything is evaluated."""
-    if "randomization" in (own := taken(task)):
+    """Raise ConfigError where the grid varies a condition that the task does not support."""
+    if "randomization" in (own := supported_conditions(task)):
         return
     for what in [w for w in NOMINAL if w not in {*ANYWHERE, *own} and getattr(grid, w)]:
         raise ConfigError(
@@ -135,11 +137,11 @@ def check_grid(task: dict[str, Any], spec: EnvSpec, grid: Grid) -> None:
 
 
 def perturbed(task: dict[str, Any], what: str, value: float, *, num_envs: int) -> VecEnv:
-    """The task's env with one condition changed; on the same episode seed everything else is as it was."""
+    """Build the task's env with one condition changed; equal episode seeds leave everything else equal."""
     how: dict[str, Any] = {"num_envs": num_envs, "seed": 0}
     if value == NOMINAL[what]:
         return build(task, "task", **how)
-    own: set[str] = taken(task)
+    own: set[str] = supported_conditions(task)
     change: dict[str, Any] = {what: value}
     if "randomization" in own:
         change = {what: value if what == "sensor_noise" else [value, value]}

@@ -1,9 +1,7 @@
-"""Env wrappers that turn training difficulties into observations; two pipelines and only these.
+"""Wrap envs for policies: stack the observation history, and add a base policy's action to the observation.
 
-Learners on a base:  BaseActionEnv(HistoryEnv(env), base)      Others:  HistoryEnv(env), whose collector plays chunks
-Under either, GroupedEnv(env) lets envs start alike.
-
-They live beside the executor rather than in `sim`, because imagination and the real arm wear them too.
+There are two pipelines. Learners on a base use BaseActionEnv(HistoryEnv(env), base). All others use HistoryEnv(env).
+In either, GroupedEnv(env) may take the place of env. Simulated, imagined and real envs are wrapped alike.
 """
 
 from __future__ import annotations
@@ -22,11 +20,10 @@ from robopolicy.policies.chunk_executor import ChunkExecutor
 
 
 class Wrapper:
-    """Pass on everything that it does not change, `state_dict` of the inner env included.
+    """Forwards to the inner env, `state_dict` included, but not `request_images` of Selective.
 
-    It does not pass on `request_images` of Selective; a wrapper that reads no pictures of its own does that itself.
-
-    Where `spec.resumable` is False the inner env is elsewhere after `load_state_dict`: reset it then.
+    A wrapper that reads no images of its own forwards that one by the function `request_images`. Where
+    `spec.resumable` is False, reset the env after `load_state_dict`: its episodes are lost.
     """
 
     def __init__(self, env: VecEnv) -> None:
@@ -50,7 +47,7 @@ class Wrapper:
 
 
 def request_images(env: VecEnv, rows: Tensor) -> None:
-    """See Selective; in vain where `env` is not."""
+    """Request images of the envs in `rows` [N] bool at the next step; no effect where `env` is not Selective."""
     if isinstance(env, Selective):
         env.request_images(rows)
 
@@ -59,8 +56,8 @@ class HistoryEnv(Wrapper):
     """Stacks the last `length` frames: every key becomes [N To ...]; an episode's first frame is repeated.
 
     Raises:
-        SpecError: the env stacks already; or its episodes begin amid others, so that a repeated frame would say falsely
-            that nothing moved.
+        SpecError: the env stacks already; or its episodes branch off from others, so that a repeated first frame would
+            wrongly mean that nothing moved.
     """
 
     def __init__(self, env: VecEnv, length: int) -> None:
@@ -92,7 +89,7 @@ class HistoryEnv(Wrapper):
         return step._replace(obs=obs, next_obs=next_obs)
 
     def request_images(self, rows: Tensor) -> None:
-        """See Selective. A picture that is read later, as one of To, has to be taken now."""
+        """See Selective. With a history, every image is read later and must be rendered now."""
         if self.length == 1:
             request_images(self.env, rows)
 
@@ -108,10 +105,10 @@ class HistoryEnv(Wrapper):
 
 
 class BaseActionEnv(Wrapper):
-    """Adds the frozen base policy's next action to the observation: `base_action` [N Da]. It changes nothing else.
+    """Adds the frozen base policy's next action to the observation: `base_action` [N Da].
 
-    At an episode's end the base action of `next_obs` comes from the *old* queue, then queue and history are
-    reset, then the base plans on `obs`; otherwise the base is asked once a step.
+    At an episode's end the base action of `next_obs` comes from the *old* queue. Then queue and history are reset, and
+    the base plans on `obs`. Otherwise the base acts once per step.
     """
 
     def __init__(self, env: VecEnv, base: Policy) -> None:
@@ -145,7 +142,7 @@ class BaseActionEnv(Wrapper):
         return step._replace(obs=obs, next_obs=next_obs)
 
     def request_images(self, rows: Tensor) -> None:
-        """See Selective; the base reads pictures where it will plan."""
+        """See Selective; the base reads images where it will plan."""
         request_images(self.env, rows | self.executor.needs_images)
 
     @staticmethod
@@ -161,13 +158,13 @@ class BaseActionEnv(Wrapper):
 
 
 def wrap_for(policy: Policy, env: VecEnv, *, teacher: Policy | None = None) -> VecEnv:
-    """The pipeline that `policy` needs: history always, and a base action for each policy underneath it.
+    """Wrap `env` as `policy` needs it: with a history, and with a base action for each policy underneath.
 
     Args:
-        teacher: another policy that is asked about the same observations.
+        teacher: another policy that acts on the same observations.
 
     Raises:
-        SpecError: policy and env do not fit; all differences are listed. Or both policy and teacher have a base.
+        SpecError: policy and env do not fit (all differences are listed), or both policy and teacher have a base.
     """
     chain, beside = chain_of(policy), [] if teacher is None else chain_of(teacher)
     bases = chain[1:] or beside[1:]
@@ -195,5 +192,5 @@ def wrap_for(policy: Policy, env: VecEnv, *, teacher: Policy | None = None) -> V
 
 
 def chain_of(policy: Policy) -> list[Policy]:
-    """`policy` and those underneath it, from the top."""
+    """List `policy` and the policies underneath it, from the top."""
     return [policy] if policy.base is None else [policy, *chain_of(policy.base)]

@@ -13,7 +13,8 @@ from torch import Tensor
 from robopolicy.algos.aloe import ALOE
 from robopolicy.algos.bc import BC
 from robopolicy.algos.pa_rl import PARL
-from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkBatch, ChunkReplay
+from robopolicy.buffers.batch import ChunkBatch
+from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkReplay
 from robopolicy.buffers.collector import OffPolicyCollector
 from robopolicy.core.errors import ConfigError, RobopolicyError, SpecError
 from robopolicy.core.rng import episode_seeds

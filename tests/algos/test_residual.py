@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from robopolicy.algos.residual import ResidualTD3
-from robopolicy.buffers.replay_buffer import Batch, Replay
+from robopolicy.buffers.batch import Batch
+from robopolicy.buffers.replay_buffer import Replay
 from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.types import BASE_ACTION, STATE, TASK, Feature
 from robopolicy.envs.wrappers import wrap_for

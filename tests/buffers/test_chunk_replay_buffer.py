@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from robopolicy.buffers.batch import ChunkBatch
 from robopolicy.buffers.batch_sampler import split_batches
-from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkBatch, ChunkReplay
+from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, HUMAN, POLICY, REWIND, ChunkReplay
 from robopolicy.buffers.replay_buffer import Replay
 from robopolicy.core.errors import DataError
 from robopolicy.core.types import STATE, Feature

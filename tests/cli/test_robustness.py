@@ -110,7 +110,7 @@ def test_native_tasks_change_their_own_physics_and_nothing_else() -> None:
 
 
 def test_a_condition_that_a_task_is_made_with_is_a_multiple_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("robopolicy.envs.perturbations.taken", lambda task: {"mass", "latency"})
+    monkeypatch.setattr("robopolicy.envs.perturbations.supported_conditions", lambda task: {"mass", "latency"})
     monkeypatch.setattr("robopolicy.envs.perturbations.build", lambda task, *_, **__: task)
     made: list[Any] = [perturbed(t, "mass", v, num_envs=1) for t in ({}, {"mass": 3.0}) for v in (1.0, 0.5)]
     assert made == [{}, {"mass": 0.5}, {"mass": 3.0}, {"mass": 1.5}]
