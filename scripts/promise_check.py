@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from robopolicy.cli.main import _VERBS, find_verb
-from robopolicy.config.compose import compose, config_folder, group_options
+from robopolicy.config.compose import compose, group_options
+from robopolicy.config.hydra_configs import config_folder
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.trees import flatten
 

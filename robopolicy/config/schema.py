@@ -123,7 +123,7 @@ def _reflect(target: Callable[..., Any], callees: tuple[Callable[..., Any], ...]
         hint = hints.get(name, Any)
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             if typing.get_origin(hint) is typing.Unpack:
-                known |= _options(typing.get_args(hint)[0])
+                known = {**_options(typing.get_args(hint)[0]), **known}
                 continue
             anything = callees is None
             for callee in callees or ():
