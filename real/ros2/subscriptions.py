@@ -179,7 +179,7 @@ class Subscriptions:
                 continue
             if role not in self._heard:
                 found.append(f"{role}: nothing has come on {topic.name!r}")
-            elif not self.arm.clock.follow:  # in simulated time the wall clock says nothing
+            elif not self.arm.clock.follow:  # the wall clock does not count in simulated time
                 age = now - self._heard[role]
                 if age > min(patience[role].hold, patience[role].fault):
                     found.append(f"{role}: the newest on {topic.name!r} is {age:.2f} s old")

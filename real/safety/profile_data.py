@@ -1,4 +1,4 @@
-"""The form of a limit profile's data, of a file of ours or of a stranger's recording.
+"""The schema of a limit profile's data, from a file of ours or from a recording of unknown origin.
 
 Compiled loops index these arrays without looking at their ends: every length must fit before anything is computed.
 """

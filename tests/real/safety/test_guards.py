@@ -19,8 +19,8 @@ from robopolicy.real.safety.clearance import KeepOut, Planes, SelfCollision
 from robopolicy.real.safety.command_limiter import ERROR, INPUT, LATE, POST
 from robopolicy.real.safety.energy_tank import EnergyTank
 from robopolicy.real.safety.joint_space import EdgeVelocity, Finite, JointPositionLimit, _Difference
-from robopolicy.real.safety.profile import Box, Plane, Settings
 from robopolicy.real.safety.risk import RiskCritic
+from robopolicy.real.safety.settings import Box, Plane, Settings
 from robopolicy.real.safety.singularity import Singularity
 from robopolicy.real.safety.tool import TcpSpeed, Workspace
 from tests.real.control import test_joints, test_robots

@@ -20,7 +20,8 @@ from robopolicy.real.deploy.deploy import in_process, report
 from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.deploy.deployment import Deployment
 from robopolicy.real.recording.recorder import Recorder
-from robopolicy.real.recording.replay import read, reproduce
+from robopolicy.real.recording.recording import read
+from robopolicy.real.recording.replay import reproduce
 from robopolicy.real.teleoperation import teleoperated_sim
 from robopolicy.real.teleoperation.keys import InputLostError
 from robopolicy.real.teleoperation.teleop import TeleopSummary, record
@@ -88,7 +89,7 @@ def shared(tmp_path_factory):
     keys = Script((0.3, "t"), *held("a", 0.35, 0.6), (0.8, "b"), (1.3, "p"))
     simulated_arm, _ = with_policy(keys, seconds=1.6, recorder=Recorder(folder / "r"))
     planned = []
-    runner = simulated_arm.loop.runner
+    runner = simulated_arm.loop.plans.runner
     plan = runner.planner.plan
     runner.planner.plan = lambda obs, step, ahead=None: (
         planned.append((simulated_arm.loop.driver, step)) or plan(obs, step)
@@ -163,8 +164,8 @@ def test_a_plan_on_its_way_is_dropped_at_a_hand_over():
     simulated_arm.loop.buffer.add = lambda chunk, observed, now, first: (
         taken.append((observed, now)) or add(chunk, observed, now, first)
     )
-    resets, reset = [], simulated_arm.loop.runner.planner.reset
-    simulated_arm.loop.runner.planner.reset = lambda seed: resets.append(seed) or reset(seed)
+    resets, reset = [], simulated_arm.loop.plans.runner.planner.reset
+    simulated_arm.loop.plans.runner.planner.reset = lambda seed: resets.append(seed) or reset(seed)
     simulated_arm.run(3)
     assert simulated_arm.loop.counts["handed_over"] == 2 and len(taken) > 4
     assert resets == [3, 3, 3], "a residual's base forgets its chunk too; noise stays keyed by the episode"
