@@ -92,12 +92,14 @@ class PolicyRuntime:
         self.names = self.observer.names
         check_features(self.names, wiring)
         self.press: Callable[[str], None] | None = None  # takes a human's keys
-        self.hand: Teleoperator | None = None
+        self.teleoperator: Teleoperator | None = None
         if config.operator is not None:
             keys = RemoteKeys()
             self.press = keys.press
-            self.hand = Teleoperator(keys, self.policy.spec.action, self.policy.spec.dt, config.drive, policy=True,
-                             first="human" if config.human_first else "policy", stick=keys.stick)  # fmt: skip
+            self.teleoperator = Teleoperator(
+                keys, self.policy.spec.action, self.policy.spec.dt, config.drive, policy=True,
+                first="human" if config.human_first else "policy", stick=keys.stick,
+            )  # fmt: skip
         self.planner = self.chunks.planner
         self.process: ProcessPlanner | None = None
         if config.process and not config.lockstep and config.server is None:
@@ -144,7 +146,7 @@ class PolicyRuntime:
             robot, chain, ActionDecoder(self.controller, stroke=FINGER_STROKE, dt=self.spec.dt), self.runner,
             self.observer, chunks.buffer, clock=clock, history=self.planner.history, lead=chunks.lead,
             shadow=self.config.dry_run, early=self.wiring.plan_ahead_s, grace=self.wiring.grace_s,
-            delays=chunks.delays, operator=self.hand, age=self.age,
+            delays=chunks.delays, operator=self.teleoperator, age=self.age,
             journal=None if self.recorder is None else PolicyJournal(self.recorder.put),
         )  # fmt: skip
 

@@ -36,7 +36,6 @@ class Inputs(Protocol):
 
     names: tuple[str, ...]  # features that it needs beside the arm's state
     cameras: dict[str, tuple[int, ...]]  # shapes (3, H, W) of the pictures that it needs, by feature
-
     press: Callable[[str], None] | None  # takes a human's keys, where a human may take over
 
     def take(self, names: Sequence[str], values: Sequence[float], /) -> None: ...

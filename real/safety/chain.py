@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from robopolicy.real.safety.array_ops import clip, max_abs_diff, within
 from robopolicy.real.safety.command_limiter import CommandLimiter
 from robopolicy.real.safety.decision import Decision, Measured
-from robopolicy.real.safety.energy_tank import EnergyTank
+from robopolicy.real.safety.energy_tank import EnergyTank, tank_for
 from robopolicy.real.safety.errors import SafetyError
 from robopolicy.real.safety.joint_space import joint_limits
 from robopolicy.real.safety.limiter_state import Past
@@ -80,7 +80,7 @@ class SafetyChain:
             raise SafetyError("activate: the arm is still braking; wait until it stands")
         if any(dog.name == "enable" and dog.level(now) >= Mode.HOLD for dog in self.watchdogs):
             raise SafetyError("enable: no sign of life of the operator; it must come before the arm is activated")
-        q = self._read(measured)
+        q = measured.joints(self.limiter.c.shape[2])
         low, high = self.profile.maker["low"], self.profile.maker["high"]
         if (np.abs(q) > 4 * np.pi).any() and ((low <= np.deg2rad(q)) & (np.deg2rad(q) <= high)).all():
             raise SafetyError(f"state: {np.round(q, 2).tolist()} look like degrees; joint angles are expected in rad")
@@ -189,10 +189,8 @@ class SafetyChain:
             slower = min(pace, self.risk.pace(self.limiter.c[0], np.asarray(target, dtype=np.float64)))
             reasons += ["risk"] if slower < pace else []
             pace = slower
-        verdict = self.limiter.filter(
-            self.limiter.c[:, -1] if target is None else np.asarray(target, dtype=np.float64)[None], hold=hold,
-            pace=pace,
-        )  # fmt: skip
+        wanted = self.limiter.c[:, -1] if target is None else np.asarray(target, dtype=np.float64)[None]
+        verdict = self.limiter.filter(wanted, hold=hold, pace=pace)
         why = list(compress(self.limiter.reasons, verdict.reasons[0].tolist()))
         if "input" in why:  # unreadable numbers: hold until they are gone
             level, self._since = max(level, Mode.HOLD), now
@@ -201,21 +199,13 @@ class SafetyChain:
         self.counts.update(reasons)
         self.error = verdict.error or self.error
         self.path_check.note(self.limiter.c[:, -1])
-        return Decision(
-            verdict.command[0], self.limiter.stop_ahead()[0], self.mode, tuple(reasons), bool(verdict.changed[0])
-        )
+        command, stop = verdict.command[0], self.limiter.stop_ahead()[0]
+        return Decision(command, stop, self.mode, tuple(reasons), bool(verdict.changed[0]))
 
     # -- inside -----------------------------------------------------------------------------------------------------
     def _arm(self, profile: Profile) -> None:
         if self._given is None:
-            energy = profile.settings.energy
-            if energy is None:
-                self.tank = None
-            elif self.tank is None:
-                self.tank = EnergyTank(energy, profile.settings.contact_stiffness)
-            else:
-                self.tank.capacity, self.tank.energy = energy, min(energy, self.tank.energy)
-                self.tank.stiffness = profile.settings.contact_stiffness
+            self.tank = tank_for(profile.settings, self.tank)
             self.limiter.use(profile, None)
             if self.tank is not None:
                 self.limiter.use(profile, (*joint_limits(profile), *space_limits(self.limiter.body), self.tank))
@@ -223,22 +213,14 @@ class SafetyChain:
             self.limiter.use(profile, self._given)
         self.path_check.use(profile, self.limiter.body, self.limiter.dt)
 
-    def _read(self, measured: Measured) -> Array:
-        q = np.array(measured.q, dtype=np.float64)
-        n = self.limiter.c.shape[2]
-        if q.shape != (n,) or not within(q, 1e6):
-            raise SafetyError(f"state: expected {n} finite joint angles, found {q!r}")
-        return q
-
     def _take(self, target: Array | None, measured: Measured, now: float, reasons: list[str]) -> Array | None:
         """Check the arm's state, and keep the target within reach of it."""
         try:
-            q = self._read(measured)
+            q = measured.joints(self.limiter.c.shape[2])
         except SafetyError:
             reasons.append("state_unreadable")  # it does not count as a sign of life
             return None
         self.watchdogs[0].feed(now)
-        s = self.profile.settings
         if max_abs_diff(self.limiter.c[0, -1], q) > self.profile.max_tracking_error:
             self.fault("tracking_error")
         if not self.path_check.passes(q):
@@ -253,7 +235,7 @@ class SafetyChain:
             return target
         target = np.array(target, dtype=np.float64)
         clipped = np.empty_like(q)
-        if not clip(target, q, s.reference_clip, clipped) or not within(clipped, np.inf):
+        if not clip(target, q, self.profile.settings.reference_clip, clipped) or not within(clipped, np.inf):
             return target
         reasons.append("reference_clip")
         return clipped

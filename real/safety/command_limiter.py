@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.real.safety import motion
 from robopolicy.real.safety.array_ops import all_true, any_true, within
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.errors import SafetyError
@@ -21,6 +20,7 @@ from robopolicy.real.safety.joint_space import joint_limits
 from robopolicy.real.safety.limiter_kernels import advance, inside, settle
 from robopolicy.real.safety.limiter_state import Past, check_state
 from robopolicy.real.safety.limits import Limit, broken
+from robopolicy.real.safety.motion import HISTORY
 from robopolicy.real.safety.path import Path
 from robopolicy.real.safety.profile import Profile
 from robopolicy.real.safety.projection import Projection, project
@@ -63,7 +63,7 @@ class CommandLimiter:
         self.dt, self.num_arms, self._projection = dt, num_arms, projection
         self.clock, self.budget = clock or (lambda: 0.0), budget
         n = len(profile.joints)
-        self.c: Array = np.zeros((num_arms, motion.HISTORY, n))  # published commands, oldest first
+        self.c: Array = np.zeros((num_arms, HISTORY, n))  # published commands, oldest first
         self.last: Array = np.zeros((num_arms, n))  # the last finite target
         self._stop: Array = np.zeros((num_arms, 1, n))
         self._at: NDArray[np.int64] = np.zeros(num_arms, dtype=np.int64)  # next sample of the stop
@@ -89,7 +89,7 @@ class CommandLimiter:
         q = np.asarray(q, dtype=np.float64)
         if q.shape != (len(rows), self.c.shape[2]) or not np.isfinite(q).all():
             raise SafetyError(f"reset: expected {(len(rows), self.c.shape[2])} finite joint angles, found {q!r}")
-        history = np.repeat(q[:, None], motion.HISTORY, axis=1)
+        history = np.repeat(q[:, None], HISTORY, axis=1)
         failed: Bool = broken(self.limits, Path.of(history, q, self.body, self.dt))
         if failed.any():
             names = [n for n, bad in zip(self.reasons, np.asarray(failed.any(axis=0)), strict=False) if bad]

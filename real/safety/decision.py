@@ -8,6 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from robopolicy.real.safety.array_ops import within
+from robopolicy.real.safety.errors import SafetyError
 from robopolicy.real.safety.safety_mode import Mode
 
 Array = NDArray[np.float64]
@@ -19,6 +21,17 @@ class Measured:
 
     q: Array  # [n] rad
     torque: Array | None = None  # [n] N·m, external, pushing the arm
+
+    def joints(self, n: int) -> Array:
+        """Return a copy of the joint angles [n] rad.
+
+        Raises:
+            SafetyError: another shape, NaN or infinite values.
+        """
+        q = np.array(self.q, dtype=np.float64)
+        if q.shape != (n,) or not within(q, 1e6):
+            raise SafetyError(f"state: expected {n} finite joint angles, found {q!r}")
+        return q
 
 
 class Decision(NamedTuple):

@@ -21,6 +21,7 @@ from robopolicy.real.safety.errors import SafetyError
 from robopolicy.real.safety.limits import Inequalities
 from robopolicy.real.safety.motion import HISTORY
 from robopolicy.real.safety.path import Array, Here, Path
+from robopolicy.real.safety.settings import Settings
 
 
 @dataclass(eq=False)
@@ -116,3 +117,14 @@ def _pace(
         g[0, i] = v[i] / size
     h[0] = 0.8 * reach / (dt + 0.5 * longest)
     return True
+
+
+def tank_for(settings: Settings, tank: EnergyTank | None) -> EnergyTank | None:
+    """Build the tank of `settings`, or adapt the `tank` in use; None for settings without energy."""
+    if settings.energy is None:
+        return None
+    if tank is None:
+        return EnergyTank(settings.energy, settings.contact_stiffness)
+    tank.capacity, tank.energy = settings.energy, min(settings.energy, tank.energy)
+    tank.stiffness = settings.contact_stiffness
+    return tank

@@ -1,8 +1,8 @@
 """`robopolicy convert recording=<bag> wiring=…`: rosbag2 bags of a robot as a LeRobotDataset v3 to train on.
 
 Topics of the wiring become the columns of joint_state_adapter.py: `observation.state` of joints, gripper and features
-by name, pictures by feature, absolute joint targets as actions. A frame holds the messages that had *arrived* at its time,
-as a policy node would have seen them. An action is the commanded pose at the end of the control step.
+by name, pictures by feature, absolute joint targets as actions. A frame holds the messages that had *arrived* at its
+time, as a policy node would have seen them. An action is the commanded pose at the end of the control step.
 """
 
 from __future__ import annotations
@@ -55,11 +55,7 @@ def convert_bags(
     """
     o, robot = options, load_wiring(str(options.wiring))
     bags, left_out = [Bag(path) for path in bags_in(recording)], dict[str, str]()
-    tasks = [o.task or bag.about.get(TASK_KEY, "") for bag in bags]
-    if "" in tasks:
-        path = bags[tasks.index("")].path
-        raise ConfigError(f"bag.task: {path.name} does not say what was done; give the instruction, bag.task='…'")
-
+    tasks = _tasks_of(bags, o)
     rate = _rate_of(bags, o)
     if rate > 0.5 / robot.tick_s:
         raise ConfigError(f"bag.rate_hz: expected up to {0.5 / robot.tick_s:.0f}, found {rate:g}")
@@ -103,6 +99,15 @@ def convert_bags(
     print(f"{writer.num_episodes} episodes, {frames} frames of {_brief(first)} in {out}; in {marked} of them a human "
           f"drove{why}")  # fmt: skip
     return Converted(out, writer.num_episodes, frames, marked, left_out)
+
+
+def _tasks_of(bags: list[Bag], options: BagOptions) -> list[str]:
+    """Return the instruction of each bag."""
+    tasks = [options.task or bag.about.get(TASK_KEY, "") for bag in bags]
+    if "" in tasks:
+        path = bags[tasks.index("")].path
+        raise ConfigError(f"bag.task: {path.name} does not say what was done; give the instruction, bag.task='…'")
+    return tasks
 
 
 def _rate_of(bags: list[Bag], options: BagOptions) -> float:

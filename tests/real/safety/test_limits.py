@@ -211,7 +211,7 @@ def explode(*_):
     raise Broken("no solver today")
 
 
-def test_a_governor_that_starts_again_is_like_a_new_one():
+def test_a_limiter_that_starts_again_is_like_a_new_one():
     """Nothing is left of what it did before, or a recording that begins there could not be reproduced."""
     profile = load_profile("panda", workspace=Box((0.4, -0.05, 0.1), (0.6, 0.05, 0.3)))
     used, new = ready(profile), ready(profile)
