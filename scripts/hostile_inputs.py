@@ -43,12 +43,14 @@ from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.deploy.deployment import prepare
 from robopolicy.real.planning.server import PolicyServer
 from robopolicy.real.planning.wire_messages import PROTOCOL, decode
-from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder, describe
-from robopolicy.real.recording.replay import read, reproduce
+from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder
+from robopolicy.real.recording.recording import read
+from robopolicy.real.recording.records import describe
+from robopolicy.real.recording.replay import reproduce
 from robopolicy.real.ros2.urdf import check_urdf
 from robopolicy.real.ros2.wiring import load_wiring
 from robopolicy.real.safety import load_profile
-from robopolicy.real.safety.chain import Measured
+from robopolicy.real.safety.decision import Measured
 from robopolicy.real.safety.profile_data import check_data
 from robopolicy.real.safety.risk import RiskCritic
 from robopolicy.reporting.html_report import write_report

@@ -23,7 +23,7 @@ import numpy as np
 from robopolicy.real.control.robots import Robot, State
 from robopolicy.real.ros2.wiring import Wiring, load_wiring
 from robopolicy.real.safety import Decision, Profile, SafetyChain, load_profile
-from robopolicy.real.safety.chain import Measured
+from robopolicy.real.safety.decision import Measured
 
 WIRING = "mujoco_panda"
 PERIOD = 1.6  # s to and fro

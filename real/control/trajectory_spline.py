@@ -16,8 +16,8 @@ from robopolicy.real.safety.profile import Profile
 
 Array = NDArray[np.float64]
 
-SPEED, ACCELERATION = 0.9, 0.95  # of the limits: the rest is for what the certificate cannot know exactly
-TOOL = 0.7  # of its speed limit: in a stop the joints do not slow down alike, and what cancelled adds up
+SPEED, ACCELERATION = 0.9, 0.95  # of the limits: the rest is for the margins of the certificate
+TOOL = 0.7  # of its speed limit: in a stop the joints do not slow down alike, and terms that cancelled add up
 
 
 class Shaped(NamedTuple):
@@ -52,7 +52,7 @@ def follow(points: Array, u: float) -> Array:
     """[n] rad at `u` segments after the newest of control points `points` [4 n], oldest first, began.
 
     Beyond its end, where the next control point is late, the spline goes on for a segment as if one more step of the
-    same size followed. When the next one is there, what it changes of that is u³/6 of the difference, u early in the
+    same size followed. When the next one is there, it changes that by u³/6 of the difference, u early in the
     segment: the arm neither stops nor jumps.
     """
     if u <= 1.0:

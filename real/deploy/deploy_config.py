@@ -13,7 +13,7 @@ from robopolicy.config.schema import Count, Natural, Node, Positive
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.real.planning.chunking import Chunking
-from robopolicy.real.safety.profile import slowed
+from robopolicy.real.safety.settings import slowed
 from robopolicy.real.safety.tracking import guarded
 from robopolicy.real.teleoperation.teleoperator import Drive
 

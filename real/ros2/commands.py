@@ -64,7 +64,7 @@ class Commands:
         if self.gripper is not None and grip is not None:
             if grip.node:
                 found += missing(self.node, "gripper", grip, other=grip.node)
-            else:  # it may come later, and is told the last opening then
+            else:  # it may come later, and receives the last opening then
                 found += mismatches(self.node, "gripper", grip, publishes=True)
         return found
 
@@ -97,7 +97,7 @@ def output_of(node: LifecycleNode, wiring: Wiring, *, on_mismatch: OnMismatch, o
 
 
 class InterventionPublisher:
-    """Publish whether a human drives, for bags; moves nothing, and so exists in a dry run too."""
+    """Publish whether a human drives, for bags. It cannot move the arm, and so exists in a dry run too."""
 
     def __init__(self, node: LifecycleNode, topic: Topic, on_mismatch: OnMismatch) -> None:
         self.node, self.every = node, 1 / topic.rate_hz

@@ -55,7 +55,7 @@ class Reports:
         self._out.publish(messages.diagnostics(time.time_ns(), found))
 
     def _values(self, stream: TrajectoryStream) -> dict[str, object]:
-        """Return what the diagnostics say of a stream, by key."""
+        """Return the diagnostics of a stream, by key."""
         arm, loop = stream.arm, stream.loop
         self._mode = arm.mode.name if arm.active else ""
         reasons = () if stream.decision is None else stream.decision.reasons

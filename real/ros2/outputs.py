@@ -19,7 +19,7 @@ from robopolicy.real.ros2.wiring import Topic, Wiring
 from robopolicy.real.safety.motion import knots
 
 Array = NDArray[np.float64]
-OnFailure = Callable[[str], None]  # takes a sentence about what is wrong with the driver
+OnFailure = Callable[[str], None]  # takes a sentence about a failure of the driver
 OnMismatch = Callable[[], None]  # called when a node is found whose quality of service does not fit
 
 
@@ -74,7 +74,7 @@ class TrajectoryOutput:
         del new  # the driver finds it by its time
         if not self.splines:
             self._out.publish(self._bytes.write(first * self.dt_ns, points))
-        elif len(points):  # one without points is no message for a controller: it plays what it has to its end
+        elif len(points):  # a controller takes no message without points: it plays the last trajectory to its end
             first, q, qd, qdd = spline_of(first, points, self.wiring.tick_s)
             self._out.publish(self._bytes.write_spline(first * self.dt_ns, q, qd, qdd))
 

@@ -73,7 +73,7 @@ def build_pipeline(
         on_failure: called with a sentence when the driver gives up.
 
     Raises:
-        RobopolicyError: the policy, the limits or a topic do not fit; nothing of the pipeline is left open.
+        RobopolicyError: the policy, the limits or a topic do not fit; all parts are closed again.
     """
     with ExitStack() as undo:
         runtime = make_runtime()

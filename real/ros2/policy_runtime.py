@@ -1,4 +1,4 @@
-"""What a policy node needs from a checkpoint: its task's env, the policy, and a control loop for a robot."""
+"""The policy of a checkpoint, ready for a robot: its task's env, limits, planner and control loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from robopolicy.real.planning.planner import PlanningError
 from robopolicy.real.planning.process_planner import ProcessPlanner
 from robopolicy.real.planning.remote_planner import RemotePlanner
 from robopolicy.real.planning.thread_planner import ThreadRunner
-from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder, header_of
+from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder
+from robopolicy.real.recording.records import header_of
 from robopolicy.real.ros2.joint_state_adapter import JointStateObserver, NamedJoints, joint_state_spec
 from robopolicy.real.ros2.observation import Observer, check_features, check_robot, one_env
 from robopolicy.real.ros2.remote_arm import PLAYED
@@ -91,12 +92,14 @@ class PolicyRuntime:
         self.names = self.observer.names
         check_features(self.names, wiring)
         self.press: Callable[[str], None] | None = None  # takes a human's keys
-        self.hand: Teleoperator | None = None
+        self.teleoperator: Teleoperator | None = None
         if config.operator is not None:
             keys = RemoteKeys()
             self.press = keys.press
-            self.hand = Teleoperator(keys, self.policy.spec.action, self.policy.spec.dt, config.drive, policy=True,
-                             first="human" if config.human_first else "policy", stick=keys.stick)  # fmt: skip
+            self.teleoperator = Teleoperator(
+                keys, self.policy.spec.action, self.policy.spec.dt, config.drive, policy=True,
+                first="human" if config.human_first else "policy", stick=keys.stick,
+            )  # fmt: skip
         self.planner = self.chunks.planner
         self.process: ProcessPlanner | None = None
         if config.process and not config.lockstep and config.server is None:
@@ -137,18 +140,18 @@ class PolicyRuntime:
         return RecordedChain(profile, put=self.recorder.put, **how)
 
     def loop(self, robot: Robot, chain: SafetyChain, clock: Callable[[], float]) -> ControlLoop:
-        """The control loop, on the session's clock [s]."""
+        """Build the control loop on a clock [s]."""
         chunks = self.chunks
         return ControlLoop(
             robot, chain, ActionDecoder(self.controller, stroke=FINGER_STROKE, dt=self.spec.dt), self.runner,
             self.observer, chunks.buffer, clock=clock, history=self.planner.history, lead=chunks.lead,
             shadow=self.config.dry_run, early=self.wiring.plan_ahead_s, grace=self.wiring.grace_s,
-            delays=chunks.delays, operator=self.hand, age=self.age,
+            delays=chunks.delays, operator=self.teleoperator, age=self.age,
             journal=None if self.recorder is None else PolicyJournal(self.recorder.put),
         )  # fmt: skip
 
     def begin(self, chain: SafetyChain, seed: int) -> None:
-        """An episode is about to begin; what is recorded of another one ends."""
+        """Prepare an episode, and end the recording of the one before."""
         self.end(None)
         if self.process is not None and self.process.ended:
             raise PlanningError("the planner's process has ended; configure the node anew")
@@ -160,7 +163,7 @@ class PolicyRuntime:
             ))  # fmt: skip
 
     def end(self, success: bool | None, **outcome: object) -> None:
-        """The episode is over; None: nobody said how it went."""
+        """End the recording of an episode; `success` None: unknown."""
         if self.recorder is not None:
             self.recorder.end(success=success, **outcome)
 

@@ -1,4 +1,4 @@
-"""The arm at a distance: its states and signs of life come in, and trajectories go out. Knows nothing of ROS."""
+"""The arm at a distance: its states and signs of life come in, and trajectories go out. Independent of ROS."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RemoteArm:
     Attributes:
         time: s since the start of the episode, of the tick under way; set by the trajectory stream.
         now: s of our steady clock, of the tick under way; set by the trajectory stream.
-        muted: the driver has given up, and must not be told to go on.
+        muted: the driver has given up, and must not get more commands.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class RemoteArm:
                 been moved by hand.
         """
         running = self.running
-        if not running:  # nothing depends on the arm's clock now: it may have been set
+        if not running:  # the arm stands: its clock may have been set
             self.clock.restart(stamp, at)
         try:
             self.stamps["joint_states"].take(stamp, at)
@@ -156,7 +156,7 @@ class RemoteArm:
             self.chain.fault(why)
 
     def on_driver_failure(self, why: str) -> None:
-        """Fault, and send nothing more: the driver has given up, and stops the arm by itself."""
+        """Fault, and send no more commands: the driver has given up, and stops the arm by itself."""
         if self.active and not self.muted:
             self.muted = True
             self.chain.fault(why)

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator
 from robopolicy.real.deploy.deployment import Deployment
 from robopolicy.real.deploy.simulated_arm import Episode
 from robopolicy.real.ros2 import policy_node, sim_arm_node
-from robopolicy.real.ros2.episode_client import EpisodeClient, arm_command, node_command, private_environment, processes
+from robopolicy.real.ros2.episode_client import EpisodeClient
+from robopolicy.real.ros2.processes import arm_command, node_command, private_environment, processes
 from robopolicy.real.ros2.wiring import load_wiring
 from robopolicy.real.safety import SafetyError
 from robopolicy.real.teleoperation.gamepad import PAD_MAP, PAD_POLICY
@@ -54,7 +55,7 @@ def episodes(
     operator: EpisodeClient, running: list[subprocess.Popen[bytes]], seeds: Iterable[int], steps: int, *,
     dry_run: bool = False,
 ) -> Iterator[Episode]:  # fmt: skip
-    """One after the other, of up to `steps` control steps, until a human who is listened to ends the session."""
+    """Play episodes of up to `steps` control steps, until all are done or a human ends them."""
     human = operator.forwarder
     with first_interrupt(human.quit) if human is not None else contextlib.nullcontext():
         for seed in seeds:
@@ -87,14 +88,14 @@ def _episode(operator: EpisodeClient, seed: int, horizon: int, dry_run: bool = F
         operator.next_report(LONGEST)
         mine, theirs = operator.status[policy_node.NAME], operator.status[sim_arm_node.NAME]
         success = 0 <= int(theirs["success_step"]) <= horizon
-        # In a dry run the arm hears nothing, and counts no steps.
+        # In a dry run the arm gets no commands, and counts no steps.
         over = int(mine.get("step", "0")) > horizon and (dry_run or int(theirs["step"]) > horizon)
         quiet = quiet + 1 if (now := mine.get("ticks", "") + theirs["step"]) == last else 0
         last = now
         if human is not None:
             status(f"{mine.get('driver', '')}  control step {mine.get('step', '')}  {mine.get('mode', '')}")
             if human.over and not mine.get("halted"):
-                operator.press("x")  # said before the episode had begun: then nobody heeded it
+                operator.press("x")  # pressed before the episode began, when it had no effect
             over = over or (bool(mine.get("halted")) and float(theirs["speed"]) < STANDS)
         if success or over or theirs["aborted"] or mine.get("mode") == "FAULT" or quiet > 20 * LONGEST:
             break
@@ -111,7 +112,7 @@ def _episode(operator: EpisodeClient, seed: int, horizon: int, dry_run: bool = F
 
 
 def activate(operator: EpisodeClient, *, patience: float = 5.0) -> None:
-    """Activate; what has only just begun may need up to `patience` s until all that is needed has come.
+    """Activate; a node that has just begun may need up to `patience` s until all inputs have come.
 
     Raises:
         SafetyError: refused to the last; with the node's reason.

@@ -36,7 +36,6 @@ class Inputs(Protocol):
 
     names: tuple[str, ...]  # features that it needs beside the arm's state
     cameras: dict[str, tuple[int, ...]]  # shapes (3, H, W) of the pictures that it needs, by feature
-
     press: Callable[[str], None] | None  # takes a human's keys, where a human may take over
 
     def take(self, names: Sequence[str], values: Sequence[float], /) -> None: ...
@@ -179,7 +178,7 @@ class Subscriptions:
                 continue
             if role not in self._heard:
                 found.append(f"{role}: nothing has come on {topic.name!r}")
-            elif not self.arm.clock.follow:  # in simulated time the wall clock says nothing
+            elif not self.arm.clock.follow:  # the wall clock does not count in simulated time
                 age = now - self._heard[role]
                 if age > min(patience[role].hold, patience[role].fault):
                     found.append(f"{role}: the newest on {topic.name!r} is {age:.2f} s old")

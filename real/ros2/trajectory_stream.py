@@ -1,4 +1,4 @@
-"""One activation of an arm at a distance: the control loop runs by the arm's own ticks. Knows nothing of ROS.
+"""One activation of an arm at a distance: the control loop runs by the arm's own ticks. Independent of ROS.
 
 The command that is decided on when the arm plays tick i is for tick i + lead. Its trajectory repeats the commands of
 the ticks before: a trajectory that was lost or late is made good by the next one. The arm's echo shows which commands
@@ -20,7 +20,7 @@ from robopolicy.real.ros2.timeline import MATCH
 from robopolicy.real.safety import Decision, SafetyError
 
 SETTLE = 0.25  # s that a controller which plays splines has to go from where it holds the arm to where we begin
-GREETINGS = 5  # ticks in which it is told so
+GREETINGS = 5  # ticks in which that trajectory is repeated
 
 
 class Loop(Protocol):
@@ -75,13 +75,13 @@ class TrajectoryStream:
         self.ticks = self.changed = 0
         self.decision, self.greeted, self.settled = None, False, 0
         tick = arm.clock.tick(now) + self.wiring.lead_ticks
-        self.zero, arm.time, arm.now = tick, 0.0, arm.ages.heard["state"]  # nothing of an episode before counts
+        self.zero, arm.time, arm.now = tick, 0.0, arm.ages.heard["state"]  # inputs of an episode before do not count
         arm.ages.begin(now, arm.time)
         try:
             self.loop.start(seed=seed)
         finally:
             arm.newest = measured
-        arm.muted = False  # not before: nothing of an episode that a fault has ended may follow it
+        arm.muted = False  # not earlier: no command of a faulted episode may follow it
         arm.history = CommandHistory(self.chain, tick)
         arm.active = True
 
@@ -111,7 +111,7 @@ class TrajectoryStream:
         return self._catch_up(tick, goal)
 
     def _begun(self, arm_tick: int, goal: int) -> bool:
-        """Whether commands may be sent: an arm is first told to stand, and may need time to settle there."""
+        """Whether commands may be sent: an arm first gets a standing trajectory, and may need time to settle."""
         arm = self.arm
         if not self.greeted:  # stand: so that an arm that waits for us does so from before the first plan on
             self.greeted = True
@@ -143,7 +143,7 @@ class TrajectoryStream:
                 arm.counts["missed"] += 1
                 continue
             self._decide()
-            if arm.history.last < tick:  # a dry run writes nothing
+            if arm.history.last < tick:  # a dry run does not write
                 arm.history.note()
             done += 1
         return done
@@ -154,7 +154,7 @@ class TrajectoryStream:
         gone = goal - 1 - arm.history.last
         arm.history = CommandHistory(self.chain, goal)
         arm.counts["missed"] += gone
-        if not self.ticks:  # nothing has begun yet
+        if not self.ticks:  # no motion has begun yet
             self.loop.delay_begin(gone * self.wiring.tick_s)
 
     def _stand(self) -> None:

@@ -17,7 +17,7 @@ from robopolicy.policies.zero_action import ZeroActionPolicy
 from robopolicy.real.datasets.convert import Frames, frames_of
 from robopolicy.real.datasets.converted import UnusableError
 from robopolicy.real.deploy.simulated_arm import Episode
-from robopolicy.real.recording.replay import Recording
+from robopolicy.real.recording.recording import Recording
 from robopolicy.real.teleoperation.gamepad import PAD_MAP, PAD_RECORD
 from robopolicy.real.teleoperation.keys import Keys
 from robopolicy.real.teleoperation.teleoperated_sim import (

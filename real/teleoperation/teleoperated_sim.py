@@ -1,4 +1,4 @@
-"""The simulated arm with a human at it: real time, an end that brakes first, Ctrl-C, and something to look at."""
+"""The simulated arm under a human: real time, an end that brakes first, Ctrl-C, and a window."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BEHIND = 0.1  # s; a machine that is further behind plays in slow motion, and n
 
 
 class RealTime:
-    """Waits until the wall clock is where the loop's is. `clock`, `sleep`: for tests."""
+    """Wait until the wall clock reaches the loop's clock. `clock`, `sleep`: for tests."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
@@ -46,15 +46,17 @@ class RealTime:
 
 
 def nothing(*_: object) -> None:
-    """No pace, nothing shown."""
+    """Do nothing."""
 
 
 class TeleoperatedSim(SimulatedArm):
-    """A cell whose episodes end by success, after `hand.drive.episode_s`, or by a key; by a key the arm stands first.
+    """Run a simulated arm under a human.
+
+    Episodes end by success, after `drive.episode_s` s, or by a key. A key lets the arm stand first.
 
     Args:
         pace: called with the loop's time after every tick, e.g. a RealTime.
-        show: called with a line about what goes on, every control step. look: called every control step.
+        show: called with a line about the episode, every control step. redraw: called every control step.
         options: of SimulatedArm.
     """
 
@@ -79,12 +81,12 @@ class TeleoperatedSim(SimulatedArm):
             self.show(self._line())
 
     def interrupt(self) -> None:
-        """End the session, the arm standing first."""
+        """End all episodes, the arm standing first."""
         self.teleoperator.quit = True
         self.loop.halted = self.loop.halted or "interrupted"
 
     def _line(self) -> str:
-        """Who drives, how long so far, where the tool is, and where the things of the task are as seen from it."""
+        """Describe driver, time, tool position, and positions of the task's objects relative to the tool."""
         env, c = self.env, self.loop.decoder.commanded
         seen = (
             env.layout.unpack(self.loop.observation_history.newest[STATE].numpy())
@@ -103,12 +105,12 @@ class TeleoperatedSim(SimulatedArm):
 
 
 def source_of(operator: OperatorDevice, drive: Drive) -> Terminal | Gamepad:
-    """Where a human's keys come from; a context manager."""
+    """Return the source of a human's keys, a context manager."""
     return Gamepad(drive.gamepad) if operator == "gamepad" else Terminal()
 
 
 def stick_of(keys: object) -> Callable[[], NDArray[np.float64]] | None:
-    """What it says of its sticks, where it has any."""
+    """Return the function that reads the sticks, where the device has any."""
     return keys.stick if isinstance(keys, Gamepad) else None
 
 
@@ -148,7 +150,7 @@ def status(line: str) -> None:
 
 @contextmanager
 def viewer(simulated_arm: SimulatedArm, *, wanted: bool = True) -> Iterator[Callable[[], None]]:
-    """MuJoCo's window onto the arm where there is a display; yields what redraws it."""
+    """Open MuJoCo's window onto the arm where there is a display; yields a function that redraws it."""
     if not wanted or not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         if wanted:
             print("no window: there is no display. The line below says where the tool is.")
@@ -158,11 +160,11 @@ def viewer(simulated_arm: SimulatedArm, *, wanted: bool = True) -> Iterator[Call
     import mujoco.viewer
 
     task = simulated_arm.env.task
-    model = compile_model(task.xml())  # its own: what is drawn must not touch the physics
+    model = compile_model(task.xml())  # its own: drawing must not change the physics
     data, at = mujoco.MjData(model), task.bind(model)
     try:
         window = mujoco.viewer.launch_passive(model, data, show_left_ui=False, show_right_ui=False)
-    except Exception as error:  # whatever a display refuses with
+    except Exception as error:  # displays refuse with many types
         print(f"no window: {type(error).__name__}: {error}. The line below says where the tool is.")
         yield nothing
         return
@@ -182,7 +184,7 @@ def viewer(simulated_arm: SimulatedArm, *, wanted: bool = True) -> Iterator[Call
 
 @contextmanager
 def first_interrupt(call: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C calls `call`, so that nothing is torn in the middle; another does what it always does."""
+    """Let the first Ctrl-C call `call`, so that no file is left half written; another one interrupts as usual."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

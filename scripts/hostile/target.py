@@ -28,7 +28,7 @@ from robopolicy.real.ros2 import policy_runtime
 from robopolicy.real.ros2.joint_state_adapter import JointStateObserver
 from robopolicy.real.ros2.wiring import Wiring, load_wiring
 from robopolicy.real.safety import SafetyChain, load_profile
-from robopolicy.real.safety.chain import Measured
+from robopolicy.real.safety.decision import Measured
 from scripts.hostile.policy import HOME, policy_of
 
 RAISES_S = 1.0

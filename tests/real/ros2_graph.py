@@ -7,7 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from robopolicy.real.ros2.episode_client import EpisodeClient, arm_command, processes
+from robopolicy.real.ros2.episode_client import EpisodeClient
+from robopolicy.real.ros2.processes import arm_command, processes
 from robopolicy.real.ros2.wiring import load_wiring
 
 TASK = {"_target_": "native", "task": "reach", "horizon": 12, "joint_noise": 0.0, "cameras": ("front",),

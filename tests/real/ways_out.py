@@ -20,7 +20,7 @@ from robopolicy.real.ros2.upsampling import broken_claims
 from robopolicy.real.ros2.wiring import Wiring, parse
 from robopolicy.real.safety import SafetyChain, load_profile
 from robopolicy.real.safety.body import Body
-from robopolicy.real.safety.chain import Measured
+from robopolicy.real.safety.decision import Measured
 from robopolicy.real.safety.profile import Profile
 from tests.real.adversary import targets
 from tests.real.controllers import PositionController, TrajectoryController, ratios

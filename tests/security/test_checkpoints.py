@@ -30,14 +30,16 @@ from robopolicy.policies.lerobot.config import decode
 from robopolicy.policies.lerobot.metadata import NOTE, read_metadata
 from robopolicy.policies.lerobot.policy import STEPS, pipeline
 from robopolicy.real.recording import mcap_files
-from robopolicy.real.recording.replay import read, rebuild, reproduce
+from robopolicy.real.recording.recording import read
+from robopolicy.real.recording.replay import rebuild, reproduce
 from robopolicy.real.ros2.urdf import check_urdf
 from robopolicy.real.ros2.wiring import load_wiring
 from robopolicy.real.safety import SafetyError, load_profile
 from robopolicy.real.safety.command_limiter import CommandLimiter
-from robopolicy.real.safety.profile import Profile, settings_of
+from robopolicy.real.safety.profile import Profile
 from robopolicy.real.safety.profile_data import check_data
 from robopolicy.real.safety.risk import RiskCritic
+from robopolicy.real.safety.settings import settings_of
 from robopolicy.reporting.html_report import write_report
 from robopolicy.reporting.imagination import imagination
 from robopolicy.reporting.run_reader import read_run

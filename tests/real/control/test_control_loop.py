@@ -27,7 +27,7 @@ def executed(stall: int) -> tuple[list[int], int]:
 
     policy.act = act
     it = SimulatedArm(env, policy, settings=WIDE)
-    it.loop.journal, it.loop.buffer.blend = notes, 0
+    it.loop.plans.journal, it.loop.buffer.blend = notes, 0
     it.begin(1)
     for tick in range(300):
         it.loop.tick()

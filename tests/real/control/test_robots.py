@@ -23,7 +23,7 @@ from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.deploy.simulated_arm import Episode, SimulatedArm
 from robopolicy.real.safety import Mode, SafetyError, load_profile
 from robopolicy.real.safety.audit import joint_violations
-from robopolicy.real.safety.profile import Box
+from robopolicy.real.safety.settings import Box
 from robopolicy.sim.tasks import make_task
 from tests import toy
 
@@ -265,9 +265,9 @@ def test_a_plan_that_is_a_little_late_is_hardly_felt(wait, most):
     policy.act = lambda *_, **__: (policy.action * torch.tensor([1.6, 1.2, 0.8, 0.4])[:, None])[None]
     it, gaps = SimulatedArm(env, policy, settings=WIDE), []
     it.loop.early = it.loop.grace = 0.02
-    request, poll, asked = it.loop.runner.request, it.loop.runner.poll, [0.0]
-    it.loop.runner.request = lambda *args: (asked.append(it.time), request(*args))
-    it.loop.runner.poll = lambda now: poll(now) if now >= asked[-1] + wait - 1e-9 else None
+    request, poll, asked = it.loop.plans.runner.request, it.loop.plans.runner.poll, [0.0]
+    it.loop.plans.runner.request = lambda *args: (asked.append(it.time), request(*args))
+    it.loop.plans.runner.poll = lambda now: poll(now) if now >= asked[-1] + wait - 1e-9 else None
     filtered, wanted = it.chain.filter, []
     it.chain.filter = lambda target, *args, **how: (wanted.append(target), filtered(target, *args, **how))[1]
     it.begin(1)

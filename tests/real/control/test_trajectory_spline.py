@@ -143,8 +143,8 @@ def test_a_policy_of_one_step_bridges_a_latency_of_one(latency):
     env = sim.make("reach", 1, joint_noise=0.0, horizon=60)
     it = SimulatedArm(env, Drive(env, [0.001, 0.0, 0.0, 0.0, 0.0], steps=1), settings=WIDE, latency=latency)
     it.loop.early, planned = 0.02, []
-    request = it.loop.runner.request
-    it.loop.runner.request = lambda *args: (planned.append(it.time), request(*args))[1]
+    request = it.loop.plans.runner.request
+    it.loop.plans.runner.request = lambda *args: (planned.append(it.time), request(*args))[1]
     it.begin(1)
     held = 0
     for tick in range(500):
@@ -163,7 +163,7 @@ def test_a_plan_is_dropped_after_a_stall_longer_than_it_may_be_late():
         it.loop.tick()
         it.arm.advance()
         it.time += it.dt
-    it.loop.runner.poll = lambda now: None  # nothing new
+    it.loop.plans.runner.poll = lambda now: None  # nothing new
     it.loop.buffer.clear()
     it.loop.buffer.add(np.zeros((1, 5)), it.time, it.time, it.time)  # due a control step later, and the stall too
     it.time += 14 * it.dt  # 56 ms; a policy of one step may be 50 late

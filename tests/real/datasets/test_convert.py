@@ -15,7 +15,7 @@ from robopolicy.real.control.robots import Trouble
 from robopolicy.real.datasets.convert import convert, frames_of
 from robopolicy.real.deploy.simulated_arm import SimulatedArm
 from robopolicy.real.recording.recorder import Recorder
-from robopolicy.real.recording.replay import read
+from robopolicy.real.recording.recording import read
 from tests.real.control.test_robots import WIDE, Drive
 
 SLOW, FAST = [0.001, 0.0005, -0.001, 0.0, -0.5], [0.02, 0.02, -0.02, 0.1, -1.0]

@@ -55,9 +55,9 @@ def simulated_arm(chunking: str, *, latency: float = STEP) -> tuple[SimulatedArm
     env = reach()
     it = SimulatedArm(env, flow(env), settings=WIDE, latency=latency, chunking=chunking)
     notes, told = Notes(), []
-    it.loop.journal = notes
-    plan = it.loop.runner.planner.plan
-    it.loop.runner.planner.plan = lambda obs, step, ahead=None: told.append(ahead) or plan(obs, step, ahead)
+    it.loop.plans.journal = notes
+    plan = it.loop.plans.runner.planner.plan
+    it.loop.plans.runner.planner.plan = lambda obs, step, ahead=None: told.append(ahead) or plan(obs, step, ahead)
     return it, notes, told
 
 
@@ -103,7 +103,7 @@ def test_a_frozen_prefix_is_what_was_executed():
 
 def test_the_forecast_follows_what_is_measured():
     it, _, told = simulated_arm("rtc")
-    it.loop.runner.latency = 0.12  # more than it was started with
+    it.loop.plans.runner.latency = 0.12  # more than it was started with
     it.run(3)
     assert [a.delay for a in told if a is not None][:3] == [3, 3, 3], "the first chunk came three steps later"
     delays = Delays(STEP, first=0, most=4, window=3)
@@ -128,7 +128,7 @@ def test_without_an_old_chunk_it_plans_what_a_planner_does():
 
 def test_a_chunk_later_than_the_horizon_bridges_is_refused_and_the_arm_holds():
     it, notes, _ = simulated_arm("rtc")
-    it.loop.runner.latency = 6 * STEP
+    it.loop.plans.runner.latency = 6 * STEP
     episode = it.run(3)
     assert not episode.success and episode.aborted == ""
     assert any("chunk_refused" in r and "0.300 s after its observation" in r for r in episode.reasons)
@@ -138,11 +138,11 @@ def test_a_chunk_later_than_the_horizon_bridges_is_refused_and_the_arm_holds():
 def test_a_planner_that_hangs_never_blocks_a_tick():
     """In its own thread: the old chunk is played to its end, then the arm holds, and goes on when there is a plan."""
     it, notes, _ = simulated_arm("rtc")
-    go, chunks = threading.Event(), it.loop.runner.planner
+    go, chunks = threading.Event(), it.loop.plans.runner.planner
     go.set()
     plan = chunks.plan
     chunks.plan = lambda obs, step, ahead=None: plan(obs, step, ahead) if go.wait(60.0) else None
-    it.loop.runner = runner = ThreadRunner(chunks, latency=STEP, wait=60.0)
+    it.loop.plans.runner = runner = ThreadRunner(chunks, latency=STEP, wait=60.0)
     it.begin(1)
     modes = []
     for tick in range(700):

@@ -17,13 +17,15 @@ from robopolicy.real.control.joints import Commanded
 from robopolicy.real.control.robots import Trouble
 from robopolicy.real.datasets.convert import value_of
 from robopolicy.real.deploy.simulated_arm import SimulatedArm
-from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder, describe, dumps
-from robopolicy.real.recording.replay import Recording, read, rebuild, replay, reproduce
+from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder
+from robopolicy.real.recording.recording import Recording, read
+from robopolicy.real.recording.records import describe, dumps
+from robopolicy.real.recording.replay import rebuild, replay, reproduce
 from robopolicy.real.safety import Mode, SafetyChain, load_profile
-from robopolicy.real.safety.chain import Measured
-from robopolicy.real.safety.profile import Box, Plane, settings_of
+from robopolicy.real.safety.decision import Measured
 from robopolicy.real.safety.risk import RiskCritic
 from robopolicy.real.safety.safety_mode import Patience
+from robopolicy.real.safety.settings import Box, Plane, settings_of
 from tests import toy
 from tests.real.adversary import targets
 from tests.real.control.test_robots import WIDE, Drive

@@ -124,7 +124,7 @@ def test_it_drives_the_arm_behind_the_limits(monkeypatch, tmp_path):
         PolicyRuntime(replace(config, safety={"energy": 2.0}), WIRING).chain()
     late = replace(WIRING, cameras={IMAGE: replace(WIRING.cameras[IMAGE], latency_s=0.05)})
     loop = PolicyRuntime(config, late).loop(Wire().stream.arm, runtime.chain(), lambda: 0.0)
-    assert loop.observation_history.age == 0.05 and loop.lead == 1, "asked for as much earlier"
+    assert loop.observation_history.age == 0.05 and loop.plans.lead == 1, "asked for as much earlier"
     with pytest.raises(SpecError, match=r"chunking=rtc: .* pictures that are 0.05 s old"):
         PolicyRuntime(replace(config, chunking="rtc"), late)
     wire = Wire(make_loop=runtime.loop, settings={"tcp_speed": 0.5})

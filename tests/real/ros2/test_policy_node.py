@@ -30,8 +30,10 @@ from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 from robopolicy.real.control.joint_order import JointOrder
-from robopolicy.real.recording.recorder import RecordedChain, Recorder, describe
-from robopolicy.real.recording.replay import read, reproduce
+from robopolicy.real.recording.recorder import RecordedChain, Recorder
+from robopolicy.real.recording.recording import read
+from robopolicy.real.recording.records import describe
+from robopolicy.real.recording.replay import reproduce
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.policy_node import PolicyNode
 from robopolicy.real.ros2.qos import profile_of
@@ -40,8 +42,8 @@ from robopolicy.real.ros2.teleop_keys import RemoteKeys
 from robopolicy.real.ros2.timeline import Timeline
 from robopolicy.real.ros2.wiring import parse
 from robopolicy.real.safety import Mode, SafetyChain, load_profile
-from robopolicy.real.safety.chain import Measured
-from robopolicy.real.safety.profile import Plane
+from robopolicy.real.safety.decision import Measured
+from robopolicy.real.safety.settings import Plane
 from tests.real.control.test_joints import urdf
 from tests.real.ros2 import test_messages as inputs
 from tests.real.ros2.test_joint_state_adapter import SPEC

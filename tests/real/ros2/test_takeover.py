@@ -12,7 +12,8 @@ from robopolicy.real.control.robots import State
 from robopolicy.real.datasets.convert import frames_of
 from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.recording.recorder import Recorder
-from robopolicy.real.recording.replay import read, reproduce
+from robopolicy.real.recording.recording import read
+from robopolicy.real.recording.replay import reproduce
 from robopolicy.real.ros2.teleop_keys import FRESH, KNOWN, Forwarder, RemoteKeys
 from robopolicy.real.ros2.wiring import load_wiring
 from robopolicy.real.safety import Mode, SafetyError

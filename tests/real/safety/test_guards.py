@@ -15,12 +15,14 @@ from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer
 from robopolicy.real.control.robots import MujocoArm
 from robopolicy.real.safety import CommandLimiter, SafetyChain, SafetyError, load_profile, profile_names
+from robopolicy.real.safety import chain as chain_module
 from robopolicy.real.safety.clearance import KeepOut, Planes, SelfCollision
 from robopolicy.real.safety.command_limiter import ERROR, INPUT, LATE, POST
+from robopolicy.real.safety.decision import Measured
 from robopolicy.real.safety.energy_tank import EnergyTank
 from robopolicy.real.safety.joint_space import EdgeVelocity, Finite, JointPositionLimit, _Difference
-from robopolicy.real.safety.profile import Box, Plane, Settings
 from robopolicy.real.safety.risk import RiskCritic
+from robopolicy.real.safety.settings import Box, Plane, Settings
 from robopolicy.real.safety.singularity import Singularity
 from robopolicy.real.safety.tool import TcpSpeed, Workspace
 from tests.real.control import test_joints, test_robots
@@ -99,13 +101,13 @@ GUARDS = [
           test_chain.test_an_arm_that_is_not_where_it_should_be_is_a_fault),
     Guard("reference clip", SafetyChain, "_take", 'return clipped', "return target",
           test_chain.test_the_command_does_not_run_away_from_a_blocked_arm),
-    Guard("readable state", SafetyChain, "_read", "not within(q, 1e6)", "False",
+    Guard("readable state", Measured, "joints", "not within(q, 1e6)", "False",
           partial(test_chain.test_a_state_that_cannot_be_read_is_no_state, np.full(7, np.nan))),
-    Guard("shape of the state", SafetyChain, "_read", "q.shape != (n,)", "False",
+    Guard("shape of the state", Measured, "joints", "q.shape != (n,)", "False",
           partial(test_chain.test_a_state_that_cannot_be_read_is_no_state, np.zeros(6)), (*FAILS, ValueError)),
     Guard("a tank at rest", SafetyChain, "activate", "self.tank.rest()", "pass",
           test_chain.test_who_moves_a_resting_arm_by_hand_neither_fills_nor_empties_the_tank, (*FAILS, SafetyError)),
-    Guard("stiffness of the tank", SafetyChain, "_arm", "self.tank.stiffness = profile.settings.contact_stiffness",
+    Guard("stiffness of the tank", chain_module, "tank_for", "tank.stiffness = settings.contact_stiffness",
           "pass", test_chain.test_a_stiffer_contact_is_reckoned_with_at_once),
     Guard("torques", SafetyChain, "_take", "if torque.shape != q.shape or not within(torque, np.inf):", "if False:",
           test_chain.test_a_tank_without_torques_is_no_tank, (*FAILS, ValueError)),

@@ -20,7 +20,8 @@ from robopolicy.real.deploy.deploy import in_process, report
 from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.deploy.deployment import Deployment
 from robopolicy.real.recording.recorder import Recorder
-from robopolicy.real.recording.replay import read, reproduce
+from robopolicy.real.recording.recording import read
+from robopolicy.real.recording.replay import reproduce
 from robopolicy.real.teleoperation import teleoperated_sim
 from robopolicy.real.teleoperation.keys import InputLostError
 from robopolicy.real.teleoperation.teleop import TeleopSummary, record
@@ -88,7 +89,7 @@ def shared(tmp_path_factory):
     keys = Script((0.3, "t"), *held("a", 0.35, 0.6), (0.8, "b"), (1.3, "p"))
     simulated_arm, _ = with_policy(keys, seconds=1.6, recorder=Recorder(folder / "r"))
     planned = []
-    runner = simulated_arm.loop.runner
+    runner = simulated_arm.loop.plans.runner
     plan = runner.planner.plan
     runner.planner.plan = lambda obs, step, ahead=None: (
         planned.append((simulated_arm.loop.driver, step)) or plan(obs, step)
@@ -163,8 +164,8 @@ def test_a_plan_on_its_way_is_dropped_at_a_hand_over():
     simulated_arm.loop.buffer.add = lambda chunk, observed, now, first: (
         taken.append((observed, now)) or add(chunk, observed, now, first)
     )
-    resets, reset = [], simulated_arm.loop.runner.planner.reset
-    simulated_arm.loop.runner.planner.reset = lambda seed: resets.append(seed) or reset(seed)
+    resets, reset = [], simulated_arm.loop.plans.runner.planner.reset
+    simulated_arm.loop.plans.runner.planner.reset = lambda seed: resets.append(seed) or reset(seed)
     simulated_arm.run(3)
     assert simulated_arm.loop.counts["handed_over"] == 2 and len(taken) > 4
     assert resets == [3, 3, 3], "a residual's base forgets its chunk too; noise stays keyed by the episode"
@@ -286,7 +287,7 @@ class Pilot:
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory) -> tuple[Path, TeleopSummary, Pilot, list[str]]:
+def recorded(tmp_path_factory) -> tuple[Path, TeleopSummary, Pilot, list[str]]:
     out, lines = tmp_path_factory.mktemp("teleop") / "d", []
     pilot = Pilot("backspace", "enter", "enter")
     shown = record(sim.make("reach", 1), pilot, out, episodes=9, safety=WIDE, make=pilot.make, show=lines.append,
@@ -294,8 +295,8 @@ def session(tmp_path_factory) -> tuple[Path, TeleopSummary, Pilot, list[str]]:
     return out, shown, pilot, lines
 
 
-def test_what_was_kept_was_successful_by_the_tasks_own_measure(session):
-    out, shown, pilot, lines = session
+def test_what_was_kept_was_successful_by_the_tasks_own_measure(recorded):
+    out, shown, pilot, lines = recorded
     assert (shown.episodes, shown.successes, shown.discarded) == (2, 2, 1)
     episodes = load_episodes(out)
     ends = (episodes.starts[1:] - 1).tolist()
@@ -308,20 +309,20 @@ def test_what_was_kept_was_successful_by_the_tasks_own_measure(session):
     assert any("human" in line and "target_rel" in line for line in lines)
 
 
-def test_it_is_the_dataset_that_demos_writes(session, tmp_path):
+def test_it_is_the_dataset_that_demos_writes(recorded, tmp_path):
     env = sim.make("reach", 2)
     record_demos(env=env, expert=sim.make_expert(env), episodes=2, out=tmp_path / "d")
-    mine, theirs = load_episodes(session[0]), load_episodes(tmp_path / "d")
+    mine, theirs = load_episodes(recorded[0]), load_episodes(tmp_path / "d")
     assert mine.observation == theirs.observation and mine.action_spec == theirs.action_spec
     assert (mine.dt, mine.tasks, mine.outcomes) == (theirs.dt, theirs.tasks, theirs.outcomes)
     assert mine.seeds[0] == theirs.seeds[0], "the same scenes"
-    columns = [json.loads((p / "meta" / "info.json").read_text())["features"] for p in (session[0], tmp_path / "d")]
+    columns = [json.loads((p / "meta" / "info.json").read_text())["features"] for p in (recorded[0], tmp_path / "d")]
     assert columns[0] == columns[1]
 
 
-def test_a_demonstration_moves_the_simulators_arm_alike(session):
+def test_a_demonstration_moves_the_simulators_arm_alike(recorded):
     """The actions that were written, played in the env that policies are trained in, reach the goal as well."""
-    episodes, env = load_episodes(session[0]), sim.make("reach", 1, horizon=200)
+    episodes, env = load_episodes(recorded[0]), sim.make("reach", 1, horizon=200)
     for k, seed in enumerate(episodes.seeds):
         env.reset(seed[None])
         done = [bool(env.step(a[None]).success) for a in episodes.action[episodes.starts[k] : episodes.starts[k + 1]]]
@@ -368,9 +369,9 @@ def test_what_cannot_be_driven_is_refused_before_anything_is_written(tmp_path):
 
 
 @pytest.mark.slow
-def test_training_takes_it_without_change(session, tmp_path):
+def test_training_takes_it_without_change(recorded, tmp_path):
     from robopolicy.cli.main import invoke
 
     invoke("train", "algo=bc", "task=reach", "loop.steps=4", "num_envs=2", "validation_episodes=2", "tracker=quiet",
-           dataset=session[0], run_dir=tmp_path / "run")  # fmt: skip
-    assert torch.is_tensor(load_episodes(session[0]).action) and (tmp_path / "run" / "spec.json").is_file()
+           dataset=recorded[0], run_dir=tmp_path / "run")  # fmt: skip
+    assert torch.is_tensor(load_episodes(recorded[0]).action) and (tmp_path / "run" / "spec.json").is_file()
