@@ -95,7 +95,7 @@ class Ours:
         spec = PolicySpec(observation, episodes.action_spec, episodes.dt, TO, H, TA, episodes.tasks)
         normalizer = Normalizer(observation, episodes.action_spec).fit(episodes)
         network: Any = partial(UNet1d, dims=DIMS, kernel=KERNEL, groups=GROUPS, time_dim=TIME_DIM)
-        policy = DiffusionPolicy(spec, normalizer, denoising_steps=K, network=network)
+        policy = DiffusionPolicy(spec, normalizer, denoising_steps=K, network=network, prediction="epsilon")
         algo = BC(policy, steps=SCHEDULE)
         self.train: Any = partial(
             offline, algo=algo, episodes=episodes, batch_size=batch_size, seed=0, tracker=Tracker(quiet=True),

@@ -66,6 +66,7 @@ def make(env: Any, *, images: bool, minibatch: int, device: torch.device, **opti
         Normalizer.from_limits(observation, spec.action),
         network=partial(ResidualMLP, width=256),
         finetuned_steps=5,
+        prediction="epsilon",
     )
     return DPPO(policy.to(device), minibatch=minibatch, **{**OPTIONS, **options})
 

@@ -32,7 +32,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from robopolicy.algos.bc import BC
-from robopolicy.config.compose import config_folder
+from robopolicy.config.hydra_configs import config_folder
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import IMAGES, STATE, TASK, ActionSpec, Feature
 from robopolicy.evaluation.statistics import bootstrap

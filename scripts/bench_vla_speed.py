@@ -34,7 +34,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from robopolicy.config.compose import config_folder
+from robopolicy.config.hydra_configs import config_folder
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import IMAGES, STATE, TASK, ActionSpec, Feature
 from robopolicy.evaluation.statistics import bootstrap

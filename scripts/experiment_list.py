@@ -423,7 +423,7 @@ EXPERIMENTS = {
             Setting(
                 PICK,
                 {
-                    "refined": ("algo=residual_fast",),
+                    "refined": ("algo=residual",),
                     "scratch": ("algo=residual_scratch", "loop.demo_fraction=0"),
                     "scratch_with_demos": ("algo=residual_scratch",),
                 },
@@ -432,7 +432,7 @@ EXPERIMENTS = {
         seeds=(0, 1, 2, 3, 4),
     ),
     "residual_no_dip": Experiment(
-        (Setting(PICK, {"refined": ("algo=residual_fast", "loop.eval_every=1000", *WATCH)}),),
+        (Setting(PICK, {"refined": ("algo=residual", "loop.eval_every=1000", *WATCH)}),),
         seeds=(0, 1, 2, 3, 4),
         extra=("dip",),
     ),
@@ -450,8 +450,8 @@ EXPERIMENTS = {
     ),
     "peg_residual": Experiment(
         (
-            Setting(PEG_EASY, {"refined": ("algo=residual_fast",)}, "easy/"),
-            Setting(PEG, {"refined": ("algo=residual_fast", *PEG_HARD)}, "hard/"),
+            Setting(PEG_EASY, {"refined": ("algo=residual",)}, "easy/"),
+            Setting(PEG, {"refined": ("algo=residual", *PEG_HARD)}, "hard/"),
         )
     ),
     "native_suite_residual": Experiment(
@@ -466,9 +466,9 @@ EXPERIMENTS = {
             ),
         )
     ),
-    "lerobot_base_residual": Experiment((Setting(PICK_ACT, {"refined": ("algo=residual_fast",)}),)),
+    "lerobot_base_residual": Experiment((Setting(PICK_ACT, {"refined": ("algo=residual",)}),)),
     "trained_under_limits": Experiment(
-        (Setting(PICK, {"free": ("algo=residual_fast",), "limited": ("algo=residual_fast", LIMITED)}),)
+        (Setting(PICK, {"free": ("algo=residual",), "limited": ("algo=residual", LIMITED)}),)
     ),
     "pick_dppo": Experiment((Setting(PICK, {"refined": ("algo=dppo", SOLVED)}),), seeds=(0, 1, 2, 3, 4)),
     "peg_dppo": Experiment(
@@ -592,7 +592,7 @@ EXPERIMENTS = {
                 PICK,
                 {
                     "dppo": ("algo=dppo", *CURVE),
-                    "residual": ("algo=residual_fast", "loop.eval_every=3000", *WATCH),
+                    "residual": ("algo=residual", "loop.eval_every=3000", *WATCH),
                 },
             ),
             Setting(PICK_GAUSSIAN, {"ppo": ("algo=ppo", *CURVE)}, prefix="gaussian/"),

@@ -9,21 +9,21 @@ a world model of these and of the demonstrations, and from there, without a furt
   dppo        algo=dppo in imagination, anchored to the base, behind the gate
   free        the same without anchor and gate
   loose       the same with an anchor of 0.003, and three rollouts of critic warm-up where `dppo` and `free` have one
-  residual    algo=residual_fast in imagination, of small scale; no real transition in any batch
+  residual    algo=residual in imagination, of small scale; no real transition in any batch
   wide        the same with the full scale, a penalty of 0.3, and half as long; its rows up to 2026-11-23 were made by
               the arm `residual` of then
   mixed       as `wide`, with half of each batch from the recorded transitions
-  model_free  algo=residual_fast on the recorded transitions themselves (world=recorded, half of each batch
+  model_free  algo=residual on the recorded transitions themselves (world=recorded, half of each batch
               demonstrations): those that the model was trained on, its held-out part too
   real        algo=dppo on the task itself, for the env steps that it needs to be as good as `dppo`
   branched    as `mixed`, with imagined episodes of 10 steps that begin in any recorded state
   branched_ungated  the same without the gate, which with few held-out starts refuses what it cannot be sure of
   branched_alone    as `branched`, no real transition in any batch
-  rounds      algo=residual_fast in four rounds of imagination, each with up to 30 real episodes to refit the model on,
+  rounds      algo=residual in four rounds of imagination, each with up to 30 real episodes to refit the model on,
               5,000 env steps in all; half of each batch recorded transitions, a quarter those of the rounds before
   branched_rounds   as `branched_ungated` in up to six rounds of 15 real episodes, 5,000 env steps in all; three in a
               row in which the refitted model is wrong end them
-  control     algo=residual_fast on the task itself for 5,000 env steps, half of each batch recorded transitions
+  control     algo=residual on the task itself for 5,000 env steps, half of each batch recorded transitions
 
 Each result is evaluated on the task's test episodes; what was learned in imagination also in imagination, from starts
 that the model was not trained on, where an episode that ends in doubt is a failure. Rows of `imagined_dppo`, and of
@@ -62,14 +62,14 @@ TRIALS = 100  # training seeds from here on
 ENSEMBLE, CHUNKS = "ensemble", "chunk_transformer"  # kinds of models; all else was recorded with the first
 ONE = "algo.critic_warmup=1"  # rollout, with which `dppo` and `free` were recorded; the default has become 3
 # Nothing but a penalty holds a residual of full range to the base, and it finds where the model errs sooner.
-HELD = ("algo=residual_fast", "algo.penalty_final=0.3")
+HELD = ("algo=residual", "algo.penalty_final=0.3")
 NONE = "loop.demo_fraction=0"  # of a batch is recorded
 BRANCHED = (*HELD, "world.branch=10")
 IMAGINED = {
     "dppo": ("algo=dppo", ONE),
     "loose": ("algo=dppo", "algo.anchor=0.003"),
     "free": ("algo=dppo", ONE, "algo.anchor=0", "world.gate=null"),
-    "residual": ("algo=residual_fast", "policy.scale=0.1", "loop.total_steps=60000", NONE),
+    "residual": ("algo=residual", "policy.scale=0.1", "loop.total_steps=60000", NONE),
     "wide": (*HELD, NONE),
     "mixed": HELD,
     "branched": BRANCHED,
@@ -84,9 +84,9 @@ IMAGINED = {
 DREAMT = [arm for arm in IMAGINED if "rounds" not in arm]  # evaluated in imagination too
 IDS = {**dict.fromkeys(("rounds", "branched_rounds", "control"), "coevolution"), "real": "imagination_real_steps"}
 LEARNED = {  # without a model
-    "model_free": ("algo=residual_fast", "loop.total_steps=100000"),
+    "model_free": ("algo=residual", "loop.total_steps=100000"),
     "real": ("algo=dppo", "loop.eval_every=20480", "loop.total_steps=204800", "validation_episodes=200"),
-    "control": ("algo=residual_fast", "loop.total_steps=5000", "loop.warmup_steps=1000", "loop.updates_per_step=4"),
+    "control": ("algo=residual", "loop.total_steps=5000", "loop.warmup_steps=1000", "loop.updates_per_step=4"),
 }
 ARMS = (*IMAGINED, *LEARNED)
 # Noise makes many episodes miss by less than a model can tell; the default of 0.97 then finds one success in eight.

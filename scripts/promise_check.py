@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from robopolicy.cli.main import _VERBS, find_verb
-from robopolicy.config.compose import compose, config_folder, group_options
+from robopolicy.config.compose import compose, group_options
+from robopolicy.config.hydra_configs import config_folder
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.trees import flatten
 

@@ -191,7 +191,7 @@ class Sandbox:
         if "residual" not in value:
             return base
         rl = [f"{key}={SMALL['train'][key]}" for key in RESIDUAL]
-        return self._once(f"residual_{label}", [*train, "algo=residual_fast", f"base={base}", *task, *rl])
+        return self._once(f"residual_{label}", [*train, "algo=residual", f"base={base}", *task, *rl])
 
     def recording(self) -> Path:
         base = self.checkpoint("runs/bc", ["task=pick"])

@@ -155,10 +155,7 @@ def test_a_residual_on_all_tasks(base: Path, tmp_path: Path):
     run = tmp_path / "residual"
     sizes = ["num_envs=3", "loop.total_steps=60", "loop.warmup_steps=30", "loop.batch_size=16", "validation_episodes=0",
              "loop.eval_every=0", "loop.critic_only_updates=2"]  # fmt: skip
-    assert (
-        main(["train", "algo=residual_fast", "tracker=quiet", f"base={base}", f"run_dir={run}", *TASK_ARGS, *sizes])
-        == 0
-    )
+    assert main(["train", "algo=residual", "tracker=quiet", f"base={base}", f"run_dir={run}", *TASK_ARGS, *sizes]) == 0
     refined = load_policy(run)
     assert TASK in refined.spec.observation and isinstance(refined.base, VLAPolicy)
     evaluation = ["task.horizon=3", "episodes=3", "videos=0", "variants=language"]

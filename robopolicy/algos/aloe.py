@@ -30,10 +30,10 @@ class ALOE:
         human_weight, demo_weight: weights of steps that a human drove, and of demonstrations without a driver column.
             Rewinds are never imitated; the critic learns from everything.
         policy_delay: critic updates per policy update.
-        **options: see ChunkCriticOptions.
+        target_subset, pessimism, **options: see ChunkCriticOptions.
     """
 
-    def __init__(
+    def __init__(  # type: ignore[misc]  # two keywords have defaults of their own
         self,
         policy: Policy,
         *,
@@ -43,9 +43,11 @@ class ALOE:
         human_weight: NonNegative = 2.0,
         demo_weight: NonNegative = 1.0,
         policy_delay: Count = 2,
+        target_subset: Count | None = None,
+        pessimism: NonNegative | None = 1.0,
         **options: Unpack[ChunkCriticOptions],
     ) -> None:
-        self.learner = ChunkLearner(policy, **options)
+        self.learner = ChunkLearner(policy, target_subset=target_subset, pessimism=pessimism, **options)
         self.policy = self.learner.policy
         self.beta, self.weight_clip, self.samples, self.policy_delay = beta, weight_clip, samples, policy_delay
         weights = {POLICY: 0.0, HUMAN: human_weight, REWIND: 0.0, DEMONSTRATION: demo_weight}

@@ -31,7 +31,7 @@ class GRPO(DPPO):
 
     Args:
         group_size: envs that begin in the same state; the env is a GroupedEnv of this size underneath.
-        **options: see DenoisingConfig. `anchor` is GRPO's β, the weight of the KL to the frozen policy.
+        epochs, **options: see DenoisingConfig. `anchor` is GRPO's β, the weight of the KL to the frozen policy.
 
     Raises:
         ConfigError: groups of one.
@@ -42,8 +42,8 @@ class GRPO(DPPO):
         """Name the class whose fields `**options` are; the config is checked against it."""
         return (DenoisingConfig,)
 
-    def __init__(self, policy: DenoisingPolicy, *, group_size: Count, **options: Any) -> None:
-        groups, config = Groups(group_size), DenoisingConfig(**options)
+    def __init__(self, policy: DenoisingPolicy, *, group_size: Count, epochs: Count = 4, **options: Any) -> None:
+        groups, config = Groups(group_size), DenoisingConfig(epochs=epochs, **options)
         self._prepare(policy, config)
         self.learner = Learner(self.parameters, config, groups)
 

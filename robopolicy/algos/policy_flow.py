@@ -62,7 +62,7 @@ class PolicyFlow:
         self,
         policy: FlowPolicy,
         *,
-        clip: Positive = 0.02,
+        clip: Positive = 0.05,
         noise: Positive = 0.1,
         brownian: NonNegative = 0.0,
         entropy: NonNegative = 0.0,

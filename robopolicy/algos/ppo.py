@@ -5,18 +5,20 @@ It is DPPO's baseline, with the same loop, critic, advantages and mean over exec
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from robopolicy.algos.advantage_estimator import Advantages
 from robopolicy.algos.ppo_core import Learner, PPOConfig
 from robopolicy.algos.returns import clipped_loss
 from robopolicy.buffers.collector import Record, Rollout
-from robopolicy.config.schema import Positive
+from robopolicy.config.schema import Count, Positive
 from robopolicy.core.types import Metrics, Obs
+from robopolicy.networks.mlp import MLP_3
 from robopolicy.policies.base import LikelihoodPolicy
 from robopolicy.policies.normalizer import ACTION
 
@@ -35,7 +37,7 @@ class PPO:
 
     Args:
         clip: PPO's clip of the ratio.
-        **options: see PPOConfig.
+        critic, minibatch, **options: see PPOConfig.
     """
 
     @staticmethod
@@ -43,11 +45,20 @@ class PPO:
         """Name the class whose fields `**options` are; the config is checked against it."""
         return (PPOConfig,)
 
-    def __init__(self, policy: LikelihoodPolicy, *, clip: Positive = 0.02, **options: Any) -> None:
+    def __init__(
+        self,
+        policy: LikelihoodPolicy,
+        *,
+        clip: Positive = 0.05,
+        critic: Callable[[int, int], nn.Module] = MLP_3,
+        minibatch: Count = 260,
+        **options: Any,
+    ) -> None:
+        config = PPOConfig(critic=critic, minibatch=minibatch, **options)
         self.policy = policy
         parameters = policy.density_parameters()
         self.clip = torch.tensor(clip, device=parameters[0].device)
-        self.learner = Learner.with_critic(parameters, policy.cond_dim, PPOConfig(**options))
+        self.learner = Learner.with_critic(parameters, policy.cond_dim, config)
 
     @property
     def critic_warmup(self) -> int:

@@ -15,7 +15,7 @@ from robopolicy.algos.returns import STATS, minibatches, schedule
 from robopolicy.config.schema import Count, Fraction, Natural, NonNegative, Positive
 from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.types import Metrics
-from robopolicy.networks.mlp import MLP
+from robopolicy.networks.mlp import VALUE_MLP_3
 from robopolicy.policies.denoising_chain import ChainNoise, FloorNoise
 from robopolicy.utils.optim import load_optimizer_state, optimizer_state
 
@@ -38,12 +38,12 @@ class ActorConfig:
         seed: of the order of samples.
     """
 
-    epochs: Count = 5
-    minibatch: Count = 2560
+    epochs: Count = 8
+    minibatch: Count = 1_300
     minibatches: Count | None = None
     microbatch: Count | None = None
-    actor_lr: Positive = 1e-4
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    actor_lr: Positive = 5e-4
+    lr_schedule: Literal["constant", "linear", "cosine"] = "cosine"
     lr_final: Fraction = 0.1
     weight_decay: NonNegative = 0.0
     grad_norm: Positive = 1.0
@@ -63,11 +63,11 @@ class PPOConfig(ActorConfig):
         reward_clip: rewards, over the running deviation of their returns, lie within ± this.
     """
 
-    critic: Callable[[int, int], nn.Module] = MLP
-    gamma: Fraction = 0.99
+    critic: Callable[[int, int], nn.Module] = VALUE_MLP_3
+    gamma: Fraction = 0.9975
     gae_lambda: Fraction = 0.95
     critic_lr: Positive = 1e-3
-    critic_warmup: Natural = 0
+    critic_warmup: Natural = 1
     reward_clip: Positive = 10.0
 
 
@@ -89,8 +89,8 @@ class DenoisingConfig(ActorConfig):
 
     noise: Callable[..., ChainNoise] = FloorNoise
     denoising_gamma: Fraction = 0.99
-    clip: Positive = 0.01
-    clip_first: Positive = 0.01
+    clip: Positive = 0.05
+    clip_first: Positive = 0.02
     clip_rate: Positive = 3.0
     anchor: NonNegative = 0.0
     entropy: NonNegative = 0.0
@@ -100,6 +100,8 @@ class DenoisingConfig(ActorConfig):
 @dataclass(frozen=True)
 class DPPOConfig(DenoisingConfig, PPOConfig):
     """Options of DPPO: those of a denoising chain and those of a critic."""
+
+    critic_warmup: Natural = 3
 
 
 class Learner:

@@ -57,7 +57,7 @@ class ResidualTD3:
         target_subset: Count = 2,
         tau: Fraction = 0.01,
         actor_lr: Positive = 3e-4,
-        critic_lr: Positive = 3e-4,
+        critic_lr: Positive = 1e-3,
         policy_delay: Count = 2,
         target_noise: NonNegative = 0.0,
         target_noise_clip: NonNegative = 0.3,
@@ -67,7 +67,7 @@ class ResidualTD3:
         gripper_hold: Count = 8,
         penalty: NonNegative = 1.0,
         penalty_final: Positive = 0.003,
-        penalty_steps: Natural = 15_000,
+        penalty_steps: Natural = 8_000,
         grad_clip: Positive = 10.0,
         seed: int = 0,
     ) -> None:

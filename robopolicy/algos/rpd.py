@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from robopolicy.algos.ppo import PPO, ChunkSamples
-from robopolicy.algos.ppo_core import PPOConfig
 from robopolicy.algos.returns import schedule
 from robopolicy.buffers.collector import Record, Rollout
-from robopolicy.config.schema import Fraction, NonNegative, Positive
+from robopolicy.config.schema import Fraction, Natural, NonNegative, Positive
 from robopolicy.core.errors import CheckpointError, SpecError
 from robopolicy.core.specs import PolicySpec, check_action_spec
 from robopolicy.core.types import BASE_ACTION, Metrics, Obs
@@ -41,7 +40,7 @@ class RPD:
         distance: "mse": mean square in normalised units, as published; "kl": to a Gaussian around the teacher's chunk
             with the student's deviation, ½((mean − target)/σ)² per element.
         anchor: initial weight. anchor_schedule, anchor_final: its schedule over the training, and its final factor.
-        clip: PPO's clip of the ratio. **options: see PPOConfig.
+        clip: PPO's clip of the ratio. critic_warmup, **options: see PPO.
 
     Raises:
         SpecError: teacher and student command other actions, or at another rate.
@@ -49,8 +48,8 @@ class RPD:
 
     @staticmethod
     def forwards_to(given: object) -> tuple[type, ...]:
-        """Name the class whose fields `**options` are; the config is checked against it."""
-        return (PPOConfig,)
+        """Name the class whose keywords `**options` are; the config is checked against it."""
+        return (PPO,)
 
     def __init__(
         self,
@@ -60,13 +59,14 @@ class RPD:
         distance: Literal["mse", "kl"] = "mse",
         anchor: NonNegative = 1.0,
         anchor_schedule: Literal["constant", "linear", "cosine"] = "linear",
-        anchor_final: Fraction = 0.0,
-        clip: Positive = 0.02,
+        anchor_final: Fraction = 0.1,
+        clip: Positive = 0.05,
+        critic_warmup: Natural = 0,
         **options: Any,
     ) -> None:
         _check(policy.spec, teacher.spec)
         self.policy, self.teacher = policy, teacher.eval().requires_grad_(False)
-        self.ppo = PPO(policy, clip=clip, **options)
+        self.ppo = PPO(policy, clip=clip, critic_warmup=critic_warmup, **options)
         self.distance, self.anchor = distance, anchor
         self.schedule = partial(schedule, anchor_schedule, final=anchor_final)
         self.count = min(policy.spec.n_action_steps, teacher.spec.horizon)  # Tt

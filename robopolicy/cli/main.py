@@ -28,7 +28,7 @@ _VERBS = {
         True,
     ),
     "train": (
-        "imitation (algo=bc) or reinforcement on a base (algo=residual_fast)",
+        "imitation (algo=bc) or reinforcement on a base (algo=residual)",
         "robopolicy.training.train:train",
         True,
     ),
@@ -147,7 +147,8 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    from robopolicy.config.compose import UsageError, compose
+    from robopolicy.config.compose import compose
+    from robopolicy.config.hydra_configs import UsageError
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     options, overrides = _options().parse_known_args(arguments)
@@ -186,7 +187,8 @@ def find_verb(name: str) -> Verb:
     Raises:
         UsageError: there is none; the closest names are offered.
     """
-    from robopolicy.config.compose import UsageError, Verb
+    from robopolicy.config.compose import Verb
+    from robopolicy.config.hydra_configs import UsageError
 
     if name not in _VERBS:
         raise UsageError(f"unknown verb {name!r}. {closest(name, _VERBS)}")

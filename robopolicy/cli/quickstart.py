@@ -58,7 +58,7 @@ def quickstart(
     stages.run(
         "refinement", "a residual learns from sparse success alone, on top of the frozen policy",
         lambda: invoke(
-            "train", "algo=residual_fast", f"loop.total_steps={rl_steps}", run_dir=refined, base=base, **common,
+            "train", "algo=residual", f"loop.total_steps={rl_steps}", run_dir=refined, base=base, **common,
         ),
     )  # fmt: skip
     result = stages.run(

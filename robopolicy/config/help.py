@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from robopolicy.config.compose import ALIASES, Verb, compose, config_folder, group_options, summary
+from robopolicy.config.compose import Verb, compose, group_options, summary
+from robopolicy.config.hydra_configs import config_folder
+from robopolicy.config.overrides import ALIASES
 from robopolicy.config.schema import TARGET
 from robopolicy.core.trees import flatten
 

@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from robopolicy.config.schema import TARGET
 from robopolicy.core.errors import ConfigError, closest
 
 _log = logging.getLogger(__name__)
@@ -152,22 +153,22 @@ def names(slot: str) -> list[str]:
     return sorted(_SLOTS.get(slot, ()))
 
 
-def lookup(slot: str, name: Any, key: str) -> Callable[..., Any]:
-    """The class or function registered as `name` for `slot`.
+def lookup(slot: str, name: Any, where: str) -> Callable[..., Any]:
+    """Return the class or function registered as `name` for `slot`.
 
     Args:
-        key: dotted key of the name, for the messages.
+        where: dotted key of the node, for the messages.
 
     Raises:
         ConfigError: nothing can be built at `slot`, or `name` is not registered for it.
     """
     known = _SLOTS.get(slot)
     if known is None:
-        raise ConfigError(f"{key}: got a node, and nothing can be built at {slot!r}. Give a plain value.")
+        raise ConfigError(f"{where}.{TARGET}: got a node, and nothing can be built at {slot!r}. Give a plain value.")
     if not isinstance(name, str) or name not in known:
         own = " Code of your own joins by robopolicy.config.registry.register and --allow <module>."
         raise ConfigError(
-            f"{key}: got {name!r}, which is not registered for {slot!r}. {closest(str(name), known)}{own}"
+            f"{where}.{TARGET}: got {name!r}, which is not registered for {slot!r}. {closest(str(name), known)}{own}"
         )
     found = known[name]
     if isinstance(found, str):

@@ -1,4 +1,4 @@
-"""The constructor is the schema: which keywords a class or function takes, and which values they accept.
+"""Reflect constructors, which are the schema: the keywords that a target takes, and the values that they accept.
 
 Annotations do the work. pydantic checks and converts plain values (a YAML list becomes a tuple, a string a Path);
 `**options: Unpack[SomeTypedDict]` lists what would otherwise be anything; `Node` marks a config that the callee
@@ -8,17 +8,21 @@ builds itself, and a dataclass groups several keys. `Count` and its like say whi
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import pydantic
+import pydantic_core
 
 TARGET, PARTIAL = "_target_", "_partial_"
 MISSING = "???"  # OmegaConf's mark for a value that the user must give
+
+SCALARS = (str, int, float, bool, type(None))
+_CONFIG = pydantic.ConfigDict(arbitrary_types_allowed=True)
 
 _NODE = "a config node: built later, with what only the run knows"
 Node = Annotated[dict[str, Any], _NODE]
@@ -48,51 +52,122 @@ Device = Annotated[
 ]
 
 
+def _refuse(value: Any) -> Any:
+    raise ValueError
+
+
+_NOTHING = Annotated[Any, pydantic.AfterValidator(_refuse)]
+
+
 class WrongTypeError(Exception):
     """A value does not fit its annotation."""
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """One keyword that a target accepts: annotation (`Any` where unknown) and default (`inspect.Parameter.empty`)."""
+class Parameter(NamedTuple):
+    """One keyword that a target accepts.
+
+    `annotation` is `Any` where unknown, `default` is `inspect.Parameter.empty` where the keyword is required. `adapter`
+    validates plain values; None where the annotation has no schema. `takes_node`: the annotation is `Node`, or a union
+    that contains it.
+    """
 
     annotation: Any
     default: Any
+    adapter: pydantic.TypeAdapter[Any] | None = None
+    takes_node: bool = False
 
     @property
     def required(self) -> bool:
         return self.default is inspect.Parameter.empty
 
+    def coerce(self, value: Any) -> Any:
+        """Convert `value` as the annotation wants it; a plain copy where the annotation has no schema.
 
-def parameters(
-    target: Callable[..., Any], arguments: Mapping[str, Any] | None = None
-) -> tuple[dict[str, Parameter], bool]:
-    """Keywords that `target` accepts, and whether it takes any others (`**kwargs` of which nothing is known).
+        Raises:
+            WrongTypeError: it does not fit.
+        """
+        if isinstance(value, bool) and not _admits_bool(self.annotation):  # pydantic would read true as 1
+            raise WrongTypeError
+        if self.adapter is None:
+            return plain(value)
+        try:
+            return self.adapter.validate_python(value)
+        except pydantic.ValidationError as error:
+            raise WrongTypeError from error
 
-    What `**kwargs` may hold is said by an `Unpack[TypedDict]` annotation, or by an attribute `forwards_to` of the
-    function: called with its arguments, it returns the callables to whose keywords `kwargs` are passed on.
+
+class Signature(NamedTuple):
+    """The keywords of a target, and whether it takes any others (`**kwargs` of which nothing is known)."""
+
+    known: dict[str, Parameter]
+    anything: bool
+    required: frozenset[str]
+
+
+def signature(target: Callable[..., Any], arguments: Mapping[str, Any] | None = None) -> Signature:
+    """Return the keywords that `target` accepts. Each target is reflected once.
+
+    The keys of `**kwargs` are read from an `Unpack[TypedDict]` annotation, or from an attribute `forwards_to` of the
+    target: called with `arguments`, it returns the callables to whose keywords `kwargs` are passed on.
     """
+    forwards = getattr(target, "forwards_to", None)
+    return _reflect(target, None if forwards is None else tuple(forwards(arguments or {})))
+
+
+@functools.lru_cache(maxsize=1024)
+def _reflect(target: Callable[..., Any], callees: tuple[Callable[..., Any], ...] | None) -> Signature:
     hints = _hints(target.__init__ if inspect.isclass(target) else target)
     known: dict[str, Parameter] = {}
     anything = False
     for name, parameter in inspect.signature(target).parameters.items():
         hint = hints.get(name, Any)
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            if typing.get_origin(hint) is not typing.Unpack:
-                callees = getattr(target, "forwards_to", lambda given: None)(arguments or {})
-                anything = callees is None
-                for callee in callees or ():
-                    known = {**parameters(callee)[0], **known}
+            if typing.get_origin(hint) is typing.Unpack:
+                known = {**_options(typing.get_args(hint)[0]), **known}
                 continue
-            options = typing.get_args(hint)[0]
-            for key, kind in typing.get_type_hints(options, include_extras=True).items():
-                mark, optional = typing.get_origin(kind), key in options.__optional_keys__
-                if mark in (typing.Required, typing.NotRequired):  # as strings they escape __optional_keys__
-                    kind, optional = typing.get_args(kind)[0], mark is typing.NotRequired
-                known[key] = Parameter(kind, None if optional else inspect.Parameter.empty)
+            anything = callees is None
+            for callee in callees or ():
+                known = {**signature(callee).known, **known}
         elif parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
             known[name] = Parameter(hint, parameter.default)
-    return known, anything
+    known = _with_adapters(known)
+    required = frozenset({name for name, p in known.items() if p.default is inspect.Parameter.empty})
+    return Signature(known, anything, required)
+
+
+def _options(options: Any) -> dict[str, Parameter]:
+    """Return the keys of a TypedDict."""
+    found = {}
+    for key, kind in typing.get_type_hints(options, include_extras=True).items():
+        mark, optional = typing.get_origin(kind), key in options.__optional_keys__
+        if mark in (typing.Required, typing.NotRequired):  # as strings they escape __optional_keys__
+            kind, optional = typing.get_args(kind)[0], mark is typing.NotRequired
+        found[key] = Parameter(kind, None if optional else inspect.Parameter.empty)
+    return found
+
+
+# By the annotation's id; the annotation is kept, so that the id stays its own.
+_ADAPTERS: dict[int, tuple[Any, pydantic.TypeAdapter[Any] | None, bool]] = {}
+
+
+def _with_adapters(known: dict[str, Parameter]) -> dict[str, Parameter]:
+    """Add validators; each annotation gets one, whichever targets use it."""
+    for annotation in [p.annotation for p in known.values() if id(p.annotation) not in _ADAPTERS]:
+        union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+        members, adapter = (annotation, *(typing.get_args(annotation) if union else ())), None
+        takes_node = _NODE in [m for a in members for m in getattr(a, "__metadata__", ())]
+        if annotation is not Any and not takes_node:
+            for config in (_CONFIG, None):  # dataclasses refuse a config
+                try:
+                    adapter = pydantic.TypeAdapter[Any](annotation, config=config)
+                    break
+                except pydantic_core.SchemaError:  # a protocol: no plain value is one
+                    adapter = pydantic.TypeAdapter(None) if type(None) in members else pydantic.TypeAdapter(_NOTHING)
+                    break
+                except (pydantic.PydanticUserError, NameError, TypeError):
+                    continue
+        _ADAPTERS[id(annotation)] = annotation, adapter, takes_node
+    return {name: Parameter(*p[:2], *_ADAPTERS[id(p.annotation)][1:]) for name, p in known.items()}
 
 
 def is_node(value: Any) -> bool:
@@ -100,42 +175,18 @@ def is_node(value: Any) -> bool:
 
 
 def holds_node(value: Any) -> bool:
-    """Some node lies inside this mapping or list."""
+    """Return whether this mapping or list is or contains a node."""
     if isinstance(value, Mapping):
-        return any(is_node(v) or holds_node(v) for v in value.values())
-    return isinstance(value, list | tuple) and any(is_node(v) or holds_node(v) for v in value)
-
-
-def is_node_type(annotation: Any) -> bool:
-    """`Node`, or a union that contains it."""
-    if typing.get_origin(annotation) is Annotated:
-        return _NODE in annotation.__metadata__
-    return any(is_node_type(a) for a in _members(annotation))
+        return TARGET in value or True in [holds_node(v) for v in value.values() if not isinstance(v, SCALARS)]
+    return isinstance(value, list | tuple) and True in [holds_node(v) for v in value if not isinstance(v, SCALARS)]
 
 
 def group_of(annotation: Any) -> type | None:
-    """The dataclass that an annotation (or its `| None`) names."""
+    """Return the dataclass that an annotation (or its `| None`) names."""
     for kind in _members(annotation) or (annotation,):
         if inspect.isclass(kind) and dataclasses.is_dataclass(kind):
             return kind
     return None
-
-
-def coerce(value: Any, annotation: Any) -> Any:
-    """`value` as `annotation` wants it; unchecked where pydantic has no schema for the annotation.
-
-    Raises:
-        WrongTypeError: it does not fit.
-    """
-    if isinstance(value, bool) and not _admits_bool(annotation):  # pydantic would read true as 1
-        raise WrongTypeError
-    adapter = _adapter(annotation)
-    if adapter is None:
-        return plain(value)
-    try:
-        return adapter.validate_python(value)
-    except pydantic.ValidationError as error:
-        raise WrongTypeError from error
 
 
 def describe(annotation: Any) -> str:
@@ -160,11 +211,11 @@ def describe(annotation: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A deep copy in dicts and lists, as JSON and YAML know them."""
+    """Return a deep copy in dicts and lists, as JSON and YAML know them."""
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): v if isinstance(v, SCALARS) else plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
+        return [v if isinstance(v, SCALARS) else plain(v) for v in value]
     return value
 
 
@@ -184,17 +235,6 @@ def _admits_bool(annotation: Any) -> bool:
         return _admits_bool(typing.get_args(annotation)[0])
     members = _members(annotation)
     return any(_admits_bool(a) for a in members) if members else annotation not in (int, float, type(None))
-
-
-def _adapter(annotation: Any) -> pydantic.TypeAdapter[Any] | None:
-    if annotation is Any or is_node_type(annotation):
-        return None
-    for config in (pydantic.ConfigDict(arbitrary_types_allowed=True), None):  # dataclasses refuse a config
-        try:
-            return pydantic.TypeAdapter(annotation, config=config)
-        except (pydantic.PydanticUserError, NameError, TypeError):
-            continue
-    return None
 
 
 def _hints(function: Any) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from robopolicy.config.instantiate import build, resolve
-from robopolicy.config.schema import Natural, NonNegative, Positive, parameters
+from robopolicy.config.instantiate import build
+from robopolicy.config.plan import resolve
+from robopolicy.config.schema import Natural, NonNegative, Positive, signature
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import keyed_normal
 from robopolicy.core.types import STATE, EnvSpec, Obs, Step, VecEnv
@@ -119,7 +120,7 @@ def supported_conditions(task: dict[str, Any]) -> set[str]:
 
     `friction` and `mass` are multiples, 1 by default.
     """
-    return {"randomization", *NOMINAL} & {*parameters(resolve(task, "task"), task)[0]}
+    return {"randomization", *NOMINAL} & signature(resolve(task, "task"), task).known.keys()
 
 
 def check_grid(task: dict[str, Any], spec: EnvSpec, grid: Grid) -> None:

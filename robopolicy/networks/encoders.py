@@ -41,7 +41,7 @@ class ObservationEncoder(nn.Module):
         image_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
         image_shift: int = 4,
         task_dim: int = 16,
-        task_weights: bool = False,
+        task_weights: bool = True,
     ) -> None:
         super().__init__()
         keys = spec.observation

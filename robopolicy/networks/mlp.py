@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor, nn
 
 from robopolicy.networks.denoiser import Denoiser
@@ -67,3 +69,7 @@ class Identity(nn.Identity):
     def __init__(self, in_dim: int) -> None:
         super().__init__()
         self.out_dim = in_dim
+
+
+MLP_3 = partial(MLP, width=256, depth=3)  # default of policies, and of their critics
+VALUE_MLP_3 = partial(ValueMLP, width=256, depth=3)

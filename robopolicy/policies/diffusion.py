@@ -55,7 +55,7 @@ class DiffusionPolicy(ChunkDenoiser):
         normalizer: Normalizer,
         *,
         denoising_steps: Count = 10,
-        prediction: Prediction = "epsilon",
+        prediction: Prediction = "sample",
         sampler: Sampler = "ddpm",
         eta: Fraction = 0.0,
         sampling_steps: Count | None = None,

@@ -14,7 +14,7 @@ from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import TASK, Obs
 from robopolicy.datasets.episodes import Episodes
-from robopolicy.networks.mlp import MLP
+from robopolicy.networks.mlp import MLP_3
 from robopolicy.networks.prefix import Prefix
 from robopolicy.networks.task_conditioned import by_task
 from robopolicy.policies.base import SEEN, Policy
@@ -81,7 +81,7 @@ class FrozenEncoderStudent(GaussianPolicy):
         normalizer: Normalizer,
         *,
         prefix: Callable[..., Prefix],
-        network: Callable[[int, int], nn.Module] = MLP,
+        network: Callable[[int, int], nn.Module] = MLP_3,
         min_std: NonNegative = 0.01,
         initial_std: Positive = 0.1,
         imitate_std: bool = False,

@@ -13,7 +13,7 @@ from robopolicy.config.schema import Natural, NonNegative, Positive
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import Metrics, Obs
 from robopolicy.networks.encoders import ObservationEncoder
-from robopolicy.networks.mlp import MLP
+from robopolicy.networks.mlp import MLP_3
 from robopolicy.policies.base import LikelihoodPolicy
 from robopolicy.policies.denoising_chain import gaussian_log_prob
 from robopolicy.policies.normalizer import ACTION, Normalizer
@@ -39,7 +39,7 @@ class GaussianPolicy(LikelihoodPolicy):
         spec: PolicySpec,
         normalizer: Normalizer,
         *,
-        network: Callable[[int, int], nn.Module] = MLP,
+        network: Callable[[int, int], nn.Module] = MLP_3,
         encoder: Callable[[PolicySpec], nn.Module] | None = None,
         min_std: NonNegative = 0.01,
         initial_std: Positive = 1.0 / math.e,
@@ -47,7 +47,7 @@ class GaussianPolicy(LikelihoodPolicy):
         state_encoder: Callable[[int], nn.Module] | None = None,
         image_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
         image_shift: Natural = 4,
-        task_weights: bool = False,
+        task_weights: bool = True,
     ) -> None:
         super().__init__()
         self.spec, self.normalizer, self.min_std, self.imitate_std = spec, normalizer, min_std, imitate_std

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from robopolicy.config.instantiate import resolve
-from robopolicy.config.schema import parameters, plain
+from robopolicy.config.plan import resolve
+from robopolicy.config.schema import plain, signature
 from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.core.specs import PolicySpec, check_fits
 from robopolicy.core.types import BASE_ACTION, EnvSpec
@@ -168,7 +168,7 @@ def _built(folder: Path, node: dict[str, Any], spec: PolicySpec, base: Policy | 
     check_numbers(node, f"{where}: node")
     runtime: dict[str, Any] = {} if base is None else {"base": base}
     try:
-        known, _ = parameters(resolve(node, "policy"), node)
+        known = signature(resolve(node, "policy"), node).known
         with allocating_at_most(budget(folder / "model.safetensors"), where), refusing(f"{where}: node"):
             if "normalizer" in known:
                 runtime["normalizer"] = Normalizer(spec.observation, spec.action)

@@ -13,7 +13,7 @@ from robopolicy.config.schema import Count, Natural, NonNegative
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import Metrics, Obs
 from robopolicy.networks.encoders import ObservationEncoder
-from robopolicy.networks.mlp import MLP
+from robopolicy.networks.mlp import MLP_3
 from robopolicy.policies.base import LikelihoodPolicy
 from robopolicy.policies.denoising_chain import gaussian_log_prob
 from robopolicy.policies.normalizer import ACTION, Normalizer
@@ -36,13 +36,13 @@ class MixturePolicy(LikelihoodPolicy):
         spec: PolicySpec,
         normalizer: Normalizer,
         *,
-        network: Callable[[int, int], nn.Module] = MLP,
+        network: Callable[[int, int], nn.Module] = MLP_3,
         components: Count = 5,
         min_std: NonNegative = 0.01,
         state_encoder: Callable[[int], nn.Module] | None = None,
         image_encoder: Callable[[tuple[int, ...]], nn.Module] | None = None,
         image_shift: Natural = 4,
-        task_weights: bool = False,
+        task_weights: bool = True,
     ) -> None:
         super().__init__()
         self.spec, self.normalizer, self.min_std = spec, normalizer, min_std

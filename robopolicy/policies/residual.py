@@ -68,7 +68,7 @@ class ResidualPolicy(Policy):
         widen: NonNegative = 0.25,
         state: tuple[str, ...] | None = None,
         pictures: bool = False,
-        task_weights: bool = False,
+        task_weights: bool = True,
         tasks: tuple[str, ...] | None = None,
     ) -> None:
         super().__init__()

@@ -1,6 +1,8 @@
-"""The checkpoints of a run: a policy and all that its training resumes from, written whole or not at all.
+"""Save and load the checkpoints of a run: a policy, and the state that its training resumes from.
 
-run directory         checkpoints/step_0000001000/ …, and the files `latest` and `best`, which hold a name of these
+A checkpoint is written completely or not at all.
+
+run directory         checkpoints/step_0000001000/ …, and the files `latest` and `best`, each with the name of one
 checkpoint            policy/ (policy_files.py) or model/ (world_models/models/world.py) ·
                       state.json · state.safetensors · checkpoint.json · manifest.json
 """
@@ -11,7 +13,7 @@ import json
 import logging
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,52 +26,18 @@ from robopolicy.core.untrusted import checked, read_json, read_text, refusing
 from robopolicy.policies.base import Policy
 from robopolicy.policies.find import find_policy
 from robopolicy.policies.io import load_policy, save_policy, write_policy
+from robopolicy.runs.migrations import FORMAT, MIGRATIONS
 from robopolicy.utils.atomic import remove_leftovers, write_atomically
 from robopolicy.utils.provenance import version
 from robopolicy.utils.storage import checkpoints_in, new_directory, read_state, verify, write_state
 
 __all__ = ["Checkpointer", "find_policy", "load_policy", "save_policy"]
 
-FORMAT = 4  # of the training state; policies have one of their own
 _log = logging.getLogger(__name__)
 
 
-def _from_1(state: dict[str, Any]) -> dict[str, Any]:
-    """The best success rate, the newest metrics and the tally of off-policy runs were not there from the beginning."""
-    state = {"best": -1.0, **state}
-    if "replay" in state:
-        tally = state.get("tally") or {"recent": state.pop("recent")}
-        state = {"metrics": {}, **state, "tally": {"diverged": 0, "rounds": 0, "sums": {}, **tally}}
-    return state
-
-
-def _from_2(state: dict[str, Any]) -> dict[str, Any]:
-    """Loops did not watch for a decline yet; they begin where they are resumed."""
-    unseen: dict[str, Any] = {"decline": {"recent": [], "first": None, "said": False}}
-    if "tally" in state:
-        return {**state, "tally": {**state["tally"], **unseen}}
-    return {**state, **unseen} if "collector" in state else state
-
-
-def _from_3(state: dict[str, Any]) -> dict[str, Any]:
-    """Off-policy runs did not play chunks yet: nothing is left of any."""
-    if "replay" not in state:
-        return state
-    action = state["replay"]["store"]["action"]  # [rows N Da]
-    none = action.new_zeros(action.shape[1], dtype=torch.int64)
-    queue = action.new_zeros(action.shape[1], 1, action.shape[2])
-    return {**state, "player": {"queue": queue, "left": none, "clock": none.clone()}}
-
-
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {  # format → to the next one
-    1: _from_1,
-    2: _from_2,
-    3: _from_3,
-}
-
-
 class _Meta(pydantic.BaseModel):
-    """checkpoint.json; further keys are a newer version's."""
+    """checkpoint.json; unknown keys come from a newer version."""
 
     model_config = pydantic.ConfigDict(strict=True)
     format: int
@@ -79,7 +47,7 @@ class _Meta(pydantic.BaseModel):
 
 
 class Product(Protocol):
-    """What a training makes where that is no policy: it knows how to be written, into a folder of its own name."""
+    """Result of a training that is no policy, for example a world model; written into a folder of its own name."""
 
     folder: str
 
@@ -87,14 +55,14 @@ class Product(Protocol):
 
 
 class Checkpointer:
-    """The checkpoints of a run: written atomically, the newest `keep` and the best one kept.
+    """Writes checkpoints atomically, and keeps the newest `keep` and the best one.
 
-    Ctrl-C: inside `interruptible()` a first SIGINT or SIGTERM only sets `requested`; the loop saves at its next safe
-    point, and `save` raises KeyboardInterrupt once everything is on disk.
+    Inside `interruptible()` a first SIGINT or SIGTERM only sets `requested`. The loop saves at its next safe point, and
+    `save` raises KeyboardInterrupt once everything is on disk.
 
     Args:
-        run_dir: `checkpoints/` is made in it.
-        keep: newest checkpoints to keep; from 2 on, a damaged one can be fallen back from.
+        run_dir: parent of `checkpoints/`.
+        keep: number of newest checkpoints to keep; with 2 or more, a damaged one has a predecessor to fall back to.
     """
 
     def __init__(self, run_dir: Path | str, *, keep: int = 2) -> None:
@@ -110,17 +78,17 @@ class Checkpointer:
         """Write a checkpoint and move `latest` (and `best`) to it.
 
         Args:
-            policy: what is to be evaluated and deployed, or another product of the training.
-            state: all that training resumes from; nested dicts, lists and tuples of tensors and JSON values. The
-                global torch RNG is added by itself.
+            policy: the policy to evaluate and deploy, or another product of the training.
+            state: of the training: nested dicts, lists and tuples of tensors and JSON values. The state of the global
+                torch generators is added.
 
         Raises:
             CheckpointError: the disk is full, or a value cannot be stored; the previous checkpoint stays.
-            KeyboardInterrupt: the user asked to stop; everything is saved.
+            KeyboardInterrupt: a stop was requested; everything is saved.
         """
         previous = self._all()
         repeats = [repeat for saved, repeat in map(_number, previous) if saved == step]
-        # Saved before under this number: never overwritten in place.
+        # A checkpoint of the same step is never overwritten.
         path = self.folder / (f"step_{step:010d}" + (f"_{max(repeats) + 1}" if repeats else ""))
         keeps = f"The previous checkpoint ({previous[0].name}) is intact." if previous else ""
         with new_directory(path, keeps=keeps) as folder:
@@ -151,10 +119,10 @@ class Checkpointer:
         return path
 
     def latest(self) -> dict[str, Any] | None:
-        """The `state` of the newest whole checkpoint, or None; restores the global torch RNG.
+        """Return the `state` of the newest valid checkpoint, or None; restore the global torch generators.
 
-        A damaged checkpoint is set aside with a warning, and the one before it taken. Another number of threads than
-        it was written with is warned of.
+        A damaged checkpoint is renamed with a warning, and the previous one is used. A warning is also logged where
+        the number of threads has changed.
 
         Raises:
             CheckpointError: all are damaged, or written by a newer robopolicy.
@@ -179,7 +147,7 @@ class Checkpointer:
         return training
 
     def latest_path(self) -> Path | None:
-        """The newest checkpoint, verified; None before the first one."""
+        """Return the newest checkpoint, verified; None before the first one."""
         if self._valid is not None and self._valid.exists():
             return self._valid
         damaged: list[Path] = []
@@ -212,7 +180,7 @@ class Checkpointer:
 
     @property
     def step(self) -> int | None:
-        """Step of the newest whole checkpoint."""
+        """Step of the newest valid checkpoint."""
         path = self.latest_path()
         return None if path is None else _meta(path).step
 
@@ -234,7 +202,7 @@ class Checkpointer:
                 signal.signal(number, handler)
 
     def _all(self) -> list[Path]:
-        """Checkpoints, newest first; other folders, copies for instance, are none of ours to read or remove."""
+        """Return checkpoints, newest first. Other folders, for example copies, are neither read nor removed."""
         return sorted(checkpoints_in(self.folder), key=_number, reverse=True)
 
     def _prune(self) -> None:
@@ -250,13 +218,13 @@ def _meta(checkpoint: Path) -> _Meta:
 
 
 def _number(checkpoint: Path) -> tuple[int, int]:
-    """Step, and how often that step had been saved before: step_0000000005_1 → (5, 1)."""
+    """Return the step, and how often it was saved before: step_0000000005_1 → (5, 1)."""
     step, _, repeat = checkpoint.name.removeprefix("step_").partition("_")
     return int(step), int(repeat or 0)
 
 
 def _rng_state() -> dict[str, Any]:
-    """Of the global generators, which dropout and the like draw from."""
+    """Return the state of the global generators, which for example dropout draws from."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {"torch": torch.get_rng_state(), "cuda": cuda}
 

@@ -51,7 +51,7 @@ def off_policy(
     rollouts: dict[str, Path] | None = None,
     rollout_fraction: Fraction = 0.25,
     eval_every: Natural = 0,
-    save_every: Natural = 0,
+    save_every: Natural = 10_000,
     log_every: Count = 1_000,
     stop_success: Fraction | None = None,
     seed: int = 0,

@@ -57,7 +57,7 @@ def on_policy(
     total_steps: Count,
     rollout_steps: Count | None,
     eval_every: Natural = 0,
-    save_every: Natural = 0,
+    save_every: Natural = 100_000,
     stop_success: Fraction | None = None,
 ) -> Metrics:
     """Train `algo` for at most `total_steps` primitive env steps over all N envs.

@@ -113,7 +113,7 @@ def synthetic_off_policy(
     if loop.get("rollouts"):
         raise ConfigError(
             f"loop.rollouts={sorted(loop['rollouts'])}: are not drawn beside synthetic transitions. Leave them out, or "
-            "use algo=residual_fast."
+            "use algo=residual."
         )
     demo_size = round(batch_size * demo_fraction) if demos is not None else 0
     rest, wanted = batch_size - demo_size, round(batch_size * synthetic_fraction)

@@ -14,7 +14,7 @@ from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.types import STATE
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.policies.base import use_tasks
-from tests.algos.test_dppo import batch_of, every_row, train, weights
+from tests.algos.test_dppo import CLIPS, PLAIN, batch_of, every_row, train, weights
 from tests.algos.test_dppo import make as dppo
 from tests.fakes import MemoryCheckpoints, PointPolicy
 from tests.policies.test_vla import make as vla
@@ -33,7 +33,7 @@ def data(frames: int = 60) -> Episodes:
 
 
 def make(kind: str = "flow", *, episodes: Episodes | None = None, **options: Any) -> CoDPPO:
-    settings = dict(gamma=0.95, minibatch=64, epochs=2, data_batch=16, supervised=0.5, critic=linear)
+    settings = dict(gamma=0.95, minibatch=64, epochs=2, data_batch=16, supervised=0.5, critic=linear, **PLAIN, **CLIPS)
     return CoDPPO(dppo(kind).policy, episodes or data(), **{**settings, **options})
 
 

@@ -27,12 +27,13 @@ from robopolicy.training.on_policy import on_policy
 from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv, PointPolicy
 
 KINDS: dict[str, tuple[type[ChunkDenoiser], dict[str, Any]]] = {
-    "ddpm": (DiffusionPolicy, {"denoising_steps": 5}),
+    "ddpm": (DiffusionPolicy, {"denoising_steps": 5, "prediction": "epsilon"}),
     "ddim": (DiffusionPolicy, {"denoising_steps": 5, "sampler": "ddim", "eta": 1.0, "prediction": "sample"}),
     "flow": (FlowPolicy, {"sampling_steps": 5}),
     "flow_sde": (FlowPolicy, {"sampling_steps": 5, "noise_level": 0.5}),
 }
-SILENT = {"still": (DiffusionPolicy, {"denoising_steps": 5, "sampler": "ddim"}), "flow": KINDS["flow"]}  # no noise
+STILL = {"denoising_steps": 5, "sampler": "ddim", "prediction": "epsilon"}
+SILENT = {"still": (DiffusionPolicy, STILL), "flow": KINDS["flow"]}  # no noise
 KINDS |= SILENT
 
 
@@ -46,11 +47,16 @@ def base(kind: str = "ddpm", **options: Any) -> ChunkDenoiser:
     return made(spec, normalizer, network=network, **{**fixed, **options})
 
 
+PLAIN: dict[str, Any] = {"actor_lr": 1e-4, "lr_schedule": "constant", "critic_warmup": 0}
+CLIPS = {"clip": 0.01, "clip_first": 0.01}
+
+
 def make(kind: str = "ddpm", *, steps: int = 3, seed: int = 0, source: ChunkDenoiser | None = None, **options: Any):
     policy = base(kind, finetuned_steps=steps)
     policy.network.load_state_dict((source or base(kind)).network.state_dict())
     policy.begin_finetuning()
-    settings = dict(critic=partial(MLP, width=32, depth=2), gamma=0.95, minibatch=64, epochs=2, seed=seed)
+    settings = dict(critic=partial(MLP, width=32, depth=2), gamma=0.95, minibatch=64, epochs=2, seed=seed, **PLAIN,
+                    **CLIPS)  # fmt: skip
     return DPPO(policy, **{**settings, **options})
 
 
@@ -344,7 +350,7 @@ def test_images_are_encoded_once_a_chunk_and_an_empty_batch_of_them_is_no_troubl
         network=partial(ResidualMLP, width=16, time_dim=16),
     )  # fmt: skip
     policy.begin_finetuning()
-    algo = DPPO(policy, critic=partial(MLP, width=16, depth=1), minibatch=8, epochs=1)
+    algo = DPPO(policy, critic=partial(MLP, width=16, depth=1), minibatch=8, epochs=1, **PLAIN)
     obs = {STATE: torch.randn(4, 1, 4), IMAGES + "front": torch.randint(0, 256, (4, 1, 3, 96, 96), dtype=torch.uint8)}
     _, record = algo.explore(obs, torch.randn(4, *algo.noise_shape))
     none, planned = torch.zeros(2, 4, dtype=torch.bool), torch.tensor([[True] * 4, [False] * 4])

@@ -16,14 +16,15 @@ from robopolicy.core.types import STATE, Step
 from robopolicy.envs.grouped_env import GroupedEnv
 from robopolicy.envs.wrappers import HistoryEnv, wrap_for
 from robopolicy.training.on_policy import on_policy
-from tests.algos.test_dppo import every_row, slow_base, success, weights
+from tests.algos.test_dppo import CLIPS, every_row, slow_base, success, weights
 from tests.algos.test_dppo import make as dppo
 from tests.fakes import MemoryCheckpoints, NoTracker, PointEnv
 
 
 def make(kind: str = "flow", *, source: Any = None, **options: Any) -> GRPO:
     policy = dppo(kind, source=source).policy
-    return GRPO(policy, **{**dict(group_size=4, minibatch=64, epochs=2), **options})
+    settings = {"group_size": 4, "minibatch": 64, "epochs": 2, "actor_lr": 1e-4, "lr_schedule": "constant", **CLIPS}
+    return GRPO(policy, **{**settings, **options})
 
 
 class NearerPoint(PointEnv):

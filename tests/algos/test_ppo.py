@@ -16,11 +16,12 @@ from robopolicy.networks.mlp import MLP
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.gaussian import GaussianPolicy
 from robopolicy.policies.mixture import MixturePolicy
-from tests.algos.test_dppo import base, make, success, train, weights
+from tests.algos.test_dppo import PLAIN, base, make, success, train, weights
 from tests.fakes import MemoryCheckpoints
 from tests.toy import policy, random_episodes, two_modes
 
-SMALL = {"critic": partial(MLP, width=32, depth=2), "gamma": 0.95, "minibatch": 64, "epochs": 2}
+SMALL = {"critic": partial(MLP, width=32, depth=2), "gamma": 0.95, "minibatch": 64, "epochs": 2, "clip": 0.02,
+         **PLAIN}  # fmt: skip
 DENSITIES = {"gaussian": (GaussianPolicy, {}), "mixture": (MixturePolicy, {"components": 3})}
 
 

@@ -269,7 +269,9 @@ def test_of_several_tasks_it_is_told_which():
     told = {**base.spec.observation, TASK: Feature((), "int64")}
     spec = replace(base.spec, observation=told, tasks=("left", "right"))
     base.spec = spec
-    policy = ResidualPolicy(spec, Normalizer.from_limits(spec.observation, spec.action), base, hidden=(), scale=0.5)
+    policy = ResidualPolicy(
+        spec, Normalizer.from_limits(spec.observation, spec.action), base, hidden=(), scale=0.5, task_weights=False
+    )
     assert policy.spec.observation.keys() == {STATE, BASE_ACTION, TASK}
     with torch.no_grad():
         policy.net[-1].weight[:, 4:6] = torch.tensor([[9.0, -9.0], [0.0, 0.0]])  # after a state of 4
@@ -296,7 +298,7 @@ def test_each_of_several_tasks_has_weights_of_its_own():
     u = policy.residual(state, torch.zeros(2, 2))
     torch.testing.assert_close(u, torch.tensor([[0.2, 0.0], [-0.3, 0.0]]).tanh())
     assert state.shape == (2, 4 + 2) and policy.net[0].in_features == 4 * (1 + 2) + 2 + 2
-    plain = ResidualPolicy(base.spec, normalizer, base, hidden=())
+    plain = ResidualPolicy(base.spec, normalizer, base, hidden=(), task_weights=False)
     assert plain.net[0].in_features == 4 + 2 + 2
     base.spec = replace(base.spec, tasks=("left",))
     one = ResidualPolicy(base.spec, normalizer, base, hidden=(), task_weights=True)
@@ -359,7 +361,7 @@ def two_tasks(kind):
     )
     base.spec = spec
     normalizer = Normalizer.from_limits(spec.observation, spec.action)
-    policy = ResidualPolicy(spec, normalizer, base, hidden=(), scale=0.5)
+    policy = ResidualPolicy(spec, normalizer, base, hidden=(), scale=0.5, task_weights=False)
     with torch.no_grad():
         policy.net[-1].weight[:, 4:6] = torch.tensor([[9.0, -9.0], [0.0, 0.0]])
     return policy
@@ -391,7 +393,7 @@ def test_other_words_over_a_base_that_cannot_read_are_refused():
 
 def test_what_an_instructed_residual_is_saved_with_tells_both_apart():
     policy = two_tasks(Reader)
-    policy.config = {"_target_": "residual", "hidden": [], "scale": 0.5}
+    policy.config = {"_target_": "residual", "hidden": [], "scale": 0.5, "task_weights": False}
     policy.set_tasks(("to the left", "right", "left"))
     options = {k: v for k, v in policy.config.items() if k != "_target_"}
     again = ResidualPolicy(policy.spec, policy.normalizer, policy.base, **options)

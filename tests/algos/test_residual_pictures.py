@@ -169,7 +169,7 @@ def test_from_demonstrations_to_a_refined_policy_by_the_commands(tmp_path):
     invoke("demos", *task, out=tmp_path / "d", episodes=4, num_envs=4)
     invoke("train", "algo=bc", *task, *quiet, "loop.steps=3", "loop.batch_size=8", "network.width=16",
            dataset=tmp_path / "d", run_dir=tmp_path / "bc")  # fmt: skip
-    invoke("train", "algo=residual_fast", *task, *quiet, "policy.pictures=true", "loop.total_steps=120",
+    invoke("train", "algo=residual", *task, *quiet, "policy.pictures=true", "loop.total_steps=120",
            "loop.warmup_steps=60", "num_envs=4", "loop.critic_only_updates=2", "loop.batch_size=16",
            base=tmp_path / "bc", dataset=tmp_path / "d", run_dir=tmp_path / "r")  # fmt: skip
     rows = invoke("eval", *task, "episodes=2", "videos=0", "threads=1", checkpoint=tmp_path / "r", num_envs=2)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from robopolicy.cli.main import find_verb
-from robopolicy.config.compose import UsageError, compose, config_folder, group_options
+from robopolicy.config.compose import compose, group_options
+from robopolicy.config.hydra_configs import UsageError, config_folder
 from robopolicy.config.registry import names as registered
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.trees import flatten
@@ -262,7 +263,7 @@ def test_a_config_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:
         (["algo=dppo", "algo.lr_schedule=constant", "algo.progressive=0.5"], "loop.total_steps", True),
         (["algo=bc", "algo.steps=100"], "loop.steps", False),
         (["algo=bc", "algo.steps=100"], "algo.steps", True),
-        (["algo=residual_fast"], "loop.total_steps", False),
+        (["algo=residual"], "loop.total_steps", False),
     ],
 )
 def test_more_steps_than_the_schedule_began_with_are_warned_of(

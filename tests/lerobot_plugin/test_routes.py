@@ -54,7 +54,7 @@ def base(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 CHAIN = ["policy.finetuned_steps=2", "algo.critic_warmup=0", "algo.critic.width=8"]
 ROUTES = {
-    "residual_fast": ["loop.total_steps=30", "loop.warmup_steps=12", "loop.batch_size=8", "loop.critic_only_updates=2",
+    "residual": ["loop.total_steps=30", "loop.warmup_steps=12", "loop.batch_size=8", "loop.critic_only_updates=2",
                       "loop.eval_every=0"],
     "dppo": [*CHAIN, "policy.lora_rank=2", "policy.expert={precision: bfloat16, checkpointing: true}"],
     "grpo": ["group_size=2", "policy.finetuned_steps=2"],
@@ -66,7 +66,7 @@ ROUTES = {
 
 def train(route: str, base: Path, run: Path, demos: Path, *given: str) -> None:
     sizes = ["num_envs=2", "validation_episodes=0", "tracker=quiet"]
-    if route != "residual_fast":
+    if route != "residual":
         sizes += ["loop.rollout_steps=6", "loop.total_steps=12", "algo.minibatch=4", "algo.epochs=1"]
     source = f"teacher={base}" if route == "rpd" else f"base={base}"
     data = [f"dataset={demos}"] if route == "co_dppo" else []
@@ -83,7 +83,7 @@ def test_every_route(base: Path, demos: Path, tmp_path: Path, route: str):
     refined = load_policy(run)
     if route == "rpd":
         assert isinstance(refined, GaussianPolicy)
-    elif route == "residual_fast":
+    elif route == "residual":
         assert isinstance(refined.base, LeRobotPolicy)
     else:
         assert isinstance(refined, LeRobotFlow)

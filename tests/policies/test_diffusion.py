@@ -49,7 +49,7 @@ def test_two_steps_by_hand():
 def test_ddpm_table_is_the_posterior():
     """Ho et al. 2020, eq. 7: mean √ᾱ₋β/(1−ᾱ)·x₀ + √α(1−ᾱ₋)/(1−ᾱ)·x, variance (1−ᾱ₋)/(1−ᾱ)·β."""
     a = cosine_alpha_bar(10)
-    for i, (from_x, from_prediction, c0, c1, std) in enumerate(make().steps[..., 0, 0].T.tolist()):
+    for i, (from_x, from_prediction, c0, c1, std) in enumerate(make(prediction="epsilon").steps[..., 0, 0].T.tolist()):
         now, before = a[9 - i], a[8 - i] if i < 9 else 1.0
         beta = 1.0 - now / before
         assert from_x == pytest.approx(now**-0.5, rel=1e-4)
@@ -141,7 +141,7 @@ def test_training_target_is_what_a_perfect_network_says(prediction: str):
 
 
 def test_latents_are_never_clamped_but_the_prediction_is():
-    ours = make()
+    ours = make(prediction="epsilon")
     x = 50.0 * torch.ones(1, 4, 2)
     mean, std = ours.mean_std(x, torch.zeros_like(x), 5)
     _, _, c0, c1, want_std = ours.steps[:, 5, 0, 0]

@@ -214,7 +214,7 @@ def test_a_base_of_lerobot_is_trained_by_its_own_command(tmp_path, monkeypatch):
     experiments.train_base(tmp_path, base, 3, 1)
     assert [module for module, _ in commands].count("lerobot.scripts.lerobot_train") == 1, "done once"
     with pytest.raises(FileNotFoundError):  # no training behind it
-        experiments.refine(tmp_path, "x", Setting(base, {"refined": ("algo=residual_fast",)}), "refined", 3, 1)
+        experiments.refine(tmp_path, "x", Setting(base, {"refined": ("algo=residual",)}), "refined", 3, 1)
     trained = next(arguments for _, arguments in commands if arguments[0] == "train")
     assert f"base={folder / 'lerobot'}" in trained and f"dataset={folder / 'data'}" in trained
 

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 COMMON = ("train", "task=reach", "tracker=quiet", "threads=1", "validation_episodes=4")
 BC = ("policy=gaussian", "loop.steps=60", "loop.save_every=20", "loop.log_every=10", "loop.evaluate_every=25",
       "loop.batch_size=16")  # fmt: skip
-RESIDUAL = ("algo=residual_fast", "num_envs=4", "loop.total_steps=240", "loop.warmup_steps=40", "loop.save_every=80",
+RESIDUAL = ("algo=residual", "num_envs=4", "loop.total_steps=240", "loop.warmup_steps=40", "loop.save_every=80",
             "loop.critic_only_updates=4", "loop.log_every=20", "loop.eval_every=100", "loop.batch_size=16")  # fmt: skip
 DIFFUSION = ("policy=diffusion", "loop.steps=20", "loop.batch_size=16", "loop.save_every=0", "horizon=4",
              "n_action_steps=2")  # fmt: skip

@@ -84,7 +84,7 @@ def coevolve(
         raise ConfigError(
             "rounds: each goes on from the policy of the one before, as policy=finetuned does on base=<run directory> "
             "(algo=dppo, ppo, policy_flow), or learns off-policy on top of such a base from all rollouts so far "
-            f"(algo=residual_fast); found policy {found['policy']!r}, loop {found['loop']!r}, "
+            f"(algo=residual); found policy {found['policy']!r}, loop {found['loop']!r}, "
             f"base={config.get('base')}."
         )
     _check_fractions(config)

@@ -195,7 +195,7 @@ class ChunkScale(Normalizer):
         if not torch.allclose(two, zero - 2.0 * (one - zero), rtol=1e-4, atol=1e-5):
             raise CheckpointError(
                 "policy_postprocessor.json: does more than scale and shift actions, and a chain can only be fine-tuned "
-                "where that is all. Refine the policy by a residual (algo=residual_fast)."
+                "where that is all. Refine the policy by a residual (algo=residual)."
             )
         self._affine(ACTION).set(zero.float(), ((one - two) / 3.0).float())
         return self
@@ -210,7 +210,7 @@ def check_flow(settings: Any) -> None:
     if settings.type not in STEPS:
         raise SpecError(
             f"base: LeRobot's {settings.type!r} has no chain that is fine-tuned here; expected {', '.join(STEPS)}. "
-            "Refine it by a residual (algo=residual_fast)."
+            "Refine it by a residual (algo=residual)."
         )
     for name in ("adapt_to_pi_aloha", "use_relative_actions"):
         if getattr(settings, name, False):

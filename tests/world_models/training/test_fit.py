@@ -330,13 +330,13 @@ def reach(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algo", ["residual_fast", "dppo"])
+@pytest.mark.parametrize("algo", ["residual", "dppo"])
 def test_algorithms_run_in_imagination_unchanged(
     algo: str, reach: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Refinement of a base without the task's env, then evaluation in truth."""
     loop = {
-        "residual_fast": ("loop.total_steps=200", "loop.warmup_steps=40", "loop.critic_only_updates=4",
+        "residual": ("loop.total_steps=200", "loop.warmup_steps=40", "loop.critic_only_updates=4",
                           "loop.batch_size=16", f"dataset={reach / 'data'}", "loop.demo_fraction=0", "num_envs=8"),
         "dppo": ("loop.total_steps=320", "loop.rollout_steps=10", "algo.epochs=1", "num_envs=8",
                  "policy.finetuned_steps=4", "algo.minibatch=64"),
@@ -345,7 +345,7 @@ def test_algorithms_run_in_imagination_unchanged(
     # Its 150 updates are few.
     imagined = ("world=imagined", f"world.model={world}", "world.even_if_bad=true", "world.gate.starts=10")
     refine = (f"algo={algo}", "task=reach", f"base={reach / 'bc'}", f"run_dir={run}", "validation_episodes=8")
-    branch = ("world.branch=6",) if algo == "residual_fast" else ()
+    branch = ("world.branch=6",) if algo == "residual" else ()
     assert main(["train", *refine, *imagined, *branch, *loop, *QUIET]) == 0
     assert main(["eval", f"checkpoint={run}", "episodes=4", "split=validation", "videos=0"]) == 0
     assert main(["eval", f"checkpoint={run}", "episodes=4", "split=validation", *imagined]) == 0
