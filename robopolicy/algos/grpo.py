@@ -31,7 +31,7 @@ class GRPO(DPPO):
 
     Args:
         group_size: envs that begin in the same state; the env is a GroupedEnv of this size underneath.
-        epochs, **options: see DenoisingConfig. `anchor` is the KL to the frozen policy that GRPO has as β.
+        epochs, **options: see DenoisingConfig. `anchor` is GRPO's β, the weight of the KL to the frozen policy.
 
     Raises:
         ConfigError: groups of one.

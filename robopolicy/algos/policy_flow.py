@@ -120,7 +120,7 @@ class PolicyFlow:
         return lines._replace(velocity=velocity)
 
     def _velocity(self, lines: Lines, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the fine-tuned flow's velocity [B H Da] at samples `rows` [B]; return points and t [B 1 1] too."""
+        """Compute the fine-tuned flow's velocity [B H Da] at samples `rows` [B]; also return x and t [B 1 1]."""
         chunk, k = rows // self.steps, rows % self.steps
         t = self.policy.times[k][:, None, None]
         x = torch.lerp(lines.noise[chunk], lines.end[chunk], t)

@@ -36,7 +36,8 @@ class PPO:
     """Fine-tunes all of `policy` except its encoder.
 
     Args:
-        clip: PPO's. critic, minibatch, **options: see PPOConfig.
+        clip: PPO's clip of the ratio.
+        critic, minibatch, **options: see PPOConfig.
     """
 
     @staticmethod

@@ -40,7 +40,7 @@ class RPD:
         distance: "mse": mean square in normalised units, as published; "kl": to a Gaussian around the teacher's chunk
             with the student's deviation, ½((mean − target)/σ)² per element.
         anchor: initial weight. anchor_schedule, anchor_final: its schedule over the training, and its final factor.
-        clip: PPO's clip of the ratio. critic_warmup, **options: see PPOConfig.
+        clip: PPO's clip of the ratio. critic_warmup, **options: see PPO.
 
     Raises:
         SpecError: teacher and student command other actions, or at another rate.

@@ -74,7 +74,7 @@ def test_a_state_without_objects_is_the_arm_s_and_experts_do_as_well(env):
 def test_what_it_reads_are_numbers_and_they_are_the_encoder_s(env):
     base = base_of(env)
     policy = residual_of(base)
-    assert policy.sight == base.cond_dim and policy.spec.n_obs_steps == 2 and FRONT in policy.spec.observation
+    assert policy.encoded_dim == base.cond_dim and policy.spec.n_obs_steps == 2 and FRONT in policy.spec.observation
     wrapped = wrap_for(policy, env)
     obs = wrapped.reset()
     frame = policy.replay_features(obs)
