@@ -113,8 +113,8 @@ def _of_data(world: World, model: Path, count: int) -> list[dict[str, Any]]:
     parts = [fitting(path, world) for path in paths]
     held = concatenate([take(e, split(e, holdout)[2]) for e in parts])
     won = succeeded(held)
-    turns = torch.cat([won.nonzero()[:, 0].argsort() * 2, (~won).nonzero()[:, 0].argsort() * 2 + 1])
-    order = torch.cat([won.nonzero()[:, 0], (~won).nonzero()[:, 0]])[turns.argsort()][:count]
+    alternating = torch.cat([won.nonzero()[:, 0].argsort() * 2, (~won).nonzero()[:, 0].argsort() * 2 + 1])
+    order = torch.cat([won.nonzero()[:, 0], (~won).nonzero()[:, 0]])[alternating.argsort()][:count]
     rollout, shown = dream(world, likeliest=False), []
     keys = [k for k in world.spec.observation if k == STATE or k.startswith(IMAGES)]
     for e in order.tolist():

@@ -123,8 +123,8 @@ class StateTransform(nn.Module):
     def wrap(self, difference: Tensor) -> Tensor:
         """Differences [... Ds] of angles to the nearest turn."""
         period = self.period.to(difference.dtype)
-        turns = torch.where(period > 0, torch.round(difference / period.clamp_min(1e-12)), 0.0)
-        return difference - turns * period
+        revolutions = torch.where(period > 0, torch.round(difference / period.clamp_min(1e-12)), 0.0)
+        return difference - revolutions * period
 
     def difference(self, before: Tensor, after: Tensor) -> Tensor:
         """Return the change from `before` to `after` [... Ds] in deviations of a step; 0 for derived numbers."""

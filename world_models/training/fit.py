@@ -14,7 +14,7 @@ from robopolicy.algos.bc import BC
 from robopolicy.config.plan import resolve
 from robopolicy.config.schema import Count, Fraction, Natural, Node, NonNegative, Positive
 from robopolicy.core.errors import CheckpointError, ConfigError, DataError, SpecError
-from robopolicy.core.protocols import Tracker
+from robopolicy.core.protocols import LogsMetrics
 from robopolicy.core.rng import step_seed
 from robopolicy.core.specs import with_cameras
 from robopolicy.core.types import STATE, EnvSpec, Feature, Metrics
@@ -35,7 +35,7 @@ Features = dict[str, Feature]
 
 def fit(
     *, world_model: Node, success: Node, dataset: Path | None, incomplete: bool, steps: Count, batch_size: Count,
-    seed: int, device: torch.device, tracker: Tracker, checkpointer: Any, init: Path | None = None,
+    seed: int, device: torch.device, tracker: LogsMetrics, checkpointer: Any, init: Path | None = None,
     data: dict[str, Path] | None = None, mix_weights: dict[str, NonNegative] | None = None, labelled: Count = 256,
     holdout: Fraction = HOLDOUT, cameras: tuple[str, ...] | None = None, believed: Fraction = 0.95, lr: Positive = 1e-3,
     warmup: Natural = 200, weight_decay: NonNegative = 1e-5, clip_norm: Positive = 10.0, ema_decay: Fraction = 0.998,

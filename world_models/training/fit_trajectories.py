@@ -13,7 +13,7 @@ from torch import Tensor
 from robopolicy.algos.bc import BC
 from robopolicy.config.schema import Count, Fraction, Natural, Node, NonNegative, Positive
 from robopolicy.core.errors import CheckpointError, DataError, SpecError
-from robopolicy.core.protocols import Tracker
+from robopolicy.core.protocols import LogsMetrics
 from robopolicy.core.rng import step_seed
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import STATE, TASK, Metrics
@@ -31,7 +31,7 @@ _EVALUATION_SEED, _DRAW_STREAM = 9401, 9402
 
 def fit(
     *, world_model: Node, dataset: Path | None, incomplete: bool, steps: Count, batch_size: Count, seed: int,
-    device: torch.device, tracker: Tracker, checkpointer: Any, data: dict[str, Path] | None = None,
+    device: torch.device, tracker: LogsMetrics, checkpointer: Any, data: dict[str, Path] | None = None,
     min_windows: Count = 1_000, holdout: Fraction = HOLDOUT, lr: Positive = 1e-3, warmup: Natural = 200,
     weight_decay: NonNegative = 1e-5, clip_norm: Positive = 1.0, ema_decay: Fraction = 0.998, log_every: Count = 100,
     save_every: Natural = 2_000,

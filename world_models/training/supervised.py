@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algos.bc import BC
-from robopolicy.core.protocols import Tracker
+from robopolicy.core.protocols import LogsMetrics
 from robopolicy.core.rng import seed_generators, step_seed
 from robopolicy.core.types import Metrics
 from robopolicy.core.untrusted import refusing
@@ -24,7 +24,7 @@ def learn(
     steps: int,
     seed: int,
     device: torch.device,
-    tracker: Tracker,
+    tracker: LogsMetrics,
     checkpointer: Any,
     log_every: int,
     save_every: int,
