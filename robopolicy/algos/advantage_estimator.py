@@ -1,4 +1,4 @@
-"""V(observation) of on-policy algorithms: advantages of a rollout, and learning from their targets."""
+"""Estimate the advantages of a rollout's chunks, with a critic V(observation)."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from robopolicy.utils.optim import load_optimizer_state, optimizer_state
 
 
 class Advantages(NamedTuple):
-    """Of the D chunks of a rollout that may be learned from; `keep` says which of all these are."""
+    """Advantages of the D chunks of a rollout that may be learned from."""
 
-    keep: Tensor  # [all chunks] bool: physics did not fail during the chunk
-    advantage: Tensor  # [D] of order one; zero where nothing is better or worse
+    keep: Tensor  # [all chunks] bool: the D chunks during which physics did not fail
+    advantage: Tensor  # [D] of order one; all zero where returns do not differ
     target: Tensor  # [D]
-    value: Tensor  # [D] before any learning
+    value: Tensor  # [D] before the update
     weight: Tensor  # [D Ta] share of each executed step in a mean over the chunk; 0 for an unexecuted tail
 
     @property
     def explained(self) -> float:
-        """Share of the targets' variance that the values explain."""
+        """Share of the targets' variance that the values explain, 1 at most."""
         left, all = (self.target - self.value).var(correction=0), self.target.var(correction=0)
         return float(1.0 - left / all.clamp_min(1e-8))
 
 
 class AdvantageEstimator(Protocol):
-    """Says how good the chunks of a rollout were: a critic (Value), or a comparison that needs none (grpo.Groups)."""
+    """Estimates how good the chunks of a rollout were: by a critic (Value), or by comparison (grpo.Groups)."""
 
     def estimate(
         self, rollout: Rollout, cond: Tensor, encode: Callable[[Obs], Tensor], chunk_steps: int
@@ -46,11 +46,12 @@ class AdvantageEstimator(Protocol):
 
 
 class Value:
-    """A network of the encoded observation [B C], its optimiser, and the scale of rewards that it learns in.
+    """A critic V(cond) with its optimiser and its scale of rewards.
 
     Args:
-        network: V [B 1] of cond [B C].
-        gamma: per primitive step. gae_lambda: per chunk.
+        network: V [B 1] of the encoded observation cond [B C].
+        gamma: discount per primitive step. gae_lambda: per chunk. grad_norm: bound of the gradient's norm.
+        reward_clip: see RewardScale.
     """
 
     def __init__(
@@ -70,16 +71,17 @@ class Value:
 
     @torch.no_grad()
     def estimate(self, rollout: Rollout, cond: Tensor, encode: Callable[[Obs], Tensor], chunk_steps: int) -> Advantages:
-        """Advantages of all chunks, of which `cond` [all chunks, C] are the encoded observations.
+        """Estimate the advantages of all chunks of a rollout.
 
         Args:
-            encode: cond [B C] of further observations, on whatever device they are. chunk_steps: Ta.
+            cond: [all chunks, C] encoded observations. encode: encodes further observations, on any device.
+            chunk_steps: Ta.
 
         Raises:
-            RobopolicyError: physics failed in every chunk, so that there is nothing to learn from.
+            RobopolicyError: physics failed in every chunk.
         """
         reward = self.reward_scale(rollout.reward, rollout.terminated | rollout.truncated)
-        # An encoder need not take an empty batch.
+        # Not every encoder accepts an empty batch.
         final_cond = encode(rollout.final_obs) if bool(rollout.truncated.any()) else cond[:0]
         value, last, final = (self.network(c)[:, 0].to(reward) for c in (cond, encode(rollout.last_obs), final_cond))
         found = gae(
@@ -98,10 +100,10 @@ class Value:
         return Advantages(*(part.to(cond.device) for part in parts))
 
     def learn(self, cond: Tensor, target: Tensor) -> float:
-        """One gradient step on [B C] and [B]; the loss.
+        """Take one gradient step on cond [B C] and targets [B]; return the loss.
 
         Raises:
-            RobopolicyError: loss or gradient is not finite; the network is as before.
+            RobopolicyError: loss or gradient is not finite; the network is unchanged.
         """
         loss = nn.functional.mse_loss(self.network(cond)[:, 0], target)
         self.optimizer.zero_grad(set_to_none=True)
@@ -120,7 +122,11 @@ class Value:
         self.optimizer.param_groups[0]["lr"] = self.lr * factor
 
     def numbers(self, advantages: Advantages, losses: list[float]) -> Metrics:
-        """What to log of a rollout's advantages, and of what `learn` returned."""
+        """Return the numbers to log.
+
+        Args:
+            losses: results of `learn`.
+        """
         return {
             "critic_loss": sum(losses) / len(losses), "explained_variance": advantages.explained,
             "reward_scale": self.reward_scale.deviation,

@@ -1,7 +1,7 @@
-"""Advantage-weighted imitation under a pessimistic chunk critic (after ALOE, of which no code is public).
+"""Advantage-weighted imitation under a pessimistic chunk critic (after ALOE, whose code is not public).
 
-The policy imitates what was executed: its own chunks by how much better than its usual ones a pessimistic ensemble
-holds them, what a human showed or corrected by weights of their own. So it never leaves what somebody has done.
+The policy imitates executed chunks. Its own chunks are weighted by their advantage under a pessimistic ensemble,
+human corrections and demonstrations by fixed weights. So the policy stays within the executed actions.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class ALOE:
     Args:
         beta: β, in units of Q. weight_clip: bound of the weights.
         samples: chunks of the policy that make up V.
-        human_weight, demo_weight: of steps that a human drove, and of demonstrations in which nobody says who did.
-            What a rewind did is never imitated; the critic learns from all.
+        human_weight, demo_weight: weights of steps that a human drove, and of demonstrations without a driver column.
+            Rewinds are never imitated; the critic learns from everything.
         policy_delay: critic updates per policy update.
         target_subset, pessimism, **options: see ChunkCriticOptions.
     """
@@ -50,17 +50,17 @@ class ALOE:
         self.learner = ChunkLearner(policy, target_subset=target_subset, pessimism=pessimism, **options)
         self.policy = self.learner.policy
         self.beta, self.weight_clip, self.samples, self.policy_delay = beta, weight_clip, samples, policy_delay
-        given = {POLICY: 0.0, HUMAN: human_weight, REWIND: 0.0, DEMONSTRATION: demo_weight}
-        self.given = torch.tensor([given[who] for who in sorted(given)], device=self.learner.device)
+        weights = {POLICY: 0.0, HUMAN: human_weight, REWIND: 0.0, DEMONSTRATION: demo_weight}
+        self.weights = torch.tensor([weights[driver] for driver in sorted(weights)], device=self.learner.device)
 
     @torch.no_grad()
     def explore(self, obs: Obs, *, warmup: bool) -> Tensor:
-        """Chunks [B H Da] in physical units: the policy's own, whose noise is exploration enough."""
+        """Return chunks [B H Da] of the policy in physical units; its own noise is the exploration."""
         chunk = self.learner.sample(obs[SEEN].to(self.learner.device), 1)[:, 0]
         return self.learner.to_env(chunk, obs[SEEN].device)
 
     def update(self, batch: ChunkBatch, *, learned_steps: int | None) -> Metrics:
-        """One critic step and, every `policy_delay`-th time, one policy step; none of it in a critic-only update."""
+        """Take one critic step and, every `policy_delay`-th time, one policy step unless the update is critic-only."""
         learner = self.learner
         learner.updates += 1
         batch = batch.to(learner.device)
@@ -78,14 +78,14 @@ class ALOE:
 
     @torch.no_grad()
     def advantage(self, cond: Tensor, chunk: Tensor) -> Tensor:
-        """[B] how much better than the policy's own chunks at cond [B C] are chunks [B H Da], pessimistically."""
+        """Estimate the advantage [B], lower bound − mean, of chunks [B H Da] over the policy's own at cond [B C]."""
         own = self.learner.lower(self.learner.q(cond, self.learner.sample(cond, self.samples)))  # [B m]
         return self.learner.lower(self.learner.q(cond, chunk)) - own.mean(dim=1)
 
     def weight(self, advantage: Tensor, batch: ChunkBatch) -> Tensor:
-        """[B H] what each step counts by; 0 past an episode's end."""
+        """Return the weight [B H] of each step; 0 past an episode's end."""
         earned = (advantage / self.beta).exp().clamp(max=self.weight_clip)
-        weight = torch.where(batch.driver == POLICY, earned[:, None], self.given[batch.driver])
+        weight = torch.where(batch.driver == POLICY, earned[:, None], self.weights[batch.driver])
         return weight * batch.keep
 
     def state_dict(self) -> dict[str, Any]:

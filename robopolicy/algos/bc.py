@@ -1,4 +1,4 @@
-"""Behaviour cloning: minimise the policy's own imitation loss, whatever the policy is."""
+"""Behaviour cloning: minimise the policy's own imitation loss."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from robopolicy.utils.optim import cosine_with_warmup, decay_groups, load_optimi
 class BC:
     """AdamW with warm-up, cosine decay, gradient clipping and a moving average of the weights.
 
-    `policy` is the average: the one to evaluate, save and deploy. `model` is the one that gradients change.
+    `policy` is the average, for evaluation, saving and deployment. `model` is the network that gradients change.
 
     Args:
         policy: trained in place (it becomes `model`).
         steps: updates until the learning rate reaches zero; the loop's number of steps.
         warmup: updates over which the learning rate rises linearly.
-        part_decay: {name of a module of the policy: weight decay of its own}.
+        part_decay: {name of a module of the policy: its weight decay}.
         clip_norm: bound of the gradient's global norm.
         ema_decay, ema_power: see EMA.
     """
@@ -58,10 +58,10 @@ class BC:
         self.updates = 0
 
     def update(self, batch: dict[str, Any]) -> Metrics:
-        """One gradient step on a batch {key: [B To ...], "action": [B H Da], "action_is_pad": [B H]}.
+        """Take one gradient step on a batch {key: [B To ...], "action": [B H Da], "action_is_pad": [B H]}.
 
         Raises:
-            RobopolicyError: the loss or its gradient is not finite; the weights are then as they were before.
+            RobopolicyError: the loss or its gradient is not finite; the weights are unchanged.
         """
         lr = self.lr * cosine_with_warmup(self.updates, steps=self.steps, warmup=self.warmup)
         for group in self.optimizer.param_groups:

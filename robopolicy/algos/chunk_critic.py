@@ -1,8 +1,8 @@
-"""What off-policy learning of whole chunks shares: Q(observation, chunk) by TD over chunks, and the policy's side.
+"""Learn off-policy from whole chunks: Q(observation, chunk) by TD, and imitation of weighted chunks.
 
-A chunk is Ta primitive steps that are played without looking. Its value is learned from what was executed, wherever
-that began: y = Σ γⁱ rᵢ + γ^steps · (1 − terminated) · Q'(s', chunk'), with the steps that the episode really had
-(Q-chunking, Li et al. 2025). Steps past its end are 0 to Q, whatever a buffer holds there.
+A chunk is Ta primitive steps that are executed open-loop. Its value is learned from executed windows that begin at any
+step: y = Σ γⁱ rᵢ + γ^steps · (1 − terminated) · Q'(s', chunk'), where `steps` counts the steps within the episode
+(Q-chunking, Li et al. 2025). Q reads 0 for steps past the episode's end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from robopolicy.utils.optim import load_optimizer_state, optimizer_state
 
 
 class ChunkCriticOptions(TypedDict, total=False):
-    """Keywords of every algorithm here.
+    """Keywords of the algorithms with a chunk critic.
 
     critic: makes the ensemble from its input size.
     target_subset: heads drawn for each target (REDQ's M); None: all.
@@ -48,8 +48,9 @@ class ChunkCriticOptions(TypedDict, total=False):
 
 
 class ChunkLearner:
-    """A chunk policy whose encoder is frozen, and an ensemble of Q-functions of what it sees and of the executed slice
-    of a chunk. Chunks are in normalised units, within the env's limits. Random numbers are drawn on the CPU.
+    """A chunk policy with a frozen encoder, and an ensemble of Q(encoded observation, executed slice of a chunk).
+
+    Chunks are in normalised units, within the env's limits. Random numbers are drawn on the CPU.
 
     Raises:
         SpecError: the policy has no fine-tuned copy of a denoiser.
@@ -99,23 +100,23 @@ class ChunkLearner:
     # -- chunks ------------------------------------------------------------------------------------------------------
     @torch.no_grad()
     def sample(self, cond: Tensor, count: int, *, policy: ChunkDenoiser | None = None) -> Tensor:
-        """[B count H Da] chunks of the policy, or of another of its kind, at cond [B C]."""
+        """Sample chunks [B count H Da] of the policy, or of another of its class, at cond [B C]."""
         shape = (len(cond) * count, *self.policy.noise_shape)
         noise = torch.randn(shape, generator=self.generator).to(self.device)
         chunk = (policy or self.policy).sample(cond.repeat_interleave(count, dim=0), noise=noise)
         return chunk.clamp(self.low, self.high).unflatten(0, (len(cond), count))
 
     def executed(self, batch: ChunkBatch) -> Tensor:
-        """[B H Da] what was done, 0 past an episode's end."""
+        """Return the executed chunks [B H Da], normalised, 0 past an episode's end."""
         return self.policy.normalizer.normalize(ACTION, batch.action).masked_fill(~batch.keep[..., None], 0.0)
 
     def to_env(self, chunk: Tensor, device: torch.device) -> Tensor:
-        """[B H Da] physical units."""
+        """Convert chunks [B H Da] to physical units on `device`."""
         return self.policy.normalizer.unnormalize(ACTION, chunk).to(device)
 
     # -- the critic --------------------------------------------------------------------------------------------------
     def q(self, cond: Tensor, chunk: Tensor) -> Tensor:
-        """[E B] of cond [B C] and chunks [B H Da], or [E B m] of m chunks each [B m H Da]."""
+        """Compute Q [E B] of cond [B C] and chunks [B H Da], or [E B m] of m chunks each [B m H Da]."""
         cond = cond[:, : self.policy.cond_dim]
         if chunk.ndim == 4:
             each = cond.repeat_interleave(chunk.shape[1], dim=0)
@@ -123,16 +124,19 @@ class ChunkLearner:
         return self.critic(cond, chunk[:, : self.played].flatten(1))
 
     def lower(self, q: Tensor) -> Tensor:
-        """The pessimistic value [...] of what heads say, [E ...]."""
+        """Return the pessimistic value [...] of the heads' values [E ...]."""
         if self.pessimism is None:
             return q.amin(dim=0)
         return q.mean(dim=0) - self.pessimism * q.std(dim=0, correction=0)
 
     def update_critic(self, batch: ChunkBatch, following: Tensor) -> Metrics:
-        """One step of all heads; `following` [B H Da] is the chunk that is played at `next_obs`.
+        """Take one TD step of all heads.
+
+        Args:
+            following: [B H Da] the chunk that is played at `next_obs`.
 
         Raises:
-            RobopolicyError: the loss or its gradient is not finite; the weights are then as they were before.
+            RobopolicyError: the loss or its gradient is not finite; the weights are unchanged.
         """
         with torch.no_grad():
             heads = torch.randperm(self.critic.heads, generator=self.generator)[: self.subset].to(self.device)
@@ -151,13 +155,13 @@ class ChunkLearner:
 
     # -- the policy --------------------------------------------------------------------------------------------------
     def imitate(self, cond: Tensor, chunk: Tensor, weight: Tensor) -> Metrics:
-        """One step of the policy's own imitation loss on chunks [B H Da], whose steps count by `weight` [B H].
+        """Take one step of the policy's imitation loss on chunks [B H Da], each step weighted by `weight` [B H].
 
         Raises:
             RobopolicyError: as `update_critic`.
         """
         cond, chunk, weight = (x.repeat_interleave(self.noise_samples, dim=0) for x in (cond, chunk, weight))
-        if not bool((weight > 0).any()):  # e.g. nothing but ends of episodes
+        if not bool((weight > 0).any()):  # e.g. a batch of episode ends
             return {}
         noise = torch.randn(chunk.shape, generator=self.generator).to(self.device)
         k = torch.randint(self.policy.finetuned_steps, (len(chunk),), generator=self.generator).to(self.device)

@@ -1,7 +1,7 @@
-"""DPPO that keeps imitating: reinforcement in simulation beside a supervised loss on other data (RLinf-Co).
+"""DPPO with a supervised loss on demonstrations, against forgetting (RLinf-Co).
 
-What the env teaches may take away what it never asks for: other tasks, the real arm's pictures, the demonstrated way of
-moving. A batch of real or held-out demonstrations in every gradient step holds on to it.
+Reinforcement in one env may degrade skills that this env never requires: other tasks, real images, the demonstrated
+style of motion. So every gradient step also imitates a batch of real or held-out demonstrations.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from robopolicy.policies.normalizer import ACTION
 class CoDPPO(DPPO):
     """DPPO's loss plus `supervised` · the policy's imitation loss at the fine-tuned steps, on batches of `episodes`.
 
-    The base's encoder is frozen, as ever; pictures are not shifted.
+    The base's encoder is frozen; images are not augmented.
 
     Args:
-        episodes: demonstrations of what shall not be forgotten. A policy that reads is told their own instructions;
-            one that tells tasks apart by number needs those of the env.
+        episodes: demonstrations of skills that must not be forgotten. A policy that reads instructions reads the
+            dataset's; one that identifies tasks by number needs the env's tasks.
         supervised: weight of the imitation loss. data_batch: frames of a batch, one a gradient step (or piece of one).
         **options: see DPPOConfig.
 
@@ -50,17 +50,17 @@ class CoDPPO(DPPO):
     ) -> None:
         super().__init__(policy, **options)
         if episodes.num_frames < data_batch:
-            raise ConfigError(f"algo.data_batch={data_batch}: the dataset has but {episodes.num_frames} frames")
+            raise ConfigError(f"algo.data_batch={data_batch}: the dataset has only {episodes.num_frames} frames")
         self.batches = Batches(
             episodes, policy.spec, batch_size=data_batch, seed=self.config.seed, device=self.clip.device
         )
         self.denoiser, self.tasks, self.supervised, self.drawn = policy, episodes.tasks, supervised, 0
-        with use_tasks(policy, self.tasks):  # what cannot be followed shows now
+        with use_tasks(policy, self.tasks):  # raises here if the policy cannot follow them
             pass
         self.losses: list[Tensor] = []  # of the update under way
 
     def loss(self, batch: DenoisingSamples, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """DPPO's loss of samples `rows` [B] with the weighted imitation loss of the next batch of data, and STATS."""
+        """Add the weighted imitation loss of the next batch of data to DPPO's loss of samples `rows` [B]; see STATS."""
         loss, stats = super().loss(batch, rows)
         imitation = self.imitation(self.drawn)
         self.drawn += 1
@@ -68,7 +68,7 @@ class CoDPPO(DPPO):
         return loss + self.supervised * imitation, stats
 
     def imitation(self, number: int) -> Tensor:
-        """[] the loss on batch `number`; its noise is a function of that number and the seed."""
+        """Compute the imitation loss [] on batch `number`; its noise is a function of that number and the seed."""
         data, policy = self.batches[number], self.denoiser
         action = policy.normalizer.normalize(ACTION, data[ACTION])
         with torch.no_grad(), use_tasks(policy, self.tasks):

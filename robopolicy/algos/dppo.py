@@ -1,9 +1,9 @@
 """PPO through the denoising chain (DPPO, Ren et al. 2024): each denoising step is a decision of its own.
 
-Differences from the published code, each for a reason that a test holds: latents are never clamped, so what was drawn
-is what is scored; time limits bootstrap from the true successor; one fine-tuned step has a clip; log-probs are not
-clamped. And for speed: old log-probs come with the draw, the frozen half and the encoder run once per chunk, the
-critic learns each chunk once an epoch, not once per denoising step of it.
+Differences from the published code, each held by a test: latents are never clamped, so samples and scores agree; time
+limits bootstrap from the true successor; a single fine-tuned step has a clip; log-probs are not clamped. For speed, old
+log-probs are computed while sampling, and the frozen network and the encoder run once per chunk. The critic learns each
+chunk once an epoch, not once per denoising step.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from robopolicy.policies.normalizer import ACTION
 
 
 class DenoisingSamples(NamedTuple):
-    """A rollout as PPO reads it: D chunks, M = D·K' denoising steps; sample m is step m mod K' of chunk ⌊m/K'⌋."""
+    """D chunks of a rollout and their M = D·K' denoising steps; sample m is step m mod K' of chunk ⌊m/K'⌋."""
 
     cond: Tensor  # [D C]
     x: Tensor  # [D·(K'+1) H Da] latents
-    log_prob: Tensor  # [M] mean over executed elements, when it was drawn
+    log_prob: Tensor  # [M] mean over executed elements, under the sampling policy
     advantages: Advantages  # [D]
     anchor: Tensor | None = None  # [M Ta Da] means of the frozen policy
 
 
 class DPPO:
-    """Fine-tunes the last K' denoising steps of `policy` and learns V(observation) beside.
+    """Fine-tunes the last K' denoising steps of `policy` and learns V(observation).
 
     Log-probs are averaged over the executed chunk, so ratios are geometric means and clips are small numbers.
 
@@ -89,19 +89,19 @@ class DPPO:
 
     @torch.no_grad()
     def explore(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Record]:
-        """See Explorer: one chain per observation, which is encoded once and for all."""
+        """See Explorer: sample one chain per observation; the record keeps the encoded observation."""
         cond = self.encode(obs)
         chain = self.policy.sample_chain(cond, noise=noise.to(cond.device), spread=self.noise)
         chunk = self.policy.normalizer.unnormalize(ACTION, chain.x[:, -1]).to(noise.device)
         return chunk, {"cond": cond, "x": chain.x, "log_prob": chain.log_prob.mean(-1)}
 
     def encode(self, obs: Obs) -> Tensor:
-        """cond [B C] on the policy's device, from obs [B To ...] on any."""
+        """Encode obs [B To ...], on any device, as cond [B C] on the policy's device."""
         return self.policy.encode({k: v.to(self.clip.device) for k, v in obs.items()})
 
     @torch.no_grad()
     def returns(self, rollout: Rollout) -> DenoisingSamples:
-        """Advantages, and everything else that stays the same through all epochs."""
+        """Compute advantages and everything else that is constant over the epochs."""
         record = rollout.record
         count = self.policy.spec.n_action_steps
         advantages = self.learner.estimator.estimate(rollout, record["cond"], self.encode, count)
@@ -120,19 +120,19 @@ class DPPO:
         return torch.cat(means)
 
     def update(self, batch: DenoisingSamples, *, progress: float) -> Metrics:
-        """All epochs over one rollout; see Learner.update."""
+        """Run all epochs over one rollout; see Learner.update."""
         every = torch.arange(len(batch.log_prob), device=batch.cond.device)
         samples, loss = every[every % self.steps >= self.first_step(progress)], partial(self.loss, batch)
         return self.learner.update(samples, loss, batch.cond, batch.advantages, progress=progress, whole=len(every))
 
     def first_step(self, progress: float) -> int:
-        """The noisiest step that is fine-tuned after a share `progress` of the training."""
+        """Return the noisiest step that is fine-tuned after a share `progress` of the training."""
         if progress >= self.config.progressive:
             return 0
         return self.steps - 1 - int(self.steps * progress / self.config.progressive)
 
     def loss(self, batch: DenoisingSamples, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The clipped objective of samples `rows` [B], and its STATS."""
+        """Compute the clipped objective of samples `rows` [B], and its STATS."""
         chunk, k, count = rows // self.steps, rows % self.steps, self.policy.spec.n_action_steps
         cond, at = batch.cond[chunk], rows + chunk  # chunk d's K'+1 latents begin at d·(K'+1) = d·K' + d
         mean, own = self.policy.transition(cond, batch.x[at], k)

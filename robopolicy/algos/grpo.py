@@ -1,8 +1,8 @@
-"""PPO through the denoising chain without a critic: an episode is as good as it did better than others of its start.
+"""PPO through the denoising chain without a critic: advantages compare episodes of the same start.
 
-GRPO (Shao et al. 2024) on a flow or diffusion policy, as Flow-GRPO (Liu et al. 2025) and RLinf do it: groups of
-envs begin in the same state (wrappers.GroupedEnv), and each chunk of an episode has its episode's advantage. Sampling,
-scoring, clips and the anchor are DPPO's.
+GRPO (Shao et al. 2024) on a flow or diffusion policy, as in Flow-GRPO (Liu et al. 2025) and RLinf. Groups of envs begin
+in the same state (GroupedEnv), and each chunk has its episode's advantage. Sampling, scoring, clips and the anchor are
+DPPO's.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from robopolicy.policies.base import DenoisingPolicy
 
 
 class GRPO(DPPO):
-    """DPPO whose advantages are (return − group mean) / group deviation; where all fare alike, nothing is learned.
+    """DPPO with advantages (return − group mean) / group deviation; groups of equal returns teach nothing.
 
     Returns are not discounted.
 
     Args:
         group_size: envs that begin in the same state; the env is a GroupedEnv of this size underneath.
-        epochs, **options: see DenoisingConfig. `anchor` is the KL to the frozen policy that GRPO has as β.
+        epochs, **options: see DenoisingConfig. `anchor` is GRPO's β, the weight of the KL to the frozen policy.
 
     Raises:
         ConfigError: groups of one.
@@ -49,10 +49,10 @@ class GRPO(DPPO):
 
 
 class Groups:
-    """An AdvantageEstimator that compares the episodes of `size` neighbouring envs; there is nothing to learn.
+    """An AdvantageEstimator that compares the episodes of `size` neighbouring envs, without a critic.
 
     Raises:
-        ConfigError: a group of one has nobody to be compared with.
+        ConfigError: a group of one.
     """
 
     def __init__(self, size: int) -> None:
@@ -63,17 +63,17 @@ class Groups:
         self.size = size
 
     def estimate(self, rollout: Rollout, cond: Tensor, encode: Callable[[Obs], Tensor], chunk_steps: int) -> Advantages:
-        """Every chunk has the advantage of its episode; episodes in which physics failed are left out.
+        """Give every chunk its episode's advantage; episodes in which physics failed are left out.
 
         Raises:
-            ConfigError: the rollout stops amid episodes, or its envs are not in groups of this size.
+            ConfigError: the rollout cuts episodes, or its envs are not in groups of this size.
             RobopolicyError: physics failed in every episode.
         """
         reward, ended = rollout.reward, rollout.terminated | rollout.truncated
         self._check(ended)
         advantage, keep, begin = torch.zeros_like(reward), torch.zeros_like(rollout.planned), 0
         for end in (ended.all(1).nonzero()[:, 0] + 1).tolist():
-            over = ended[begin:end].long().cumsum(0) - ended[begin:end].long() > 0  # the env waits for the others
+            over = ended[begin:end].long().cumsum(0) - ended[begin:end].long() > 0  # the env waits for its group
             total = reward[begin:end].masked_fill(over, 0.0).sum(0)
             counts = (rollout.valid[begin:end] | over).all(0)
             advantage[begin:end] = group_advantage(total, counts, self.size)
@@ -96,7 +96,7 @@ class Groups:
             raise ConfigError(f"group_size={self.size} does not divide num_envs={ended.shape[1]}")
         if not bool(ended[-1].all()):
             raise ConfigError(
-                f"loop.rollout_steps={len(ended)}: the rollout stops amid {int((~ended[-1]).sum())} of "
+                f"loop.rollout_steps={len(ended)}: the rollout cuts {int((~ended[-1]).sum())} of "
                 f"{ended.shape[1]} episodes, and GRPO compares whole ones. Set it to the task's horizon or a multiple "
                 "of it (null: the horizon), on envs in groups (group_size)."
             )
@@ -108,7 +108,7 @@ class Groups:
         pass
 
     def numbers(self, advantages: Advantages, losses: list[float]) -> Metrics:
-        """`informative`: share of the chunks whose group did not all fare alike."""
+        """Return `informative`, the share of chunks whose group had different returns."""
         return {"informative": float((advantages.advantage != 0.0).float().mean())}
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,12 +1,11 @@
 """Policy-agnostic reinforcement learning (PA-RL, Mark et al. 2024): improve chunks by the critic, then imitate them.
 
-No gradient passes through the policy's sampling, so any policy with an imitation loss will do. Differences from the
-published code: chunks in place of single actions; the states whose targets are computed are those that the policy
-learns at, so that one set of samples serves both; a gradient step that lowers Q is taken back; and only samples of the
-policy as it began are climbed from, so that what is imitated is never further from these than one climb leads. A
-denoising policy that imitates nothing but samples of its own forgets all within tens of updates (they are a little
-sharper than what the network was trained on, those of the next generation more so), and where these are climbed from
-again and again the policy goes wherever an immature critic errs.
+No gradient passes through the policy's sampling, so any policy with an imitation loss fits. Differences from the
+published code: chunks replace single actions. One set of samples serves the critic's targets and the imitation. A
+gradient step that lowers Q is undone. Only samples of the initial policy are improved by gradient steps, so an imitated
+chunk is at most one improvement away from it. This bound is needed: a denoising policy that imitates only its own
+samples collapses within tens of updates, since each generation is slightly sharper than the last. Repeated
+improvement of its own samples follows the errors of an immature critic.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ class PARL:
     """Samples chunks, keeps the best by the ensemble's mean Q, climbs Q from these, and imitates the best of all.
 
     Args:
-        base_samples, samples: chunks that are drawn at a state, of the policy as it began and as it is.
-        keep: how many of the former, the best, are climbed from; the latter are taken as they are.
+        base_samples, samples: chunks drawn at a state, of the initial and of the current policy.
+        keep: number of the best initial-policy chunks that are improved; current-policy chunks are not improved.
         climb_steps, climb_size: gradient steps, and their length, root mean square over the executed slice in
             normalised units; halved for a chunk whenever one would lower its Q.
         temperature: of the softmax over Q by which exploration chooses among the improved chunks; 0: the best.
@@ -67,7 +66,7 @@ class PARL:
 
     @torch.no_grad()
     def explore(self, obs: Obs, *, warmup: bool) -> Tensor:
-        """Chunks [B H Da] in physical units: the policy's own while warming up, then improved ones."""
+        """Return chunks [B H Da] in physical units: the policy's own while warming up, then improved ones."""
         learner, cond = self.learner, obs[SEEN].to(self.learner.device)
         if warmup:
             return learner.to_env(learner.sample(cond, 1)[:, 0], obs[SEEN].device)
@@ -79,8 +78,10 @@ class PARL:
         return learner.to_env(_pick(chunk, chosen), obs[SEEN].device)
 
     def update(self, batch: ChunkBatch, *, learned_steps: int | None) -> Metrics:
-        """One critic step and, every `policy_delay`-th time, one policy step. In a critic-only update the policy stays
-        what it is, and the target is its own."""
+        """Take one critic step and, every `policy_delay`-th time, one policy step.
+
+        In a critic-only update the policy is unchanged, and the target uses its own chunk.
+        """
         learner = self.learner
         learner.updates += 1
         batch = batch.to(learner.device)
@@ -91,14 +92,17 @@ class PARL:
         best = _pick(chunk, q.argmax(dim=1))
         metrics = learner.update_critic(batch, best)
         if learner.updates % self.policy_delay == 0:
-            goes_on = batch.discount > 0  # nobody acts where an episode has ended
+            goes_on = batch.discount > 0  # no action is taken where an episode has ended
             metrics |= learner.imitate(cond, best, goes_on[:, None].expand(best.shape[:2]).to(best.dtype))
             metrics |= {"actor/q": float(q.amax(dim=1).mean())}
         return metrics
 
     def improve(self, cond: Tensor) -> tuple[Tensor, Tensor]:
-        """Chunks [B k H Da] at cond [B C], the first `keep` of them improved, and their mean Q [B k]: the best is no
-        worse than any sample."""
+        """Sample chunks at cond [B C] and improve the first `keep`.
+
+        Returns:
+            Chunks [B k H Da] and their mean Q [B k]. The best is no worse than any sample.
+        """
         chunk = self.learner.sample(cond, self.base_samples, policy=self.base)
         with torch.no_grad():
             q = self.learner.q(cond, chunk).mean(dim=0)  # [B m]
@@ -112,8 +116,11 @@ class PARL:
         return torch.cat([chunk, own], dim=1), torch.cat([q, own_q], dim=1)
 
     def climb(self, cond: Tensor, chunk: Tensor) -> tuple[Tensor, Tensor]:
-        """Chunks [B k H Da] some steps up Q, and that Q [B k]. They stay within the limits, and within the demonstrated
-        range (±1) where they are: beyond it nobody has been, and Q says anything."""
+        """Improve chunks [B k H Da] by gradient steps on Q; return them and their Q [B k].
+
+        Chunks stay within the limits and, if they start there, within the demonstrated range (±1): Q is unreliable
+        outside the replay data.
+        """
         low = torch.minimum(chunk, self.learner.low.clamp(min=-1.0))
         high = torch.maximum(chunk, self.learner.high.clamp(max=1.0))
         q, slope = self._slope(cond, chunk)
@@ -130,7 +137,7 @@ class PARL:
 
     @torch.enable_grad()
     def _slope(self, cond: Tensor, chunk: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean Q [B k] of chunks [B k H Da], and its direction there [B k H Da], of root mean square 1 over Ta."""
+        """Compute the mean Q [B k] of chunks [B k H Da], and its gradient scaled to root mean square 1 over Ta."""
         chunk = chunk.detach().requires_grad_()
         q = self.learner.q(cond, chunk).mean(dim=0)
         (grad,) = torch.autograd.grad(q.sum(), chunk)
@@ -148,5 +155,5 @@ class PARL:
 
 
 def _pick(chunk: Tensor, index: Tensor) -> Tensor:
-    """[B H Da] of chunks [B k H Da], those at index [B]."""
+    """Select the chunks [B H Da] at index [B] of [B k H Da]."""
     return chunk[torch.arange(len(chunk), device=chunk.device), index]

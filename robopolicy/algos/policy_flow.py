@@ -27,14 +27,14 @@ from robopolicy.policies.normalizer import ACTION
 
 
 class Lines(NamedTuple):
-    """D chunks seen from S points each of the line from noise to action: sample m is point m mod S of chunk ⌊m/S⌋."""
+    """D chunks with S points each on the line from noise to action: sample m is point m mod S of chunk ⌊m/S⌋."""
 
     cond: Tensor  # [D C]
-    noise: Tensor  # [D H Da] z, where the flow began
-    end: Tensor  # [D H Da] φ̂(z), where it arrived
-    extra: Tensor  # [D Ta Da] n, what was added to that
-    log_prob: Tensor  # [D] of n, mean over executed elements, when it was drawn
-    velocity: Tensor  # [M H Da] v̂, of the network that drew
+    noise: Tensor  # [D H Da] z, start of the flow
+    end: Tensor  # [D H Da] φ̂(z), end of the flow
+    extra: Tensor  # [D Ta Da] n, added exploration noise
+    log_prob: Tensor  # [D] of n, mean over executed elements, under the sampling policy
+    velocity: Tensor  # [M H Da] v̂, of the sampling network
     advantages: Advantages  # [D]
 
 
@@ -103,12 +103,12 @@ class PolicyFlow:
         return chunk, {"cond": cond, "noise": start, "end": end, "extra": extra, "log_prob": log_prob}
 
     def encode(self, obs: Obs) -> Tensor:
-        """cond [B C] on the policy's device, from obs [B To ...] on any."""
+        """Encode obs [B To ...], on any device, as cond [B C] on the policy's device."""
         return self.policy.encode({k: v.to(self.clip.device) for k, v in obs.items()})
 
     @torch.no_grad()
     def returns(self, rollout: Rollout) -> Lines:
-        """Advantages, and the velocities of the flow that drew."""
+        """Compute advantages, and the velocities of the sampling flow."""
         record = rollout.record
         count = self.policy.spec.n_action_steps
         advantages = self.learner.estimator.estimate(rollout, record["cond"], self.encode, count)
@@ -120,20 +120,20 @@ class PolicyFlow:
         return lines._replace(velocity=velocity)
 
     def _velocity(self, lines: Lines, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Velocity [B H Da] of the fine-tuned flow at samples `rows` [B], the points themselves and t [B 1 1]."""
+        """Compute the fine-tuned flow's velocity [B H Da] at samples `rows` [B]; also return x and t [B 1 1]."""
         chunk, k = rows // self.steps, rows % self.steps
         t = self.policy.times[k][:, None, None]
         x = torch.lerp(lines.noise[chunk], lines.end[chunk], t)
         return self.policy.prediction(lines.cond[chunk], x, k), x, t
 
     def update(self, batch: Lines, *, progress: float) -> Metrics:
-        """All epochs over one rollout; see Learner.update."""
+        """Run all epochs over one rollout; see Learner.update."""
         samples = torch.arange(len(batch.velocity), device=batch.cond.device)
         found = self.learner.update(samples, partial(self.loss, batch), batch.cond, batch.advantages, progress=progress)
         return found | {"noise": float(self.log_std.detach().exp().mean())}
 
     def loss(self, batch: Lines, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The clipped objective (eq. 13) of samples `rows` [B] with the Brownian regulariser, and its STATS."""
+        """Compute the clipped objective (eq. 13) of samples `rows` [B] with the Brownian regulariser."""
         chunk, count = rows // self.steps, self.policy.spec.n_action_steps
         velocity, x, t = self._velocity(batch, rows)
         shift = (velocity - batch.velocity[rows])[:, :count]

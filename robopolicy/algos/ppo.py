@@ -1,6 +1,6 @@
 """Plain PPO (Schulman et al. 2017) on chunks, for policies whose density is known: Gaussian and mixture.
 
-The baseline beside DPPO: the same loop, critic, advantages and mean over executed elements, one sample a chunk.
+It is DPPO's baseline, with the same loop, critic, advantages and mean over executed elements. A chunk is one sample.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ class ChunkSamples(NamedTuple):
     """D chunks of a rollout."""
 
     cond: Tensor  # [D C]
-    x: Tensor  # [D H Da] normalised, as drawn
+    x: Tensor  # [D H Da] normalised samples
     log_prob: Tensor  # [D] mean over executed elements, before the update
     advantages: Advantages  # [D]
 
 
 class PPO:
-    """Fine-tunes everything of `policy` but its encoder.
+    """Fine-tunes all of `policy` except its encoder.
 
     Args:
-        clip: PPO's. critic, minibatch, **options: see PPOConfig.
+        clip: PPO's clip of the ratio.
+        critic, minibatch, **options: see PPOConfig.
     """
 
     @staticmethod
@@ -69,18 +70,18 @@ class PPO:
 
     @torch.no_grad()
     def explore(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Record]:
-        """See Explorer: an ordinary sample."""
+        """See Explorer: sample the policy."""
         cond = self.encode(obs)
         x = self.policy.draw(cond, noise.to(cond.device))
         return self.policy.normalizer.unnormalize(ACTION, x).to(noise.device), {"cond": cond, "x": x}
 
     def encode(self, obs: Obs) -> Tensor:
-        """cond [B C] on the policy's device, from obs [B To ...] on any."""
+        """Encode obs [B To ...], on any device, as cond [B C] on the policy's device."""
         return self.policy.encode({k: v.to(self.clip.device) for k, v in obs.items()})
 
     @torch.no_grad()
     def returns(self, rollout: Rollout) -> ChunkSamples:
-        """Advantages and old log-probs."""
+        """Compute advantages and old log-probs."""
         record = rollout.record
         count = self.policy.spec.n_action_steps
         advantages = self.learner.estimator.estimate(rollout, record["cond"], self.encode, count)
@@ -89,12 +90,12 @@ class PPO:
         return ChunkSamples(cond, x, torch.cat([self.policy.log_prob(*part) for part in parts]), advantages)
 
     def update(self, batch: ChunkSamples, *, progress: float) -> Metrics:
-        """All epochs over one rollout; see Learner.update."""
+        """Run all epochs over one rollout; see Learner.update."""
         samples = torch.arange(len(batch.cond), device=batch.cond.device)
         return self.learner.update(samples, partial(self.loss, batch), batch.cond, batch.advantages, progress=progress)
 
     def loss(self, batch: ChunkSamples, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The clipped objective of chunks `rows` [B], and its STATS."""
+        """Compute the clipped objective of chunks `rows` [B], and its STATS."""
         log_prob = self.policy.log_prob(batch.cond[rows], batch.x[rows], batch.advantages.weight[rows])
         return clipped_loss(log_prob - batch.log_prob[rows], batch.advantages.advantage[rows], self.clip)
 

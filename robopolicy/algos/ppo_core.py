@@ -1,4 +1,4 @@
-"""What every PPO here shares: optimisers, epochs over flat samples, early stop, schedules, and the critic beside."""
+"""Share the core of every PPO: its options, optimisers, epochs over flat samples, early stop and schedules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from robopolicy.networks.mlp import VALUE_MLP_3
 from robopolicy.policies.denoising_chain import ChainNoise, FloorNoise
 from robopolicy.utils.optim import load_optimizer_state, optimizer_state
 
-Loss = Callable[[Tensor], tuple[Tensor, Tensor]]  # of sample rows [B]: the loss, and its STATS
+Loss = Callable[[Tensor], tuple[Tensor, Tensor]]  # sample rows [B] → the loss [] and its STATS
 
 
 @dataclass(frozen=True)
@@ -142,14 +142,14 @@ class Learner:
         progress: float,
         whole: int | None = None,
     ) -> Metrics:
-        """All epochs over one rollout: the policy from `samples` [M], the critic from its chunks' `cond` [D C].
+        """Run all epochs over one rollout: the policy learns from `samples` [M], the critic from `cond` [D C].
 
         Args:
-            whole: samples of the rollout, of which `samples` are those to learn from now; None: these are all.
+            samples: [M] int64, rows that `loss` understands.
+            whole: number of samples in the rollout, where `samples` are only a part; None: `samples` are all.
 
         Raises:
-            RobopolicyError: a ratio, loss or gradient is not finite; the one of policy and critic that it is of has not
-                moved by it.
+            RobopolicyError: a ratio, loss or gradient is not finite; the network concerned is unchanged by it.
         """
         learns = self.updates >= self.critic_warmup
         self.updates += 1
@@ -174,8 +174,11 @@ class Learner:
         }  # fmt: skip
 
     def step(self, rows: Tensor, loss: Loss) -> Tensor:
-        """One gradient step on samples `rows`, unless the policy has gone too far, or they say nothing; STATS and the
-        gradient's norm."""
+        """Take one gradient step on samples `rows`, unless the KL exceeds `target_kl` or the gradient is zero.
+
+        Returns:
+            [len(STATS) + 1] float64 on the CPU: STATS and the gradient's norm.
+        """
         self.optimizer.zero_grad(set_to_none=True)
         stats = torch.zeros(len(STATS), device=rows.device)
         for part in rows.split(self.config.microbatch or len(rows)):

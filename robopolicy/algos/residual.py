@@ -1,11 +1,11 @@
 """Off-policy learning of a residual: TD3-style with a REDQ critic ensemble (ResFiT, Ankile et al. 2025).
 
-Differences from the published code, each for a reason that a test holds: the executed, clamped action is stored
-and scored; time limits bootstrap; squared errors are averaged per head; n-step windows end with the episode.
+Differences from the published code, each held by a test: the executed, clamped action is stored and scored; time limits
+bootstrap; squared errors are averaged per head; n-step windows end with the episode.
 
-The penalty λ·mean(u²) on the residual keeps an immature critic from dragging the policy below its base: the actor
-leaves the base only as fast as the critic's evidence outgrows λ. λ falls geometrically, so that the last factor of ten,
-in which the residual grows most, takes as long as the first, and new actions are seen before larger ones are taken.
+The penalty λ·mean(u²) keeps an immature critic from moving the policy below its base. λ falls geometrically. The
+residual grows most during the last factor of ten, which so takes as long as the first: the critic sees new actions
+before larger ones are taken.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class ResidualTD3:
         policy_delay: critic updates per actor update.
         target_noise, target_noise_clip: smoothing of the target's residual (TD3), in units of u.
         exploration_std: Gaussian noise on u when collecting. `warmup_std`: the same before learning starts.
-        gripper_rate: probability of a step, when collecting, that the gripper is taken for `gripper_hold` steps, in
-            which u is −1 or 1 for it, as is drawn once. Noise hardly ever turns an opening gripper into a closing one,
-            and one step of it moves little. 0: never.
+        gripper_rate: probability per collected step that exploration forces the gripper for `gripper_hold` steps: its
+            u is −1 or 1, drawn once. Gaussian noise hardly ever reverses a gripper command, and one reversed step
+            moves little. 0: never.
         penalty, penalty_final, penalty_steps: λ falls geometrically from the first to the second over this many env
             steps of learning, and stays there; `penalty=0`: none.
 
@@ -101,19 +101,19 @@ class ResidualTD3:
 
     @torch.no_grad()
     def explore(self, obs: Obs, *, warmup: bool) -> Tensor:
-        """Full actions [N Da] in physical units: the base plus noise while warming up, then the policy plus noise."""
+        """Return full actions [N Da] in physical units: base plus noise while warming up, then policy plus noise."""
         state, base_action = self.policy.features({k: v.to(self.device) for k, v in obs.items()})
         if warmup:
             u = self.warmup_std * self._randn(base_action.shape)
         else:
             u = self.policy.residual(state, base_action) + self.exploration_std * self._randn(base_action.shape)
         if self.gripper_rate:
-            self._take_gripper(u[:, self.policy.spec.action.gripper])
+            self._force_gripper(u[:, self.policy.spec.action.gripper])
         full = self.policy.combine(base_action, u.clamp_(-1.0, 1.0))
         return self.policy.normalizer.unnormalize("action", full).to(obs[BASE_ACTION].device)
 
-    def _take_gripper(self, u: Tensor) -> None:
-        """Overwrite the gripper's u [N] where it is taken."""
+    def _force_gripper(self, u: Tensor) -> None:
+        """Overwrite the gripper's u [N] where exploration forces it."""
         if len(self.forced_gripper_steps) != len(u):
             self.forced_gripper_steps = torch.zeros(len(u), dtype=torch.int64)
         drawn = torch.rand((2, len(u)), generator=self.generator)
@@ -125,7 +125,7 @@ class ResidualTD3:
         self.forced_gripper_steps -= self.forced_gripper_steps.sign()
 
     def update(self, batch: Batch, *, learned_steps: int | None) -> Metrics:
-        """One critic step and, every `policy_delay`-th time, one actor step.
+        """Take one critic step and, every `policy_delay`-th time, one actor step.
 
         Args:
             learned_steps: env steps since learning began, which drive λ; None for a critic-only update.
@@ -140,7 +140,7 @@ class ResidualTD3:
         return metrics
 
     def penalty_weight(self, learned_steps: int) -> float:
-        """λ after `learned_steps` env steps of learning."""
+        """Return λ after `learned_steps` env steps of learning."""
         done = min(1.0, learned_steps / max(1, self.penalty_steps))
         return self.penalty and self.penalty * (self.penalty_final / self.penalty) ** done
 
@@ -174,8 +174,8 @@ class ResidualTD3:
         size = u.square().mean()
         loss = weight * size - q
         self.actor_optim.zero_grad(set_to_none=True)
-        # Naming the inputs skips gradients of the critic's parameters. `backward` lays each out as its parameter is,
-        # which a fused optimiser takes for granted; `torch.autograd.grad` does not.
+        # `inputs` skips the gradients of the critic's parameters. A fused optimiser needs each gradient in its
+        # parameter's memory layout, which `backward` gives and `torch.autograd.grad` does not.
         torch.autograd.backward(loss, inputs=self.actor_params)
         nn.utils.clip_grad_norm_(self.actor_params, self.grad_clip)
         self.actor_optim.step()

@@ -1,7 +1,7 @@
-"""Arithmetic that on-policy algorithms share: advantages over chunks, PPO's objective, schedules. Pure functions.
+"""Compute advantages over chunks, PPO's objective and schedules, in pure functions.
 
-Time runs in primitive steps [T N]; decisions (planned chunks, D of them) are ordered by (step, env), as
-`planned.nonzero()` has them.
+Time runs in primitive steps [T N]. The D decisions (planned chunks) are ordered by (step, env), as in
+`planned.nonzero()`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class ChunkReturns(NamedTuple):
-    """Of D decisions."""
+    """Advantages and targets of D decisions."""
 
     advantage: Tensor  # [D]
     target: Tensor  # [D]: advantage + value, what a critic learns
@@ -74,7 +74,7 @@ def gae(
 
 
 def executed_steps(planned: Tensor, ended: Tensor) -> Tensor:
-    """[D] int64: primitive steps until an env plans again, or its episode ends; planned, ended: [T N] bool."""
+    """Count the primitive steps [D] until an env plans again or its episode ends; planned, ended: [T N] bool."""
     steps, count = torch.zeros_like(planned, dtype=torch.int64), planned.new_zeros(planned.shape[1], dtype=torch.int64)
     for t in range(len(planned) - 1, -1, -1):
         steps[t] = count = count.masked_fill(ended[t], 0) + 1
@@ -83,19 +83,19 @@ def executed_steps(planned: Tensor, ended: Tensor) -> Tensor:
 
 
 def chunk_weight(steps: Tensor, chunk_steps: int) -> Tensor:
-    """[D Ta] share of each executed step in a mean over its chunk, of which `steps` [D] were executed; 0 beyond."""
+    """Return the weight [D Ta] of each step in a mean over the `steps` [D] executed ones of its chunk; 0 beyond."""
     executed = torch.arange(chunk_steps, device=steps.device) < steps[:, None]
     return executed / executed.sum(1, keepdim=True)
 
 
 def group_advantage(total: Tensor, counts: Tensor, size: int) -> Tensor:
-    """(return − mean) / deviation among `size` neighbours, zero where these do not differ (GRPO, Shao et al. 2024).
+    """Compute (return − mean) / deviation among `size` neighbours; 0 where they are equal (GRPO, Shao et al. 2024).
 
     Args:
-        total: [N] returns of whole episodes. counts: [N] bool; other episodes get zero and do not enter a mean.
+        total: [N] returns of whole episodes. counts: [N] bool; other episodes get 0 and do not enter the mean.
 
     Returns:
-        [N]; the deviation is that of the group itself, not an estimate from a sample.
+        [N]; the deviation is the population deviation of the group.
     """
     total, counts = total.view(-1, size), counts.view(-1, size)
     number = counts.sum(1, keepdim=True).clamp_min(1)
@@ -109,7 +109,7 @@ def group_advantage(total: Tensor, counts: Tensor, size: int) -> Tensor:
 class RewardScale:
     """Divides rewards by the running deviation of their discounted return, so that values are of order one.
 
-    Rewards are not centred, which would change the task. Before anything varies the scale is 1.
+    Rewards are not centred, since this would change the task. The scale is 1 until returns vary.
     """
 
     def __init__(self, *, gamma: float, clip: float = 10.0) -> None:
@@ -123,7 +123,7 @@ class RewardScale:
         return deviation if deviation > 1e-8 else 1.0
 
     def __call__(self, reward: Tensor, ended: Tensor) -> Tensor:
-        """Scaled rewards [T N] of one rollout, whose returns are taken into account first; ended: [T N] bool."""
+        """Update the deviation with a rollout's returns and scale its rewards [T N]; ended: [T N] bool."""
         seen = torch.empty_like(reward)
         for t in range(len(reward)):
             self.returns = seen[t] = self.gamma * self.returns.to(reward) + reward[t]
@@ -143,14 +143,14 @@ class RewardScale:
 
 
 def standardize(x: Tensor) -> Tensor:
-    """Zero mean and unit deviation; all zero where nothing varies: such a batch says nothing about better or worse."""
+    """Shift and scale to zero mean and unit deviation; all zero where nothing varies."""
     centred = x - x.mean()
     deviation = centred.square().mean().sqrt()
     return torch.where(deviation <= 1e-8, torch.zeros_like(x), centred / deviation)  # NaN stays NaN
 
 
 def clip_schedule(steps: int, *, first: float, last: float, rate: float = 3.0) -> Tensor:
-    """[K'] PPO clip of each fine-tuned step, growing exponentially from the noisiest (DPPO).
+    """Return the PPO clip [K'] of each fine-tuned step, growing exponentially from the noisiest (DPPO).
 
     first + (last − first)·(e^{rate·s} − 1)/(e^{rate} − 1) with s = k/(K'−1). A single step takes `last`.
     """
@@ -159,15 +159,15 @@ def clip_schedule(steps: int, *, first: float, last: float, rate: float = 3.0) -
 
 
 def denoising_discount(steps: int, gamma: float) -> Tensor:
-    """[K'] γ^(K'−1−k): how much of the chunk's advantage step k gets; 1 at the last step (DPPO)."""
+    """Return γ^(K'−1−k) [K']: the factor of step k on the chunk's advantage; 1 at the last step (DPPO)."""
     return gamma ** torch.arange(steps - 1, -1, -1, dtype=torch.float32)
 
 
 def clipped_loss(log_ratio: Tensor, advantage: Tensor, clip: Tensor) -> tuple[Tensor, Tensor]:
-    """PPO's loss (Schulman et al. 2017, eq. 7) of [B] samples, and the statistics of STATS [4].
+    """Compute PPO's loss (Schulman et al. 2017, eq. 7) of [B] samples, and their STATS [4].
 
-    Log-ratios are means over the elements of a chunk, so −E[log r] is the KL per element, without bias; the estimators
-    that add r − 1 are of ratios of whole chunks alone.
+    Log-ratios are means over the elements of a chunk, so −E[log r] is an unbiased KL per element. Estimators that add
+    r − 1 hold for ratios of whole chunks only.
     """
     ratio = log_ratio.exp()
     loss = -torch.minimum(advantage * ratio, advantage * ratio.clamp(1.0 - clip, 1.0 + clip)).mean()
@@ -183,12 +183,12 @@ STATS = ("kl", "clipped", "ratio_off", "loss")  # KL(old ‖ new) per element; s
 def minibatches(
     samples: Tensor, chunks: int, *, whole: int, count: int, epochs: int, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs (some of `samples`, some of `chunks` rows), all of either once an epoch, in a fresh order each time.
+    """Yield pairs (part of `samples`, part of `chunks` rows); each epoch covers all of both in a new random order.
 
     Args:
-        whole: samples that there would be if all were learned from. Where `samples` are fewer, so many fewer pairs hold
-            any, and the others none: minibatches keep their size, and the critic its steps.
-        count: pairs an epoch, at most one a chunk.
+        whole: number of samples of the whole rollout. Where `samples` are fewer, fewer pairs contain samples: the
+            minibatches keep their size, and the critic its number of steps.
+        count: pairs per epoch, at most one per chunk.
     """
     count = max(1, min(count, chunks))
     filled = max(1, round(count * len(samples) / whole))
@@ -201,7 +201,7 @@ def minibatches(
 
 
 def schedule(kind: str, progress: float, *, final: float = 0.0) -> float:
-    """Factor on a learning rate after a share `progress` of the training: from 1 to `final`."""
+    """Return the factor on a learning rate after a share `progress` of the training: from 1 to `final`."""
     progress = min(1.0, max(0.0, progress))
     left = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}[kind]
     return final + (1.0 - final) * left

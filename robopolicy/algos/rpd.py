@@ -1,7 +1,7 @@
-"""Refined policy distillation (RPD, Jülg et al. 2025): a small PPO student that is held to what its teacher would do.
+"""Refined policy distillation (RPD, Jülg et al. 2025): PPO of a small student, anchored to a teacher's actions.
 
-The teacher, any policy however slow, is asked once for every chunk that the student plans, while it explores; its
-answer stays with the rollout through all epochs (the published code asks anew for every minibatch).
+The teacher plans once for every chunk of the student, while the student explores. Its chunk is stored with the rollout
+and used in all epochs. The published code runs the teacher again for every minibatch.
 """
 
 from __future__ import annotations
@@ -26,22 +26,21 @@ from robopolicy.policies.normalizer import ACTION
 
 
 class Taught(NamedTuple):
-    """D chunks of a rollout, and what the teacher would have done at their observations."""
+    """D chunks of a rollout, and the teacher's chunks at the same observations."""
 
     chunks: ChunkSamples
-    target: Tensor  # [D Tt Da] normalised, within the limits; Tt: steps that teacher and student both have
+    target: Tensor  # [D Tt Da] normalised, within the limits; Tt: steps that both policies predict
 
 
 class RPD:
     """PPO's loss plus weight · distance(student's mean, teacher's chunk), over steps that the student executes.
 
     Args:
-        teacher: asked without noise; it may read more, or other, observations than the student.
-        distance: "mse": mean square in normalised units, as published; "kl": to a Gaussian of the student's own
-            deviation around the teacher's chunk, ½((mean − target)/σ)² per element.
-        anchor: weight at the beginning; anchor_schedule, anchor_final: how it falls over the training, and its factor
-            at the end.
-        clip: PPO's. critic_warmup, **options: see PPO.
+        teacher: acts without noise; it may read more, or other, observations than the student.
+        distance: "mse": mean square in normalised units, as published; "kl": to a Gaussian around the teacher's chunk
+            with the student's deviation, ½((mean − target)/σ)² per element.
+        anchor: initial weight. anchor_schedule, anchor_final: its schedule over the training, and its final factor.
+        clip: PPO's clip of the ratio. critic_warmup, **options: see PPO.
 
     Raises:
         SpecError: teacher and student command other actions, or at another rate.
@@ -86,19 +85,19 @@ class RPD:
 
     @torch.no_grad()
     def explore(self, obs: Obs, noise: Tensor) -> tuple[Tensor, Record]:
-        """See Explorer: an ordinary sample of the student; the teacher's chunk goes into the record."""
+        """See Explorer: sample the student; the teacher's chunk goes into the record."""
         chunk, record = self.ppo.explore(_part(obs, self.policy.spec), noise)
         there = {k: v.to(self.limits.device) for k, v in _part(obs, self.teacher.spec).items()}
         wanted = self.teacher.act(there, deterministic=True)[:, : self.count].clamp(*self.limits)
         return chunk, {**record, "teacher": self.policy.normalizer.normalize(ACTION, wanted)}
 
     def returns(self, rollout: Rollout) -> Taught:
-        """PPO's, and the teacher's chunks beside."""
+        """Compute PPO's samples, and the teacher's chunks at the same rows."""
         chunks = self.ppo.returns(rollout)
         return Taught(chunks, rollout.record["teacher"][chunks.advantages.keep])
 
     def update(self, batch: Taught, *, progress: float) -> Metrics:
-        """All epochs over one rollout; see Learner.update."""
+        """Run all epochs over one rollout; see Learner.update."""
         weight, (chunks, _) = self.anchor * self.schedule(progress), batch
         samples = torch.arange(len(chunks.cond), device=chunks.cond.device)
         with torch.no_grad():
@@ -108,12 +107,12 @@ class RPD:
         return {**found, "anchor": weight, "teacher_distance": apart}
 
     def loss(self, batch: Taught, rows: Tensor, *, weight: float) -> tuple[Tensor, Tensor]:
-        """The clipped objective of chunks `rows` [B] with the weighted distance to the teacher, and its STATS."""
+        """Compute the clipped objective of chunks `rows` [B] with the weighted teacher distance, and its STATS."""
         loss, stats = self.ppo.loss(batch.chunks, rows)
         return (loss + weight * self.apart(batch, rows) if weight else loss), stats
 
     def apart(self, batch: Taught, rows: Tensor) -> Tensor:
-        """[] distance of the student's means to the teacher's chunks, mean over all elements of `rows` [B]."""
+        """Compute the distance [] of the student's means to the teacher's chunks, mean over `rows` [B]."""
         mean, std = self.policy.density(batch.chunks.cond[rows])
         gap = mean[:, : self.count] - batch.target[rows]
         if self.distance == "kl":
@@ -132,12 +131,12 @@ class RPD:
 
 
 def _part(obs: Obs, spec: PolicySpec) -> Obs:
-    """What a policy of `spec` reads of `obs`."""
+    """Select the observations that a policy of `spec` reads."""
     return {k: obs[k] if k == BASE_ACTION else obs[k][:, -spec.n_obs_steps :] for k in spec.observation}
 
 
 def _fingerprint(policy: Policy) -> float:
-    """A number that other weights hardly have."""
+    """Return the sum of absolute weights, to recognise the teacher."""
     return float(sum(p.detach().double().abs().sum() for p in policy.parameters()))
 
 

@@ -104,9 +104,9 @@ class _FastMish(torch.autograd.Function):
 
 
 def stratified(batch: int, device: torch.device, *, each: int = 1) -> Tensor:
-    """[B] numbers in [0, 1), one in each of B equal intervals: uniform one by one, but of less variance together.
+    """Draw [B] numbers in [0, 1), one in each of B equal intervals: uniform, with less variance as a set.
 
-    Of every `each` rows after one another, the chunks of one observation, they lie all over the interval.
+    Each group of `each` consecutive rows, the chunks of one observation, covers the whole interval.
     """
     t = ((torch.arange(batch, device=device) + torch.rand((), device=device)) / batch).clamp_(max=1.0 - 1e-6)
     return t.view(each, -1).T.flatten()

@@ -1,4 +1,4 @@
-"""The two policy interfaces. State (queues, histories, clocks, RNG) lives in executors, never here."""
+"""Interfaces of policies. State (queues, histories, clocks, RNG) lives in executors, never here."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from robopolicy.datasets.retrieval import Memory
 from robopolicy.policies.denoising_chain import ChainNoise, DenoisingChain
 from robopolicy.policies.normalizer import ACTION, Normalizer
 
-SEEN = "seen"  # [N C] what a frozen encoder makes of observations, in what `replay_features` gives
+SEEN = "seen"  # key of the encoded observation [N C] among replay features, where the encoder is frozen
 
 
 class Policy(nn.Module):
     """Maps observations to a chunk of actions in physical units.
 
-    `spec` says what is read and commanded. `base` is the frozen policy underneath, where there is one: its next
-    action is then part of the observation (`base_action`, see wrappers.BaseActionEnv). `memory`: demonstrations that it
-    looks things up in, where it does.
+    `spec`: observations that are read, and actions. `base`: the frozen policy underneath, or None; its next action is
+    part of the observation (`base_action`, see wrappers.BaseActionEnv). `memory`: demonstrations to retrieve, or None.
     `noise_shape`: shape without batch axis of the standard normal noise that `act` consumes; () for none.
     """
 
@@ -55,10 +54,10 @@ class Policy(nn.Module):
         """
 
     def set_tasks(self, tasks: tuple[str, ...]) -> None:
-        """From now on `task_index` counts in `tasks`, the instructions of the env at hand.
+        """Let `task_index` count in `tasks`, the instructions of the env, from now on.
 
         Raises:
-            SpecError: these are others than the policy was trained on, and it does not read them.
+            SpecError: `tasks` differ from those of training, and the policy reads no instructions.
         """
         if TASK in self.spec.observation and tuple(tasks) != self.spec.tasks:
             raise SpecError(
@@ -68,20 +67,27 @@ class Policy(nn.Module):
             )
 
     def replay_features(self, obs: Obs) -> Obs:
-        """What a replay keeps of stacked observations [N To ...]: single frames [N ...] of what the policy reads, or
-        what frozen parts of it make of them. `base_action` has no history axis."""
+        """Compute what a replay buffer stores of stacked observations [N To ...]: single frames [N ...].
+
+        These are the newest frames, or features from frozen parts of the policy. `base_action` has no history axis.
+        """
         return {k: obs[k] if k == BASE_ACTION else obs[k][:, -1] for k in self.spec.observation}
 
     def precompute_features(self, obs: Obs, episode: Tensor) -> Obs:
-        """What `loss` reads in place of the observations [F ...] of a dataset, computed once: what frozen parts of
-        the policy make of them. As they are, where it has none. `episode` [F]: seed of the episode that each is of."""
+        """Compute once what `loss` reads in place of a dataset's observations [F ...].
+
+        These are features from frozen parts of the policy, or the observations themselves.
+
+        Args:
+            episode: [F] int64, seed of each frame's episode.
+        """
         return obs
 
     def set_retrieval_memory(self, episodes: Episodes | None) -> None:
-        """Act from these demonstrations from now on, in place of those in memory; None: from none.
+        """Replace the demonstrations in memory; None: clear it.
 
         Raises:
-            SpecError: the policy has no memory, or these are not what it can read.
+            SpecError: the policy has no memory, or cannot read these episodes.
         """
         raise SpecError(
             f"memory: {type(self).__name__} acts from its weights alone and looks nothing up. Train one that does with "
@@ -89,7 +95,7 @@ class Policy(nn.Module):
         )
 
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
-        """Imitation loss of a batch {key: [B To ...], "action": [B H Da], "action_is_pad": [B H] bool}."""
+        """Compute the imitation loss of a batch {key: [B To ...], "action": [B H Da], "action_is_pad": [B H] bool}."""
         raise NotImplementedError(f"{type(self).__name__} is not trained by imitation")
 
 
@@ -110,8 +116,11 @@ class LikelihoodPolicy(Policy):
 
     @abstractmethod
     def log_prob(self, cond: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        """[B] log-density of the steps of x [B H Da] whose weight [B ≤H] is above 0, per element of them;
-        `weight` is one over their number there."""
+        """Compute the log-density [B] per element of the steps of x [B H Da] with weight [B ≤H] above 0.
+
+        Args:
+            weight: one over the number of such steps, or 0.
+        """
 
     @torch.no_grad()
     def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
@@ -122,7 +131,7 @@ class LikelihoodPolicy(Policy):
         return self.normalizer.unnormalize(ACTION, self.draw(cond, None if deterministic else noise))
 
     def density_parameters(self) -> list[nn.Parameter]:
-        """All but the encoder's, which become the only ones open to gradients."""
+        """Return all parameters except the encoder's, which is frozen here."""
         self.encoder.requires_grad_(False)
         return [p for p in self.parameters() if p.requires_grad]
 
@@ -139,11 +148,10 @@ class DenoisingStep(NamedTuple):
 class DenoisingPolicy(Policy):
     """A policy that turns noise into a chunk step by step: DDPM, DDIM, flow matching.
 
-    The observation is encoded once per observation, not once per denoising step. Of the S steps of a chain the last
-    `finetuned_steps` (K', 0 where nothing is fine-tuned) are run by a copy of the network, which reinforcement learning
-    changes; the frozen original runs those before. `sample`, `act` and the saved policy always have both halves.
-    `cond_dim`: how many of the C numbers of cond critics and noise read, the first ones: all, but where cond holds what
-    is for the denoiser alone (lerobot_flow.py).
+    An observation is encoded once, not once per denoising step. A copy of the network runs the last `finetuned_steps`
+    (K', possibly 0) of the S steps of a chain, and reinforcement learning changes only this copy. The frozen original
+    runs the earlier steps. `sample`, `act` and the saved policy contain both.
+    `cond_dim`: critics and noise read this many numbers of cond [B C], the first ones. The rest is for the denoiser.
     `chain_noise_shape`: shape without batch axis of the standard normal noise of `sample_chain`.
     """
 
@@ -162,7 +170,7 @@ class DenoisingPolicy(Policy):
 
     @abstractmethod
     def unroll(self, cond: Tensor) -> Iterator[DenoisingStep]:
-        """The steps that `sample` takes, the noisiest first, for samplers that steer the chain in between.
+        """Yield the steps of `sample`, the noisiest first, for samplers that steer the chain in between.
 
         Args:
             cond: [B C].
@@ -170,11 +178,11 @@ class DenoisingPolicy(Policy):
 
     @abstractmethod
     def finetuned_parameters(self) -> list[nn.Parameter]:
-        """What reinforcement learning changes."""
+        """Return the parameters that reinforcement learning changes."""
 
     @abstractmethod
     def sample_chain(self, cond: Tensor, *, noise: Tensor, spread: ChainNoise) -> DenoisingChain:
-        """Run the whole chain, its fine-tuned steps with the deviations of `spread`, and keep these.
+        """Run the whole chain and keep its fine-tuned steps, whose deviations are those of `spread`.
 
         Args:
             cond: [B C]. noise: [B *chain_noise_shape] standard normal.
@@ -182,21 +190,21 @@ class DenoisingPolicy(Policy):
 
     @abstractmethod
     def transition(self, cond: Tensor, x: Tensor, k: Tensor, *, frozen: bool = False) -> tuple[Tensor, Tensor]:
-        """Mean [M H Da] and the sampler's own deviation (broadcasts) of fine-tuned steps.
+        """Compute the mean [M H Da] and the sampler's deviation (broadcasts) of fine-tuned steps.
 
         Args:
-            cond: [M C]. x: [M H Da] latents that the steps begin at. k: [M] int64, 0 the noisiest … K'−1.
-            frozen: as the frozen network would have it, not the fine-tuned one.
+            cond: [M C]. x: [M H Da] latents before the steps. k: [M] int64, 0 the noisiest … K'−1.
+            frozen: use the frozen network instead of the fine-tuned one.
         """
 
     @abstractmethod
     def check_noise(self, spread: ChainNoise) -> None:
-        """Raise ConfigError where a fine-tuned step would draw nothing under `spread`, or `spread` does not fit."""
+        """Raise ConfigError where a fine-tuned step is deterministic under `spread`, or `spread` does not fit."""
 
 
 @contextmanager
 def use_tasks(policy: Policy, tasks: tuple[str, ...]) -> Iterator[None]:
-    """Let `task_index` count in `tasks` for a while; see Policy.instruct."""
+    """Let `task_index` count in `tasks` within the context; see Policy.set_tasks."""
     before = policy.spec.tasks
     if tasks == before:
         yield

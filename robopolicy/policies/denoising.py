@@ -1,4 +1,4 @@
-"""What diffusion and flow policies share: encoding, the masked regression loss, and `act`."""
+"""Share encoding, the masked regression loss, sampling and scoring between diffusion and flow policies."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class DenoiserOptions(TypedDict, total=False):
     network: makes the Denoiser from `horizon`, `action_dim` and `cond_dim`.
     encoder: makes the whole observation encoder from the spec; ObservationEncoder when None.
     state_encoder, image_encoder, image_shift, task_weights: see ObservationEncoder.
-    noise_samples: noised chunks per observation in a training batch. Where encoding is the cost (images), more of
-        them are nearly free (Mini-Diffuser, Hu et al. 2025).
+    noise_samples: noised chunks per observation in a training batch. With images, encoding dominates the cost, so more
+        of them are nearly free (Mini-Diffuser, Hu et al. 2025).
     finetuned_steps: K', denoising steps at the end of the chain that a fine-tuned copy of the network runs.
     lora_rank: rank of that copy's change of every weight (Hu et al. 2022); 0: the whole copy is fine-tuned.
     """
@@ -48,7 +48,7 @@ class DenoiserOptions(TypedDict, total=False):
 
 
 class ChunkDenoiser(DenoisingPolicy):
-    """A Denoiser over chunks behind an observation encoder. Subclasses say how to corrupt, and what a step does.
+    """A Denoiser over chunks behind an observation encoder. Subclasses define the corruption and the sampling steps.
 
     Args:
         count: S, steps of a chain. `times` [S], which subclasses register, holds the network's time at each.
@@ -82,7 +82,7 @@ class ChunkDenoiser(DenoisingPolicy):
             self.finetuned = adapt(copy.deepcopy(self.network), common.get("lora_rank", 0))
 
     def changed(self, **options: Any) -> ChunkDenoiser:
-        """A policy of the same config but for `options`; its weights are still to be loaded."""
+        """Build a policy of the same config with other `options`; its weights are not loaded yet."""
         node: dict[str, Any] = {**self.config, **options}
         policy = build_policy(node, spec=self.spec, normalizer=copy.deepcopy(self.normalizer)).to(self.times.device)
         assert isinstance(policy, ChunkDenoiser)
@@ -100,12 +100,12 @@ class ChunkDenoiser(DenoisingPolicy):
         return [] if self.finetuned is None else [p for p in self.finetuned.parameters() if p.requires_grad]
 
     def encode(self, obs: Obs) -> Tensor:
-        """cond [B C] from obs [B To ...] in physical units; it is normalised here."""
+        """Encode obs [B To ...] in physical units as cond [B C]."""
         return self.encoder(self.normalizer.observation(obs))
 
     @torch.no_grad()
     def replay_features(self, obs: Obs) -> Obs:
-        """See Policy: `seen` [N C], the encoded observation; of use where the encoder is frozen."""
+        """See Policy: `seen` [N C], the encoded observation; for frozen encoders."""
         part = {k: obs[k][:, -self.spec.n_obs_steps :].to(self.times.device) for k in self.spec.observation}
         return {SEEN: self.encode(part).to(next(iter(obs.values())).device)}
 
@@ -131,22 +131,22 @@ class ChunkDenoiser(DenoisingPolicy):
         return (error * keep).sum() / keep.sum(), {}
 
     def encode_batch(self, batch: dict[str, Any]) -> Tensor:
-        """cond [B C] of a training batch, pictures augmented."""
+        """Encode a training batch as cond [B C], images augmented."""
         return self.encoder(self.normalizer.observation(batch), augment=True)
 
     @abstractmethod
     def corrupt(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Noised chunk [B H Da], its time [B] in [0, 1] and the regression target [B H Da] of a clean chunk."""
+        """Noise clean chunks: return them [B H Da], their times [B] in [0, 1] and regression targets [B H Da]."""
 
     @abstractmethod
     def noised(self, action: Tensor, noise: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Latents [B H Da] that sampling steps `index` [B] begin at, and the regression target [B H Da] there."""
+        """Compute latents [B H Da] before sampling steps `index` [B], and their regression targets [B H Da]."""
 
     def finetuned_loss(self, cond: Tensor, action: Tensor, keep: Tensor, *, k: Tensor, noise: Tensor) -> Tensor:
-        """[] `loss` of the fine-tuned copy, at steps that it runs: the same error, at times of the sampling grid.
+        """Compute `loss` [] of the fine-tuned copy at its steps: the same error, at times of the sampling grid.
 
         Args:
-            cond: [B C]. action: [B H Da] normalised. keep: [B H] which of them count, or the weight of each.
+            cond: [B C]. action: [B H Da] normalised. keep: [B H] weight of each step, or bool.
             k: [B] int64, 0 the noisiest … K'−1. noise: [B H Da] standard normal.
         """
         x, target = self.noised(action, noise, k + len(self.times) - self.finetuned_steps)
@@ -159,7 +159,7 @@ class ChunkDenoiser(DenoisingPolicy):
 
     @abstractmethod
     def level(self, index: int) -> tuple[float, float]:
-        """Signal and spread of the latents x = signal · chunk + spread · noise that sampling step `index` begins at."""
+        """Signal and spread of the latents x = signal · chunk + spread · noise before sampling step `index`."""
 
     @abstractmethod
     def clean(self, x: Tensor, prediction: Tensor, index: int | Tensor) -> Tensor:
@@ -170,7 +170,7 @@ class ChunkDenoiser(DenoisingPolicy):
         """`mean_std` of the prediction that expects the chunk `clean` [B H Da]."""
 
     def stages(self, cond: Tensor) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
-        """Every step of the chain: its index, and prediction [B H Da] as a function of x [B H Da].
+        """Yield every step of the chain: its index, and the prediction [B H Da] as a function of x [B H Da].
 
         Each network embeds the observation once and all its times in one small batch.
         """
@@ -204,7 +204,7 @@ class ChunkDenoiser(DenoisingPolicy):
         return x
 
     def sample_chain(self, cond: Tensor, *, noise: Tensor, spread: ChainNoise) -> DenoisingChain:
-        """See DenoisingPolicy. The draws themselves say how likely they were: no network is asked again."""
+        """See DenoisingPolicy. Log-probs are computed while sampling, without further network calls."""
         count, split = self.spec.n_action_steps, len(self.times) - self.finetuned_steps
         x, latents, log_probs = noise[:, 0], [], []
         for i, predict in self.stages(cond):
@@ -225,10 +225,10 @@ class ChunkDenoiser(DenoisingPolicy):
         return self.mean_std(x, prediction, k + len(self.times) - self.finetuned_steps)
 
     def prediction(self, cond: Tensor, x: Tensor, k: Tensor, *, frozen: bool = False) -> Tensor:
-        """[M H Da] what the network says at latents x [M H Da] of fine-tuned steps k [M]; see `transition`."""
+        """Compute the network's output [M H Da] at latents x [M H Da] of fine-tuned steps k [M]; see `transition`."""
         network = self.network if frozen else self.finetuned
         assert network is not None
-        # A product with one-hot rows: its gradient is a product too, where an indexed gradient would be a slow scatter.
+        # A product with one-hot rows has a product as its gradient; indexing would have a slow scatter.
         chosen = nn.functional.one_hot(k, self.finetuned_steps).to(x.dtype)
         times = self.times[-self.finetuned_steps :]
         return network.denoise(x, torch.addmm(network.embed_cond(cond), chosen, network.embed_time(times)))
@@ -245,7 +245,7 @@ class ChunkDenoiser(DenoisingPolicy):
             check_stochastic(deviation.expand(shape))
 
     def draw(self, cond: Tensor, noise: Tensor | None) -> Tensor:
-        """`noise` [B *noise_shape] as given, or from torch's global generator."""
+        """Check `noise` [B *noise_shape], or draw it from torch's global generator."""
         shape = (cond.shape[0], *self.noise_shape)
         if noise is None:
             return torch.randn(shape, device=cond.device, dtype=cond.dtype)

@@ -1,6 +1,6 @@
-"""The fine-tuned end of a denoising chain as a stochastic process: what was drawn, and with how much noise.
+"""Describe the fine-tuned end of a denoising chain as a stochastic process: samples, log-probs and exploration noise.
 
-Every deviation that sampling or scoring uses comes from a ChainNoise; nothing else knows of floors.
+A ChainNoise gives every deviation that sampling or scoring uses.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from robopolicy.core.errors import ConfigError
 
 
 class DenoisingChain(NamedTuple):
-    """The last K' denoising steps of B chunks, normalised units; nothing in it was ever clamped."""
+    """The last K' denoising steps of B chunks, normalised units, never clamped."""
 
     x: Tensor  # [B K'+1 H Da]: step k goes from x[:, k] to x[:, k+1]; x[:, -1] is the chunk
     log_prob: Tensor  # [B K' Ta Da]: of each element of the executed slice of x[:, k+1]
 
 
 class ChainNoise(nn.Module):
-    """Deviation of the steps of an exploring chain, from the deviation that the sampler itself has there.
+    """Exploration deviation of each step, computed from the sampler's own deviation.
 
-    Made with `cond_dim`, `action_dim` Da and `steps` K' of the policy; it reads the first `cond_dim` numbers of cond.
+    Constructed with `cond_dim`, `action_dim` Da and `steps` K'; it reads the first `cond_dim` numbers of cond.
     """
 
     @abstractmethod
     def sampling(self, std: Tensor, k: Tensor | int, cond: Tensor) -> Tensor:
-        """Deviation to draw with; broadcasts to [B H Da].
+        """Return the deviation for sampling; broadcasts to [B H Da].
 
         Args:
             std: the sampler's own, broadcasts to [B H Da]. k: fine-tuned step, 0 the noisiest … K'−1, one or [B].
@@ -39,12 +39,11 @@ class ChainNoise(nn.Module):
         """
 
     def likelihood(self, std: Tensor, k: Tensor | int, cond: Tensor) -> Tensor:
-        """Deviation to score with: the one that was drawn with."""
+        """Return the deviation for scoring, by default that of sampling."""
         return self.sampling(std, k, cond)
 
     def check(self, std: Tensor) -> None:
-        """Raise ConfigError where a sampler of deviations `std` [K' ...] would be another policy than the one that
-        explores, but for less noise."""
+        """Raise ConfigError where the sampler's deviations `std` [K' ...] add noise that exploration did not have."""
 
 
 class FloorNoise(ChainNoise):
@@ -52,9 +51,9 @@ class FloorNoise(ChainNoise):
 
     Args:
         floor: of the deviation of every fine-tuned step, normalised units. The last step of DDPM and every step of a
-            deterministic sampler have none of their own.
-        likelihood_floor: another one for scoring, as the published furniture settings have it (0.04 and 0.1);
-            what is scored is then not quite what was drawn. None: the same.
+            deterministic sampler have deviation 0.
+        likelihood_floor: another floor for scoring, as in the published furniture settings (0.04 and 0.1); sampling and
+            scoring then differ slightly. None: `floor`.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class FloorNoise(ChainNoise):
 class LearnedNoise(ChainNoise):
     """A deviation per step, observation and action dimension, learned with the policy (ReinFlow, Zhang et al. 2025).
 
-    log σ lies between log `low` and log `high`; it begins in the middle. For samplers that draw nothing themselves.
+    log σ lies between log `low` and log `high` and starts in the middle. For deterministic samplers.
 
     Args:
         low, high: bounds of σ, normalised units; published: 0.08 to 0.14 for manipulation.
@@ -112,7 +111,7 @@ class LearnedNoise(ChainNoise):
         nn.init.zeros_(self.out.bias)
 
     def check(self, std: Tensor) -> None:
-        """Raise ConfigError where the sampler has noise of its own, which nothing would have trained the policy for."""
+        """Raise ConfigError where the sampler is stochastic: the policy would be deployed with untrained noise."""
         if bool((std > 0.0).any()):
             raise ConfigError(
                 f"algo.noise: LearnedNoise explores in place of the sampler's own noise (deviations up to "
@@ -132,7 +131,7 @@ def gaussian_log_prob(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def check_stochastic(std: Tensor) -> None:
-    """Raise ConfigError unless every step of [K' ...] deviations draws something that can be scored."""
+    """Raise ConfigError unless every step of the deviations [K' ...] is stochastic."""
     dead = (std.reshape(len(std), -1).amin(1) <= 0.0).nonzero()[:, 0].tolist()
     if dead:
         raise ConfigError(

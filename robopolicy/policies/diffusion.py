@@ -1,4 +1,4 @@
-"""DiffusionPolicy: DDPM over action chunks (Ho et al. 2020; Chi et al. 2023), sampled by DDPM or DDIM."""
+"""Denoise action chunks by DDPM (Ho et al. 2020; Chi et al. 2023), sampled by DDPM or DDIM."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class DiffusionPolicy(ChunkDenoiser):
     """Denoises a chunk in K steps with a cosine schedule.
 
     One step of either sampler is Gaussian with mean c₀·x̂₀ + c₁·x and a standard deviation that depends on the step
-    alone. Both come from the table `steps`, computed once from diffusers' scheduler; a test holds them equal to its
-    `step`. Latents are never clamped. The *prediction* x̂₀ inside the mean is, to ±`clip`: the mean stays a
-    deterministic function of x, so likelihoods stay exact, and no action lies beyond the normaliser's range anyway.
+    alone. Both come from the table `steps`, computed once from diffusers' scheduler; a test compares them with its
+    `step`. Latents are never clamped, but the *prediction* x̂₀ inside the mean is, to ±`clip`. The mean stays a
+    deterministic function of x, so likelihoods stay exact.
 
     Noise: [S+1 H Da] for DDPM (the initial latent, then one array a step; the last has no effect because the last
     step's deviation is zero), [H Da] for DDIM with η = 0.

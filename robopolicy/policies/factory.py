@@ -12,13 +12,13 @@ from robopolicy.policies.base import Policy
 
 
 def build_policy(node: Mapping[str, Any], where: str = "policy", /, **runtime: Any) -> Policy:
-    """Build a policy; `runtime` holds what its constructor needs beside the config (`spec`, `normalizer`, `base`).
+    """Build a policy; `runtime` holds the constructor's arguments that the config lacks (`spec`, `normalizer`, `base`).
 
-    The node stays with the policy as `policy.config`, from which checkpoint.py rebuilds it, unless what it names has
-    already left another one there.
+    The node is stored as `policy.config`, from which a checkpoint rebuilds it, unless the builder has already stored
+    another one.
 
     Raises:
-        ConfigError: as `build`, or what was built is not a Policy.
+        ConfigError: as `build`, or the result is not a Policy.
     """
     policy = build(node, "policy", where, **runtime)
     if not isinstance(policy, Policy):

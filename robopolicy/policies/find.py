@@ -14,7 +14,7 @@ from robopolicy.utils.storage import MANIFEST, PICKLES, refuse_pickle
 
 
 def find_policy(path: Path | str, *, which: Literal["latest", "best"] = "latest") -> Path:
-    """The policy directory that a run directory, checkpoint, pointer or policy directory stands for; LeRobot's too."""
+    """Find the policy directory of a run directory, checkpoint, pointer or policy directory; LeRobot's too."""
     path = Path(path)
     if (lerobot := find_lerobot(path)) is not None:
         if which == "best":
@@ -44,7 +44,7 @@ def find_policy(path: Path | str, *, which: Literal["latest", "best"] = "latest"
 
 
 def read_spec(path: Path | str, *, which: Literal["latest", "best"] = "latest") -> PolicySpec:
-    """The spec of a policy of ours; its weights are not read.
+    """Read the spec of a policy of ours, without its weights.
 
     Raises:
         CheckpointError: as `find_policy`, or the policy is LeRobot's, whose directories have none.
@@ -59,12 +59,12 @@ def read_spec(path: Path | str, *, which: Literal["latest", "best"] = "latest") 
 
 
 def is_ours(folder: Path) -> bool:
-    """A policy directory that `save_policy` wrote, not LeRobot."""
+    """Return True for a policy directory that `save_policy` wrote, False for one of LeRobot."""
     return (folder / "policy.json").is_file()
 
 
 def policy_digest(folder: Path) -> str:
-    """sha256 over all files of a policy directory."""
+    """Compute the sha256 over all files of a policy directory."""
     if is_ours(folder):
         return hashlib.sha256(read_bytes(folder / MANIFEST)).hexdigest()
     return fingerprint(folder)

@@ -1,4 +1,4 @@
-"""From a base to the policy whose chain reinforcement learning changes, or that another sampler runs."""
+"""Prepare a base policy for fine-tuning by reinforcement learning, or for another sampler."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def finetuned(
     sampling: dict[str, Any] | None = None,
     expert: ExpertOptions | None = None,
 ) -> ChunkDenoiser | LikelihoodPolicy:
-    """`base` with a copy of its denoiser for the last K' steps; before training it *is* the base.
+    """Return `base` with a copy of its denoiser for the last K' steps; before training it *is* the base.
 
-    The result is a policy like any other of its class: its config says `finetuned_steps`, its weights hold both halves.
-    One that is fine-tuned already goes on as it is. A Gaussian or mixture base has no chain: its copy is all.
+    The result is of the base's class: its config has `finetuned_steps`, its weights hold both networks. A base that is
+    fine-tuned already is returned unchanged. A Gaussian or mixture base has no chain and is copied whole.
 
     Args:
         base: diffusion or flow policy; SmolVLA, π0 and π0.5 of LeRobot are flows.
-        finetuned_steps: K'. lora_rank: see Common.
-        sampling: changes of the base's sampler: `sampler`, `eta`, `sampling_steps`, `noise_level`. What is fine-tuned
-            is the chain that the policy is later deployed with, so they stay with it.
-        expert: of a policy of LeRobot: how its weights are kept and learned.
+        finetuned_steps: K'. lora_rank: see DenoiserOptions.
+        sampling: changes of the base's sampler: `sampler`, `eta`, `sampling_steps`, `noise_level`. The result keeps
+            them, since it is deployed with the same chain.
+        expert: how the weights of a LeRobot policy are stored and learned.
 
     Raises:
-        SpecError: the base has no denoising chain. ConfigError: K' > K, another split than the base's own, low-rank
-            changes of a policy that has none, or `expert` of a policy that is not LeRobot's.
+        SpecError: the base has no denoising chain. ConfigError: K' > K, another K' than that of a fine-tuned base, a
+            lora_rank for a policy without a chain, or `expert` for a policy that is not LeRobot's.
         CheckpointError: the base's weights are not those of its config.
     """
     if isinstance(base, LikelihoodPolicy) and not sampling:
@@ -76,14 +76,14 @@ def finetuned(
 
 
 def resampled(base: Policy, sampling: dict[str, Any], key: str = "sampling") -> ChunkDenoiser:
-    """`base` as another sampler runs it, its weights the same.
+    """Return `base` with another sampler and the same weights.
 
     Args:
-        base: as in `finetuned`, nothing of it fine-tuned. sampling: as in `finetuned`. key: what errors blame.
+        base: as in `finetuned`, but not fine-tuned. sampling: as in `finetuned`. key: the config key in errors.
 
     Raises:
-        SpecError: the base has no denoising chain. ConfigError: more than the sampler would change, or its chain is
-            fine-tuned and cannot be another.
+        SpecError: the base has no denoising chain. ConfigError: `sampling` changes more than the sampler, or the base
+            is fine-tuned.
     """
     try:
         base = _chain_of(base)
@@ -102,7 +102,7 @@ def resampled(base: Policy, sampling: dict[str, Any], key: str = "sampling") -> 
 
 
 def check_sampling(sampling: dict[str, Any], key: str, kind: type[ChunkDenoiser] | None = None) -> None:
-    """Raise ConfigError, which blames `key`, unless these are options of samplers, or of those that `kind` has."""
+    """Raise ConfigError, naming `key`, unless `sampling` holds options of samplers, or of the sampler of `kind`."""
     known = SAMPLER if kind is None else SAMPLER & set(inspect.signature(kind).parameters)
     if strange := sorted(set(sampling) - known):
         whose = "the sampler" if kind is None else f"the sampler of a {kind.__name__}"
@@ -117,7 +117,7 @@ def _chain_of(policy: Policy) -> ChunkDenoiser:
 
 
 def _changed(base: ChunkDenoiser, options: dict[str, Any]) -> ChunkDenoiser:
-    """A policy with other options, and the base's weights and memory."""
+    """Build a policy with other options, and the base's weights and memory."""
     policy = base.changed(**options)
     missing, strange = policy.load_state_dict(base.state_dict(), strict=False)
     if strange or (missing := [k for k in missing if not k.startswith("finetuned.")]):

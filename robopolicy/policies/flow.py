@@ -1,4 +1,4 @@
-"""FlowPolicy: conditional flow matching over chunks along straight lines (Lipman et al. 2023; Liu et al. 2023)."""
+"""Predict chunks by conditional flow matching along straight lines (Lipman et al. 2023; Liu et al. 2023)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from robopolicy.policies.normalizer import Normalizer
 class FlowPolicy(ChunkDenoiser):
     """x_t = (1−t)·noise + t·action; the network predicts the velocity action − noise.
 
-    One convention of time for training, sampling and scoring: t is the share of data, 0 pure noise, 1 the action.
-    Sampling takes Euler steps at t = 0, 1/S, …, (S−1)/S; the grid is the buffer `times`, and nothing else computes it
-    (ReinFlow samples and scores on different grids: ALGORITHMS 12.6). Noise: [H Da], the initial latent; with a
-    `noise_level` [S+1 H Da], one array a step besides.
+    Training, sampling and scoring share one convention of time: t = 0 is pure noise, t = 1 the action. Sampling takes
+    Euler steps at t = 0, 1/S, …, (S−1)/S, the buffer `times`. Scoring uses the same grid (ReinFlow's differs:
+    ALGORITHMS 12.6). Noise: [H Da], the initial latent; with a `noise_level` [S+1 H Da], one more array per step.
 
     Args:
         sampling_steps: S Euler steps.
-        noise_level: 0: the ordinary differential equation. Above: the stochastic one of the same marginals, whose
-            deviation this scales; see step_table.
+        noise_level: 0: the ordinary differential equation. Above 0: the stochastic one with the same marginals, and
+            this factor on its deviation; see step_table.
         time_distribution: of training times: "uniform", or "beta": 1 − t ~ Beta(1.5, 1), which favours noisy latents
             (π0, Black et al. 2024, appendix B).
         **common: see DenoiserOptions.

@@ -1,4 +1,4 @@
-"""A small student that sees through the frozen prefix of a trained VLA, and need not learn to see."""
+"""Train a small student on the frozen encoder of a VLA."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from robopolicy.policies.gaussian import GaussianPolicy
 from robopolicy.policies.normalizer import Normalizer
 from robopolicy.policies.vla import VLAPolicy, check_observation, prefix_node
 
-_AT_ONCE = 256  # frames of a dataset that are looked at
+_AT_ONCE = 256  # frames of a dataset that are encoded at a time
 
 
 class PrefixEncoder(nn.Module):
-    """cond [B (1 + T)·S] from *normalised* observations [B To ...]: the prefix's summary of S numbers, brought to one
-    scale, and once more in places of its own for each of T sentences (see `by_task`); [B S] where there is one.
+    """Encodes *normalised* observations [B To ...] as cond [B (1 + T)·S], or [B S] where there is one task.
 
-    The summary leaves out the tokens, which need attention to be read. The prefix never learns here.
+    cond is the prefix's normalised summary of S numbers, followed by one block of S for each of T tasks (see
+    `by_task`). The summary contains no tokens, since these need attention. The prefix is frozen.
 
     Args:
         prefix: makes the Prefix from the spec.
@@ -52,18 +52,18 @@ class PrefixEncoder(nn.Module):
         return nn.functional.layer_norm(self.prefix(obs)[:, :size], (size,))
 
     def forward(self, obs: Obs, *, augment: bool = False) -> Tensor:
-        """cond [B C] of normalised observations, or of summaries, `seen` [B 1 S], with the task's number [B To].
+        """Encode normalised observations, or precomputed summaries `seen` [B 1 S] with the task's number [B To].
 
-        Nothing is augmented, since a frozen prefix would learn nothing from that.
+        `augment` has no effect, since the prefix is frozen.
         """
         summary = obs[SEEN][:, -1] if SEEN in obs else self.summary(obs)
         return by_task(summary, obs[TASK][:, -1], self.tasks) if self.tasks else summary
 
 
 class FrozenEncoderStudent(GaussianPolicy):
-    """A Gaussian over chunks of what a frozen Prefix makes of an observation; see GaussianPolicy and Sight.
+    """A Gaussian over chunks on top of a frozen Prefix; see GaussianPolicy and PrefixEncoder.
 
-    It tells the sentences of its training apart by number, each with weights of its own, and follows no others.
+    It identifies the instructions of its training by number, with weights for each, and follows no others.
 
     Args:
         prefix: makes the Prefix from the spec.
@@ -98,7 +98,7 @@ class FrozenEncoderStudent(GaussianPolicy):
 
     @torch.no_grad()
     def precompute_features(self, obs: Obs, episode: Tensor) -> Obs:
-        """What the prefix makes of every frame, `seen` [F S]; of policies that read several frames nothing is kept.
+        """Encode every frame as `seen` [F S]; policies that read several frames precompute nothing.
 
         Raises:
             SpecError: as `encode`.
@@ -113,7 +113,7 @@ class FrozenEncoderStudent(GaussianPolicy):
         return {SEEN: torch.cat(seen), **{k: v for k, v in obs.items() if k == TASK}}
 
     def mean_std(self, obs: Obs, *, augment: bool = False) -> tuple[Tensor, Tensor]:
-        """See GaussianPolicy; `obs` may be of what `remember` made.
+        """See GaussianPolicy; `obs` may hold the features of `precompute_features`.
 
         Raises:
             SpecError: as `encode`.
@@ -130,18 +130,18 @@ def make_frozen_encoder_student(
     initial_std: Positive = 0.1,
     imitate_std: bool = False,
 ) -> FrozenEncoderStudent:
-    """A student of `base`'s horizon with a copy of its prefix and its normaliser, both of which stay as they are.
+    """Make a student of `base`'s horizon with a frozen copy of its prefix and its normaliser.
 
-    It stands by itself: its checkpoints hold the prefix, and not the base or the base's action expert.
+    Its checkpoints hold the prefix, but neither the base nor the base's action expert.
 
     Args:
-        base: a VLAPolicy; a FrozenEncoderStudent goes on as it is.
-        demos: demonstrations that it will learn from, whose sentences become its own; None: the base's.
+        base: a VLAPolicy; a FrozenEncoderStudent is returned unchanged.
+        demos: demonstrations to learn from, whose instructions become the student's; None: the base's.
         network: node of what makes the mean's network. min_std, initial_std, imitate_std: see GaussianPolicy.
 
     Raises:
-        SpecError: the base is another policy, or looks things up in a memory, which a student cannot; or it cannot
-            follow the sentences of `demos`. ConfigError: a FrozenEncoderStudent that was made with other options.
+        SpecError: the base is another policy or has a retrieval memory, or cannot follow the instructions of `demos`.
+        ConfigError: a FrozenEncoderStudent that was made with other options.
     """
     options = {"network": network, "min_std": min_std, "initial_std": initial_std, "imitate_std": imitate_std}
     if isinstance(base, FrozenEncoderStudent):
@@ -163,7 +163,7 @@ def make_frozen_encoder_student(
 
 
 def _as_it_is(base: FrozenEncoderStudent, demos: Episodes | None, options: dict[str, Any]) -> FrozenEncoderStudent:
-    """`base`, unless something else is asked for than it is."""
+    """Return `base` after checking that it was made with the same options."""
     config: dict[str, Any] = base.config
     if others := {k: v for k, v in options.items() if config.get(k) != v}:
         own = {k: config.get(k) for k in others}

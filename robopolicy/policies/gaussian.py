@@ -1,4 +1,4 @@
-"""GaussianPolicy: a diagonal Gaussian over the whole chunk. The plain behaviour-cloning baseline."""
+"""Model a chunk by a diagonal Gaussian: the plain behaviour-cloning baseline."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from robopolicy.policies.normalizer import ACTION, Normalizer
 
 
 class GaussianPolicy(LikelihoodPolicy):
-    """mean [H Da] from the observation; a learned deviation per step and dimension that does not depend on it.
+    """Predicts the mean [H Da]; the learned deviation per step and dimension is independent of the observation.
 
-    It cannot keep two modes apart: it averages them. Noise: [H Da].
+    It averages over modes. Noise: [H Da].
 
     Args:
         network: makes the mean's network from its input and output sizes.
         encoder: makes the whole observation encoder from the spec; ObservationEncoder when None.
         min_std: floor of the deviation, normalised units; keeps the likelihood bounded on noiseless data.
-        initial_std: what is above the floor before training. Reinforcement begins with it; imitation finds its own,
-            see `imitate_std`.
-        imitate_std: False: imitation changes the mean alone. Demonstrations that differ leave a deviation behind with
-            which a student hardly succeeds, and which reinforcement takes long to lower.
+        initial_std: deviation above the floor before training; reinforcement starts from it.
+        imitate_std: False: imitation changes the mean alone. Imitating varied demonstrations gives a large deviation,
+            with which a student hardly succeeds and which reinforcement lowers slowly.
         state_encoder, image_encoder, image_shift, task_weights: see ObservationEncoder.
     """
 

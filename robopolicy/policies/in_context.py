@@ -16,18 +16,18 @@ _OPTIONS = {"pairs", "shown", "decay", "alone", "forget", "compare", "thumbnail"
 
 
 def in_context(base: Policy, episodes: Episodes, *, retrieval: dict[str, Any] | None = None) -> RICLPolicy:
-    """A VLA that was trained without retrieval, to learn to act from demonstrations in its context (RICL's recipe).
+    """Turn a VLA trained without retrieval into a RICLPolicy, to be trained further (RICL's recipe).
 
-    Its weights, words and normaliser stay to begin with; its vision towers are frozen, and compare pictures.
+    Weights, words and normaliser are copied. The vision towers are frozen, and their tokens are the retrieval keys.
 
     Args:
-        base: a VLAPolicy without a fine-tuned copy. A RICLPolicy goes on as it is.
-        episodes: to learn on, and the memory to begin with.
-        retrieval: of RICLPolicy's arguments those about retrieval: `pairs`, `shown`, `decay`, `alone`, `forget`,
-            `compare`, `thumbnail`.
+        base: a VLAPolicy without a fine-tuned copy. A RICLPolicy is returned unchanged.
+        episodes: training data and initial memory.
+        retrieval: RICLPolicy's arguments for retrieval: `pairs`, `shown`, `decay`, `alone`, `forget`, `compare`,
+            `thumbnail`.
 
     Raises:
-        ConfigError: `retrieval` has others. SpecError: another base, or it cannot read the demonstrations.
+        ConfigError: `retrieval` has other keys. SpecError: another base, or it cannot read the demonstrations.
         CheckpointError: the base's weights are not those of its config.
     """
     if strange := sorted(set(retrieval or {}) - _OPTIONS):

@@ -1,7 +1,7 @@
-"""Policies on disk: safetensors and JSON, checksummed, written whole or not at all, versioned. Never a pickle.
+"""Save and load policies: safetensors and JSON, checksummed, written atomically, versioned. Never a pickle.
 
 policy directory      policy.json (the config node that rebuilds it) · spec.json · model.safetensors · manifest.json
-                      memory.safetensors · memory.json, where it looks things up in demonstrations
+                      memory.safetensors · memory.json, with a retrieval memory
                       base/ (a policy directory), where there is a policy underneath
 """
 
@@ -66,7 +66,7 @@ MIGRATIONS: dict[int, Callable[[PolicyFiles], PolicyFiles]] = {}
 
 
 def save_policy(policy: Policy, path: Path | str, *, config_node: dict[str, Any] | None = None) -> Path:
-    """Write a policy directory, whole or not at all; an older one at `path` is replaced.
+    """Write a policy directory atomically; an older one at `path` is replaced.
 
     Args:
         config_node: rebuilds the policy; `policy.config`, which build_policy sets, when None.
@@ -92,9 +92,9 @@ def load_policy(
     """Rebuild a policy and load its weights strictly.
 
     Args:
-        path: a policy directory, a checkpoint, or a run directory, of which `which` is taken; or one of LeRobot's,
-            or hub:<owner>/<name> (robopolicy/policies/lerobot/find.py).
-        env: what the policy shall run on; checked before weights load.
+        path: a policy directory, a checkpoint, or a run directory, from which `which` is loaded; or LeRobot's, or
+            hub:<owner>/<name> (robopolicy/policies/lerobot/find.py).
+        env: the env that the policy will run on; checked before weights load.
 
     Raises:
         CheckpointError: missing, damaged, a pickle, a newer format, weights that do not fit.
@@ -108,7 +108,7 @@ def load_policy(
 
 
 def write_policy(policy: Policy, folder: Path, config_node: dict[str, Any] | None = None) -> None:
-    """Fill an empty folder with a policy; `save_policy` for a part of something larger."""
+    """Write a policy into an empty folder, which may be part of a larger directory."""
     node = getattr(policy, "config", None) if config_node is None else config_node
     if node is None:
         raise CheckpointError(
@@ -159,10 +159,10 @@ def _load_policy(folder: Path, device: torch.device | str, env: EnvSpec | None, 
 
 
 def _built(folder: Path, node: dict[str, Any], spec: PolicySpec, base: Policy | None) -> Policy:
-    """The policy that a checkpoint's node describes, its weights not loaded yet.
+    """Build the policy of a checkpoint's node; its weights are not loaded yet.
 
-    Whatever a constructor makes of a stranger's numbers is a CheckpointError, and it may not allocate much more than
-    the weights that are there.
+    The node is untrusted: errors of the constructor become CheckpointError, and its allocations are limited by the size
+    of the weights.
     """
     where = f"{folder}/policy.json"
     check_numbers(node, f"{where}: node")

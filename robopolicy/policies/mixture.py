@@ -1,4 +1,4 @@
-"""MixturePolicy: a mixture of diagonal Gaussians over the whole chunk. Keeps modes apart that a Gaussian averages."""
+"""Model a chunk by a mixture of diagonal Gaussians, which keeps modes apart that one Gaussian averages."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from robopolicy.policies.normalizer import ACTION, Normalizer
 
 
 class MixturePolicy(LikelihoodPolicy):
-    """G chunks and their probabilities from the observation; a learned deviation each that does not depend on it.
+    """Predicts G chunks and their probabilities; the learned deviations are independent of the observation.
 
-    Noise: [H·Da + 1]; the last number chooses the component, by its place in the normal distribution.
+    Noise: [H·Da + 1]; the last number chooses the component, by its quantile.
 
     Args:
         network: makes the network of means and logits from its input and output sizes.
@@ -57,7 +57,7 @@ class MixturePolicy(LikelihoodPolicy):
         self.log_std = nn.Parameter(torch.full(self.shape, -1.0))
 
     def components(self, cond: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities [B G], means [B G H Da] and deviations [G H Da], normalised units."""
+        """Compute log-probabilities [B G], means [B G H Da] and deviations [G H Da], normalised units."""
         logits, mean = self.network(cond).split([self.shape[0], math.prod(self.shape)], dim=1)
         return logits.log_softmax(1), mean.view(-1, *self.shape), self.log_std.exp() + self.min_std
 

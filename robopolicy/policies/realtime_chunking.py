@@ -1,8 +1,8 @@
-"""Real-time chunking: the next chunk goes on from the one that is being executed while it is planned.
+"""Plan the next chunk as a continuation of the chunk that is executed meanwhile (real-time chunking).
 
 Black, Galliker and Levine 2025, "Real-Time Execution of Action Chunking Flow Policies" (arXiv 2506.07339), with the
 paper's H, s (our `n_action_steps`) and d. Planning begins after s steps and takes d more, in which the arm executes
-the old chunk: these d actions are given, those from there to the old chunk's end are wished for, the rest is free.
+the old chunk. These d actions are fixed, those up to the old chunk's end are soft targets, the rest is free.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ Continuation = Literal["rtc", "inpaint"]
 
 
 def longest_delay(spec: PolicySpec) -> int:
-    """Control steps that planning may take: d ≤ H − s, or the old chunk runs out, and d ≤ s, or plans overlap."""
+    """Return the longest planning time d in control steps: d ≤ H − s (the old chunk must last) and d ≤ s (one plan at a
+    time)."""
     return min(spec.n_action_steps, spec.horizon - spec.n_action_steps)
 
 
 def weights(horizon: int, left: int, delay: int) -> Tensor:
-    """[H] how much each action of the new chunk is held to the old one's (eq. 5, with `left` = H − s).
+    """Return the weight [H] of the old chunk's actions for the new one (eq. 5, with `left` = H − s).
 
-    1 for the `delay` first, exponentially decaying to the `left`-th, 0 beyond.
+    1 for the first `delay`, decaying exponentially up to `left`, 0 beyond.
     """
     i = torch.arange(horizon, dtype=torch.float32)
     c = (left - i) / (left - delay + 1)
@@ -39,7 +40,7 @@ def weights(horizon: int, left: int, delay: int) -> Tensor:
 
 
 def guided(step: DenoisingStep, x: Tensor, wanted: Tensor, weight: Tensor, *, limit: float) -> Tensor:
-    """The clean chunk [B H Da] that `step` expects at x, drawn towards `wanted` by pseudo-inverse guidance.
+    """Compute the clean chunk [B H Da] at x, guided towards `wanted` by the pseudo-inverse.
 
     Eq. 2 to 4 (ΠGDM: Song et al. 2023), written for the expected chunk x̂ instead of the velocity:
     x̂ + min(β·(1−τ), (τ² + (1−τ)²)/τ) · Jᵀ·W·(Y − x̂), with J = ∂x̂/∂x. Diffusion has no velocity, but its latent
@@ -66,9 +67,9 @@ def continue_chunk(
     policy: DenoisingPolicy, obs: Obs, left: Tensor, *, delay: int, mode: Continuation = "rtc",
     noise: Tensor | None = None, limit: float = 5.0,
 ) -> Tensor:  # fmt: skip
-    """A chunk that goes on from actions which will be executed while it is planned.
+    """Plan a chunk that continues the actions executed during planning.
 
-    With nothing left it is `policy.act`, bit for bit.
+    Without actions left it equals `policy.act`, bit for bit.
 
     Args:
         obs: each key of the spec as [B To ...], physical units, seen when planning begins.

@@ -20,34 +20,34 @@ from robopolicy.policies.normalizer import Normalizer
 class ResidualPolicy(Policy):
     """action = clamp(base + scale · u, low, high), u = tanh(net(state, base action)) ∈ [-1, 1].
 
-    `act` returns the *full* action, so deployment calls this very policy. All arithmetic is in normalised action
-    units, the demonstrated range being [-1, 1]. The last layer starts at zero: before training this is the base,
-    clamped to the box of `widen`. Of several tasks it is told which, as the base is, but by number: in instructions
-    that it was not trained on it is silent, and the base acts alone. With `task_weights` each has weights of its own
-    beside the common ones, in the first layer of the residual and of its critics (see TaskLayout).
+    `act` returns the *full* action, so this policy is deployed as it is. All arithmetic is in normalised action units,
+    where [-1, 1] is the demonstrated range. The last layer starts at zero: before training this policy is the base,
+    clamped to the box of `widen`. Several tasks are identified by number. For an instruction outside its training u is
+    0, and the base acts alone. With `task_weights` the first layer of the residual and of its critics has additional
+    weights for each task (see TaskLayout).
 
-    What it reads of the state, its critics read too: with fewer elements, those that say what to do in any episode (how
-    far it is to the goal, not where that is), both learn from far fewer episodes (docs/suites.md).
+    The critics read the same elements of the state. Relative elements (the distance to the goal, not its place) let
+    both learn from far fewer episodes (docs/suites.md).
 
-    With `pictures` it sees what the base's frozen encoder makes of its observation, once per observation, beside the
-    state: replays keep those numbers, not the pictures.
+    With `pictures` the residual also reads the observation as encoded by the base's frozen encoder. Replay buffers
+    store this encoding, not the images.
 
     Args:
         spec: the base's; observation gains `base_action`, chunks shrink to one step.
         normalizer: of the demonstrations; `state` and `action` statistics are used.
-        base: the frozen policy; a black box that is only asked for actions.
-        scale: bound of the correction per dimension, normalised units; below 1 it may be unable to undo what the
-            base does wrong. `gripper_scale` for the gripper channel, which has to be able to overrule the base.
-        widen: the demonstrated range is widened by this fraction on each side, then met with the env's limits;
-            the full action never leaves that box.
+        base: the frozen policy, used only through its actions.
+        scale: bound of the correction per dimension, normalised units; below 1 it may be unable to undo errors of the
+            base. gripper_scale: the same of the gripper channel, large enough to reverse the base's command.
+        widen: the demonstrated range is widened by this fraction on each side, then intersected with the env's limits;
+            the full action stays in this box.
         state: names of elements of `observation.state` that are read, see `state_columns`; None: all.
-        pictures: read them, through the base; False: the state alone, whatever the base reads.
-        task_weights: see above; False: the task's number is one more input.
-        tasks: instructions that it was trained on, where those of `spec` are others; None: the same.
+        pictures: read images, through the base; False: the state alone.
+        task_weights: see above; False: the task's number is an input.
+        tasks: instructions of its training, where `spec` has others; None: those of `spec`.
 
     Raises:
-        SpecError: the observation has no `observation.state`, or keys that are neither it nor pictures; `state` names
-            what it has not, or nothing; `pictures` and there are none, or the base has no encoder of its own.
+        SpecError: the observation has no `observation.state`, or keys that are neither state nor images; `state` names
+            no or unknown elements; `pictures` without images, or with a base that has no encoder of ours.
     """
 
     numbers: Tensor  # [tasks of the env] int64: number of each in `known`, −1 where it is not
@@ -76,7 +76,7 @@ class ResidualPolicy(Policy):
         extra = [k for k in spec.observation if k not in (STATE, BASE_ACTION, TASK, *cameras)]
         if STATE not in spec.observation or extra:
             raise SpecError(f"ResidualPolicy reads {STATE!r}, and pictures; found {sorted(spec.observation)}")
-        self.sight = _sight(base, cameras) if pictures else 0
+        self.encoded_dim = _encoded_dim(base, cameras) if pictures else 0
         action = spec.action
         observation = {STATE: spec.observation[STATE], BASE_ACTION: Feature((action.dim,), names=action.names)}
         observation |= cameras if pictures else {}
@@ -91,12 +91,12 @@ class ResidualPolicy(Policy):
         self.normalizer = normalizer
         columns = state_columns(spec.observation[STATE], state, where="policy.state")
         self.register_buffer("columns", torch.tensor(columns, dtype=torch.int64), persistent=False)
-        if not columns and not self.sight:
+        if not columns and not self.encoded_dim:
             raise SpecError(
                 "policy.state: names nothing, so the residual would be blind. Name elements, or null for all."
             )
-        seen_dim = len(columns) + self.sight
-        # None, or what a first layer, the critics' too, needs to have weights for each task
+        seen_dim = len(columns) + self.encoded_dim
+        # Layout of the first layers, the critics' included, with weights for each task; or None.
         self.layout = TaskLayout(seen_dim, self.tasks) if task_weights and self.tasks > 1 else None
         sizes = [seen_dim + self.tasks + action.dim, *hidden, action.dim]
         first = TaskLinear(self.layout, action.dim, sizes[1]) if self.layout else nn.Linear(sizes[0], sizes[1])
@@ -115,10 +115,10 @@ class ResidualPolicy(Policy):
         self.register_buffer("high", high.clamp(max=1.0 + 2.0 * widen))
 
     def set_tasks(self, tasks: tuple[str, ...]) -> None:
-        """Known instructions keep their numbers in any order; others the base alone follows, if it reads them.
+        """Keep the numbers of known instructions; for others the base acts alone, if it reads instructions.
 
         Raises:
-            SpecError: there are others, and the base cannot follow them.
+            SpecError: there are unknown instructions, and the base cannot follow them.
         """
         assert self.base is not None
         self.base.set_tasks(tasks)
@@ -127,42 +127,45 @@ class ResidualPolicy(Policy):
             return
         self.numbers = _numbers(tasks, self.known).to(self.numbers.device)
         self.spec = replace(self.spec, tasks=tuple(tasks))
-        if node := getattr(self, "config", None):  # what it is saved with has to tell both apart
+        if node := getattr(self, "config", None):  # the saved config needs both
             self.config = {**node, "tasks": list(self.known)}
 
     @torch.no_grad()
     def replay_features(self, obs: Obs) -> Obs:
-        """See Policy: the newest state, task and base action, and `seen` [B C] by the base."""
+        """See Policy: the newest state, task and base action, and `seen` [B C], the base's encoding."""
         frame = {k: obs[k][:, -1] for k in (STATE, TASK) if k in self.spec.observation}
         frame[BASE_ACTION] = obs[BASE_ACTION]
-        if self.sight:
+        if self.encoded_dim:
             assert isinstance(self.base, (DenoisingPolicy, LikelihoodPolicy))
             part = {k: v[:, -self.base.spec.n_obs_steps :] for k, v in obs.items() if k in self.base.spec.observation}
             seen = self.base.encode({k: v.to(self.low.device) for k, v in part.items()})
-            frame[SEEN] = seen[:, : self.sight].to(obs[STATE].device)
+            frame[SEEN] = seen[:, : self.encoded_dim].to(obs[STATE].device)
         return frame
 
     def features(self, obs: Obs) -> tuple[Tensor, Tensor]:
-        """Normalised state, what is seen, and the task as one of T numbers [B Ds+C+T], and base action [B Da], of what
-        `read` made."""
+        """Compute the network's inputs from replay features.
+
+        Returns:
+            [B Ds+C+T] normalised state, base's encoding and one-hot task; and [B Da] normalised base action.
+        """
         state = self.normalizer.normalize(STATE, obs[STATE])[..., self.columns]
-        if self.sight:  # of whatever scale the encoder has
-            state = torch.cat([state, nn.functional.layer_norm(obs[SEEN], (self.sight,))], dim=-1)
+        if self.encoded_dim:  # encoders differ in scale
+            state = torch.cat([state, nn.functional.layer_norm(obs[SEEN], (self.encoded_dim,))], dim=-1)
         if self.tasks:
-            number = self.numbers[obs[TASK]].clamp_min(0)  # an unknown one has any: see `act`
+            number = self.numbers[obs[TASK]].clamp_min(0)  # `act` ignores u of an unknown task
             state = torch.cat([state, nn.functional.one_hot(number, self.tasks).to(state.dtype)], dim=-1)
         return state, self.normalizer.normalize("action", obs[BASE_ACTION])
 
     def residual(self, state: Tensor, base_action: Tensor) -> Tensor:
-        """u [B Da] in [-1, 1] from normalised inputs."""
+        """Compute u [B Da] in [-1, 1] from normalised inputs."""
         return torch.tanh(self.net(torch.cat([state, base_action], dim=-1)))
 
     def combine(self, base_action: Tensor, u: Tensor) -> Tensor:
-        """The full normalised action [B Da]."""
+        """Return the full normalised action [B Da]."""
         return torch.clamp(base_action + self.scale * u, self.low, self.high)
 
     def act(self, obs: Obs, *, noise: Tensor | None = None, deterministic: bool = False) -> Tensor:
-        """[B 1 Da] from the spec's observations [B To ...] and `base_action` [B Da]; it has no noise of its own."""
+        """[B 1 Da] from the spec's observations [B To ...] and `base_action` [B Da]; deterministic."""
         frame = self.replay_features(obs)
         state, base_action = self.features(frame)
         u = self.residual(state, base_action)
@@ -171,8 +174,8 @@ class ResidualPolicy(Policy):
         return self.normalizer.unnormalize("action", self.combine(base_action, u))[:, None]
 
 
-def _sight(base: Policy, cameras: dict[str, Feature]) -> int:
-    """C of what `base` makes of an observation."""
+def _encoded_dim(base: Policy, cameras: dict[str, Feature]) -> int:
+    """Return C, the size of the base's encoded observation."""
     if not cameras:
         raise SpecError(
             "policy.pictures: the base reads no pictures. Leave it out, or give a base that was trained on some."
@@ -186,7 +189,7 @@ def _sight(base: Policy, cameras: dict[str, Feature]) -> int:
 
 
 def _numbers(tasks: tuple[str, ...], known: tuple[str, ...]) -> Tensor:
-    """[T] int64: where each of `tasks` stands in `known`; −1 where it does not."""
+    """Return the index [T] int64 of each of `tasks` in `known`; −1 where it is unknown."""
     if tasks == known:
         return torch.arange(len(tasks))
     return torch.tensor([known.index(task) if task in known else -1 for task in tasks], dtype=torch.int64)

@@ -1,10 +1,9 @@
-"""RICLPolicy: a VLA that looks up what demonstrations did in situations like this one, and needs no training for new
-ones (RICL, Sridhar et al. 2025; before it REGENT, Sridhar et al. 2024).
+"""Act from demonstrations in the context of a VLA, without training on new tasks (RICL, Sridhar et al. 2025).
 
-The nearest frames of the demonstrations in memory, each with what was done from there, are tokens of the prefix. It is
-trained with frames of *other* episodes of the same instruction in its context; acting on a new task, 10 to 20
-demonstrations of it are put into the memory and no weight changes. The closer the nearest frame, the more of its chunk
-is in the action.
+The nearest frames of the demonstrations in memory, with their action chunks, are tokens of the prefix. Training puts
+frames of *other* episodes of the same instruction into the context. For a new task, 10 to 20 demonstrations are put
+into the memory, and no weight changes. The closer the nearest frame, the larger the share of its chunk in the action
+(REGENT, Sridhar et al. 2024).
 """
 
 from __future__ import annotations
@@ -31,35 +30,34 @@ from robopolicy.networks.prefix import Prefix
 from robopolicy.policies.normalizer import ACTION, Normalizer
 from robopolicy.policies.vla import VLAPolicy, check_observation
 
-_KEY, _FRAME, _DISTANCE = "retrieval.key", "retrieval.frame", "retrieval.distance"  # what `remember` adds
+_KEY, _FRAME, _DISTANCE = "retrieval.key", "retrieval.frame", "retrieval.distance"  # added by `precompute_features`
 _POOL = 64  # other episodes that a training frame's context is drawn from
 
 _log = logging.getLogger(__name__)
 
 
 class RICLPolicy(VLAPolicy):
-    """See VLAPolicy for what it reads and FlowPolicy for the flow.
+    """A VLAPolicy with retrieval.
 
-    An observation's key is what frozen parts make of its newest frame: normalised numbers, and of every picture its
-    tower's tokens where `prefix.freeze_vision`, else a thumbnail. With the tokens `encode` gives the nearest chunk and
-    its weight: C = (P + pairs)·(width + 1) + H·Da + 1.
+    The retrieval key of an observation holds its newest frame: normalised numbers, and of every image the frozen
+    tower's tokens, or a thumbnail where the tower learns. `encode` returns tokens, the nearest chunk and its weight:
+    C = (P + pairs)·(width + 1) + H·Da + 1.
 
     Args:
-        episodes: demonstrations to begin with in memory; None: none.
-        pairs: k, frames in the context, of k different episodes. shown: episodes that they are chosen from in
-            training: as many as a new task will have demonstrations.
-        decay: λ; of the action a share exp(−λ·d) is the nearest chunk, d being the distance to its frame (REGENT,
-            eq. 2). None: no share, the chunk is in the context alone.
-        alone: share of a training batch that has no context, so that the policy can do without.
-        forget: share of it whose words are hidden, so that the context is read and not the words alone. Acting, words
-            are hidden where it was not trained on them and demonstrations show what they mean.
-        compare: the elements of `observation.state` in the key, see `state_columns`; None: those that the prefix reads.
-        thumbnail: side of it; tokens of a frozen tower are averaged into as many groups.
-        tasks: instructions that it was trained on, where those of `spec` are others; None: the same.
+        episodes: initial demonstrations in memory; None: none.
+        pairs: k, frames in the context, of k different episodes.
+        shown: episodes that they are chosen from in training: as many as a new task will have demonstrations.
+        decay: λ; a share exp(−λ·d) of the action is the nearest chunk at distance d (REGENT, eq. 2); None: no share.
+        alone: share of a training batch without context.
+        forget: share of a training batch whose words are hidden, so that the context is read. In use, words are hidden
+            where they are untrained and demonstrated.
+        compare: elements of `observation.state` in the key, see `state_columns`; None: those that the prefix reads.
+        thumbnail: its side; tokens of a frozen tower are averaged into as many groups.
+        tasks: instructions of its training, where `spec` has others; None: those of `spec`.
 
     Raises:
         ConfigError: `alone` and `forget` add up to more than 1.
-        SpecError: as VLAPolicy; names that the state lacks; nothing to compare; `episodes` that do not fit.
+        SpecError: as VLAPolicy; unknown or no elements to compare; `episodes` that do not fit.
     """
 
     memory: Memory
@@ -117,10 +115,10 @@ class RICLPolicy(VLAPolicy):
     # -- the memory --------------------------------------------------------------------------------------------------
     @torch.no_grad()
     def set_retrieval_memory(self, episodes: Episodes | None) -> None:
-        """See Policy. Instructions are told apart by their text; those of `spec` without demonstrations are warned of.
+        """See Policy. Instructions are matched by their text; a warning lists those of `spec` without demonstrations.
 
         Raises:
-            SpecError: other features, actions or rate, no episode, or none of an instruction that is asked for.
+            SpecError: other features, actions or rate, no episode, or none of the instructions of `spec`.
         """
         if episodes is None:
             self.memory.clear()
@@ -148,11 +146,11 @@ class RICLPolicy(VLAPolicy):
     def set_tasks(self, tasks: tuple[str, ...]) -> None:
         """See VLAPolicy."""
         super().set_tasks(tasks)
-        if node := getattr(self, "config", None):  # what it is saved with has to say which of them it was trained on
+        if node := getattr(self, "config", None):  # the saved config needs the instructions of training
             self.config = {**node, "tasks": list(self.known)}
 
     def _keys(self, obs: Obs) -> Tensor:
-        """[F E] of single frames [F ...] in physical units."""
+        """Compute keys [F E] of single frames [F ...] in physical units."""
         count = len(next(iter(obs.values())))
         parts = (self._normal({k: v[i : i + 256] for k, v in obs.items()}) for i in range(0, count, 256))
         return torch.cat([self._key(part) for part in parts])
@@ -161,7 +159,7 @@ class RICLPolicy(VLAPolicy):
         return {k: self.normalizer.normalize(k, obs[k]) for k in self.spec.observation if k != TASK}
 
     def _key(self, frame: Obs) -> Tensor:
-        """[F E] of normalised single frames [F ...]."""
+        """Compute keys [F E] of normalised single frames [F ...]."""
         encoder = self.encoder
         parts = [frame[k][:, self.compared] if k == STATE else frame[k].flatten(1) for k in encoder.floats]
         for k, name in enumerate(encoder.cameras):
@@ -173,7 +171,7 @@ class RICLPolicy(VLAPolicy):
         return torch.cat(parts, dim=1)
 
     def _number(self, obs: Obs) -> Tensor:
-        """[B] the instructions of obs [B …], as numbers into the memory's, −1 for those that it does not show."""
+        """Return the instructions [B] of obs [B …] as indices into the memory's; −1 without demonstrations."""
         known = self.memory.numbers(self.spec.tasks)
         if TASK not in self.spec.observation:
             return known[:1].expand(len(next(iter(obs.values()))))
@@ -182,9 +180,9 @@ class RICLPolicy(VLAPolicy):
     # -- the context -------------------------------------------------------------------------------------------------
     @torch.no_grad()
     def precompute_features(self, obs: Obs, episode: Tensor) -> Obs:
-        """See Policy: the key of every frame, and the nearest frame of each of 64 other episodes of its instruction.
+        """See Policy: the key of every frame, and the nearest frames of 64 other episodes of its instruction.
 
-        Frames of its own episode, or of one of the same seed, are never among them.
+        Frames of its own episode, or of one of the same seed, are excluded.
         """
         memory, key, task = self.memory, self._keys(obs), self._number(obs)
         first = memory.task[memory.table[:, 0]]
@@ -199,13 +197,13 @@ class RICLPolicy(VLAPolicy):
         return {**super().precompute_features(obs, episode), _KEY: key, _FRAME: found.frame, _DISTANCE: found.distance}
 
     def encode_batch(self, batch: dict[str, Any]) -> Tensor:
-        """[B (P + pairs)·(width + 1)]: the context alone, since the network is trained to be right by itself.
+        """Encode a training batch as [B (P + pairs)·(width + 1)], without the nearest chunk.
 
         Raises:
-            SpecError: the batch was not made with `remember`, which alone knows whose frames may be retrieved.
+            SpecError: the batch has no features of `precompute_features`, which excludes a frame's own episode.
         """
         if _KEY not in batch:
-            raise SpecError(f"{_KEY!r} is missing: make batches with Batches(…, remember=policy.remember)")
+            raise SpecError(f"{_KEY!r} is missing. Make batches with Batches(…, precompute_features=…).")
         key, frame, distance = (batch[k][:, -1] for k in (_KEY, _FRAME, _DISTANCE))
         order = torch.rand_like(distance).masked_fill(distance.isinf(), 2.0).argsort(1).argsort(1)
         chance = torch.rand(len(key), 1, device=key.device)
@@ -215,7 +213,7 @@ class RICLPolicy(VLAPolicy):
         return self.encoder(self.seen(batch), augment=True, more=self._tokens(key, found), silent=silent)
 
     def encode(self, obs: Obs) -> Tensor:
-        """cond [B C] from obs [B To ...] in physical units; see VLAPolicy."""
+        """Encode obs [B To ...] in physical units as cond [B C]; see VLAPolicy."""
         check_observation(obs, self.spec)
         key = self._key(self._normal({k: v[:, -1] for k, v in obs.items()}))
         found = self.memory.nearest(key, self._number(obs), self.pairs)
@@ -225,12 +223,12 @@ class RICLPolicy(VLAPolicy):
         context = self.encoder(
             self.normalizer.observation(obs), more=self._tokens(key, found), silent=new[asked] & close[:, 0].isfinite()
         )
-        # Of nothing found (inf) the share is 0, with λ = 0 too.
+        # Without a neighbour (distance inf) the share is 0, even for λ = 0.
         weight = torch.zeros_like(close) if self.decay is None else torch.exp(-max(self.decay, 1e-30) * close)
         return torch.cat([context, self._chunks(found.frame[:, :1]).flatten(1), weight], dim=1)
 
     def _tokens(self, key: Tensor, found: Retrieved) -> tuple[Tensor, Tensor]:
-        """Tokens [B k width] of what was found for key [B E], and which are tokens [B k] bool."""
+        """Return tokens [B k width] of the neighbours of key [B E], and their mask [B k] bool."""
         there = found.distance.isfinite()
         theirs = self.memory.key[found.frame] if len(self.memory) else key[:, None].expand(*found.frame.shape, -1)
         far = found.distance.masked_fill(~there, 0.0)[..., None]
@@ -238,14 +236,14 @@ class RICLPolicy(VLAPolicy):
         return self.pair(torch.cat(both, dim=-1)), there
 
     def _chunks(self, frame: Tensor) -> Tensor:
-        """[B k H Da] normalised, of frame [B k]; zeros where nothing is in memory."""
+        """Return normalised chunks [B k H Da] at frame [B k]; zeros without a memory."""
         if len(self.memory):
             return self.memory.chunk[frame]
         return torch.zeros(*frame.shape, *self.memory.chunk.shape[1:], device=frame.device)
 
     # -- the action --------------------------------------------------------------------------------------------------
     def stages(self, cond: Tensor) -> Iterator[tuple[int, Callable[[Tensor], Tensor]]]:
-        """See ChunkDenoiser: what is predicted leads to the nearest chunk as far as its weight goes."""
+        """See ChunkDenoiser: predictions are interpolated towards the nearest chunk by its weight."""
         context, chunk, weight = self._split(cond)
         for i, predict in super().stages(context):
             yield i, partial(self._mixed, predict, chunk, weight, self._rest(i))
@@ -257,12 +255,12 @@ class RICLPolicy(VLAPolicy):
         return self._mixed(predict, chunk, weight, self._rest(k + len(self.times) - self.finetuned_steps), x)
 
     def _split(self, cond: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The context's part of cond [B C], the nearest chunk [B H Da] and its weight [B 1 1]."""
+        """Split cond [B C] into the context, the nearest chunk [B H Da] and its weight [B 1 1]."""
         shape = (self.spec.horizon, self.spec.action.dim)
         context, chunk, weight = cond.split([cond.shape[1] - shape[0] * shape[1] - 1, shape[0] * shape[1], 1], dim=1)
         return context, chunk.unflatten(1, shape), weight[..., None]
 
     @staticmethod
     def _mixed(predict: Callable[[Tensor], Tensor], chunk: Tensor, weight: Tensor, rest: Tensor, x: Tensor) -> Tensor:
-        """The velocity at x [B H Da] whose line ends `weight` of the way from the network's chunk to `chunk`."""
+        """Interpolate the velocity at x [B H Da]: its chunk is moved by `weight` towards `chunk`."""
         return torch.lerp(predict(x), (chunk - x) / rest, weight)

@@ -1,9 +1,8 @@
-"""VLAPolicy: pictures, words and the arm's state in, chunks out by flow matching; small enough for a CPU.
+"""Predict chunks from images, instructions and the state by flow matching: a VLA small enough for a CPU.
 
-Prefix and action expert as in π0 (Black et al. 2024) and SmolVLA (Shukor et al. 2025), in the shape of every other
-flow policy here: `encode` is the prefix, the denoiser the expert. So whatever evaluates, corrects or fine-tunes a
-flow policy takes this one as it is. A batch may hold several noised chunks per observation (`noise_samples`), whose
-prefix is computed once (Mini-Diffuser, Hu et al. 2025).
+Prefix and action expert follow π0 (Black et al. 2024) and SmolVLA (Shukor et al. 2025). The interface is FlowPolicy's:
+`encode` is the prefix, the denoiser the expert. A batch may hold several noised chunks per observation
+(`noise_samples`), whose prefix is computed once (Mini-Diffuser, Hu et al. 2025).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from robopolicy.policies.factory import build_policy
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.normalizer import Normalizer
 
-_SEEN = "seen."  # prefix of the keys that hold tokens of pictures
+_SEEN = "seen."  # prefix of the keys of image tokens
 
 
 class VLAPolicy(FlowPolicy):
@@ -39,9 +38,9 @@ class VLAPolicy(FlowPolicy):
     Args:
         prefix: makes the Prefix from the spec. network: makes the ActionExpert.
         sampling_steps, noise_level, time_distribution: see FlowPolicy.
-        noise_samples, finetuned_steps, lora_rank: see Common.
-        precision: what prefix and expert compute in, training and acting; weights and actions are float32. bfloat16
-            makes an update 1.5 to 2 times as fast on a CPU with AVX-512 BF16 (docs/vla.md).
+        noise_samples, finetuned_steps, lora_rank: see DenoiserOptions.
+        precision: of the computation in prefix and expert; weights and actions are float32. bfloat16 makes an update
+            1.5 to 2 times as fast on a CPU with AVX-512 BF16 (docs/vla.md).
 
     Raises:
         SpecError: an instruction without words or with too many, or observation keys that the prefix cannot read.
@@ -74,10 +73,10 @@ class VLAPolicy(FlowPolicy):
         self.cond_dim = made.summary_dim
 
     def set_tasks(self, tasks: tuple[str, ...]) -> None:
-        """Any instructions will do, those of training in other words too: they are read.
+        """See Policy: any instructions are accepted, since the policy reads them.
 
         Raises:
-            SpecError: one has no words, or too many; or there are several and the policy was trained on one.
+            SpecError: an instruction has no words or too many, or there are several and the policy was trained on one.
         """
         if len(tasks) > 1 and TASK not in self.spec.observation:
             raise SpecError(
@@ -88,17 +87,17 @@ class VLAPolicy(FlowPolicy):
         self.spec = replace(self.spec, tasks=tuple(tasks))
 
     def encode(self, obs: Obs) -> Tensor:
-        """cond [B C] from obs [B To ...] in physical units.
+        """Encode obs [B To ...] in physical units as cond [B C].
 
         Raises:
-            SpecError: a key is missing, a picture of another layout or range, an index of no instruction.
+            SpecError: a key is missing, an image has another layout or range, or a task index is out of range.
         """
         check_observation(obs, self.spec)
         return super().encode(obs)
 
     @torch.no_grad()
     def precompute_features(self, obs: Obs, episode: Tensor) -> Obs:
-        """Frozen vision towers see every picture of a dataset once: their tokens [F n width], in half precision."""
+        """Compute the image tokens [F n width] of frozen vision towers once, in half precision."""
         if not self.encoder.frozen:
             return obs
         found = {k: v for k, v in obs.items() if k not in self.encoder.cameras}
@@ -108,11 +107,11 @@ class VLAPolicy(FlowPolicy):
         return found
 
     def encode_batch(self, batch: dict[str, Any]) -> Tensor:
-        """See ChunkDenoiser; the batch may hold what `remember` made."""
+        """See ChunkDenoiser; the batch may hold the features of `precompute_features`."""
         return self.encoder(self.seen(batch), augment=True)
 
     def seen(self, batch: dict[str, Any]) -> Obs:
-        """What the prefix reads of a training batch [B To ...]: normalised, or as `remember` made it."""
+        """Return the prefix's inputs of a training batch [B To ...]: normalised, or precomputed."""
         seen = {k: batch[_SEEN + k].float() for k in self.encoder.cameras if _SEEN + k in batch}
         rest = {k: f for k, f in self.spec.observation.items() if k not in seen}
         check_observation(batch, replace(self.spec, observation=rest))
@@ -129,11 +128,11 @@ class VLAPolicy(FlowPolicy):
 
 
 def adapted(base: Policy, episodes: Episodes, *, freeze_vision: bool = True) -> VLAPolicy:
-    """`base` to go on learning from other demonstrations, in their own words.
+    """Return a copy of `base` that can continue imitation learning on other demonstrations and their instructions.
 
     Args:
-        base: a VLAPolicy without a fine-tuned copy; its normaliser stays.
-        freeze_vision: keep its vision towers as they are, which makes training faster by what they cost.
+        base: a VLAPolicy without a fine-tuned copy; its normaliser is kept.
+        freeze_vision: freeze its vision towers, which makes training faster.
 
     Raises:
         SpecError: the base is another policy, or cannot read the dataset's instructions.
@@ -156,13 +155,13 @@ def adapted(base: Policy, episodes: Episodes, *, freeze_vision: bool = True) -> 
 
 
 def prefix_node(base: VLAPolicy) -> dict[str, Any]:
-    """The node that makes `base`'s prefix, written out where its config leaves it to the defaults."""
+    """Return the config node of `base`'s prefix, with its target written out."""
     config: dict[str, Any] = base.config
     return {"_target_": "prefix", "_partial_": True, **config.get("prefix", {})}
 
 
 def check_observation(obs: Obs, spec: PolicySpec) -> None:
-    """Raise SpecError unless `obs` [B To ...] is what `spec` says, pictures and instructions in particular."""
+    """Raise SpecError unless `obs` [B To ...] fits `spec`, its images and instructions in particular."""
     for key, feature in spec.observation.items():
         if key not in obs:
             if key == TASK:

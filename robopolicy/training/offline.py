@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from robopolicy.config.schema import Count, Natural
-from robopolicy.core.protocols import Checkpoints, Tracker
+from robopolicy.core.protocols import Checkpoints, LogsMetrics
 from robopolicy.core.rng import seed_generators, step_seed
 from robopolicy.core.types import Algorithm, Metrics
 from robopolicy.core.untrusted import refusing
@@ -22,23 +22,23 @@ def offline(
     steps: Count,
     batch_size: Count,
     seed: int,
-    tracker: Tracker,
+    tracker: LogsMetrics,
     checkpointer: Checkpoints,
     log_every: Count = 100,
     save_every: Natural = 2_000,
     evaluate: Callable[[Policy, int], Metrics] | None = None,
     evaluate_every: Natural = 0,
 ) -> Metrics:
-    """Train `algo` on fixed data for `steps` updates, going on from the newest checkpoint where there is one.
+    """Train `algo` on fixed data for `steps` updates, resuming from the newest checkpoint.
 
-    All randomness of step s is drawn from a stream seeded by (seed, s), so a run that was cut off anywhere and
-    started again ends in the same weights, bit for bit, as one that was not.
+    All randomness of step s is drawn from a stream seeded by (seed, s). So an interrupted and resumed run ends in the
+    same weights, bit for bit, as an uninterrupted one.
 
     Args:
         evaluate: called with `algo.policy` and step every `evaluate_every` steps; its numbers are logged under `eval/`.
 
     Returns:
-        The means of the last log interval, `steps`, and `wall_s`, seconds in this process.
+        Means over the last log interval, `steps`, and `wall_s`, seconds in this process.
     """
     began = time.perf_counter()
     device = next(algo.policy.parameters()).device

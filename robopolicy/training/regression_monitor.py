@@ -1,4 +1,4 @@
-"""Says when a policy gets worse by its own training, while there is still time to stop."""
+"""Warn when training makes a policy worse."""
 
 from __future__ import annotations
 
@@ -14,24 +14,28 @@ _log = logging.getLogger(__name__)
 
 
 class RegressionMonitor:
-    """Warns, once, where training episodes succeed far less often than the first ones did, as each was explored.
+    """Warns once when training episodes succeed far less often than the first ones.
 
-    Rates are of the newest 2 N episodes, or 100 where that is less: N envs that begin together end in waves, first the
-    successes, then at the time limit the failures, and a shorter window would see either. Far: by more than four
-    standard errors of a difference.
+    Rates are over the newest 2 N episodes, at least 100. N envs that start together end in waves, successes first and
+    failures at the time limit, so a shorter window would see only one kind. Far means more than four standard errors
+    of the difference.
 
     Args:
-        advice: what may help, as the warning says it.
+        advice: possible remedies, for the warning.
     """
 
     def __init__(self, advice: str) -> None:
         self.advice = advice
         self.recent: deque[float] = deque()
-        self.first: float | None = None  # success rate when every env had had time for two episodes
+        self.first: float | None = None  # success rate once every env had time for two episodes
         self.said = False
 
     def add(self, success: Iterable[float], *, steps: int, env: VecEnv) -> None:
-        """success: of the episodes that ended since the last call. steps: env steps taken so far."""
+        """Add episodes, and warn if their success rate has dropped.
+
+        Args:
+            success: of the episodes that ended since the last call. steps: env steps taken so far.
+        """
         size = max(100, 2 * env.num_envs)
         self.recent.extend(success)
         while len(self.recent) > size:

@@ -1,6 +1,6 @@
-"""Off-policy training a share of whose batches is synthetic: transitions that a model of the data makes up.
+"""Train off-policy with a share of synthetic transitions, which a model of the data generates.
 
-They are made anew as the policy changes. Nothing in the loop knows: it draws from a replay of which a share is made up.
+They are generated again as the policy changes. The loop is `off_policy`, on a replay buffer with a synthetic share.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from robopolicy.training.off_policy import off_policy
 
 
 class SyntheticSource(Protocol):
-    """Makes up experience of the policy as it is now."""
+    """Generates experience of the current policy."""
 
     def __call__(self, number: int) -> tuple[Episodes, Obs]:
-        """The `number`-th lot of episodes, and what the policy's `read` makes of their F frames [F ...]."""
+        """Generate set `number` of episodes, and the replay features of their F frames [F ...]."""
         ...
 
 
 class MixedReplay:
-    """A replay of which `fraction` of every sample is synthetic, of the lot made last.
+    """A replay buffer with a synthetic `fraction` in every sample, drawn from the newest synthetic set.
 
-    The synthetic rows lie evenly among the others, so that wherever a sample is cut every part has its share.
+    Synthetic rows are spread evenly over a sample, so that every part of it has its share.
 
     Args:
-        real: what the env answered; all that is not about sampling is its own.
-        every: transitions drawn until the next lot is made.
+        real: the env's transitions; everything except sampling is forwarded to it.
+        every: transitions drawn until the next set is generated.
     """
 
     def __init__(self, real: Replay, source: SyntheticSource, *, fraction: float, every: int) -> None:
         self.real, self.source, self.fraction, self.every = real, source, fraction, every
         self.synthetic: Replay | None = None
-        self.drawn, self.lots = 0, 0
+        self.drawn, self.sets = 0, 0
 
     @property
     def can_sample(self) -> bool:
@@ -59,30 +59,30 @@ class MixedReplay:
 
     def sample(self, batch_size: int, generator: torch.Generator) -> Batch:
         """See Replay."""
-        if self.synthetic is None or self.drawn >= self.lots * self.every:
-            episodes, obs = self.source(self.lots)
-            self.synthetic, self.lots = self.real.of_episodes(episodes, obs=obs), self.lots + 1
+        if self.synthetic is None or self.drawn >= self.sets * self.every:
+            episodes, obs = self.source(self.sets)
+            self.synthetic, self.sets = self.real.of_episodes(episodes, obs=obs), self.sets + 1
         self.drawn += batch_size
         share = (torch.arange(batch_size + 1, dtype=torch.float64) * self.fraction + 1e-9).floor()
-        made_up = share[1:] > share[:-1]
-        count = int(made_up.sum())
+        synthetic = share[1:] > share[:-1]
+        count = int(synthetic.sum())
         parts = self.real.sample(batch_size - count, generator), self.synthetic.sample(count, generator)
-        place = torch.cat([(~made_up).nonzero()[:, 0], made_up.nonzero()[:, 0]])
+        place = torch.cat([(~synthetic).nonzero()[:, 0], synthetic.nonzero()[:, 0]])
         return _reordered(*parts, place.argsort())
 
     def state_dict(self) -> dict[str, Any]:
-        """The lot too: the policy that it was made for is gone."""
-        lot = {} if self.synthetic is None else self.synthetic.state_dict()
-        return {"real": self.real.state_dict(), "synthetic": lot, "drawn": self.drawn, "lots": self.lots}
+        """Include the synthetic set, since the policy that it was generated for is gone."""
+        synthetic = {} if self.synthetic is None else self.synthetic.state_dict()
+        return {"real": self.real.state_dict(), "synthetic": synthetic, "drawn": self.drawn, "lots": self.sets}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.real.load_state_dict(state["real"])
-        self.drawn, self.lots, self.synthetic = int(state["drawn"]), int(state["lots"]), None
-        if lot := state["synthetic"]:
+        self.drawn, self.sets, self.synthetic = int(state["drawn"]), int(state["lots"]), None
+        if saved := state["synthetic"]:
             self.synthetic = Replay(
-                capacity=int(lot["added"]), num_envs=1, n_step=self.real.n_step, gamma=self.real.gamma
+                capacity=int(saved["added"]), num_envs=1, n_step=self.real.n_step, gamma=self.real.gamma
             )
-            self.synthetic.load_state_dict(lot)
+            self.synthetic.load_state_dict(saved)
 
 
 def synthetic_off_policy(
@@ -98,17 +98,17 @@ def synthetic_off_policy(
     seed: int = 0,
     **loop: Any,
 ) -> Metrics:
-    """`off_policy` with synthetic transitions beside real and demonstrated ones.
+    """Run `off_policy` on real, demonstrated and synthetic transitions.
 
     Args:
-        synthetic: makes the Source for a `policy`.
-        synthetic_fraction: of every batch. With `demo_fraction` it may be all of it: then no real transition is learned
-            from, and the env only counts the steps.
-        refresh_every: updates for which a lot is learned from.
+        synthetic: makes the SyntheticSource for a `policy`.
+        synthetic_fraction: of every batch. Together with `demo_fraction` it may be 1; then no real transition is
+            learned from, and the env only counts the steps.
+        refresh_every: updates between two synthetic sets.
         **loop: see off_policy.
 
     Raises:
-        ConfigError: the fractions leave less than nothing to real transitions; rollouts are given.
+        ConfigError: the fractions exceed 1, or rollouts are given.
     """
     if loop.get("rollouts"):
         raise ConfigError(
@@ -140,7 +140,7 @@ synthetic_off_policy.forwards_to = lambda given: (off_policy,)  # type: ignore[a
 
 
 def _reordered(first: Batch, second: Batch, order: Tensor) -> Batch:
-    """Rows of both, one after the other, in `order` [B]."""
+    """Concatenate both batches and reorder their rows by `order` [B]."""
 
     def joined(a: Tensor, b: Tensor) -> Tensor:
         return torch.cat([a, b])[order]

@@ -98,7 +98,7 @@ def test_resume_gives_the_same_run_bit_for_bit():
 
 
 def test_data_that_do_not_fit_are_refused():
-    with pytest.raises(ConfigError, match="data_batch=100: the dataset has but 60 frames"):
+    with pytest.raises(ConfigError, match="data_batch=100: the dataset has only 60 frames"):
         make(data_batch=100)
     with pytest.raises(
         SpecError, match=r"do not fit(.|\n)*action.frame: the policy has 'world', the dataset has 'base'"

@@ -99,7 +99,7 @@ def test_executed_steps_end_with_the_episode():
 def test_a_rollout_that_cannot_be_compared_is_refused():
     cut = rollout()
     cut.truncated[7, 1] = False
-    with pytest.raises(ConfigError, match=r"rollout_steps=8: the rollout stops amid 1 of 2 episodes"):
+    with pytest.raises(ConfigError, match=r"rollout_steps=8: the rollout cuts 1 of 2 episodes"):
         Groups(2).estimate(cut, torch.zeros(1), lambda obs: torch.zeros(0), 2)
     with pytest.raises(ConfigError, match="group_size=3 does not divide num_envs=2"):
         Groups(3).estimate(rollout(), torch.zeros(1), lambda obs: torch.zeros(0), 2)

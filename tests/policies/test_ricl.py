@@ -140,10 +140,10 @@ def test_shares_of_a_batch_without_context_and_without_words():
     assert not bool((alone & silent).any()), "nothing would be left that says what to do"
 
 
-def test_without_remember_it_is_not_trained():
+def test_without_precomputed_features_it_is_not_trained():
     data = demos()
     policy = make(data)
-    with pytest.raises(SpecError, match=r"remember=policy\.remember"):
+    with pytest.raises(SpecError, match="precompute_features"):
         policy.loss(Batches(data, policy.spec, batch_size=8, seed=0)[0])
 
 
