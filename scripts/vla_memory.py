@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from transformers import SmolVLMConfig
 
 from robopolicy.networks.lora import adapt
-from robopolicy.policies.lerobot.flow_network import FlowExpert, FlowPrefix, take_apart
+from robopolicy.policies.lerobot.flow_network import FlowExpert, FlowPrefix, split_network
 from robopolicy.policies.lerobot.layout import NetworkLayout, Sizes
 
 GIB = 2**30
@@ -64,7 +64,7 @@ SMOLVLM2_500M = {  # SmolVLM2-500M-Video-Instruct's config.json, SmolVLA's langu
 
 
 class Whole(nn.Module):
-    """A model of LeRobot's as `take_apart` takes it."""
+    """A model of LeRobot's as `split_network` takes it."""
 
     def __init__(self, kind: str, config: Any, model: nn.Module) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ def parts(whole: Whole, compact: bool) -> tuple[FlowPrefix, FlowExpert]:
     whole.requires_grad_(False)
     steps = getattr(whole.config, "num_steps", None) or whole.config.num_inference_steps
     layout = NetworkLayout(whole.config.chunk_size, ACTIONS, whole.config.max_action_dim)
-    return take_apart(whole, layout, steps=steps, compact=compact)
+    return split_network(whole, layout, steps=steps, compact=compact)
 
 
 def one_step(expert: FlowExpert, sizes: Sizes, tokens: int, device: str, batch: int) -> Tensor:
