@@ -8,7 +8,7 @@ autograd keeps for a gradient is counted by running the action expert there. The
   weights       4 a number, or 2 in bfloat16 but for what LeRobot keeps in float32. DPPO: the frozen policy and a copy
                 of the expert, in float32 where all of it learns; LoRA: the copy as the original, and its factors.
   gradients     4 a number that learns.   optimiser: 8, AdamW's two moments.
-  kept          DPPO: encoded observations of a rollout, 4·C bytes for each of --chunks (networks/lerobot_layout.py).
+  kept          DPPO: encoded observations of a rollout, 4·C bytes for each of --chunks (policies/lerobot/layout.py).
   activations   inference and residual: of the language model's widest moment, --batch observations of P tokens:
                 batch·(3·P·m + 2·h·P²) numbers, m of the feed-forward layer, h heads. DPPO: what autograd keeps of
                 --batch samples (algo.microbatch is that batch), of which bfloat16 halves each number, and checkpointing
