@@ -65,7 +65,7 @@ class ProcessPlanner:
         self._answer("ready", PATIENCE)
 
     def plan(self, obs: Obs, step: int, ahead: Ahead | None = None) -> Array:
-        """[Ta Da], as `robopolicy.real.planning.planner.Plans.plan`.
+        """Return [Ta Da], as `robopolicy.real.planning.planner.Plans.plan`.
 
         Raises:
             PlanningError: the policy failed, or its process has ended or takes longer than PATIENCE.
@@ -143,7 +143,7 @@ def _failed(error: Exception) -> dict[str, str]:
 
 
 def planner_of(checkpoint: Path, *, which: str, chunking: str, latency: float) -> Plans:
-    """The planner of a checkpoint's policy."""
+    """Return the planner of a checkpoint's policy."""
     from robopolicy.real.planning.chunking import chunking_of
     from robopolicy.runs.checkpointer import load_policy
 

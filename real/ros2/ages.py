@@ -22,7 +22,7 @@ class Ages:
         self._longest = {dog.name: dog.patience.fault for dog in chain.watchdogs}  # s
 
     def hear(self, name: str, at: float, time: float, *, running: bool) -> None:
-        """An input was received at `at` s of our clock, `time` s of the ticks'.
+        """Note that an input was received at `at` s of our clock, `time` s of the ticks'.
 
         A silence that was too long is a fault also where no tick fell into it.
         """
@@ -37,11 +37,11 @@ class Ages:
         self.heard[name] = -math.inf
 
     def silent(self, name: str, now: float) -> float:
-        """s at `now` s of our clock, in simulated time too, since an input was received; ∞ where none was."""
+        """Return s since an input was received, at `now` s of our clock, in simulated time too; ∞ without any."""
         return now - self.heard.get(name, -math.inf)
 
     def of(self, name: str, now: float) -> float:
-        """As `silent`, but in simulated time no time passes between two states."""
+        """Return the age as `silent` does, but in simulated time no time passes between two states."""
         return 0.0 if self.simulated and name in self.heard else self.silent(name, now)
 
     def begin(self, now: float, time: float) -> None:

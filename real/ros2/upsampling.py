@@ -38,7 +38,7 @@ def worst(wiring: Wiring, profile: Profile) -> dict[str, Array]:
 
 
 def broken_claims(wiring: Wiring, profile: Profile) -> list[str]:
-    """Which limits of the maker the driver would break under commands that are within ours, one sentence each."""
+    """List the maker's limits that the driver would break under commands within ours, one sentence each."""
     out, found = wiring.output, []
     for name, ratio in worst(wiring, profile).items():
         if not (ratio <= 1.0 + 1e-9).all():
