@@ -63,7 +63,7 @@ SMOLVLM2_500M = {  # SmolVLM2-500M-Video-Instruct's config.json, SmolVLA's langu
 }  # fmt: skip
 
 
-class Whole(nn.Module):
+class WholeNetwork(nn.Module):
     """A model of LeRobot's as `split_network` takes it."""
 
     def __init__(self, kind: str, config: Any, model: nn.Module) -> None:
