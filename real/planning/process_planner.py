@@ -105,7 +105,7 @@ class ProcessPlanner:
         return self.process.poll() is not None
 
     def _gone(self, error: WireError) -> PlanningError:
-        """End the planner: a late answer would be taken for the answer to another request."""
+        """End the process, whose late answer would be taken for the answer to the next request."""
         self.process.kill()
         return PlanningError(f"the planner's process is gone ({error}; status {self.process.wait()})")
 

@@ -8,7 +8,7 @@ from robopolicy.real.safety import SafetyChain
 
 
 class Ages:
-    """Ages of inputs for the watchdogs of `chain`, which count in the time of ticks.
+    """Ages of inputs on this machine's clock, fed to the watchdogs of `chain` in the time of its ticks.
 
     Stamps play no part: ticks follow the arm's clock, which may be set, and ages must not.
 
@@ -24,7 +24,7 @@ class Ages:
     def hear(self, name: str, at: float, time: float, *, running: bool) -> None:
         """Note that an input was received at `at` s of our clock, `time` s of the ticks'.
 
-        A silence that was too long is a fault also where no tick fell into it.
+        A silence that lasted too long is a fault, even if no tick fell into it.
         """
         if self.simulated:
             self.chain.feed(name, time)

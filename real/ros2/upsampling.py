@@ -1,7 +1,7 @@
 """Upsampling of positions by a driver, and whether the maker's limits still hold after it.
 
-Differences of control points bound a B-spline through them (real/safety/motion.py). A driver that does otherwise
-multiplies them: by how much follows from how it goes from one position to the next, and how often.
+Differences of control points bound a B-spline through them (real/safety/motion.py). A driver that interpolates
+in another way multiplies them; the factor follows from its interpolation and its rate.
 """
 
 from __future__ import annotations
