@@ -75,7 +75,7 @@ def record_dataset(path: Path, episodes: int) -> Episodes:
     disable_progress_bars()
     demos = path.with_name("demos")
     with contextlib.redirect_stdout(sys.stderr):
-        invoke("demos", "task=pick", out=demos, episodes=episodes, imperfection=0.5)
+        invoke("demos", "task=pick", out=demos, episodes=episodes, expert_noise=0.5)
     found = load_episodes(demos)
     cut = next(i for i, name in enumerate(found.observation[STATE].names or ()) if name.startswith("cube"))
     columns = {STATE: found.obs[STATE][:, :cut], ENV_STATE: found.obs[STATE][:, cut:], "action": found.action}
@@ -89,7 +89,7 @@ def record_dataset(path: Path, episodes: int) -> Episodes:
     return load_episodes(path, action_spec=found.action_spec)
 
 
-class Ours:
+class OurBC:
     def __init__(self, episodes: Episodes, batch_size: int) -> None:
         observation = {k: v for k, v in episodes.observation.items() if k != TASK}
         spec = PolicySpec(observation, episodes.action_spec, episodes.dt, TO, H, TA, episodes.tasks)
@@ -146,7 +146,7 @@ class LeRobot:
             self.step(batch=self.pre(next(self.batches)))
 
 
-def compare_training(ours: Ours, theirs: LeRobot, rounds: int, steps: int) -> list[Evidence]:
+def compare_training(ours: OurBC, theirs: LeRobot, rounds: int, steps: int) -> list[Evidence]:
     count, other = (sum(p.numel() for p in side.network.parameters()) for side in (ours, theirs))
     if count != other:
         sys.exit(f"the networks differ: ours has {count} parameters, LeRobot's {other}")
@@ -166,7 +166,7 @@ def compare_training(ours: Ours, theirs: LeRobot, rounds: int, steps: int) -> li
 
 
 @torch.inference_mode()
-def compare_inference(ours: Ours, theirs: LeRobot, data: Episodes, size: int, rounds: int) -> list[Evidence]:
+def compare_inference(ours: OurBC, theirs: LeRobot, data: Episodes, size: int, rounds: int) -> list[Evidence]:
     obs = {k: data.obs[k][torch.arange(size)[:, None] + torch.arange(TO)] for k in (STATE, ENV_STATE)}
     act, network = partial(ours.act, obs), theirs.policy.eval().predict_action_chunk
     tail, notes = "" if size == 1 else f"/batch{size}", f"batch {size}, {K} DDPM steps"
@@ -210,7 +210,7 @@ def main() -> None:
         root, rows = Path(folder) / "data", []
         data = record_dataset(root, episodes)
         for batch_size in (64,) if args.quick else (256, 64):
-            sides = Ours(data, batch_size), LeRobot(root, batch_size)
+            sides = OurBC(data, batch_size), LeRobot(root, batch_size)
             rows += compare_training(*sides, rounds, steps) if args.only != "inference" else []
         for size in (1, 32) if args.only != "training" else ():
             rows += compare_inference(*sides, data, size, 10 * rounds)

@@ -196,7 +196,7 @@ def where(device: torch.device) -> str:
     return "" if device.type == "cpu" else f"/{device.type}"
 
 
-class Lines:
+class LogLines:
     """Tracker and checkpoints at once: keeps the metrics, saves nothing."""
 
     requested = False
@@ -217,7 +217,7 @@ class Lines:
 
 
 def iteration_split(env: Any, iterations: int, device: torch.device) -> list[Evidence]:
-    lines, algo = Lines(), make(env, images=False, minibatch=MINIBATCH, device=device, epochs=EPOCHS)
+    lines, algo = LogLines(), make(env, images=False, minibatch=MINIBATCH, device=device, epochs=EPOCHS)
 
     def run(iterations: int) -> None:
         on_policy(algo=algo, env=HistoryEnv(env, 1), tracker=lines, checkpointer=lines, evaluate=None,

@@ -52,12 +52,12 @@ N = 256
 WARM_UP = 80  # control steps, pick's time limit: afterwards the episodes are spread over all their phases
 
 
-class Ours:
+class OurEngine:
     """Our env under its imperfect expert; only `env.step` is on the clock."""
 
     def __init__(self) -> None:
         self.env = sim.make("pick", N)
-        self.expert = self.env.make_expert(imperfection=0.5)
+        self.expert = self.env.make_expert(expert_noise=0.5)
         self.obs = self.env.reset()
         self.expert.reset(None, episode_seed=self.env.episode_seed)
         self.ended = 0
@@ -74,7 +74,7 @@ class Ours:
 
 
 def against_raw(rounds: int, steps: int) -> list[Evidence]:
-    ours = Ours()
+    ours = OurEngine()
     env, physics = ours.env, ours.env.physics
     pool = rollout.Rollout(nthread=physics.threads if physics.threads > 1 else 0)  # its own, as are data and out
     data, out = [mujoco.MjData(env.model) for _ in range(physics.threads)], np.empty_like(physics._out)
@@ -143,7 +143,7 @@ def maniskill_steps(control: str, seconds: float) -> tuple[int, float, int, int]
 
 
 def against_maniskill(setting: str, control: str, rounds: int, seconds: float) -> list[Evidence]:
-    cores, rates, ours = available_cores(), np.zeros((rounds, 2)), Ours()
+    cores, rates, ours = available_cores(), np.zeros((rounds, 2)), OurEngine()
     jobs = [control] * cores, [seconds] * cores
     with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:
         try:

@@ -30,9 +30,10 @@ import numpy as np
 import psutil
 
 from robopolicy.real.safety import SafetyChain, load_profile
-from robopolicy.real.safety.chain import Measured
-from robopolicy.real.safety.profile import Box, Plane, Profile
+from robopolicy.real.safety.decision import Measured
+from robopolicy.real.safety.profile import Profile
 from robopolicy.real.safety.risk import RiskCritic
+from robopolicy.real.safety.settings import Box, Plane
 from robopolicy.reporting.result_rows import Evidence, measured, write
 
 DT, WIDTH = 0.004, 32  # s; of the hidden layers of scripts/train_risk.py

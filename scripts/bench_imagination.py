@@ -33,13 +33,13 @@ from robopolicy.evaluation.statistics import Interval, bootstrap
 from robopolicy.reporting.result_rows import Evidence, measured, write
 from robopolicy.runs.logger import Tracker
 from robopolicy.sim.engine import available_cores
-from robopolicy.world_models.envs.imagined import make
+from robopolicy.world_models.envs.make_imagined import make
 from robopolicy.world_models.models.world import find_world, load_world
 
 ID, MIDDLE, DRAWN = "imagination_speed", 1 / 3, 64
 
 
-class Side:
+class ImaginationSide:
     """An env and what it does; only its `step` is on the clock."""
 
     def __init__(self, env: VecEnv) -> None:
@@ -77,12 +77,12 @@ def measure(args: argparse.Namespace) -> list[Evidence]:
     with Tracker().progress(total, f"{kind}: envs") as bar:
         for name, env in sides.items():
             for n in counts:
-                side = Side(env(n))
+                side = ImaginationSide(env(n))
                 side.rate(seconds / 3)  # warm
                 rates[name, n] = side.rate(seconds)
                 bar.update(len(rates), rate=rates[name, n])
     best = {name: max(counts, key=lambda n, name=name: rates[name, n]) for name in sides}
-    ours, theirs = (Side(sides[name](best[name])) for name in sides)
+    ours, theirs = (ImaginationSide(sides[name](best[name])) for name in sides)
     pairs = []
     with Tracker().progress(args.rounds, f"{kind}: rounds") as bar:
         for i in range(args.rounds):

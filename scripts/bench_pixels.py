@@ -51,8 +51,8 @@ CHUNK = 4
 SEEN, TASKS, REST = 430, 7, 5  # numbers that a residual on that VLA reads; tabletop's goals; its actions
 
 
-class Whole:
-    """An env whose pictures are all taken: it hides `look`."""
+class EveryImage:
+    """An env whose pictures are all taken: it hides `request_images`."""
 
     def __init__(self, env: Any) -> None:
         self.env, self.spec, self.num_envs, self.device = env, env.spec, env.num_envs, env.device
@@ -121,7 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
     def env() -> Any:
         return sim.make("tabletop", num_envs, objects=False, cameras=("front", "wrist"), image_size=(64, 64), threads=1)
 
-    collectors = [collecting(Whole(env())), collecting(env())]
+    collectors = [collecting(EveryImage(env())), collecting(env())]
     sides: list[Callable[[], Any]] = [partial(collector.collect, length) for collector in collectors]
     found = [bench(f"collect/{CHUNK}", sides, rounds=rounds, names=("all pictures", "those looked at"))]
     updates = [learning(None), learning(TaskLayout(SEEN, TASKS))]

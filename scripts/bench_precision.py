@@ -23,7 +23,7 @@ import torch
 
 from robopolicy.evaluation.statistics import bootstrap
 from robopolicy.reporting.result_rows import Evidence, measured, write
-from scripts.bench_vla import Side, data, policy
+from scripts.bench_vla import VLASide, data, policy
 
 PRECISIONS = ("float32", "bfloat16")
 SIZES = ((128, 8, 16), (256, 1, 16), (64, 8, 64))  # observations, chunks of each, pixels
@@ -32,7 +32,7 @@ SIZES = ((128, 8, 16), (256, 1, 16), (64, 8, 64))  # observations, chunks of eac
 def bench(rows: int, each: int, size: int, *, rounds: int, device: torch.device) -> Evidence:
     frames = data(2 * rows, size, 0, device)
     sides = [
-        Side(policy(size, device, precision=p), frames, chunks=rows * each, each=each, steps=rounds + 1)
+        VLASide(policy(size, device, precision=p), frames, chunks=rows * each, each=each, steps=rounds + 1)
         for p in PRECISIONS
     ]
     pairs = []

@@ -38,8 +38,9 @@ from trajectory_msgs.msg import JointTrajectory
 from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.cdr import TrajectoryBytes
-from robopolicy.real.ros2.episode_client import EpisodeClient, private_environment, processes
+from robopolicy.real.ros2.episode_client import EpisodeClient
 from robopolicy.real.ros2.observation import one_env
+from robopolicy.real.ros2.processes import private_environment, processes
 from robopolicy.real.ros2.sim_arm_node import NAME, ArmNode
 from robopolicy.real.ros2.sim_launcher import activate
 from robopolicy.real.ros2.spin import run, take_priority

@@ -83,7 +83,7 @@ def policy(size: int, device: torch.device, **changes: object) -> VLAPolicy:
     return made
 
 
-class Side:
+class VLASide:
     """A learner, and how its batches are made."""
 
     def __init__(self, start: VLAPolicy, frames: dict[str, Tensor], *, chunks: int, each: int, steps: int) -> None:
@@ -135,7 +135,9 @@ class Side:
             return model.loss(frames)[0].item()
 
 
-def learn(side: Side, held_out: dict[str, Tensor], *, budget: float, until: float | None = None) -> list[list[float]]:
+def learn(
+    side: VLASide, held_out: dict[str, Tensor], *, budget: float, until: float | None = None
+) -> list[list[float]]:
     """Seconds of training and held-out loss, from time to time, within `budget` seconds or until a loss is reached."""
     spent, curve = 0.0, []
     while spent < budget:
@@ -153,10 +155,12 @@ def bench(*, size: int, chunks: int, each: int, rounds: int, budget: float, fram
     there = torch.device(device)
     start, seen, held_out = policy(size, there), data(frames, size, 0, there), data(256, size, 1, there)
 
-    def sides(rates: tuple[float, float]) -> tuple[Side, ...]:
+    def sides(rates: tuple[float, float]) -> tuple[VLASide, ...]:
         """Each with a learning rate that falls to zero when its time is up, at these chunks/s."""
         steps = [max(20, int(budget * rate / chunks)) for rate in rates]
-        return tuple(Side(start, seen, chunks=chunks, each=s, steps=k) for s, k in zip((1, each), steps, strict=True))
+        return tuple(
+            VLASide(start, seen, chunks=chunks, each=s, steps=k) for s, k in zip((1, each), steps, strict=True)
+        )
 
     plain, two = sides((1e6, 1e6))
     pairs = []

@@ -47,7 +47,7 @@ STEPS = (1, 5, 10, 20)
 _EPISODE_STREAM, _PHASE_STREAM, _TOLERANCE = 9411, 9412, 1e-3
 
 
-class Truth(NamedTuple):
+class TrueWindows(NamedTuple):
     """What W windows of actions lead to in truth."""
 
     state: Tensor  # [W L+1 Ds]
@@ -55,7 +55,7 @@ class Truth(NamedTuple):
     alive: Tensor  # [W L] bool: the episode had not ended before
 
 
-def truth(env: VecEnv, episodes: Episodes, frames: Tensor, action: Tensor) -> Truth:
+def truth(env: VecEnv, episodes: Episodes, frames: Tensor, action: Tensor) -> TrueWindows:
     """From recorded `frames` [W], `action` [W L Da] in `env` of W envs.
 
     Raises:
@@ -85,7 +85,7 @@ def truth(env: VecEnv, episodes: Episodes, frames: Tensor, action: Tensor) -> Tr
             f"the task leads {float(miss.max()):.3g} deviations away from where the same actions led when recorded: "
             "it is not the task, or the version of it, that was recorded"
         )
-    return Truth(state, success, alive)
+    return TrueWindows(state, success, alive)
 
 
 @torch.no_grad()
@@ -109,9 +109,9 @@ def rollout(world: World, policy: Policy, spec: Any, first: Tensor, seeds: Tenso
     return Window(torch.stack(states, dim=1), torch.stack(actions, dim=1), won, won.cummax(dim=1).values)
 
 
-def errors(window: Window, true: Truth, model: Trajectories, std: Tensor) -> dict[str, Any]:
+def errors(window: Window, true: TrueWindows, model: Trajectories, std: Tensor) -> dict[str, Any]:
     """Numbers of one row; see the module."""
-    missed = (model.coordinates.wrap(window.state - true.state)[:, 1:].abs() / std).mean(-1)  # [W L]
+    missed = (model.state_transform.wrap(window.state - true.state)[:, 1:].abs() / std).mean(-1)  # [W L]
     ended = window.terminated.cummax(dim=1).values
     runs = torch.cat([torch.ones_like(ended[:, :1]), ~ended[:, :-1]], dim=1)
     both = runs & true.alive & ~ended & ~true.success
@@ -143,7 +143,7 @@ def compare(
     generator = torch.Generator().manual_seed(seed)
     free = (~episodes.success).nonzero()[:, 0]
     frames = free[torch.randperm(len(free), generator=generator)[: env.num_envs]]
-    first, std = episodes.obs[STATE][frames], model.coordinates.std
+    first, std = episodes.obs[STATE][frames], model.state_transform.std
     seeds = torch.randint(1 << 40, (len(frames),), generator=generator)
     noise = torch.randn(len(frames), *model.noise_shape, generator=generator)
     rows = []

@@ -2,7 +2,7 @@
 
     python scripts/controller_upsampling.py [--ticks 4000] [--robots fr3] [--ways trajectory] [--record]
 
-Hostile targets and random policies go through the real limits, session and outputs, and over a line that delays and
+Hostile targets and random policies go through the real limits, stream and outputs, and over a line that delays and
 loses messages, to models of the real controllers (tests/real/controllers.py), which hold the arm elsewhere than it is
 measured when they are first commanded. Settings permit all that the maker permits, except where a driver's own way of
 upsampling must have less (real/ros2/upsampling.py). Lives end in emergency stops, dead nodes and deactivations.

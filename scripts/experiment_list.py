@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True)
 class Base:
-    """An imitation policy: `demos` successful demonstrations of an expert of the given imperfection, then BC."""
+    """An imitation policy: `demos` successful demonstrations of an expert with the given expert noise, then BC."""
 
     task: str
     demos: int
-    imperfection: float
+    expert_noise: float
     overrides: tuple[str, ...] = ("loop.steps=3000",)
     kind: str = ""  # tells bases of the same demonstrations apart
     lerobot: tuple[str, ...] = ()  # options of the stock `lerobot-train`, which then takes the place of BC
@@ -31,7 +31,7 @@ class Base:
 
     @property
     def name(self) -> str:
-        return f"{self.label}-{self.demos}x{self.imperfection:g}" + (f"-{self.kind}" if self.kind else "")
+        return f"{self.label}-{self.demos}x{self.expert_noise:g}" + (f"-{self.kind}" if self.kind else "")
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ VLA_ENTITIES = replace(
 VLA_ROUGH = replace(  # knows where things are, and does what rough demonstrations do
     VLA_ENTITIES,
     demos=200,
-    imperfection=1.0,
+    expert_noise=1.0,
     overrides=(*(o for o in VLA_ENTITIES.overrides if not o.startswith("loop.steps")), "loop.steps=2000"),
 )
 VLA_PIXELS = Base(  # the same seven goals through two small cameras, nothing in the state but the arm
@@ -165,7 +165,7 @@ VLA_PIXELS = Base(  # the same seven goals through two small cameras, nothing in
 )
 VLA_PIXELS_ROUGH = replace(
     VLA_PIXELS,
-    imperfection=1.0,
+    expert_noise=1.0,
     overrides=(*(o for o in VLA_PIXELS.overrides if not o.startswith("loop.steps")), "loop.steps=4500"),
 )
 LIMITS_DT, LIMITS_SPEED = 0.05, 1.0  # s, m/s; scripts/limits_compared.py plays under the same ones
@@ -228,8 +228,8 @@ GRASP_RESIDUAL = (  # chosen on training seed 100 of ManiSkill's PickCube, docs/
     "threads=1",
 )
 METAWORLD = tuple(  # pushing, grasping, inserting, hammering, by a hand; levers, taps, handles, plates
-    Base("metaworld", 10, imperfection, SUITE_BC, options=(f"task.name={name}-v3",), num_envs=20, episodes=200)
-    for name, imperfection in {
+    Base("metaworld", 10, expert_noise, SUITE_BC, options=(f"task.name={name}-v3",), num_envs=20, episodes=200)
+    for name, expert_noise in {
         "push": 0.5,
         "pick-place": 0.5,
         "peg-insert-side": 0.5,
@@ -298,12 +298,12 @@ VLA_PIXELS_PPO = (
     "loop.total_steps=330000",
     "threads=1",
 )
-LANGUAGE = {  # as configs/variants/language.yaml has them
+LANGUAGE = {  # the variants of configs/variants/language.yaml, under the names of the recorded rows
     "words": ("task.wording=unseen",),
     "places": ("task.positions=unseen",),
     "company": ("task.distractors=2",),
-    "told_wrong": ("task.told=other",),
-    "as_told": ("task.told=other", "task.judged=told"),
+    "told_wrong": ("task.instruction_goal=other",),
+    "as_told": ("task.instruction_goal=other", "task.success_goal=instructed"),
 }
 RPD_STUDENT = ("algo=rpd", "n_action_steps=4", "loop.total_steps=800000", "threads=1")
 EXPERIMENTS = {

@@ -76,7 +76,7 @@ def _curve_of(setting: str) -> str:
 def _of_seed(id: str, command: str, experiment: Experiment, job: Job, result: Found) -> Iterator[Evidence]:
     setting, name, seed = job
     label = f"{setting.prefix}{name}"
-    about = f"{setting.base.demos} demonstrations, imperfection {setting.base.imperfection:g}"
+    about = f"{setting.base.demos} demonstrations, expert noise {setting.base.expert_noise:g}"
     about += "".join(f"; {change}" for change in setting.task)
     yield of_rows(result.base, id=id, setting=f"{setting.prefix}base", seed=seed, notes=about, command=command,
                   commit=result.commits[0])  # fmt: skip

@@ -108,7 +108,7 @@ def train_base(out: Path, base: Base, seed: int, threads: int) -> None:
     log, data, run = folder / "log.txt", folder / "data", folder / "bc"
     if recorded(data) != "whole":
         robopolicy("demos", *task_of(base), f"out={data}", f"episodes={base.demos}", f"seed={seed}", *envs_of(base),
-                   f"imperfection={base.imperfection}", "overwrite=true", threads=threads, log=log)  # fmt: skip
+                   f"expert_noise={base.expert_noise}", "overwrite=true", threads=threads, log=log)  # fmt: skip
     if base.lerobot:
         train_lerobot(base, folder, seed, threads, log)
     else:

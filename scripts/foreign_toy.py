@@ -19,7 +19,7 @@ from robopolicy.sim.gymnasium.adapter import GymVecEnv
 Array = np.ndarray[Any, Any]
 
 
-class Truth(NamedTuple):
+class ToyTruth(NamedTuple):
     """What a step did, by env: states are [env, episode, step]."""
 
     before: Array
@@ -95,7 +95,7 @@ class Toy(VectorEnv):
             self.begin(i)
         self.waits = ended & (self.mode == AutoresetMode.NEXT_STEP)
         terminated, truncated = success.copy(), ended & ~success
-        self.truth = Truth(before, after, self.state.copy(), active, reward, terminated, truncated, success)
+        self.truth = ToyTruth(before, after, self.state.copy(), active, reward, terminated, truncated, success)
         info = self.info(after, success, ended, active)
         return self.edit(self, [self.seen(self.state), reward.copy(), terminated.copy(), truncated.copy(), info])
 

@@ -39,15 +39,18 @@ from robopolicy.policies.normalizer import Normalizer
 from robopolicy.real.control.joints import Commanded
 from robopolicy.real.datasets.convert import frames_of
 from robopolicy.real.datasets.converted import UnusableError
+from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.deploy.deployment import prepare
 from robopolicy.real.planning.server import PolicyServer
 from robopolicy.real.planning.wire_messages import PROTOCOL, decode
-from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder, describe
-from robopolicy.real.recording.replay import read, reproduce
+from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder
+from robopolicy.real.recording.recording import read
+from robopolicy.real.recording.records import describe
+from robopolicy.real.recording.replay import reproduce
 from robopolicy.real.ros2.urdf import check_urdf
 from robopolicy.real.ros2.wiring import load_wiring
 from robopolicy.real.safety import load_profile
-from robopolicy.real.safety.chain import Measured
+from robopolicy.real.safety.decision import Measured
 from robopolicy.real.safety.profile_data import check_data
 from robopolicy.real.safety.risk import RiskCritic
 from robopolicy.reporting.html_report import write_report
@@ -277,7 +280,7 @@ def run(folder: Path) -> None:
     (place / "videos" / "index.json").write_text(
         '[{"file": "a.mp4", "kind": "single", "label": "x", "outcome": "success", "seed": 1}]'
     )
-    gate = {"step": 1, "imagined": [0.5, 0.4, 0.6], "kept": [0.5, 0.4, 0.6], "true": None, "doubted": 0.1,
+    gate = {"step": 1, "imagined": [0.5, 0.4, 0.6], "kept": [0.5, 0.4, 0.6], "true": None, "uncertain": 0.1,
             "reason": "better", "accepted": True}  # fmt: skip
     (place / "gate.json").write_text(json.dumps([gate, gate]))
 
@@ -304,7 +307,7 @@ def task_of_run(folder: Path) -> None:
 
 
 def deploy(folder: Path) -> None:
-    prepare(folder / "run", seeds=(0,))
+    prepare(DeployConfig(checkpoint=folder / "run"), seeds=(0,))
 
 
 def evaluated(folder: Path) -> None:

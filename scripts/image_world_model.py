@@ -28,7 +28,7 @@ from robopolicy.runs.checkpointer import Checkpointer
 from robopolicy.utils.provenance import command
 from scripts.experiment_list import Base
 from scripts.experiments import ROOT
-from scripts.imagination import SEEDS, TRIALS, Arm, Trial
+from scripts.imagination import SEEDS, TRIALS, Arm, ImaginationTrial
 
 ID, STEPS = "image_world_model", "20"
 SEEN = Base(
@@ -41,14 +41,14 @@ SMALL = (
     "world_model.units=128",
     "world_model.width=128",
     "world_model.unroll=12",
-    "world_model.doubters=3",
+    "world_model.disagreement_heads=3",
     "loop.batch_size=8",
     "loop.labelled=32",
     "loop.holdout=0.25",
 )
 
 
-class Seen(Trial):
+class Seen(ImaginationTrial):
     """A trial whose base, model and refined policy look through a camera."""
 
     label, kind, learning = "-seen", "algo=world_model_pictures", ("loop.total_steps=200000",)
@@ -61,8 +61,8 @@ class Seen(Trial):
         report: dict[str, Any] = json.loads((newest / "model" / "report.json").read_text())
         state = {name: report["open_loop"][STEPS][name] for name in ("model", "linear", "copy_last")}
         notes = ", ".join(f"{name} {error:.3f}" for name, error in state.items())
-        judged = report["success"]
-        success = f"success: precision {judged['precision']:.2f}, recall {judged['recall']:.2f}"
+        outcome = report["success"]
+        success = f"success: precision {outcome['precision']:.2f}, recall {outcome['recall']:.2f}"
         yield "state", state["model"] / state["copy_last"], f"deviations: {notes}; {success}"
         for key, errors in report["pictures"].items():
             found = {name: errors[STEPS][name] for name in ("model", "copy_last")}

@@ -26,8 +26,8 @@ a world model of these and of the demonstrations, and from there, without a furt
   control     algo=residual on the task itself for 5,000 env steps, half of each batch recorded transitions
 
 Each result is evaluated on the task's test episodes; what was learned in imagination also in imagination, from starts
-that the model was not trained on, where an episode that ends in doubt is a failure. Rows of `imagined_dppo`, and of
-`coevolution` for rounds and `control`; of `imagination_gap`: |imagined − true|, its interval from Newcombe's for two
+that the model was not trained on, where an episode that ends in uncertainty is a failure. Rows of `imagined_dppo`, and
+of `coevolution` for rounds and `control`; of `imagination_gap`: |imagined − true|, its interval from Newcombe's for two
 unpaired rates; of `imagination_real_steps`: the first evaluation of `real`, on validation episodes, that is as good as
 `dppo`, over the transitions of the model. Stages that are done are not repeated. With `--world-model` another kind of
 model takes the ensemble's place, in folders of its own; its rows are <arm>_<kind>. Overrides are of the model's
@@ -111,7 +111,7 @@ class Arm:
     curve: dict[int, float]  # env step -> success on validation episodes, where the training looked
 
 
-class Trial:
+class ImaginationTrial:
     """The stages of one task and training seed."""
 
     label, kind = "", "algo=world_model"  # of the folder, and of the model
@@ -136,7 +136,7 @@ class Trial:
     def episodes_of_base(self, count: int, spread: float) -> Path:
         out, bc = self.folder / "around", policy_of(self.base, self.start)
         if recorded(out) != "whole":
-            self.call("demos", f"out={out}", "only_success=false", f"episodes={count}", f"imperfection={spread}",
+            self.call("demos", f"out={out}", "only_success=false", f"episodes={count}", f"expert_noise={spread}",
                       f"seed={self.seed + 1_000}", "overwrite=true", *envs_of(self.base),
                       "expert._target_=policy", f"expert.checkpoint={bc}")  # fmt: skip
         return out
@@ -275,8 +275,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"{' '.join(about)}: rows are of the ensemble as configs/ has it. Leave --record out.")
     keys = [(task, seed) for task in options.tasks for seed in options.seeds]
     with ThreadPoolExecutor(options.jobs) as pool:
-        trials = [Trial(options, BASES[task], seed, model=model, about=about) for task, seed in keys]
-        found = dict(zip(keys, pool.map(Trial.run, trials), strict=True))
+        trials = [ImaginationTrial(options, BASES[task], seed, model=model, about=about) for task, seed in keys]
+        found = dict(zip(keys, pool.map(ImaginationTrial.run, trials), strict=True))
     rows = list(evidence(found, model=model))
     for row in rows:
         print(json.dumps({k: getattr(row, k) for k in ("id", "setting", "metric", "value", "low", "high", "seeds")}))

@@ -27,14 +27,14 @@ from robopolicy.evaluation.compare import compare
 from robopolicy.reporting.result_rows import Evidence, measured, of_rows, pooled, write
 from robopolicy.utils.provenance import command
 from scripts.experiments import ROOT
-from scripts.imagination import ARMS, BASES, IDS, SEEDS, TRIALS, Arm, Trial, frames_of
+from scripts.imagination import ARMS, BASES, IDS, SEEDS, TRIALS, Arm, ImaginationTrial, frames_of
 
 ID = "imagination_data_curve"
 LENGTH = {"pick": 64, "reach": 36}  # frames of an episode of a base, about
 FEW = ("loop.holdout=0.3", "loop.success.min_positives=8")
 
 
-class Sized(Trial):
+class Sized(ImaginationTrial):
     """A trial on data of one kind and size."""
 
     about = FEW
@@ -49,7 +49,7 @@ class Sized(Trial):
         count = min(self.base.demos, round(self.size / 2 / each))
         if recorded(demos) != "whole":
             self.call("demos", f"out={demos}", f"episodes={count}", f"seed={self.seed}", "overwrite=true",
-                      f"imperfection={self.base.imperfection}")  # fmt: skip
+                      f"expert_noise={self.base.expert_noise}")  # fmt: skip
         left = self.size - frames_of(demos)
         spread = {"narrow": 0.0, "broad": self.options.spread}[self.data]
         return self.episodes_of_base(max(1, round(left / LENGTH[self.base.task])), spread), demos

@@ -30,6 +30,7 @@ from robopolicy.evaluation import rollout
 from robopolicy.evaluation.statistics import wilson
 from robopolicy.real.control.joint_filter import Array, SafetyFilter
 from robopolicy.real.deploy.deploy import ROBOTS
+from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.deploy.deployment import prepare
 from robopolicy.real.safety import load_profile
 from robopolicy.reporting.result_rows import Evidence, measured, of_rows, write
@@ -83,7 +84,7 @@ def measure(checkpoint: Path, setting: str, seed: int, episodes: int) -> Iterato
 
 def deployed(checkpoint: Path, setting: str, seed: int, episodes: int) -> Evidence:
     seeds = tuple(int(s) for s in episode_seeds("test", 0, episodes))
-    d = prepare(checkpoint, safety={"tcp_speed": LIMITS_SPEED}, seeds=seeds)
+    d = prepare(DeployConfig(checkpoint=checkpoint, safety={"tcp_speed": LIMITS_SPEED}), seeds=seeds)
     done = [e.success for e in ROBOTS["mujoco"](d)]
     notes = f"in the control loop, {LIMITS_SPEED} m/s"
     return measured(

@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from robopolicy.cli.main import _VERBS, find_verb
 from robopolicy.config.compose import compose, group_options
 from robopolicy.config.hydra_configs import config_folder
@@ -33,6 +35,8 @@ ALONE = ("--config-dir", "--allow")  # options of the command line with a value
 
 def main() -> None:
     asked = json.load(sys.stdin)
+    for promise in asked:
+        promise["words"] = [without_gpu(word) for word in promise["words"]]
     own: dict[str, list[Context]] = {}  # contexts of a page: its own commands
     for promise in asked:
         if promise["kind"] == "command" and (context := split(promise["words"])):
@@ -42,6 +46,11 @@ def main() -> None:
     else:
         answers = {p["id"]: verdict(p, own.get(p["page"], [])) for p in asked}
     print("\n" + json.dumps(answers, default=str))
+
+
+def without_gpu(word: str) -> str:
+    """`device=cuda` is refused where there is no GPU; the rest of a command can be checked all the same."""
+    return "device=cpu" if word == "device=cuda" and not torch.cuda.is_available() else word
 
 
 def verdict(promise: dict[str, Any], own: list[Context]) -> str:

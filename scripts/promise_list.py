@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 GENERATED = ROOT / "docs" / "results.md"  # rows of the past: each command ran at the commit that its row names
 PROGRAMS = ("robopolicy", "lerobot-train", "lerobot-eval", "python", "pip", "ros2", "bash", "./scripts/")
 ROOTS = (  # keys that hold others in the configs of the verbs
-    "algo", "bag", "coevolve", "drive", "expert", "grid", "hdf5", "loop", "look", "policy", "task", "tracker",
-    "variants", "world", "world_model",
+    "algo", "bag", "coevolve", "drive", "expert", "grid", "hdf5", "loop", "policy", "task", "tracker",
+    "variants", "world", "world_model", "world_model_report",
 )  # fmt: skip
 VERBS = (
     "compare", "convert", "demos", "deploy", "eval", "export", "quickstart", "replay", "report", "robustness", "serve",
@@ -48,6 +48,9 @@ NOT_RUN: tuple[tuple[str, str], ...] = (  # (pattern of the text, why nothing is
 
 ELSEWHERE = {  # names that no file writes out as they are
     "joint_trajectory_controller": "ros2_control's",
+    "forward_position_controller": "ros2_control's",
+    "object_y": "sim makes names of features from an object and an axis",
+    "cube_z": "likewise",
     "loop_trailed": "real/ros2/diagnostics.py puts `loop_` before the loop's counts",
 }
 COMPOSED = (  # commands of blocks that are composed or parsed, and not run

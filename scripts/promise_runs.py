@@ -30,7 +30,7 @@ SMALL: dict[str, dict[str, str]] = {
     "robustness": {"episodes": "2", "num_envs": "2"},
     "deploy": {"episodes": "1"},
     "quickstart": {
-        "demos": "4", "imperfection": "0", "bc_steps": "20", "rl_steps": "6_400", "episodes": "4", "videos": "0",
+        "demos": "4", "expert_noise": "0", "bc_steps": "20", "rl_steps": "6_400", "episodes": "4", "videos": "0",
     },
     "train": {
         "num_envs": "8", "group_size": "4", "validation_episodes": "2", "device": "cpu",
@@ -176,7 +176,7 @@ class Sandbox:
     def dataset(self, value: str, task: Sequence[str]) -> Path:
         task = task or named(value)
         keep = "only_success=false" if "around" in value else "only_success=true"
-        how = ["imperfection=0", "episodes=60", "num_envs=20", keep]
+        how = ["expert_noise=0", "episodes=60", "num_envs=20", keep]
         return self._once(f"data_{'_'.join(task)}_{keep}", ["robopolicy", "demos", *task, *how, "out=@AT"])
 
     def checkpoint(self, value: str, task: Sequence[str]) -> Path:
@@ -195,7 +195,9 @@ class Sandbox:
 
     def recording(self) -> Path:
         base = self.checkpoint("runs/bc", ["task=pick"])
-        return self._once("recording", ["robopolicy", "deploy", f"checkpoint={base}", "episodes=1", "record=@AT"])
+        return self._once(
+            "recording", ["robopolicy", "deploy", f"checkpoint={base}", "task=pick", "episodes=1", "record=@AT"]
+        )
 
 
 def named(value: str) -> list[str]:

@@ -65,7 +65,7 @@ def first_edges(policy: Policy, env: VecEnv, start: int, repeats: int) -> np.nda
 
 def nearest_edge(point: np.ndarray) -> np.ndarray:
     """[M] edges of the T's outline nearest to `point` [M 2], m, as the T sees it."""
-    begin = PushT().tee.corners  # [8 2]
+    begin = PushT().tblock.corners  # [8 2]
     along = np.roll(begin, -1, axis=0) - begin
     part = ((point[:, None] - begin) * along).sum(-1) / (along**2).sum(-1)
     gap = point[:, None] - begin - np.clip(part, 0.0, 1.0)[..., None] * along

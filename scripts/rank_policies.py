@@ -4,7 +4,7 @@
 
 Policies are chosen beforehand, and none of them is in the model's data. Each runs on the same test episodes of the
 task, and in every member of the model from the same starts that the model was not trained on, as the gate judges: what
-ends in doubt is a failure. One row a policy and side; then `spearman`, with its bootstrap interval over policies.
+ends in uncertainty is a failure. One row a policy and side; then `spearman`, with its bootstrap interval over policies.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from robopolicy.evaluation.rollout import evaluate
 from robopolicy.policies.find import policy_digest
 from robopolicy.reporting.result_rows import Evidence, measured, write
 from robopolicy.runs.checkpointer import find_policy, load_policy
-from robopolicy.world_models.envs.imagined import make
+from robopolicy.world_models.envs.make_imagined import make
 from robopolicy.world_models.evaluation import ranking
 from robopolicy.world_models.evaluation.imagined_evaluation import ImaginedEvaluation, evaluate_in_imagination
 
@@ -46,14 +46,14 @@ def rank(
     if len(set(digests)) < len(digests):
         raise ConfigError("policies: some of them are the same; each counts once")
     env = build(task_node(task), "task", num_envs=min(100, episodes), seed=0)
-    exam = ImaginedEvaluation.crossed(make(model, num_envs=1, even_if_bad=even_if_bad), starts)
+    evaluation = ImaginedEvaluation.crossed(make(model, num_envs=1, even_if_bad=even_if_bad), starts)
     seeds, rows = episode_seeds("test", 0, episodes), []
     rates: dict[str, list[float]] = {"imagined": [], "true": []}
     for number, path in enumerate(policies):
         policy = load_policy(path, env=env.spec)
-        imagined = evaluate_in_imagination(policy, exam).interval(level=LEVEL, resamples=2_000)
+        imagined = evaluate_in_imagination(policy, evaluation).interval(level=LEVEL, resamples=2_000)
         true = evaluate(policy, env, seeds).success_rate(level=LEVEL)
-        for side, rate, count in (("imagined", imagined, len(exam.seeds)), ("true", true, episodes)):
+        for side, rate, count in (("imagined", imagined, len(evaluation.seeds)), ("true", true, episodes)):
             rates[side].append(rate.value)
             rows.append(measured(id=ID, setting=f"{task}/policy_{number:02d}/{side}", metric="success_rate",
                                  interval=rate, episodes=count, notes=path.name))  # fmt: skip

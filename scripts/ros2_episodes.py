@@ -27,8 +27,9 @@ import torch
 from robopolicy.core.rng import episode_seeds
 from robopolicy.evaluation.statistics import Pairs, paired_difference, wilson
 from robopolicy.real.deploy.deploy import ROBOTS
+from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.deploy.deployment import prepare
-from robopolicy.real.deploy.simulated_cell import Episode
+from robopolicy.real.deploy.simulated_arm import Episode
 from robopolicy.reporting.result_rows import Evidence, measured, write
 from robopolicy.utils.provenance import commit
 
@@ -54,16 +55,17 @@ def play(args: argparse.Namespace, setting: str, safety: dict[str, float]) -> di
             **({"chunking": chunking} if chunking != "async" else {}),
         }
         done = read(file, head)
-        d = prepare(
-            getattr(args, kind), safety=safety, seeds=tuple(s for s in seeds if s not in done),
-            latency=head["latency"], lost=head["lost"], chunking=chunking, lockstep="lockstep" in more,
+        config = DeployConfig(
+            checkpoint=getattr(args, kind), safety=safety, latency_ms=round(1000 * head["latency"]), lost=head["lost"],
+            chunking=chunking, lockstep="lockstep" in more,
         )  # fmt: skip
+        deployment = prepare(config)
         for attempt in range(3):  # a process that was lost is started anew
             left = tuple(s for s in seeds if s not in done)
             if not left:
                 break
             try:
-                for episode in ROBOTS[robot](replace(d, seeds=left)):
+                for episode in ROBOTS[robot](replace(deployment, seeds=left)):
                     done[episode.seed] = keep(file, episode)
                     print(side, setting, json.dumps(done[episode.seed]), file=sys.stderr, flush=True)
             except Exception as error:

@@ -32,7 +32,8 @@ from trajectory_msgs.msg import JointTrajectory
 
 from robopolicy.real.ros2 import messages, sim_arm_node
 from robopolicy.real.ros2.cdr import TrajectoryBytes
-from robopolicy.real.ros2.episode_client import EpisodeClient, arm_command, private_environment, processes
+from robopolicy.real.ros2.episode_client import EpisodeClient
+from robopolicy.real.ros2.processes import arm_command, private_environment, processes
 from robopolicy.real.ros2.qos import profile_of
 from robopolicy.real.ros2.sim_launcher import activate
 from robopolicy.real.ros2.wiring import load_wiring

@@ -23,7 +23,7 @@ import numpy as np
 from robopolicy.real.control.robots import Robot, State
 from robopolicy.real.ros2.wiring import Wiring, load_wiring
 from robopolicy.real.safety import Decision, Profile, SafetyChain, load_profile
-from robopolicy.real.safety.chain import Measured
+from robopolicy.real.safety.decision import Measured
 
 WIRING = "mujoco_panda"
 PERIOD = 1.6  # s to and fro
@@ -52,6 +52,9 @@ class Sweep:
         self.chain.activate(Measured(state.q), self.clock())
         self.begin, self.home = self.clock() + seed * 0.037 % PERIOD, np.array(self.chain.profile.data["home"])
 
+    def delay_begin(self, seconds: float) -> None:
+        self.begin += seconds
+
     def tick(self) -> Decision:
         state, now = self.robot.read(), self.clock()
         side = 1.0 if (now - self.begin) % PERIOD < PERIOD / 2 else -1.0
@@ -61,11 +64,11 @@ class Sweep:
         return decision
 
 
-class SweepBrain:
-    """In a checkpoint's stead (`robopolicy.real.ros2.policy_node.Driving`)."""
+class SweepRuntime:
+    """Sweep in place of a checkpoint (`robopolicy.real.ros2.pipeline.Runtime`)."""
 
     names: tuple[str, ...] = ()
-    press: Callable[[str], None] | None = None  # nobody may take over
+    press: Callable[[str], None] | None = None  # no human may take over
     dry_run = False
 
     def __init__(self, wiring: Wiring) -> None:
@@ -109,7 +112,7 @@ def child(name: str, wiring: Wiring) -> None:
 
     take_priority()
     rclpy.init(args=["--ros-args", "-r", f"__node:={name}"], signal_handler_options=SignalHandlerOptions.NO)
-    run(PolicyNode(wiring, lambda: SweepBrain(wiring)))
+    run(PolicyNode(wiring, lambda: SweepRuntime(wiring)))
 
 
 def main() -> None:
@@ -117,7 +120,7 @@ def main() -> None:
     import robopolicy.real.ros2.spin  # noqa: F401
 
     wiring = load_wiring(sys.argv[1] if len(sys.argv) > 1 else WIRING)
-    chain, home = SweepBrain(wiring).chain(), np.array(limits().data["home"])
+    chain, home = SweepRuntime(wiring).chain(), np.array(limits().data["home"])
     chain.limiter.reset(home[None])  # compiles
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     print("ready", flush=True)

@@ -30,8 +30,8 @@ import numpy as np
 
 from robopolicy.real.safety import CommandLimiter, load_profile, profile_names
 from robopolicy.real.safety.audit import joint_violations, space_violations
-from robopolicy.real.safety.profile import Box, Plane
 from robopolicy.real.safety.projection import project
+from robopolicy.real.safety.settings import Box, Plane
 from robopolicy.reporting.result_rows import Evidence, measured, write
 from robopolicy.runs.logger import Tracker
 from robopolicy.utils.atomic import write_atomically

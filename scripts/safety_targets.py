@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from robopolicy.real.safety import CommandLimiter, load_profile, profile_names
 from robopolicy.real.safety.audit import joint_violations, model_of, space_violations
-from robopolicy.real.safety.profile import Box, Profile
+from robopolicy.real.safety.profile import Profile
+from robopolicy.real.safety.settings import Box
 from robopolicy.reporting.result_rows import Evidence, measured, write
 from robopolicy.runs.logger import Tracker
 

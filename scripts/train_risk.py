@@ -30,9 +30,10 @@ import torch
 from torch import nn
 
 from robopolicy.real.safety import CommandLimiter, SafetyChain, load_profile, profile_names
-from robopolicy.real.safety.chain import Measured
-from robopolicy.real.safety.profile import Plane, Profile
+from robopolicy.real.safety.decision import Measured
+from robopolicy.real.safety.profile import Profile
 from robopolicy.real.safety.risk import RiskCritic, features
+from robopolicy.real.safety.settings import Plane
 from robopolicy.reporting.result_rows import Evidence, measured, write
 from tests.real.adversary import targets as adversary
 

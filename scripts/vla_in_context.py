@@ -38,7 +38,8 @@ from robopolicy.evaluation.rollout import evaluate
 from robopolicy.policies.ricl import RICLPolicy
 from robopolicy.reporting.result_rows import Evidence, measured, of_rows, pooled, write
 from robopolicy.runs.checkpointer import load_policy
-from robopolicy.sim.tasks.tabletop import GOALS, Tabletop
+from robopolicy.sim.tasks.tabletop import Tabletop
+from robopolicy.sim.tasks.tabletop_goals import GOALS
 from robopolicy.utils.provenance import command
 from scripts.experiments import ROOT, robopolicy
 
@@ -59,7 +60,7 @@ def overrides(changes: dict[str, object]) -> list[str]:
     return ["task=tabletop", *(f"task.{k}={json.dumps(v).replace(' ', '')}" for k, v in changes.items())]
 
 
-class Trial:
+class InContextTrial:
     """The stages of one held-out thing and training seed, in <out>/<hold>-<seed>."""
 
     def __init__(self, options: argparse.Namespace, hold: str, seed: int) -> None:
@@ -102,14 +103,14 @@ class Trial:
 
     def _demos(self, data: Path, changes: dict[str, object], count: int, seed: int, log: Path) -> None:
         robopolicy("demos", *overrides(changes), f"out={data}", f"episodes={count}", f"seed={seed}", "overwrite=true",
-                   f"imperfection={self.options.imperfection}", threads=self.options.threads, log=log)  # fmt: skip
+                   f"expert_noise={self.options.expert_noise}", threads=self.options.threads, log=log)  # fmt: skip
 
     def evaluate(self, kind: str, *, memory: Path | None = None, decay: float | None = None) -> EpisodeTable:
         split = "validation" if self.seed >= TRIALS else "test"
         place = PolicyRef.of(self.training / kind, "latest", None)
         policy = load_policy(self.training / kind, env=self.env.spec, device=self.options.device)
         if memory is not None:
-            place.given = set_retrieval_memory(policy, memory)
+            place.provenance_suffix = set_retrieval_memory(policy, memory)
         if decay is not None:
             assert isinstance(policy, RICLPolicy)
             policy.decay = decay
@@ -142,7 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="training seeds")
     parser.add_argument("--demos", type=int, nargs="+", default=[10, 20], help="in memory, of each instruction")
     parser.add_argument("--training-demos", type=int, default=700)
-    parser.add_argument("--imperfection", type=float, default=0.5, help="of the expert's demonstrations")
+    parser.add_argument("--expert-noise", type=float, default=0.5, help="of the expert's demonstrations")
     parser.add_argument("--steps", type=int, default=9_000, help="of imitation")
     parser.add_argument("--episodes", type=int, default=500)
     parser.add_argument("--device", default="cpu")
@@ -152,7 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.record and (trials := [s for s in options.seeds if s >= TRIALS]):
         parser.error(f"--record: training seeds {trials} are trials. Leave --record away, or give others.")
-    found = {(h, s): Trial(options, h, s).run() for h in options.hold for s in options.seeds}
+    found = {(h, s): InContextTrial(options, h, s).run() for h in options.hold for s in options.seeds}
     rows = evidence(found)
     for row in rows:
         print(json.dumps(asdict(row), ensure_ascii=False))

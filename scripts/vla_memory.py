@@ -63,7 +63,7 @@ SMOLVLM2_500M = {  # SmolVLM2-500M-Video-Instruct's config.json, SmolVLA's langu
 }  # fmt: skip
 
 
-class Whole(nn.Module):
+class WholeNetwork(nn.Module):
     """A model of LeRobot's as `split_network` takes it."""
 
     def __init__(self, kind: str, config: Any, model: nn.Module) -> None:
@@ -85,27 +85,27 @@ class Row(NamedTuple):
         return self.weights + 12.0 * self.learned + self.kept + self.activations
 
 
-def build(kind: str, device: str) -> Whole:
+def build(kind: str, device: str) -> WholeNetwork:
     """A model of real size on `device`; on "meta" it holds no numbers."""
     with torch.device(device):
         if kind != "smolvla":
             module = {"pi0": modeling_pi0, "pi05": modeling_pi05}[kind]
             name = {"pi0": "PI0", "pi05": "PI05"}[kind]
             config = getattr(module, f"{name}Config")(device="cpu")
-            return Whole(kind, config, getattr(module, f"{name}Pytorch")(config))
+            return WholeNetwork(kind, config, getattr(module, f"{name}Pytorch")(config))
         config = modeling_smolvla.SmolVLAConfig(device="cpu", load_vlm_weights=False)
         tokens = SimpleNamespace(fake_image_token_id=0, global_image_token_id=1)
         blank = SimpleNamespace(from_pretrained=lambda _: SimpleNamespace(tokenizer=tokens))
         vlm = SimpleNamespace(from_pretrained=lambda _: SmolVLMConfig(**copy.deepcopy(SMOLVLM2_500M)))
         with patch.multiple(smolvlm_with_expert, AutoConfig=vlm, AutoProcessor=blank):
-            return Whole(kind, config, modeling_smolvla.VLAFlowMatching(config))
+            return WholeNetwork(kind, config, modeling_smolvla.VLAFlowMatching(config))
 
 
 def held(*modules: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for m in modules for p in m.parameters())
 
 
-def prefix_length(whole: Whole, cameras: int) -> int:
+def prefix_length(whole: WholeNetwork, cameras: int) -> int:
     """P: patches of every camera, words, and SmolVLA's state."""
     config = whole.config
     if whole.name == "smolvla":
@@ -164,7 +164,7 @@ def dppo(kind: str, args: argparse.Namespace, *, rank: int, compact: bool, devic
     return Row(held(prefix, expert, finetuned), count, kept, found)
 
 
-def parts(whole: Whole, compact: bool) -> tuple[FlowPrefix, FlowExpert]:
+def parts(whole: WholeNetwork, compact: bool) -> tuple[FlowPrefix, FlowExpert]:
     whole.requires_grad_(False)
     steps = getattr(whole.config, "num_steps", None) or whole.config.num_inference_steps
     layout = NetworkLayout(whole.config.chunk_size, ACTIONS, whole.config.max_action_dim)

@@ -1,4 +1,4 @@
-"""The native task suite: a batched MuJoCo engine, a Franka-like arm, and tasks from easy to hard."""
+"""Native task suite: a batched MuJoCo engine, a Franka-like arm, and tasks from easy to hard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Expert", "Randomization", "SimEnv", "Task", "make", "make_expert", "
 
 
 def make(task: str | Task, num_envs: int, seed: int = 0, **kw: Any) -> SimEnv:
-    """A batched env of a native task.
+    """Build a batched env of a native task.
 
     Args:
         task: a registered name (`task_names()`), or a Task.
@@ -61,19 +61,19 @@ make_native.forwards_to = _forwards_to  # type: ignore[attr-defined]
 class HasExpert(Protocol):
     """An env whose task comes with a scripted expert."""
 
-    def make_expert(self, *, imperfection: float = 0.0) -> Any: ...
+    def make_expert(self, *, expert_noise: float = 0.0) -> Any: ...
 
 
-def make_expert(env: HasExpert, *, imperfection: float = 0.0) -> Any:
-    """The scripted expert of `env`'s task.
+def make_expert(env: HasExpert, *, expert_noise: float = 0.0) -> Any:
+    """Return the scripted expert of `env`'s task.
 
     Raises:
         ConfigError: the task has none.
     """
     if not isinstance(env, HasExpert):
-        name = env.spec.id  # type: ignore[unreachable]
+        name = env.spec.id
         raise ConfigError(
             f"{name}: has no scripted expert, so no demonstrations can be recorded of it. Train on some of your own: "
             "dataset=<folder>, or register an expert of your own: expert._target_=<its name> --allow <your module>."
         )
-    return env.make_expert(imperfection=imperfection)
+    return env.make_expert(expert_noise=expert_noise)

@@ -1,4 +1,4 @@
-"""The arm: a Franka-like 7-DoF manipulator with a parallel gripper, as MJCF text of our own.
+"""Describe the arm in MJCF: a Franka-like 7-DoF manipulator with a parallel gripper.
 
 Kinematics: Denavit-Hartenberg parameters of the Franka Emika Robot (FCI documentation, "Denavit-Hartenberg
 parameters", Craig's convention). Masses, centres of mass and inertias: Gaz, Cognetti, Oliva, Robuffo Giordano,
@@ -9,6 +9,8 @@ Collision geometry is ours: capsules and boxes drawn around the published link f
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -73,7 +75,7 @@ _REACHES_TABLE = 4  # links 1 to 4, up to the elbow, stay 0.1 m above the table 
 _WHITE, _DARK = "0.93 0.94 0.95 1", "0.25 0.27 0.3 1"
 
 
-def _numbers(values) -> str:
+def _numbers(values: Iterable[float]) -> str:
     return " ".join(f"{v:.12g}" for v in values)
 
 
@@ -94,7 +96,7 @@ def _finger(name: str, side: int) -> str:
 
 
 def arm_xml(*, tool: str = "", base_pos: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> str:
-    """The arm's body tree for `<worldbody>`. `tool`: MJCF put inside the hand's body (a rigidly held peg, a stick)."""
+    """Return the arm's body tree for `<worldbody>`. `tool`: MJCF inside the hand's body (a held peg, a stick)."""
     quat = _numbers((np.cos(HAND_YAW / 2), 0, 0, np.sin(HAND_YAW / 2)))
     hand = f"""
     <body name="hand" pos="0 0 {FLANGE}" quat="{quat}" gravcomp="1">

@@ -31,7 +31,7 @@ class Controller(Protocol):
     q: Array  # [N 7] rad, commanded joints
 
     joint_filter: JointFilter | None
-    redirected: NDArray[np.bool_]  # [N] the last command is not what was wanted
+    redirected: NDArray[np.bool_]  # [N] the last command differs from the requested one
     intervened: NDArray[np.bool_]  # [N] the filter says that it had to step in; without a say, as `redirected`
 
     def reset(self, rows: NDArray[np.int64], qpos: Array, frame: Frame) -> None: ...
@@ -46,7 +46,9 @@ class _Base:
 
     def __init__(self, num_envs: int, *, dt: float, joint_filter: JointFilter | None) -> None:
         self.dt, self.joint_filter = dt, joint_filter
-        self.pos, self.yaw, self.grip = np.zeros((num_envs, 3)), np.zeros(num_envs), np.ones(num_envs)
+        self.pos: Array = np.zeros((num_envs, 3))
+        self.yaw: Array = np.zeros(num_envs)
+        self.grip: Array = np.ones(num_envs)
         self.q = np.tile(HOME, (num_envs, 1))
         self.redirected, self.intervened = np.zeros((2, num_envs), dtype=bool)
         self.frame: Frame | None = None  # of the commanded joints
@@ -68,8 +70,8 @@ class _Base:
     def follow(self, frame: Frame) -> None:
         """Take `forward(self.q)` of all N, which the env computes together with the measured frames.
 
-        Where the joint filter changed the last command, the commanded pose is where the joints were really sent, so
-        that what the policy sees of it stays true and nothing winds up.
+        Where the joint filter changed the last command, the commanded pose is that of the filtered joints. So the
+        observed lag stays true, and the commanded pose does not wind up.
         """
         self.frame = frame
         if self.redirected.any():
@@ -153,6 +155,7 @@ class DeltaPose(_Base):
         angle = np.clip(self.yaw + action[:, 3], yaw - self.lag_rad, yaw + self.lag_rad)
         self.yaw = np.clip(angle, -self.yaw_limit, self.yaw_limit)
         self.grip = action[:, 4].copy()
+        assert self.frame is not None
         return self._joints(ik_step(self.q, self.frame, self.pos, self.yaw, dt=self.dt))
 
 

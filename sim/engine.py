@@ -1,4 +1,4 @@
-"""The batched physics backend: N copies of a model stepped in C++ threads.
+"""Step N copies of a model in C++ threads.
 
 One small interface (`Physics`) hides which MuJoCo API does the stepping; today `mujoco.rollout.Rollout`'s
 persistent thread pool, which every MuJoCo from 3.3 on has.
@@ -48,7 +48,7 @@ class Physics:
     """State of N simulations and the call that advances them all.
 
     The solver starts cold (rollout zeroes the warm start, `Task.xml` turns it off), so a trajectory is a function of
-    state and controls alone: the same bits whatever N, the thread count, the neighbours or a save and resume between.
+    state and controls alone: the same bits for any N, thread count, neighbours, or a save and resume between.
 
     Args:
         model: one shared model, or a list of N of the same sizes (domain randomisation).
@@ -116,7 +116,7 @@ class Physics:
 
 
 @njit(cache=True, nogil=True)
-def _ramp(start, end, out):
+def _ramp(start: NDArray[np.float64], end: NDArray[np.float64], out: NDArray[np.float64]) -> None:
     """out [N S nu] ← from `start` [N k] (its first k columns) linearly to `end` [N nu], which the last substep has."""
     substeps = out.shape[1]
     for n in range(out.shape[0]):
@@ -129,7 +129,7 @@ def _ramp(start, end, out):
 
 
 @njit(cache=True, nogil=True)
-def _accept(out, state, bad):
+def _accept(out: NDArray[np.float64], state: NDArray[np.float64], bad: NDArray[np.bool_]) -> None:
     """state [N D] ← the last of `out` [N S D] where all its numbers are sound; bad [N] tells where not."""
     for n in range(out.shape[0]):
         sound = True

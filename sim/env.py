@@ -1,130 +1,39 @@
-"""SimEnv: any native task as a `robopolicy.core.types.VecEnv`."""
+"""Present a native task as a `robopolicy.core.types.VecEnv`."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robopolicy.config.schema import Side
 from robopolicy.core.errors import CheckpointError, ConfigError
-from robopolicy.core.rng import keyed_normal
-from robopolicy.core.types import IMAGES, STATE, TASK, EnvSpec, Feature, Obs, Step, check_action
-from robopolicy.sim.arm import ARM_DOF, ARM_QPOS
-from robopolicy.sim.control import JointFilter, make_controller
-from robopolicy.sim.engine import Physics, compile_model
-from robopolicy.sim.episodes import EpisodeQueue
+from robopolicy.core.types import STATE, Obs, Step, check_action
 from robopolicy.sim.experts.waypoints import Expert
-from robopolicy.sim.kinematics import Frame, forward, twist, yaw_of
-from robopolicy.sim.randomization import ModelBank, Randomization
-from robopolicy.sim.render import Camera, Quality
-from robopolicy.sim.tasks.base import Scene, StateLayout, Task, arm_features
+from robopolicy.sim.simulation import Simulation
+from robopolicy.sim.tasks.state_layout import arm_features
 
 Array = NDArray[np.float64]
-_NOISE_STREAM = 9002
 
 
-class SimEnv:
+class SimEnv(Simulation):
     """N copies of a task on the batched engine.
 
-    Reward is 1 on the step at which success has been held for `task.hold` steps, and the episode terminates there
-    (`reward="dense"` adds the task's dense reward, in [0, 1] per step, which may pay for lingering; `reward="shaped"`
-    adds Φ(s') − Φ(s), where Φ is that reward, and 0 where the episode terminates: without a discount, and with values
-    bootstrapped at time limits, the best policy stays that of the sparse reward, Ng et al. 1999). Ended episodes are
-    reset inside `step`.
+    Reward is 1 on the step at which success has lasted for `task.hold` steps, and the episode terminates there.
+    `reward="dense"` adds the task's dense reward, in [0, 1] per step, which may reward lingering. `reward="shaped"`
+    adds Φ(s') − Φ(s), where Φ is the dense reward, or 0 where the episode terminates. Without a discount, and with
+    values bootstrapped at time limits, the best policy stays that of the sparse reward (Ng et al. 1999). Ended episodes
+    are reset inside `step`.
 
-    Args:
-        task: what to do.
-        num_envs: N.
-        seed: names the stream of training episodes.
-        control: "delta_pose" or "joint_position" (sim/control.py).
-        reward: "sparse", "dense" or "shaped".
-        objects: the state holds what a camera would have to see too: objects, targets; False: the arm's own alone.
-        cameras: names of cameras in the scene whose pictures join the observation ("front", "side", "wrist").
-        pictures: False leaves them out of it, though the spec has them: they come from elsewhere.
-        image_size: (height, width) of these pictures.
-        render_quality: "fast" (no shadows, no multisampling) or "full"; recorded in the digest.
-        randomization: domain randomisation, off by default.
-        joint_filter: joint targets [N 7] -> permitted joint targets [N 7], between IK and physics.
-        threads: C++ threads; None: one per core.
+    Arguments: see Simulation.
     """
-
-    def __init__(
-        self,
-        task: Task,
-        num_envs: int,
-        *,
-        seed: int = 0,
-        control: str = "delta_pose",
-        reward: Literal["sparse", "dense", "shaped"] = "sparse",
-        objects: bool = True,
-        cameras: tuple[str, ...] = (),
-        image_size: tuple[Side, Side] = (96, 96),
-        render_quality: Quality = "fast",
-        pictures: bool = True,
-        randomization: Randomization | None = None,
-        joint_filter: JointFilter | None = None,
-        threads: int | None = None,
-    ) -> None:
-        if num_envs < 1:
-            raise ConfigError(f"num_envs must be at least 1, found {num_envs}")
-        if task.horizon < 1:
-            raise ConfigError(f"task.horizon must be at least 1 control step, found {task.horizon}")
-        if reward not in ("sparse", "dense", "shaped"):
-            raise ConfigError(f"reward must be 'sparse', 'dense' or 'shaped', found {reward!r}")
-        self.pictures, self.objects = pictures, objects
-        self.task, self.num_envs, self.device, self.reward = task, num_envs, torch.device("cpu"), reward
-        self.randomization = randomization or Randomization()
-        self.cameras, self.image_size, self.render_quality = tuple(cameras), tuple(image_size), render_quality
-        self.dt = task.timestep * task.substeps
-        xml = task.xml()
-        self.model = compile_model(xml)
-        self.at = task.bind(self.model)
-        self._bank = ModelBank(self.model, num_envs) if self.randomization.physical else None
-        self.physics = Physics(
-            self._bank.models if self._bank else self.model, num_envs=num_envs, substeps=task.substeps, threads=threads
-        )
-        self.controller = make_controller(
-            control, num_envs, dt=self.dt, joint_filter=joint_filter, workspace=task.workspace, speed=task.speed
-        )
-        noise = {f"joint{i + 1}": (-task.joint_noise, task.joint_noise) for i in range(ARM_DOF)}
-        self._queue = EpisodeQueue(seed, {**noise, **task.ranges, **self.randomization.ranges})
-        self._camera = Camera(self.model, task, self.at, render_quality)
-
-        n = num_envs
-        self.episode_seed = torch.zeros(n, dtype=torch.int64)
-        self.draws = np.zeros((n, len(self._queue.names)))  # [N K] this episode's numbers, named by `draw_names`
-        self.draw_names = self._queue.names
-        self._start = np.array(task.start)
-        self._extra = np.zeros((n, task.extra_size))
-        self._t = np.zeros(n, dtype=np.int64)  # control steps into the episode
-        self._held = np.zeros(n, dtype=np.int64)  # steps for which success has lasted
-        self._tcp, self._yaw, self._twist = np.zeros((n, 3)), np.zeros(n), np.zeros((n, 6))
-        depth = self.randomization.latency[1] + 1
-        self._late = np.zeros((n, depth, self.controller.spec.dim))  # actions on their way, newest first
-        self._potential = np.zeros(n)  # Φ of the state as it is, for reward="shaped"
-        self._looked: NDArray[np.bool_] | None = None  # [N] see `look`; None: all
-        self._low, self._high = (torch.tensor(b, dtype=torch.float32) for b in self._limits())
-
-        self._reset_rows(np.arange(n))  # the layout follows from a first observation; the stream starts over below
-        self.layout = StateLayout.of(self._groups(self._scene()))
-        self.spec = self._spec(xml, control)
-        self.reseed(seed)
-        self._measure()
-        self.reset()
 
     # -- VecEnv -----------------------------------------------------------------------------------------------------
     def reset(self, seeds: Tensor | None = None) -> Obs:
-        if seeds is not None and (seeds.ndim != 1 or len(seeds) < self.num_envs):
-            raise ConfigError(f"reset: seeds must be [M] with M >= {self.num_envs}, found {tuple(seeds.shape)}")
-        self._looked = None
-        self._queue.start(seeds)
+        self._queue.start(seeds, num_envs=self.num_envs)
+        self._requested = None
         self._reset_rows(np.arange(self.num_envs))
         self._last = self._observe(None)
         return dict(self._last)
@@ -150,8 +59,8 @@ class SimEnv:
                 before, self._potential = self._potential, extra
                 extra = np.where(terminated, 0.0, extra) - before
             reward = reward + np.where(bad, 0.0, extra).astype(np.float32)
-        looked, self._looked = self._looked, None
-        next_obs = self._observe(None, scene, seen=None if looked is None else looked | truncated)
+        requested, self._requested = self._requested, None
+        next_obs = self._observe(None, scene, seen=None if requested is None else requested | truncated)
         if bad.any():  # the state is the last good one, but the commanded pose moved on: repeat what was measured
             index = torch.from_numpy(bad)
             next_obs[STATE][index] = self._last[STATE][index]
@@ -182,10 +91,12 @@ class SimEnv:
         )
 
     def request_images(self, rows: Tensor) -> None:
-        """See Selective."""
+        """Render images of `rows` [N] alone at the next step, see Selective."""
         if rows.shape != (self.num_envs,) or rows.dtype != torch.bool:
-            raise ConfigError(f"look: rows must be [{self.num_envs}] bool, found {list(rows.shape)} {rows.dtype}")
-        self._looked = rows.cpu().numpy().copy()
+            raise ConfigError(
+                f"request_images: rows must be [{self.num_envs}] bool, found {list(rows.shape)} {rows.dtype}"
+            )
+        self._requested = rows.cpu().numpy().copy()
 
     def reseed(self, seed: int) -> None:
         """Name another stream of training episodes, from which the next episodes come."""
@@ -193,7 +104,7 @@ class SimEnv:
 
     # -- Stateful, Renderable ---------------------------------------------------------------------------------------
     def observe(self) -> Obs:
-        """The observation to act on now, e.g. after `load_state_dict`; see `look` for pictures that may be missing."""
+        """Return the current observation, e.g. after `load_state_dict`; `request_images` may have left pictures out."""
         return dict(self._last)
 
     def sense(self, qpos: Array, qvel: Array, *, pictures: bool = True) -> tuple[Obs, NDArray[np.bool_]]:
@@ -206,7 +117,7 @@ class SimEnv:
         return self._observe(None, pictures=pictures), self.task.success(self.at, self._scene())
 
     def task_state(self) -> Array:
-        """[N E] what the task keeps beside physics, e.g. a target."""
+        """Return the task's own state [N E] beside physics, e.g. a target."""
         return self._extra.copy()
 
     _ARRAYS = ("_extra", "_t", "_held", "_late", "draws")
@@ -235,13 +146,13 @@ class SimEnv:
         if self._bank:
             for row in range(self.num_envs):
                 self._bank.set(row, self._named(self.draws), row)
-        self._looked = None
+        self._requested = None
         self._measure()
         self._weigh(np.arange(self.num_envs))
         self._last = self._observe(None)
 
     def render(self, index: int, *, camera: str | None = None, width: int = 320, height: int = 240) -> Tensor:
-        """uint8 [3 h w] picture of env `index` as it stands now."""
+        """Return uint8 [3 h w] picture of env `index` as it stands now."""
         picture = self._camera.picture(self.physics.state[index], self._extra[index], camera or "front", height, width)
         return torch.from_numpy(picture)
 
@@ -249,162 +160,20 @@ class SimEnv:
         self.physics.close()
         self._camera.close()
 
-    def make_expert(self, *, imperfection: float = 0.0) -> Expert:
+    def make_expert(self, *, expert_noise: float = 0.0) -> Expert:
         """This task's scripted expert for this env."""
         reads = self.layout if self.objects else _Scenery(self)
-        return self.task.expert(self.task, self.spec, reads, self.num_envs, imperfection=imperfection)
-
-    # -- inside -----------------------------------------------------------------------------------------------------
-    def _weigh(self, rows: NDArray[np.int64]) -> None:
-        """The potential that the next steps of `rows` start from."""
-        if self.reward == "shaped":
-            self._potential[rows] = self.task.dense(self.at, self._scene(rows))
-
-    def _limits(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        return self.controller.spec.low, self.controller.spec.high
-
-    def _named(self, numbers: Array) -> dict[str, Array]:
-        return {name: numbers[:, k] for k, name in enumerate(self.draw_names)}
-
-    def _reset_rows(self, rows: NDArray[np.int64]) -> None:
-        """Start the next episodes in the queue in `rows` [M]."""
-        seeds, numbers = self._queue.next(len(rows))
-        draw = self._named(numbers)
-        qpos = np.tile(self.model.qpos0, (len(rows), 1))
-        extra = np.zeros((len(rows), self.task.extra_size))
-        qpos[:, :ARM_DOF] = self._start + numbers[:, :ARM_DOF]  # the joints' noise comes first in `draw_names`
-        qpos[:, ARM_DOF:ARM_QPOS] = self.task.start_opening / 2
-        self.task.reset(self.at, draw, qpos, extra)
-        self.physics.state[rows] = 0.0
-        self.physics.qpos[rows] = qpos
-        self._extra[rows] = extra
-        self._t[rows] = self._held[rows] = 0
-        self.draws[rows] = numbers
-        self.episode_seed = self.episode_seed.clone()  # steps handed out before keep the seeds they were made with
-        self.episode_seed[torch.from_numpy(rows)] = torch.from_numpy(seeds)
-        if self._bank:
-            for k, row in enumerate(rows):
-                self._bank.set(int(row), draw, k)
-        frame = forward(qpos[:, :ARM_DOF])
-        self._store(rows, frame, self.physics.qvel[rows, :ARM_DOF])
-        self.controller.reset(rows, qpos, frame)
-        if self._late.shape[1] > 1:
-            # Nothing is on its way yet: stand still with the gripper as it is.
-            self._late[rows] = 0.0
-            if self.spec_is_joint:
-                self._late[rows, :, :ARM_DOF] = qpos[:, None, :ARM_DOF]
-            self._late[rows, :, -1] = self.controller.grip[rows][:, None]
-        self._weigh(rows)
-
-    @property
-    def spec_is_joint(self) -> bool:
-        return self.controller.spec.reference == "absolute"
-
-    def _delayed(self, action: Array) -> Array:
-        """The action that reaches the arm now, [N Da]."""
-        if self._late.shape[1] == 1:
-            return action
-        self._late = np.concatenate([action[:, None], self._late[:, :-1]], axis=1)
-        steps = self.draws[:, self.draw_names.index("randomize_latency")].astype(np.int64)
-        return self._late[np.arange(self.num_envs), np.minimum(steps, self._late.shape[1] - 1)]
-
-    def _measure(self) -> None:
-        """Tool pose and velocity from qpos and qvel: one code path at reset and at step (sensors lag a substep)."""
-        n = self.num_envs
-        both = forward(np.concatenate([self.physics.qpos[:, :ARM_DOF], self.controller.q]))
-        self._store(slice(None), both.rows(slice(n)), self.physics.qvel[:, :ARM_DOF])
-        self.controller.follow(both.rows(slice(n, None)))
-
-    def _store(self, rows: Any, frame: Frame, qvel: Array) -> None:
-        self._tcp[rows], self._yaw[rows], self._twist[rows] = frame.pos, yaw_of(frame), twist(frame, qvel)
-
-    def _scene(self, rows: NDArray[np.int64] | None = None) -> Scene:
-        r: Any = slice(None) if rows is None else rows
-        c, qpos = self.controller, self.physics.qpos[r]
-        tcp, yaw, twist = self._tcp[r], self._yaw[r], self._twist[r]
-        lag = np.empty((len(tcp), 4))
-        lag[:, :3], lag[:, 3] = c.pos[r] - tcp, c.yaw[r] - yaw
-        return Scene(
-            qpos=qpos,
-            qvel=self.physics.qvel[r],
-            extra=self._extra[r],
-            tcp=tcp,
-            yaw=yaw,
-            tcp_vel=twist[:, :3],
-            yaw_rate=twist[:, 5],
-            opening=qpos[:, ARM_DOF] + qpos[:, ARM_DOF + 1],
-            lag=lag,
-            gripper=c.grip[r],
-        )
-
-    def _groups(self, scene: Scene) -> dict[str, Array]:
-        return {**arm_features(scene), **(self.task.observe(self.at, scene) if self.objects else {})}
-
-    def _observe(
-        self,
-        rows: NDArray[np.int64] | None,
-        scene: Scene | None = None,
-        *,
-        pictures: bool = True,
-        seen: NDArray[np.bool_] | None = None,
-    ) -> Obs:
-        """The observation of all envs, or of `rows` [M]; `scene` is theirs, where it is at hand. `seen` [M]: whose
-        pictures are taken, the others being black; None: all."""
-        index = np.arange(self.num_envs) if rows is None else rows
-        state, scene = np.empty((len(index), self.layout.size), dtype=np.float32), scene or self._scene(rows)
-        self.layout.pack(self._groups(scene), state)
-        obs: Obs = {STATE: torch.from_numpy(state), TASK: torch.from_numpy(self.task.task_index(scene))}
-        if self.randomization.sensor_noise:
-            seed, t = self.episode_seed[torch.from_numpy(index)], torch.from_numpy(self._t[index])
-            noise = keyed_normal(seed, t, (self.layout.size,), stream=_NOISE_STREAM)
-            obs[STATE] += self.randomization.sensor_noise * noise
-        for name in self.cameras if pictures and self.pictures else ():
-            taken = np.zeros((len(index), 3, *self.image_size), dtype=np.uint8)
-            for k in range(len(index)) if seen is None else seen.nonzero()[0]:
-                i = index[k]
-                taken[k] = self._camera.picture(self.physics.state[i], self._extra[i], name, *self.image_size)
-            obs[IMAGES + name] = torch.from_numpy(taken)
-        return obs
-
-    def _spec(self, xml: str, control: str) -> EnvSpec:
-        identity = {
-            "xml": xml,
-            "task": self.task.parameters(),
-            "control": control,
-            "reward": self.reward,
-            "randomization": asdict(self.randomization),
-            "features": self.layout.names,
-            "cameras": self.cameras,
-            "image_size": self.image_size if self.cameras else None,
-            "render_quality": self.render_quality if self.cameras else None,
-        }
-        text = json.dumps(identity, sort_keys=True, default=list)
-        features = {
-            STATE: Feature((self.layout.size,), names=self.layout.names),
-            TASK: Feature((), dtype="int64"),
-            **{IMAGES + c: Feature((3, *self.image_size), dtype="uint8") for c in self.cameras},
-        }
-        return EnvSpec(
-            id=self.task.name,
-            observation=features,
-            action=self.controller.spec,
-            tasks=self.task.instructions,
-            dt=self.dt,
-            horizon=self.task.horizon,
-            digest=hashlib.sha256(text.encode()).hexdigest()[:16],
-            joint_access=True,
-            resumable=True,
-        )
+        return self.task.expert(self.task, self.spec, reads, self.num_envs, expert_noise=expert_noise)
 
 
 class _Scenery:
-    """What an expert reads in place of a state that holds no objects: the scene as it is."""
+    """State of the whole scene for experts, where `observation.state` holds no objects."""
 
     def __init__(self, env: SimEnv) -> None:
         self.env = env
 
     def unpack(self, state: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """As Layout.unpack, of all envs now, whatever `state` says."""
+        """Return the groups of all envs now, as StateLayout.unpack; `state` is ignored."""
         scene = self.env._scene()
         groups = {**arm_features(scene), **self.env.task.observe(self.env.at, scene)}
         return {name: value.astype(np.float32) for name, value in groups.items()}

@@ -1,4 +1,4 @@
-"""The native tasks as Gymnasium environments: "robopolicy.sim.gym_envs:robopolicy/Pick-v0".
+"""Present native tasks as Gymnasium environments: "robopolicy.sim.gym_envs:robopolicy/Pick-v0".
 
 Importing this module registers them, and Gymnasium imports what stands before the colon of an id. `robopolicy/Pick-v0`
 alone is known only after the import: Gymnasium 1.0 and later look for no plugins.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -28,7 +28,7 @@ _NAMESPACE = "robopolicy"
 
 
 def gym_id(task: str) -> str:
-    """ "peg-easy" -> "robopolicy/PegEasy-v0"."""
+    """Return the Gymnasium id: "peg-easy" -> "robopolicy/PegEasy-v0"."""
     return f"{_NAMESPACE}/{''.join(part.capitalize() for part in task.replace('_', '-').split('-'))}-v0"
 
 
@@ -65,7 +65,7 @@ def _emit(obs: Obs) -> Any:
 class GymVectorEnv(VectorEnv):
     """`SimEnv` behind Gymnasium's vector interface. Keyword arguments go to `sim.make`."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "autoreset_mode": AutoresetMode.SAME_STEP}
+    metadata = {"render_modes": ["rgb_array"], "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012  as Gymnasium
 
     def __init__(self, num_envs: int = 1, *, task: str, render_mode: str | None = None, **kw: Any) -> None:
         self.env = sim.make(task, num_envs, **kw)
@@ -92,7 +92,7 @@ class GymVectorEnv(VectorEnv):
         if isinstance(seed, numbers.Integral):
             self.env.reseed(int(seed))
         elif seed is not None:
-            given = list(seed)
+            given: list[Any] = list(seed)  # type: ignore[arg-type]
             if len(given) != self.num_envs or not all(isinstance(s, numbers.Integral) for s in given):
                 raise ConfigError(f"seed: expected one whole number for each of {self.num_envs} envs, found {given}")
             seeds = torch.tensor([int(s) for s in given])
@@ -127,7 +127,7 @@ class GymVectorEnv(VectorEnv):
 class GymEnv(gymnasium.Env):
     """One episode at a time, for libraries that want `gymnasium.make`."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 20}
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012  as Gymnasium
 
     def __init__(self, *, task: str, render_mode: str | None = None, **kw: Any) -> None:
         self.env = sim.make(task, 1, **kw)

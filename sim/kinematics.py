@@ -1,8 +1,8 @@
 """Forward kinematics, Jacobian and damped-least-squares inverse kinematics of the arm, batched over N.
 
-One compiled loop over arms each (numba, cached on disk): the one arm of a 1 kHz controller costs microseconds, the 512
-frames of a batched step a tenth of a millisecond, and an arm's numbers are the same bits whatever N. Checked against
-mj_forward and mj_jacSite in tests/sim/test_kinematics.py.
+Each is one compiled loop over arms (numba, cached on disk). One arm of a 1 kHz controller costs microseconds, 512
+frames of a batched step a tenth of a millisecond. An arm's numbers are the same bits for any N.
+tests/sim/test_kinematics.py checks against mj_forward and mj_jacSite.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def forward(q: Array) -> Frame:
 
 
 @njit(cache=True, nogil=True)
-def _forward(q, pos, axes, jac):
+def _forward(q: Array, pos: Array, axes: Array, jac: Array) -> None:
     x, y, z, p, turned = np.empty(3), np.empty(3), np.empty(3), np.empty(3), np.empty(3)
     origin = np.empty((7, 3))
     for n in range(q.shape[0]):
@@ -75,19 +75,19 @@ def _forward(q, pos, axes, jac):
 
 
 def yaw_of(frame: Frame) -> Array:
-    """[N] rad: rotation about the vertical of a gripper that points down; 0 where the fingers open along y."""
+    """Return [N] rad: rotation about the vertical of a gripper that points down; 0 where the fingers open along y."""
     return np.arctan2(frame.axes[:, 0, 1], frame.axes[:, 0, 0])
 
 
 def twist(frame: Frame, qvel: Array) -> Array:
-    """[N 6] linear m/s and angular rad/s velocity of the TCP at joint velocities `qvel` [N 7]."""
+    """Return [N 6] linear m/s and angular rad/s velocity of the TCP at joint velocities `qvel` [N 7]."""
     out = np.empty((qvel.shape[0], 6))
     _twist(frame.jac, qvel, out)
     return out
 
 
 @njit(cache=True, nogil=True)
-def _twist(jac, qvel, out):
+def _twist(jac: Array, qvel: Array, out: Array) -> None:
     for n in range(qvel.shape[0]):
         for k in range(6):
             total = 0.0
@@ -107,7 +107,7 @@ def ik_step(
     damping: float = 0.02,
     posture: float = 0.1,
 ) -> Array:
-    """One damped-least-squares step from joint targets `q` [N 7] towards a tool that points down.
+    """Take one damped-least-squares step from joint targets `q` [N 7] towards a tool that points down.
 
     Minimises |J dq − e|² + λ²|dq − v|², where e is the pose error of the target (position [N 3] m, yaw [N] rad) and
     v = posture · (home − q) keeps the redundant elbow near `home` (Nakamura & Hanafusa, 1986, with a posture term).
@@ -125,7 +125,10 @@ def ik_step(
 
 
 @njit(cache=True, nogil=True)
-def _ik_step(q, pos, axes, jac, target_pos, target_yaw, home, damping2, posture, dt, out):
+def _ik_step(
+    q: Array, pos: Array, axes: Array, jac: Array, target_pos: Array, target_yaw: Array, home: Array, damping2: float,
+    posture: float, dt: float, out: Array,
+) -> None:  # fmt: skip
     error, pull, step, wanted = np.empty(6), np.empty(7), np.empty(7), np.zeros((3, 3))
     gram = np.empty((6, 6))
     wanted[2, 2] = -1.0
@@ -163,7 +166,7 @@ def _ik_step(q, pos, axes, jac, target_pos, target_yaw, home, damping2, posture,
 
 
 @njit(cache=True, nogil=True)
-def _solve_spd(a, b):
+def _solve_spd(a: Array, b: Array) -> None:
     """b ← a⁻¹ b by Cholesky; the lower triangle of `a` is overwritten by its factor."""
     size = b.shape[0]
     for r in range(size):

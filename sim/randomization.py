@@ -19,7 +19,7 @@ _LATEST = 1000  # control steps
 
 @dataclass(frozen=True)
 class Randomization:
-    """What varies between episodes. Scales multiply the nominal value; (1, 1) leaves it alone.
+    """Ranges of the variation between episodes. Scales multiply the nominal value; (1, 1) leaves it alone.
 
     Args:
         mass: scale of the masses and inertias of everything but the arm.
@@ -49,7 +49,7 @@ class Randomization:
 
     @property
     def physical(self) -> bool:
-        """Whether envs need models of their own."""
+        """Return whether envs need models of their own."""
         return any(getattr(self, k) != (1.0, 1.0) for k in ("mass", "friction", "damping"))
 
     @property

@@ -22,10 +22,10 @@ _MAX_GEOMS = 500
 
 
 def open_gl(width: int, height: int) -> Any:
-    """A current off-screen GL context from MUJOCO_GL's backend, or the first that works of egl and osmesa.
+    """Return a current off-screen GL context from MUJOCO_GL's backend, or the first that works of egl and osmesa.
 
     mujoco itself reads MUJOCO_GL when it is imported, and fails there where the library is missing; opening the
-    context here keeps state-only runs free of GL, whoever imported mujoco first.
+    context here keeps state-only runs free of GL, in any order of imports.
     """
     wanted = os.environ.get("MUJOCO_GL", "").lower()
     failures = []
@@ -58,7 +58,7 @@ class Camera:
     def picture(
         self, state: NDArray[np.float64], extra: NDArray[np.float64], camera: str, height: int, width: int
     ) -> NDArray[np.uint8]:
-        """uint8 [3 h w] of one physics `state` [1+nq+nv] and task state `extra` [E]."""
+        """Return uint8 [3 h w] of one physics `state` [1+nq+nv] and task state `extra` [E]."""
         if self._gl is None:
             self._open()
         model, data = self._model, self._data
@@ -91,7 +91,12 @@ class Camera:
         self._gl = open_gl(model.vis.global_.offwidth, model.vis.global_.offheight)
         # GL must go before mujoco's own exit handler ends the display (atexit runs last in, first out).
         me = weakref.ref(self)
-        atexit.register(lambda: (camera := me()) and camera.close())
+
+        def close() -> None:
+            if (camera := me()) is not None:
+                camera.close()
+
+        atexit.register(close)
         self._model, self._data = model, mujoco.MjData(model)
         self._scene = mujoco.MjvScene(model, maxgeom=_MAX_GEOMS)
         self._option, self._view = mujoco.MjvOption(), mujoco.MjvCamera()

@@ -1,4 +1,4 @@
-"""The T of Push-T: its shape, how much of a target it covers, and where to push it.
+"""Geometry of the T of Push-T: its shape, its coverage of a target, and its contact points.
 
 All lengths in m, all in the T's own frame unless said otherwise: origin at its centre of mass, bar along x, stem
 towards -y. The bar is 4 x 1 units, the stem 1 x 3 units, as in gym-pusht (Chi et al., Diffusion Policy, 2023).
@@ -21,13 +21,13 @@ DRAG_RADIUS = 1.465  # units: root mean square distance of the area from the cen
 
 
 def rotate(v: Array, angle: Array) -> Array:
-    """[M 2] vectors `v` turned by `angle` [M] rad."""
+    """Return [M 2] vectors `v` turned by `angle` [M] rad."""
     c, s = np.cos(angle), np.sin(angle)
     return np.stack([c * v[:, 0] - s * v[:, 1], s * v[:, 0] + c * v[:, 1]], axis=1)
 
 
 def _inside(p: Array, d: Array, half: Array) -> Array:
-    """The share of each segment p + t·d, t in [0, 1], that lies in the box |x| <= half (Liang-Barsky).
+    """Return the share of each segment p + t·d, t in [0, 1], that lies in the box |x| <= half (Liang-Barsky).
 
     `p`, `d` [2 4 P M], `half` [2 1 P 1]; returns [4 P M].
     """
@@ -40,7 +40,7 @@ def _inside(p: Array, d: Array, half: Array) -> Array:
 
 
 class Contacts(NamedTuple):
-    """K places to push at."""
+    """K contact points for a push."""
 
     point: Array  # [K 2] m on the outline
     normal: Array  # [K 2] outward
@@ -49,7 +49,7 @@ class Contacts(NamedTuple):
     ring: NDArray[np.int64]  # [K] nearest ring sample
 
 
-class Tee:
+class TBlockGeometry:
     """A T of the given `unit` (the bar's width), pushed by a round stick of radius `tool`, both in m.
 
     The stick travels around on a ring `margin` m clear of the outline.
@@ -66,7 +66,7 @@ class Tee:
         self.turn_length = 2.1 * unit
 
     def coverage(self, offset: Array, turn: Array) -> Array:
-        """[M] in [0, 1]: covered part of the target, for a T that is `offset` [M 2] m and `turn` [M] rad away from it.
+        """Return the covered part [M] of the target, in [0, 1], by a T at `offset` [M 2] m and `turn` [M] rad from it.
 
         `offset` is in the target's frame. Exact, by Green's theorem over the clipped outlines of both shapes' boxes.
         """
@@ -81,7 +81,7 @@ class Tee:
 
     @cached_property
     def ring(self) -> Array:
-        """[R 2] points, 5 mm or so apart, around the outline at the distance of a stick that clears it."""
+        """Return [R 2] points, 5 mm or so apart, around the outline at the distance of a stick that clears it."""
         r, points = self.tool + self.margin, []
         for i, corner in enumerate(self.corners):
             before, after = self._normal(i - 1), self._normal(i)
@@ -96,7 +96,7 @@ class Tee:
         return np.stack([np.interp(at, length, loop[:, k]) for k in range(2)], axis=1)
 
     def _normal(self, i: int) -> Array:
-        """[2] outward normal of the edge from corner i to the next."""
+        """Return [2] outward normal of the edge from corner i to the next."""
         d = self.corners[(i + 1) % 8] - self.corners[i % 8]
         return np.array([d[1], -d[0]]) / np.abs(d).sum()
 
@@ -131,11 +131,11 @@ class Tee:
         return index, np.sqrt(gap[np.arange(len(point)), index])
 
     def best(self, shift: Array, turn: Array, which: NDArray[np.int64] | None = None) -> tuple[Array, Array]:
-        """How far to push at each contact, and what remains then.
+        """Return the push length at each contact, and the remaining error.
 
         Args:
             shift: [M 2] m and turn: [M] rad that the T still has to make.
-            which: [M k] contacts to look at; None: all K.
+            which: [M k] contacts to consider; None: all K.
 
         Returns:
             [M K] m to push, 0 where it does not help; [M K] m left, turns counted in `turn_length`.
@@ -156,7 +156,7 @@ class Tee:
 
 
 def _overlap(a: Array, b: Array, centre: Array, turn: Array) -> Array:
-    """[P M] m²: common area of boxes at the origin and boxes at `centre` turned by `turn`.
+    """Return [P M] m²: common area of boxes at the origin and boxes at `centre` turned by `turn`.
 
     `a`, `b` [2 P 1] half sizes of either, `centre` [2 P M], `turn` [M] rad.
 

@@ -46,9 +46,9 @@ def test_language_evaluation(base: Path):
     arguments = [f"checkpoint={base}", *TASK_ARGS, "task.horizon=3", "episodes=3", "videos=0", "variants=language"]
     assert main(["eval", *arguments]) == 0
     found = {p.stem.removeprefix("episodes-"): pd.read_csv(p) for p in base.glob("episodes-*.csv")}
-    assert found.keys() == {"seen", "words", "places", "company", "told_wrong", "as_told"}
-    assert found["told_wrong"]["task"].tolist() == found["as_told"]["task"].tolist()
-    assert found["told_wrong"]["task"].tolist() != found["seen"]["task"].tolist()
+    assert found.keys() == {"seen", "paraphrases", "unseen_positions", "distractors", "wrong_goal", "instructed_goal"}
+    assert found["wrong_goal"]["task"].tolist() == found["instructed_goal"]["task"].tolist()
+    assert found["wrong_goal"]["task"].tolist() != found["seen"]["task"].tolist()
 
 
 def test_fewer_steps_of_the_flow_are_an_evaluation_of_their_own(base: Path, capsys: pytest.CaptureFixture[str]):

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts import wheel_beside
+
 ROOT = Path(__file__).parents[1]
 LINKED = ("sim", "real", "world_models", "configs")  # folders of the checkout, installed inside robopolicy
 
@@ -121,3 +123,7 @@ def test_gymnasium_makes_the_native_tasks(bin: Path, tmp_path: Path) -> None:
         "print(len(ids), envs.reset(seed=0)[0].shape[0])"
     )
     assert run(bin / "python", "-W", "ignore", "-c", code, cwd=tmp_path, timeout=120).split() == ["9", "2"]
+
+
+def test_nothing_is_lost_beside_a_package_with_folders_of_the_same_names(tmp_path: Path) -> None:
+    assert wheel_beside.beside(tmp_path, ("--version",)) == []

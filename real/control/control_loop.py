@@ -1,55 +1,29 @@
-"""The control loop: observe, plan, decode, filter, write, once a tick. Its clock is injected; nothing here sleeps."""
+"""The control loop: observe, plan, decode, filter, write, once a tick. Its clock is injected, and it never sleeps."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from robopolicy.core.errors import SpecError
-from robopolicy.core.types import Obs
-from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer, Commanded, Delays
+from robopolicy.real.control.interfaces import Journal, Operator
+from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer, Delays
 from robopolicy.real.control.observation_history import ObservationHistory, Observe
+from robopolicy.real.control.plan_requests import PlanRequests
 from robopolicy.real.control.robots import Robot, State
-from robopolicy.real.control.trajectory_spline import behind, follow
-from robopolicy.real.planning.planner import PlanningError, Runner
+from robopolicy.real.control.trajectory_spline import follow, steps_behind
+from robopolicy.real.planning.planner import Runner
 from robopolicy.real.safety import Decision, Mode, SafetyChain, SafetyError
-from robopolicy.real.safety.chain import Measured
-from robopolicy.real.teleoperation.teleoperator import Driver, TeleopCommand
+from robopolicy.real.safety.decision import Measured
+from robopolicy.real.teleoperation.teleoperator import Driver
 
 Array = NDArray[np.float64]
-# What is asked for waits for a command that came to trail it: each tick for so much of what it trails by, and no more
-# than this of a control step.
-SOON, WAIT = 0.3, 0.2
-
-
-class Journal(Protocol):
-    """Is told what happens at the policy's rate; for recordings."""
-
-    def step(
-        self, now: float, step: int, obs: Obs, before: Commanded, action: Array | None, limited: bool,
-        driver: Driver = "policy", proposed: Array | None = None,
-    ) -> None:  # fmt: skip
-        """A control step: what was seen [1 …] and commanded before it, the action [Da] if there was one, whose it was,
-        and what the policy would have done [Da] where it was not the policy's."""
-        ...
-
-    def chunk(self, now: float, chunk: Array, observed: float, refused: str) -> None:
-        """A chunk [Ta Da] came, planned from what was seen at `observed` s."""
-        ...
-
-
-class Operator(Protocol):
-    """A human who may drive instead of the policy (real/teleoperation/teleoperator.py)."""
-
-    def start(self) -> None: ...
-    def order(self, now: float, commanded: Commanded) -> TeleopCommand | None:
-        """What is wanted of a control step, the arm being told to be at `commanded`; None: as the policy wants."""
-        ...
+# The reference waits for a command that trails it: each tick for CATCH_UP of the lag, and in sum for no more than
+# MAX_WAIT of a control step.
+CATCH_UP, MAX_WAIT = 0.3, 0.2
 
 
 def _nothing(command: Array, opening: float, stop: Array) -> None:
@@ -58,21 +32,24 @@ def _nothing(command: Array, opening: float, stop: Array) -> None:
 
 
 class ControlLoop:
-    """One arm under one policy.
+    """Drive one arm by one policy.
 
     Args:
-        lead: control steps before a chunk runs out at which the next is asked for; must cover the planner's latency.
-        delays: measures that latency, for a planner that goes on from the actions ahead; None: it does not.
+        lead: control steps before a chunk runs out at which the next is requested; must cover the planner's latency.
+        delays: measures that latency, for a planner that continues the actions ahead; None: it does not.
         clock: s, steady; called once a tick.
-        shadow: everything is computed, nothing written: the arm holds still.
-        journal: is told of every control step and chunk.
-        early: s before a control step at which it observes and asks for a plan, so that one made in a thread is there
-            when the step begins.
-        history, age: see Sight. Plans count from when their pictures were taken, in whole control steps.
-        grace: s by which a control step may be put off where its plan is late. The arm goes on as it went meanwhile,
-            and then holds. No more than 0.4 control steps.
-        operator: may take over. The policy goes on planning then, for the journal alone; what it planned before a
-            hand-over is dropped.
+        shadow: compute everything and write nothing: the arm holds still.
+        journal: records every control step and chunk.
+        early: s before a control step at which the loop observes and requests a plan, so that a plan made in a thread
+            is there when the step begins.
+        history, age: see ObservationHistory. Plans count from when their pictures were taken, in whole control steps.
+        grace: s by which a control step may be put off where its plan is late, at most 0.4 control steps. The arm goes
+            on meanwhile, and then holds.
+        operator: may take over. The policy goes on planning then, for the journal alone; its plans from before a
+            hand-over are dropped.
+
+    Raises:
+        SafetyError: the robot's joints are not those of the limits.
     """
 
     def __init__(
@@ -83,16 +60,17 @@ class ControlLoop:
     ) -> None:  # fmt: skip
         if tuple(robot.joints) != chain.profile.joints:
             raise SafetyError(f"robot: joints {list(robot.joints)}, the limits are of {list(chain.profile.joints)}")
-        self.robot, self.chain, self.decoder, self.runner = robot, chain, decoder, runner
+        self.robot, self.chain, self.decoder = robot, chain, decoder
         self.write = _nothing if shadow else robot.write  # in a dry run there is no way to the arm
-        self.buffer, self.clock, self.lead, self.shadow = buffer, clock, lead, shadow
-        self.early, self.asked, self.delays = early, False, delays
-        self.sight, self.behind = (
-            ObservationHistory(observe, history=history, age=age),
-            round(age / buffer.spec.dt) * buffer.spec.dt,
-        )
+        self.buffer, self.clock, self.shadow = buffer, clock, shadow
+        self.early, self.asked = early, False
+        self.observation_history = ObservationHistory(observe, history=history, age=age)
         self.grace = min(grace, 0.4 * buffer.spec.dt)  # half a control step late is too late for its action
-        self.counts, self.journal, self.operator = Counter[str](), journal, operator
+        self.counts, self.operator = Counter[str](), operator
+        self.plans = PlanRequests(
+            runner, buffer, lead=lead, delays=delays, counts=self.counts, journal=journal,
+            picture_age=round(age / buffer.spec.dt) * buffer.spec.dt,
+        )  # fmt: skip
         self.driver: Driver = "policy"
         self.halted = ""  # why the arm is to stop and stay, until the next start
         self.period = buffer.spec.dt
@@ -102,7 +80,7 @@ class ControlLoop:
         self.wanted: Array | None = None  # [Da] the action of this control step, as the policy wanted it
         self.proposed: Array | None = None  # [Da] what the policy would do while another drives
         self.limited = False  # it was slowed
-        self.resting = True  # stands, and has not been told where to go since
+        self.resting = True  # stands, and has had no target since
 
     def start(self, *, seed: int = 0) -> None:
         """Activate where the arm stands.
@@ -115,66 +93,66 @@ class ControlLoop:
             raise SafetyError("robot: no state has come; is the driver running?")
         self.chain.deactivate()
         self.chain.activate(Measured(state.q), now)
-        self.runner.reset(seed)
-        self.seed, self.driver, self.halted = seed, "policy", ""
-        if self.delays is not None:
-            self.delays.reset()
-        self.sight.start()
+        self.plans.start(seed, now)
+        self.driver, self.halted = "policy", ""
+        self.observation_history.start()
         self.origin = self.begin = now  # s: ticks count from the one; the other moves on where a step is put off
         self.at = math.inf  # s: no tick yet
-        self.first = now  # s: the control step that was last planned for
-        self.step, self.waiting, self.asked, self.grip = 0, False, False, state.opening
+        self.step, self.asked, self.grip = 0, False, state.opening
         self._resync(state.q)
         if self.operator is not None:
             self.operator.start()
 
     def tick(self) -> Decision:
-        """One tick: the command that was decided on."""
+        """Decide on one command, and write it to the robot."""
         now, state = self.clock(), self.robot.read()
         dt = self.chain.limiter.dt
         at = self.origin + round((now - self.origin) / dt) * dt  # s, of this tick, however late it runs
-        if (missed := at - self.at - dt) > 0.5 * dt:  # ticks passed without us: what was to be done waits for so long
+        if (missed := at - self.at - dt) > 0.5 * dt:  # ticks passed without us: all plans wait for so long
             self._postpone(missed)
-            if missed > self.buffer.max_delay:  # too long ago that it was planned
+            if missed > self.buffer.max_delay:  # the plan is too old
                 self.buffer.clear()
             self.counts["missed"] += round(missed / dt)
         self.at = at
         reason = ""
-        told = None if state is None or self.shadow else state.played
-        if told is not None and not self.chain.heard(told):
+        played = None if state is None or self.shadow else state.played
+        if played is not None and not self.chain.heard(played):
             self.counts["lost"] += 1
         due = self.begin + self.step * self.period
         if state is not None and np.isfinite(state.q).all():
-            self.sight.note(at, state)
+            self.observation_history.note(at, state)
         if self.early and not self.asked and at >= due - self.early - 1e-6 and state is not None:
-            reason = self._collect(now)  # what is asked for next must not wait for another control step
-            if not self.waiting and np.isfinite(state.q).all():
+            reason = self.plans.collect(now)  # the next request must not wait for another control step
+            if not self.plans.waiting and np.isfinite(state.q).all():
                 reason = self._ask(now, due, due - self.early) or reason
         if at >= due - 1e-6 and state is not None and np.isfinite(state.q).all():
             step, before = self.step, self.decoder.commanded
             self.wanted, self.proposed, self.limited = None, None, False
             reason = self._control_step(state, now, due) or reason
-            taken = self.step > step  # it was not put off
-            self.counts[self.driver] += taken
-            if self.journal is not None and taken:
-                self.journal.step(
-                    now, step, self.sight.newest, before, self.wanted, self.limited, self.driver, self.proposed
-                )
+            executed = self.step > step  # it was not put off
+            self.counts[self.driver] += executed
+            if (journal := self.plans.journal) is not None and executed:
+                journal.step(now, step, self.observation_history.newest, before, self.wanted, self.limited, self.driver,
+                             self.proposed)  # fmt: skip
         target: Array | None = None
         if self.halted:
             reason = self.halted
         elif self.goal is not None:
             target = follow(self.points, (at - self.goal_from) / self.period)
         elif self.resting and not reason:
-            target = self.chain.limiter.c[0, -1]  # nothing has been asked for yet: stand
+            target = self.chain.limiter.c[0, -1]  # no action has come yet: stand
         measured = None if state is None else Measured(state.q, state.torque if self.chain.tank is not None else None)
         decision = self.chain.filter(target, measured, now, reason=reason or "underrun")
         if decision.mode >= Mode.HOLD:
             self._resync(decision.command)
         elif target is not None and self.goal is not None and not self.shadow:
-            self._keep_together(decision.command, target, at, dt)
+            self._synchronise(decision.command, target, at, dt)
         self.write(decision.command, self.grip, decision.stop)
         return decision
+
+    def delay_begin(self, seconds: float) -> None:
+        """Let the first control step begin so much later, before any control step."""
+        self.begin += seconds
 
     # -- inside -----------------------------------------------------------------------------------------------------
     def _resync(self, q: Array) -> None:
@@ -185,41 +163,40 @@ class ControlLoop:
         self.waited = 0.0  # s, of this control step, that the reference waited for the command
         self.points, self.goal_from = np.tile(q, (4, 1)), self.clock()
 
-    def _keep_together(self, command: Array, target: Array, at: float, dt: float) -> None:
-        """Slow down what is to be done where `command` [n] came to trail `target` [n], as commands were lost or a limit
-        held them; hurry it where the command is ahead. A policy that asks for all the speed that is permitted leaves
-        it none to catch up with."""
-        lag = behind(command, target, target - follow(self.points, (at - dt - self.goal_from) / self.period))
+    def _synchronise(self, command: Array, target: Array, at: float, dt: float) -> None:
+        """Delay the reference where `command` [n] trails `target` [n] rad; hurry it where the command is ahead.
+
+        Lost commands and limits make commands trail. A policy that uses all the permitted speed leaves none to catch
+        up with.
+        """
+        lag = steps_behind(command, target, target - follow(self.points, (at - dt - self.goal_from) / self.period))
         self.counts["trailed"] += abs(lag) > 0.5
-        most = WAIT * self.period
-        wait = min(max(dt * min(max(SOON * lag, -0.5), 0.5), -most - self.waited), most - self.waited)
+        most = MAX_WAIT * self.period
+        wait = min(max(dt * min(max(CATCH_UP * lag, -0.5), 0.5), -most - self.waited), most - self.waited)
         if wait:
             self._postpone(wait)
             self.waited += wait
 
     def _postpone(self, seconds: float) -> None:
-        """Do all that is to be done so much later."""
+        """Delay the plans and the reference by `seconds`."""
         self.begin, self.goal_from = self.begin + seconds, self.goal_from + seconds
-        self.first += seconds
+        self.plans.first += seconds
         self.buffer.postpone(seconds)
 
     def _control_step(self, state: State, now: float, due: float) -> str:
-        """What happens at the policy's own rate; a reason where there is nothing to do next."""
-        order = None if self.operator is None else self.operator.order(now, self.decoder.commanded)
-        reason = self._hand_over("policy" if order is None else order.driver, now, due)
+        """Set the next target, at the policy's rate; returns a reason where there is no target."""
+        teleop = None if self.operator is None else self.operator.command(now, self.decoder.commanded)
+        reason = self._hand_over("policy" if teleop is None else teleop.driver, now, due)
         reason = reason if self.asked else self._ask(now, due, due)
-        if order is not None and order.halt:
-            self.halted = order.halt
-        if self.chain.mode >= Mode.HOLD:  # begin anew once the arm may move again
+        if teleop is not None and teleop.halt:
+            self.halted = teleop.halt
+        if self.chain.mode >= Mode.HOLD:  # start again once the arm may move
             self.asked = False
             self.step = max(self.step + 1, int((now - self.begin) / self.period + 1e-6))
-            try:
-                self.waiting = self.waiting and self.runner.poll(now) is None
-            except PlanningError:
-                self.waiting = False
+            self.plans.discard(now)
             return ""
-        reason = self._collect(now) or reason
-        if order is None and self.waiting and not len(self.buffer) and now < due + self.grace:
+        reason = self.plans.collect(now) or reason
+        if teleop is None and self.plans.waiting and not len(self.buffer) and now < due + self.grace:
             self.counts["put_off"] += 1
             return reason
         if self.resting and self.grace and now > due + self.chain.limiter.dt:  # nothing moves yet: put all off
@@ -228,10 +205,10 @@ class ControlLoop:
         self.asked = False
         self.step = max(self.step + 1, int((now - self.begin) / self.period + 1e-6))
         planned = self.buffer.pop(due)
-        self.proposed = None if order is None else planned
-        action = planned if order is None else order.action
-        if order is not None and order.back is not None:
-            target = self.decoder.retrace(order.back, self.chain.profile)
+        self.proposed = None if teleop is None else planned
+        action = planned if teleop is None else teleop.action
+        if teleop is not None and teleop.back is not None:
+            target = self.decoder.retrace(teleop.back, self.chain.profile)
         elif action is not None:
             self.wanted = action
             target = self.decoder.decode(action, state.q, self.chain.profile)
@@ -246,55 +223,24 @@ class ControlLoop:
         return reason
 
     def _ask(self, now: float, due: float, seen: float) -> str:
-        """Observe, and ask for a plan for the control step at `due` s; by rights that was at `seen` s."""
+        """Observe, and request a plan for the control step at `due` s; its observation was due at `seen` s."""
         self.asked = True
-        self.sight.look()
+        self.observation_history.capture()
         return self._request(now, due, seen)
 
     def _hand_over(self, driver: Driver, now: float, due: float) -> str:
-        """Let `driver` drive from here on. A plan made before belongs to another motion: it is dropped."""
+        """Let `driver` drive from here on, and drop the plans of the motion before."""
         before, self.driver = self.driver, driver
         if (before == "policy") == (driver == "policy"):
             return ""
         self.counts["handed_over"] += 1
-        self.buffer.clear()
-        self.runner.reset(self.seed)
-        self.waiting = False
+        self.plans.drop()
         return self._request(now, due, now) if self.asked else ""
 
     def _request(self, now: float, due: float, seen: float) -> str:
-        """Ask for what to do next where little is left to do. Times are those of control steps, not of the ticks that
-        come up to one later: plans that take whole control steps would fall behind by that."""
+        """Request a plan unless the arm holds; see PlanRequests.request."""
         if self.chain.mode >= Mode.HOLD:
             return ""
-        reason = self._collect(now)
-        if len(self.buffer) <= self.lead and not self.waiting:
-            ahead = None
-            if self.delays is not None and self.driver == "policy":  # else nothing of the buffer will be executed
-                ahead = self.buffer.ahead(due, self.delays.steps)
-            self.runner.request(self.sight.stacked, self.step, min(seen, now) - self.behind, ahead)
-            self.first, self.waiting = due - self.behind, True
-            reason = self._collect(now) or reason
-        return reason
-
-    def _collect(self, now: float) -> str:
-        """Take a chunk that is there; why not, where it is refused."""
-        try:
-            done = self.runner.poll(now)
-        except PlanningError as error:
-            self.waiting = False
-            self.counts["failed"] += 1
-            return f"planning_failed: {error}"
-        if done is None:
-            return ""
-        self.waiting, refused = False, ""
-        if self.delays is not None:
-            self.delays.measured(max(0.0, now - self.first))
-        try:
-            self.counts["late"] += self.buffer.add(done[0], done[1], now, self.first)
-        except SpecError as error:
-            self.counts["refused"] += 1
-            refused = f"chunk_refused: {error}"
-        if self.journal is not None:
-            self.journal.chunk(now, done[0], done[1], refused)
-        return refused
+        return self.plans.request(
+            now, due, seen, self.observation_history, self.step, continues=self.driver == "policy"
+        )

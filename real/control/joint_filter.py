@@ -56,7 +56,7 @@ class SafetyFilter:
         return allowed
 
     def paced(self, wanted: Array) -> Array:
-        """What the control loop would make of `wanted` [N 7]: no more than its pace from the last commands."""
+        """Pace `wanted` [N 7] as the control loop would, from the last commands."""
         assert self.limiter is not None
         last = self.limiter.c[:, -1]
         step, limited = shape(
@@ -65,7 +65,7 @@ class SafetyFilter:
         return np.where(limited[:, None], np.clip(last + step, self.profile.low, self.profile.high), wanted)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next targets depend on, for `SimEnv.state_dict`."""
+        """Return the state that the next targets depend on, for `SimEnv.state_dict`."""
         return {} if self.limiter is None else dict(self.limiter.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """From policy actions to joint targets, by the code that the simulator uses, and their timing.
 
 A chunk has absolute times: action k of a chunk planned from an observation at time t is due at t + k·dt, and reaches
-its end at t + (k + 1)·dt. What is late is not executed; where the loop itself waits, what is planned does too.
+its end at t + (k + 1)·dt. Late actions are not executed; where the loop waits, planned actions wait too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Target(NamedTuple):
 
 
 class Commanded(NamedTuple):
-    """Where the arm is told to be, as the policy's actions count it."""
+    """Commanded pose of the arm, in the coordinates of the policy's actions."""
 
     q: Array  # [n] rad
     pos: Array  # [3] m, of the tool
@@ -72,10 +72,10 @@ class ActionDecoder:
         return Commanded(c.q[0].copy(), c.pos[0].copy(), float(c.yaw[0]), float(c.grip[0]))
 
     def decode(self, action: Array, q: Array, profile: Profile) -> Target:
-        """What `action` [Da] means with the arm measured at `q` [n], at a pace that `profile` permits.
+        """Decode `action` [Da] with the arm measured at `q` [n] rad, at a pace that `profile` permits.
 
-        Where the pace is slower than asked for, the commanded pose is where the joints are really sent, so that what
-        the policy sees of it stays true and nothing winds up.
+        Where the pace is slower than asked for, the commanded pose follows the real joint targets, so that the policy
+        observes the true pose and no error winds up.
         """
         frame: Frame = forward(q[None])
         c, clamped = self.controller, np.clip(action, self.low, self.high)
@@ -111,7 +111,7 @@ class Planned:
 
 
 def check_latency(spec: PolicySpec, latency: float) -> None:
-    """Whether a policy can bridge `latency` s between an observation and the first use of what was planned from it.
+    """Check that a policy can bridge `latency` s between an observation and the first use of its plan.
 
     Raises:
         SpecError: it cannot; says how much it can.
@@ -125,7 +125,7 @@ def check_latency(spec: PolicySpec, latency: float) -> None:
 
 
 class Ahead(NamedTuple):
-    """What is to be executed while a plan is made, for planners that go on from it."""
+    """Actions that are executed while a plan is made, for planners that continue them."""
 
     actions: Array  # [L Da], the first at the control step that is planned from
     delay: int  # control steps that planning is expected to take, at most L
@@ -145,7 +145,7 @@ class Delays:
         self.recent = deque([first], maxlen=window)
 
     def reset(self) -> None:
-        """Begin an episode: what it does must not depend on those before."""
+        """Begin an episode, independent of those before."""
         self.recent = deque([self.first], maxlen=self.recent.maxlen)
 
     def measured(self, seconds: float) -> None:
@@ -164,11 +164,11 @@ class ChunkBuffer:
         spec: of the policy; its dt and action shape.
         length: actions of a chunk; None: n_action_steps.
         blend: control steps over which an old chunk gives way to a new one at their seam; 0 switches at once.
-        max_delay: s between an observation and the first use of what was planned from it; beyond it the chunk is
+        max_delay: s between an observation and the first use of its plan; beyond it the chunk is
             refused, since the policy was never trained on such. Delays count in whole control steps, the unit in
             which actions are used: a tick late is not a step late.
         lead: control steps that planning may take. A chunk of fewer steps than bridge it (that of a policy of one
-            step) is due so much later than planned: the policy then acts on what it saw a little ago, steadily.
+            step) is due so much later than planned: the policy then acts on slightly older observations, steadily.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class ChunkBuffer:
                 None: that is when it was made.
 
         Raises:
-            SpecError: wrong shape, a number that is none, or a delay outside what the policy was trained for. The
+            SpecError: wrong shape, NaN, or a delay that the policy was not trained for. The
                 buffer stays as it was.
         """
         spec, gripper = self.spec, self.spec.action.gripper
@@ -221,13 +221,13 @@ class ChunkBuffer:
                 weight = (k + 1) / (self.blend + 1)
                 action = (1 - weight) * before + weight * p.action
                 if gripper is not None:
-                    action[gripper] = p.action[gripper]  # half-open is nobody's wish
+                    action[gripper] = p.action[gripper]  # gripper commands are never blended
             merged.append(Planned(p.due, action))
         self.plan = merged
         return late
 
     def pop(self, now: float) -> Array | None:
-        """The action [Da] due at `now`, None when there is none. What is past is dropped, never executed late."""
+        """Return the action [Da] due at `now`, None without one. Past actions are dropped, never executed late."""
         half = 0.5 * self.spec.dt
         while self.plan and self.plan[0].due < now - half:
             self.plan.pop(0)
@@ -237,12 +237,11 @@ class ChunkBuffer:
         return None
 
     def postpone(self, seconds: float) -> None:
-        """Do what is on its way so much later."""
+        """Delay the planned actions by `seconds`."""
         self.plan = [Planned(p.due + seconds, p.action) for p in self.plan]
 
     def ahead(self, now: float, delay: int) -> Ahead | None:
-        """What is due from `now` on, of which `delay` actions are executed before there is another plan; None when
-        there is nothing."""
+        """Return the actions due from `now` on, None without any; `delay` of them are executed before the next plan."""
         actions = [p.action for p in self.plan if p.due >= now - 0.5 * self.spec.dt]
         return Ahead(np.array(actions), min(delay, len(actions))) if actions else None
 

@@ -1,4 +1,4 @@
-"""What a policy is shown: its newest frames, with the arm as it was when its pictures were taken."""
+"""The newest observations of a policy, with the arm's state of when the pictures were taken."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Observe = Callable[[State], Obs]  # single frames [1 …]
 
 
 class ObservationHistory:
-    """The newest `history` frames; episodes begin with copies of the first.
+    """Keep the newest `history` frames; episodes begin with copies of the first.
 
     Args:
-        observe: makes a frame of a state of the arm, and of whatever else has come.
+        observe: makes a frame of a state of the arm and of the newest features and pictures.
         age: s by which pictures are older than the arm's state: it is shown as it was then.
     """
 
@@ -27,17 +27,17 @@ class ObservationHistory:
         self.states: deque[tuple[float, State]] = deque()  # s of a tick and its state, the oldest as old as a picture
 
     def start(self) -> None:
-        """Begin an episode: nothing was seen before."""
+        """Begin an episode with an empty history."""
         self.frames.clear()
         self.states.clear()
 
     def note(self, at: float, state: State) -> None:
-        """The arm's state in the tick at `at` s."""
+        """Store the arm's state in the tick at `at` s."""
         self.states.append((at, state))
         while len(self.states) > 1 and self.states[1][0] <= at - self.age + 1e-6:
             self.states.popleft()
 
-    def look(self) -> None:
+    def capture(self) -> None:
         """Take a frame."""
         frame = self.observe(self.states[0][1])
         self.frames.extend([frame] * max(1, (self.frames.maxlen or 1) - len(self.frames)))
@@ -48,5 +48,5 @@ class ObservationHistory:
 
     @property
     def stacked(self) -> Obs:
-        """[1 To …]"""
+        """Stack the frames of each feature as [1 To …]."""
         return {k: torch.stack([f[k] for f in self.frames], dim=1) for k in self.newest}

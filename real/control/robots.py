@@ -1,4 +1,4 @@
-"""What the control loop knows of an arm, and the simulated one that is as strict as the maker's controller.
+"""The interface of an arm to the control loop, and a simulated arm as strict as the maker's controller.
 
 The arm gets three control points ahead of the newest it plays: the spline between ticks is its own business.
 """
@@ -62,10 +62,10 @@ class Trouble:
 
 
 class MujocoArm:
-    """The simulated arm of a task under a 1 kHz controller that aborts on what the maker's aborts on.
+    """Simulate a task's arm under a 1 kHz controller with the maker's conditions of abortion.
 
-    Its servos are the simulator's, told the commanded velocity too, as a maker's are: no lag at constant speed.
-    Position, velocity, acceleration and jerk of what is commanded, numbers that are none, and packets lost in a row;
+    Its servos are the simulator's, with velocity feed-forward as a maker's: no lag at constant speed.
+    It judges position, velocity, acceleration and jerk of commands, NaN, and packets lost in a row;
     torque is bounded by its motors, and no reason to abort. `aborted` names the first reason; an aborted arm holds its
     last target and takes no more. A lost command is replaced by the next point of the last stop that came; a lost
     packet, between the driver and the arm, by motion at the same acceleration.
@@ -152,7 +152,7 @@ class MujocoArm:
         self.states = [*self.states[1:], self._state()]
 
     def _received(self, point: Array) -> Array:
-        """What the arm makes of a packet that may be lost."""
+        """Return the point that is played for a packet that may be lost."""
         if not self.trouble.packet_loss or self.rng.random() >= self.trouble.packet_loss:
             self._lost = 0
             return point
@@ -178,7 +178,7 @@ class MujocoArm:
         return RATES[int(bad.argmax())] if bad.any() else ""
 
     def _too_fast_there(self, v: Array, q: Array) -> bool:
-        """Whether `v` [n] rad/s is beyond what the maker permits at `q` [n] rad, near the ends of the joints."""
+        """Whether `v` [n] rad/s is beyond the maker's limit at `q` [n] rad, near the ends of the joints."""
         assert self.profile.edge is not None
         offset, deceleration, low, high = self.profile.edge
         up, down = (np.sqrt(np.maximum(0.0, 2 * deceleration * room)) - offset for room in (high - q, q - low))

@@ -16,8 +16,8 @@ from robopolicy.real.safety.profile import Profile
 
 Array = NDArray[np.float64]
 
-SPEED, ACCELERATION = 0.9, 0.95  # of the limits: the rest is for what the certificate cannot know exactly
-TOOL = 0.7  # of its speed limit: in a stop the joints do not slow down alike, and what cancelled adds up
+SPEED, ACCELERATION = 0.9, 0.95  # of the limits: the rest is for the margins of the certificate
+TOOL = 0.7  # of its speed limit: in a stop the joints do not slow down alike, and terms that cancelled add up
 
 
 class Shaped(NamedTuple):
@@ -52,7 +52,7 @@ def follow(points: Array, u: float) -> Array:
     """[n] rad at `u` segments after the newest of control points `points` [4 n], oldest first, began.
 
     Beyond its end, where the next control point is late, the spline goes on for a segment as if one more step of the
-    same size followed. When the next one is there, what it changes of that is u³/6 of the difference, u early in the
+    same size followed. When the next one is there, it changes that by u³/6 of the difference, u early in the
     segment: the arm neither stops nor jumps.
     """
     if u <= 1.0:
@@ -66,7 +66,7 @@ def spline(points: Array, u: float) -> Array:
     return c + ((1 - u) ** 3 * (a - c) + (3 * u**3 - 6 * u**2 + 4) * (b - c) + u**3 * (d - c)) / 6
 
 
-def behind(command: Array, target: Array, step: Array) -> float:
-    """How many steps `step` [n] a `command` [n] is behind its `target` [n]; 0 where that hardly moves."""
+def steps_behind(command: Array, target: Array, step: Array) -> float:
+    """Count the steps `step` [n] rad by which `command` [n] trails `target` [n]; 0 for a target that hardly moves."""
     square = float(step @ step)
     return float((target - command) @ step) / square if square > 1e-12 else 0.0

@@ -1,4 +1,4 @@
-"""What `robopolicy convert` must be told of rosbag2 bags."""
+"""Options of `robopolicy convert` for rosbag2 bags."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from robopolicy.config.schema import Count, Positive
 
 @dataclass(frozen=True)
 class BagOptions:
-    """What a rosbag2 bag does not say.
+    """Facts that a rosbag2 bag does not hold.
 
     `wiring`: of the robot, a preset in configs/robots/ or a file: topics, joints, rates and patience. `task`: the
     instruction; "": as the bags' metadata say. `rate_hz`: of the policy to be trained; None: as they say, else 20.
-    `action`: what the joints were told, or, where nobody told them (guided by hand), where they were a step later.
+    `action`: the joint commands, or, without any (guided by hand), the joint positions a step later.
     `success`: of all episodes; False: as the bags' metadata say. `image_size`: (height, width) to average pictures down
     to; None: as they come.
 

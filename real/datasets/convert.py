@@ -1,12 +1,12 @@
-"""`robopolicy convert`: recordings of deployments as a LeRobotDataset v3, so that what the arm did can be trained on.
+"""`robopolicy convert`: make a LeRobotDataset v3 of recorded deployments, to train on.
 
 rosbag2 bags and the HDF5 files of others go the same way (real/ros2/bags/to_dataset.py, robopolicy/datasets/hdf5/). In
-ours, a frame is a control step: what was seen, and the action that was *executed*. That is the policy's own, clamped,
+ours, a frame is a control step: the observation, and the action that was *executed*. That is the policy's own, clamped,
 where it was carried out; where the limits slowed or held the arm, it is the action that has the effect of what was
 commanded instead. Such frames are marked.
 
 intervention   bool, the arm was commanded something else than the policy asked for: by the limits, or by a human
-policy_action  [Da] what the policy asked for, or would have while a human drove; the executed action if nothing
+policy_action  [Da] the policy's action, also while a human drove; the executed action if nothing
 driver         int64, who asked: 0 the policy, 1 a human, 2 the rewind that a human began
 """
 
@@ -16,25 +16,23 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pydantic
 from numpy.typing import NDArray
 
-from robopolicy.core.errors import CheckpointError, ConfigError, DataError
-from robopolicy.core.specs import FeatureFile, Key, PolicySpec
+from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.core.types import TASK, ActionSpec, Feature
-from robopolicy.core.untrusted import checked, refusing
+from robopolicy.core.untrusted import refusing
 from robopolicy.datasets.files import visible
 from robopolicy.datasets.hdf5.convert import convert_hdf5, find_hdf5
 from robopolicy.datasets.hdf5.options import Hdf5Options
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.real.datasets.bag_options import BagOptions
 from robopolicy.real.datasets.converted import Converted, UnusableError
-from robopolicy.real.recording.replay import Recording, read
+from robopolicy.real.datasets.recorded_header import check_same, observation_of, policy_of, seed_of
+from robopolicy.real.recording.recording import Recording, read
 from robopolicy.real.safety import Mode
 from robopolicy.sim.arm import FINGER_STROKE
 
 Array = NDArray[np.float64]
-_FEATURES = pydantic.TypeAdapter(dict[Key, FeatureFile])
 DRIVERS = ("policy", "human", "rewind")
 
 
@@ -46,7 +44,7 @@ class Frames(NamedTuple):
     policy_action: Array  # [T Da]
     intervention: NDArray[np.bool_]  # [T]
     driver: NDArray[np.int64]  # [T] index into DRIVERS
-    success: bool | None  # None: nobody knows
+    success: bool | None  # None: unknown
 
 
 def convert(
@@ -60,13 +58,13 @@ def convert(
 ) -> Converted:
     """Write the recordings in a folder, or one, as a LeRobotDataset v3; or such a dataset as rosbag2 bags.
 
-    Episodes whose success nobody recorded count as failures. The last control step, which was cut, is left out.
+    Episodes without a recorded success count as failures. The last control step, which was cut, is left out.
     With `bag.wiring`, `recording` is a rosbag2 bag, or a folder of such (real/ros2/bags/to_dataset.py); or it is a
     dataset, of which bags are made (real/ros2/bags/from_dataset.py). An HDF5 file, or a folder that holds one, is
     robomimic's, Minari's or ManiSkill's (robopolicy.datasets.hdf5).
 
     Raises:
-        DataError: a recording is damaged, or of another policy, task or rate than the first; nothing is left to keep.
+        DataError: a recording is damaged, or of another policy, task or rate than the first; or no episode is left.
     """
     is_dataset = (recording / "meta" / "info.json").is_file()
     if bag is not None and bag.wiring is not None:
@@ -99,7 +97,7 @@ def convert(
 def _convert_ours(recording: Path, paths: list[Path], out: Path, *, only_success: bool, overwrite: bool) -> Converted:
     """See `convert`; `paths`: files of ours in, or at, `recording`."""
     first = read(paths[0]).header
-    spec, observation = _policy(first), _observation(first)
+    spec, observation = policy_of(first), observation_of(first)
     action = spec.action
     left_out: dict[str, str] = {}
     frames = interventions = 0
@@ -114,7 +112,7 @@ def _convert_ours(recording: Path, paths: list[Path], out: Path, *, only_success
     ) as writer:  # fmt: skip
         for path in paths:
             found = read(path)
-            _check_same(first, found.header, path)
+            check_same(first, found.header, path)
             try:
                 episode = frames_of(found)
             except UnusableError as error:
@@ -130,7 +128,7 @@ def _convert_ours(recording: Path, paths: list[Path], out: Path, *, only_success
                 raise DataError(f"{path}: {TASK} is {task}, its policy knows {len(spec.tasks)} tasks")
             writer.add_episode(
                 obs=episode.obs, action=episode.action, reward=success.astype(np.float32), success=success,
-                terminated=bool(episode.success), task=writer.meta.tasks[task], seed=_seed(found.header),
+                terminated=bool(episode.success), task=writer.meta.tasks[task], seed=seed_of(found.header),
                 marks={
                     "intervention": episode.intervention, "policy_action": episode.policy_action,
                     "driver": episode.driver,
@@ -158,7 +156,7 @@ def frames_of(recording: Recording) -> Frames:
 
 def _frames_of(recording: Recording) -> Frames:
     header = recording.header
-    action, observation = _policy(header).action, _observation(header)
+    action, observation = policy_of(header).action, observation_of(header)
     if header.get("shadow"):
         raise UnusableError("recorded with dry_run: nothing moved")
     steps: list[dict[str, Any]] = []
@@ -226,7 +224,7 @@ def _effect(before: dict[str, Any], after: dict[str, Any], action: ActionSpec, j
 
 
 def _target(k: int, after: dict[str, Any], action: ActionSpec, joints: list[str]) -> float:
-    """Channel `k` of absolute joint targets that mean what is commanded."""
+    """Return channel `k` of absolute joint targets for the commanded pose."""
     name, grip = action.names[k].removesuffix(".pos"), float(after["grip"])
     if k == action.gripper:
         return (grip + 1) * FINGER_STROKE if action.units[k] == "m" else grip
@@ -234,32 +232,3 @@ def _target(k: int, after: dict[str, Any], action: ActionSpec, joints: list[str]
     if name not in known:
         raise DataError(f"convert: the action {action.names[k]!r} is no joint of the limits' arm, which has {joints}")
     return float(after["q"][known[name]])
-
-
-def _policy(header: dict[str, Any]) -> PolicySpec:
-    try:
-        return PolicySpec.from_data(header.get("policy"))
-    except CheckpointError as error:
-        raise DataError(f"recording: its header's policy: {error}") from error
-
-
-def _observation(header: dict[str, Any]) -> dict[str, Feature]:
-    found = checked(_FEATURES, header.get("observation"), "recording: its header's observation", error=DataError)
-    return {key: feature.feature for key, feature in found.items()}
-
-
-def _seed(header: dict[str, Any]) -> int:
-    seed = header.get("seed", 0)
-    if type(seed) is not int or not 0 <= seed < 2**63:
-        raise DataError(f"recording: its header's seed: expected an int from 0 to 2⁶³, found {seed!r}")
-    return seed
-
-
-def _check_same(first: dict[str, Any], other: dict[str, Any], path: Path) -> None:
-    for key in ("observation", "task", "task_digest"):
-        if first.get(key) != other.get(key):
-            raise DataError(f"{path}: its {key} is not that of the first recording; convert them apart")
-    before, now = _policy(first), _policy(other)
-    for key in ("action", "dt", "tasks"):
-        if getattr(before, key) != getattr(now, key):
-            raise DataError(f"{path}: its policy's {key} is not that of the first recording; convert them apart")

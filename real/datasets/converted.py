@@ -13,7 +13,7 @@ class UnusableError(DataError):
 
 
 class Converted(NamedTuple):
-    """What became of recordings."""
+    """Count the converted recordings."""
 
     path: Path
     episodes: int

@@ -1,11 +1,11 @@
-"""Everything that one deployment needs, checked before anything moves."""
+"""A deployment, checked before anything moves."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
 
 from robopolicy.config.instantiate import build
 from robopolicy.core.errors import ConfigError
@@ -13,13 +13,12 @@ from robopolicy.core.untrusted import refusing
 from robopolicy.evaluation.policy_ref import PolicyRef, task_of
 from robopolicy.policies.base import Policy
 from robopolicy.real.control.joint_filter import without
-from robopolicy.real.deploy.simulated_cell import TICK, Settings
-from robopolicy.real.planning.chunking import Chunking, check_chunking
+from robopolicy.real.deploy.deploy_config import DeployConfig
+from robopolicy.real.deploy.simulated_arm import TICK
+from robopolicy.real.planning.chunking import check_chunking
 from robopolicy.real.planning.remote_planner import RemotePlanner, connect
 from robopolicy.real.safety import load_profile
-from robopolicy.real.safety.profile import slowed
-from robopolicy.real.safety.tracking import checked, guarded
-from robopolicy.real.teleoperation.teleoperator import Drive
+from robopolicy.real.safety.tracking import checked
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.runs.run_dir import CONFIG
 from robopolicy.sim.env import SimEnv
@@ -27,61 +26,45 @@ from robopolicy.sim.env import SimEnv
 
 @dataclass(frozen=True)
 class Deployment:
-    """What is to be run on which robot; see `deploy`. `latency`: s; `logs`: folder for what processes print."""
+    """A policy, ready to run on a simulated arm.
 
-    checkpoint: Path
-    which: Literal["latest", "best"]
-    task: dict[str, Any]
+    Attributes:
+        config: with the task that the policy runs on.
+        policy_id: name of the policy in recordings.
+        seeds: of the episodes.
+        logs: folder for the output of processes; None: a temporary one.
+    """
+
+    config: DeployConfig
     env: SimEnv
     policy: Policy | RemotePlanner
-    settings: Settings
+    policy_id: str
     seeds: tuple[int, ...]
-    latency: float = 0.0
-    chunking: Chunking = "async"
-    lost: float = 0.0
-    dry_run: bool = False
-    risk: Path | None = None
-    record: Path | None = None
-    wiring: str = "mujoco_panda"
-    lockstep: bool = False
     logs: Path | None = None
-    policy_id: str = ""
-    operator: Literal["keyboard", "gamepad"] | None = None
-    drive: Drive = field(default_factory=Drive)
-    human_first: bool = False
-    server: str | None = None
-    server_token: Path | None = None
-    server_ca: Path | None = None
 
 
-def prepare(
-    checkpoint: Path, *, which: Literal["latest", "best"] = "latest", task: dict[str, Any] | None = None,
-    safety: dict[str, Any] | None = None, speed: float = 1.0, server: str | None = None,
-    server_token: Path | None = None, server_ca: Path | None = None, **more: Any,
-) -> Deployment:  # fmt: skip
-    """A checkpoint with its task's env and the limits' settings; `more`: fields of `Deployment`.
+def prepare(config: DeployConfig, *, seeds: Sequence[int] | None = None) -> Deployment:
+    """Load the policy of a config and its task's env; `seeds`: of the episodes, None: the config's.
 
     Raises:
-        ConfigError, SpecError: it cannot be deployed; says why.
+        ConfigError, SpecError, SafetyError: the policy cannot be deployed; says why.
     """
-    place = PolicyRef.of(checkpoint, which, Path())
-    node = without(task_of(task, place))
-    with nullcontext() if task else refusing(f"{place.run}/{CONFIG}: task", ConfigError):
-        env = build(node, "task", num_envs=1, seed=0)
+    which, given = config.which, config.task
+    place = PolicyRef.of(config.checkpoint, which, Path())
+    task = without(task_of(given, place))
+    config = replace(config, task=task)
+    with nullcontext() if given else refusing(f"{place.run}/{CONFIG}: task", ConfigError):
+        env = build(task, "task", num_envs=1, seed=0)
     if not isinstance(env, SimEnv):
         raise ConfigError("deploy: the simulated arm needs a task of the native suite")
     policy: Policy | RemotePlanner
-    if server is None:
-        policy, ident = load_policy(checkpoint, env=env.spec, which=which), place.ident
+    if config.server is None:
+        policy, ident = load_policy(config.checkpoint, env=env.spec, which=which), place.ident
     else:
-        policy = connect(server, checkpoint, env.spec, which=which, token=server_token, ca=server_ca)
+        token, ca = config.server_token, config.server_ca
+        policy = connect(config.server, config.checkpoint, env.spec, which=which, token=token, ca=ca)
         ident = policy.ident
-    check_chunking(more.get("chunking", "async"), policy, more.get("latency", 0.0))
-    dry_run = bool(more.get("dry_run"))
-    settings = guarded(slowed(safety or {}, speed), dry_run=dry_run)
-    if not dry_run:
-        checked(load_profile("panda", **settings), TICK)
-    return Deployment(
-        checkpoint, which, node, env, policy, settings, policy_id=ident, server=server, server_token=server_token,
-        server_ca=server_ca, **more,
-    )  # fmt: skip
+    check_chunking(config.chunking, policy, config.latency)
+    if not config.dry_run:
+        checked(load_profile("panda", **config.settings()), TICK)
+    return Deployment(config, env, policy, ident, tuple(config.seeds if seeds is None else seeds))

@@ -21,7 +21,7 @@ Chunking = Literal["async", "rtc", "inpaint"]
 
 
 class Chunks(NamedTuple):
-    """What a ControlLoop needs to know of chunks."""
+    """Planner, buffer and timing of chunks for a ControlLoop."""
 
     planner: Plans
     buffer: ChunkBuffer
@@ -57,7 +57,7 @@ def check_chunking(chunking: Chunking, policy: Policy | RemotePlanner, latency: 
 
     Raises:
         ConfigError: it is no policy whose chunks can be continued.
-        SpecError: it cannot bridge `latency` s between an observation and the first use of what was planned from it.
+        SpecError: it cannot bridge `latency` s between an observation and the first use of its plan.
     """
     spec = policy.spec
     horizon, count = spec.horizon, spec.n_action_steps
@@ -96,7 +96,7 @@ def chunking_of(chunking: Chunking, policy: Policy | RemotePlanner, latency: flo
 
     `async`: the next chunk is asked for as early before the last ends as the latency takes (with none: when it has
     ended), is planned without regard to it, and blended at the seam. `rtc`, `inpaint`: it is asked for after
-    n_action_steps and goes on from what is left of the last; both have all their H steps.
+    n_action_steps and continues the rest of the last one; both have all their H steps.
 
     Raises:
         ConfigError, SpecError: see check_chunking.

@@ -41,7 +41,7 @@ class Planner:
 
     def plan(self, obs: Obs, step: int, ahead: Ahead | None = None) -> Array:
         """[Ta Da] for a history of observations [1 To …], at control step `step` of the episode; it does not go on
-        from what is `ahead` (real/planning/chunking.py does)."""
+        from the actions `ahead` (real/planning/chunking.py does)."""
         for executor in reversed(self.executors):
             if executor is self.executors[0]:
                 executor.replan()

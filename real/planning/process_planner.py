@@ -39,12 +39,12 @@ class ProcessPlanner:
     """
 
     def __init__(self, checkpoint: Path, options: dict[str, Any], *, command: Sequence[str] | None = None) -> None:
-        """`options`: what `planner_of` takes beside the checkpoint. `command`: of the process, for tests."""
+        """`options`: arguments of `planner_of` beside the checkpoint. `command`: of the process, for tests."""
         self.line, theirs = socket.socketpair()
         with theirs:
             run = [*(command or (sys.executable, "-m", __name__)), "--checkpoint", str(checkpoint)]
             run += ["--options", json.dumps(options), "--line", str(theirs.fileno())]
-            self.process = subprocess.Popen(  # in a session of its own: Ctrl-C is for the node, which ends it
+            self.process = subprocess.Popen(  # in its own POSIX session: Ctrl-C is for the node, which ends it
                 run, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
             )
         try:
@@ -105,7 +105,7 @@ class ProcessPlanner:
         return self.process.poll() is not None
 
     def _gone(self, error: WireError) -> PlanningError:
-        """What came late would be taken for the answer to something else: after this there is no planner."""
+        """End the planner: a late answer would be taken for the answer to another request."""
         self.process.kill()
         return PlanningError(f"the planner's process is gone ({error}; status {self.process.wait()})")
 
@@ -121,7 +121,7 @@ def serve(line: socket.socket, planner: Plans) -> None:
             return
         try:
             head, arrays = _done(planner, asked)
-        except Exception as error:  # of the policy: the loop is told, and holds
+        except Exception as error:  # of the policy: the loop gets it, and holds
             head, arrays = _failed(error), {}
         send(line, head, arrays, timeout=PATIENCE)
 

@@ -16,8 +16,8 @@ from robopolicy.core.specs import PolicySpec, check_fits
 from robopolicy.core.types import BASE_ACTION, EnvSpec, Obs
 from robopolicy.policies.find import read_spec
 from robopolicy.real.control.joints import Ahead
+from robopolicy.real.planning.access_token import Token, is_loopback
 from robopolicy.real.planning.planner import PlanningError
-from robopolicy.real.planning.server import Token, is_loopback
 from robopolicy.real.planning.wire import receive, send
 from robopolicy.real.planning.wire_messages import PROTOCOL, Message, WireError, printable
 from robopolicy.utils.provenance import version
@@ -33,7 +33,7 @@ def connect(
     """A planner for the policy whose spec is in `checkpoint`; its weights are not read here.
 
     Raises:
-        SpecError: it does not fit `env`. What RemotePlanner raises.
+        SpecError: it does not fit `env`. Also the errors of RemotePlanner.
     """
     spec = read_spec(checkpoint, which=which)
     check_fits(spec, env, ignore=[BASE_ACTION])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import socket
 import ssl
 import threading
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from robopolicy.core.specs import PolicySpec, changes
 from robopolicy.core.types import BASE_ACTION, Feature
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.policies.base import Policy
+from robopolicy.real.planning.access_token import Token, is_loopback
 from robopolicy.real.planning.connections import Connection, Connections, hang_up
 from robopolicy.real.planning.planner import Planner
 from robopolicy.real.planning.wire import ready, receive, send
@@ -28,45 +28,9 @@ from robopolicy.real.planning.wire_messages import PROTOCOL, Message, WireError,
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.utils.provenance import version
 
-SHORTEST = 16  # characters of a token
 GREETING = 5.0  # s in which TLS must be agreed on, and again for a greeting, or an answer to be taken
 MESSAGE, SILENCE = 10.0, 600.0  # s for a message once it has begun; s after which a silent client is let go
 LOOK = 0.25  # s between looks whether a waiting client must make room
-
-
-class Token(NamedTuple):
-    """A secret, and until when it opens."""
-
-    secret: str
-    expires: datetime | None
-
-    @classmethod
-    def load(cls, path: Path) -> Token:
-        """From a file: the secret, and after a space, if wanted, when it expires (2027-01-31T12:00:00Z).
-
-        Raises:
-            ConfigError: not readable, too short, or not a time with a zone.
-        """
-        try:
-            secret, _, until = path.read_text(encoding="utf-8").strip().partition(" ")
-            expires = datetime.fromisoformat(until.strip()) if until else None
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"token={path}: {error}. Expected a file with a secret, and maybe its expiry.") from error
-        if len(secret) < SHORTEST:
-            raise ConfigError(f"token={path}: the secret has {len(secret)} characters, expected {SHORTEST} or more")
-        if expires is not None and expires.tzinfo is None:
-            raise ConfigError(f"token={path}: the expiry {until!r} has no time zone; append Z for UTC")
-        return cls(secret, expires)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`; of names only localhost is believed."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def serve(
@@ -160,7 +124,7 @@ class PolicyServer:
                 self._talk(one)
             except WireError as error:
                 self._refuse(one, str(error))
-            except Exception as error:  # a bug here: this client is told, the others notice nothing
+            except Exception as error:  # a bug here: this client gets the error, the others go on
                 self._refuse(one, f"server: {type(error).__name__}: {error}")
         except (OSError, WireError):  # gone, or no TLS spoken
             pass
@@ -189,7 +153,7 @@ class PolicyServer:
                 try:
                     with self.planning:
                         chunk = planner.plan(obs, step)
-                except Exception as error:  # a bug of the policy: the arm is told, and holds
+                except Exception as error:  # a bug of the policy: the arm gets it, and holds
                     raise WireError(f"planning failed: {type(error).__name__}: {error}") from error
                 self.connections.answered(one)
                 send(one.line, {"type": "chunk", "step": step}, {"chunk": chunk}, timeout=GREETING)
@@ -227,7 +191,7 @@ class PolicyServer:
             self._check_expiry()
         try:
             differ = changes(PolicySpec.from_json(head["spec"] or ""), self.spec)
-        except Exception as error:  # whatever a stranger's text does to the reader
+        except Exception as error:  # text of unknown origin may raise any error
             raise WireError(f"spec: the client's cannot be read ({type(error).__name__}: {error})") from error
         if differ:
             what = "\n  - ".join(differ)
@@ -256,7 +220,7 @@ def _size(feature: Feature) -> int:
 
 
 def _drain(line: socket.socket) -> None:
-    """Read what is still coming, briefly: closing with unread data would discard the refusal on its way."""
+    """Read waiting data briefly: to close with unread data would discard the refusal on its way."""
     until = time.monotonic() + 0.5
     line.shutdown(socket.SHUT_WR)
     while (left := until - time.monotonic()) > 0:

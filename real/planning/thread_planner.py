@@ -23,7 +23,7 @@ class _Job(NamedTuple):
 class ThreadRunner:
     """A `robopolicy.real.planning.planner.Runner`: one plan at a time, in a daemon thread.
 
-    What was asked for in an episode that is over is dropped. `close` does not wait for a policy that hangs.
+    Requests of an episode that is over are dropped. `close` does not wait for a policy that hangs.
 
     Args:
         planner: used by the thread alone.
@@ -50,7 +50,7 @@ class ThreadRunner:
             self._job = self._done = self._error = None
 
     def request(self, obs: Obs, step: int, now: float, ahead: Ahead | None = None) -> None:
-        """Plan from `obs` [1 To …], seen at `now` s, for control step `step`; replaces what was not begun yet."""
+        """Plan from `obs` [1 To …], seen at `now` s, for control step `step`; replaces a request that was not begun."""
         with self._changed:
             self._job = _Job(self._life, {k: v.clone() for k, v in obs.items()}, step, now, ahead)
             self._changed.notify_all()
@@ -59,7 +59,7 @@ class ThreadRunner:
         """The chunk [Ta Da] and the time of its observation, once it is there.
 
         Raises:
-            PlanningError: the policy raised; it says what.
+            PlanningError: the policy raised; with its error.
         """
         with self._changed:
             if self.wait:
@@ -73,7 +73,7 @@ class ThreadRunner:
             return done
 
     def close(self) -> None:
-        """End the thread as soon as it has nothing in hand."""
+        """End the thread as soon as it is idle."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Messages between an arm and its policy server: a JSON header and raw little-endian arrays. Nothing runs code.
+"""Messages between an arm and its policy server: a JSON header and raw little-endian arrays. No message runs code.
 
 b"RPW1" · u32 bytes of the header · u32 bytes of the arrays · header · arrays. Sizes are checked before anything is
 read, every field and array against `MESSAGES` and the bytes before anything is made of them.
@@ -107,7 +107,7 @@ def decode(data: bytes, *, limit: int) -> Message:
     """The message that `data` is, no more and no less; `limit`: bytes of arrays that are taken.
 
     Raises:
-        WireError: it is none; names the field or array, what was found and what is expected.
+        WireError: it is none; names field or array, found and expected.
     """
     frame = frame_of(data[: FRAME.size], limit=limit)
     if len(data) != FRAME.size + sum(frame):

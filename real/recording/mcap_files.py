@@ -56,7 +56,7 @@ def _size(chunk: Chunk) -> int:
         return len(chunk.data)
     if chunk.compression == "zstd":
         said = zstandard.frame_content_size(chunk.data)
-        return chunk.uncompressed_size if said < 0 else said  # then the reader goes by what the chunk says
+        return chunk.uncompressed_size if said < 0 else said  # then the reader trusts the chunk's own size
     if chunk.compression == "lz4":
         unpacker = lz4.frame.LZ4FrameDecompressor()
         most = min(chunk.uncompressed_size, LARGEST)

@@ -4,9 +4,9 @@ A file opens in Foxglove and other MCAP tools. Messages are JSON: a float64 is w
 back as the same number, one that is none as the text "nan", "inf" or "-inf".
 
 /header    once, first: limits, risk critic, policy, versions
-/activate  where the arm was activated, and what the chain remembered then
-/tick      what the chain was told, and what it decided
-/step      once a control step: observation, what the policy, or a human in its place, wanted, what was made of it
+/activate  where the arm was activated, and the state of the chain then
+/tick      inputs and decision of the chain
+/step      once a control step: observation, action of the policy or of a human, executed action
 /chunk     a chunk of actions as it arrived from the policy
 /footer    once, last: how it ended and how many messages were lost; a file without it was cut off
 
@@ -16,11 +16,6 @@ steady clock.
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
-import json
-import math
-import platform
 import queue
 import threading
 import time
@@ -32,15 +27,15 @@ from typing import Any
 
 import numpy as np
 from mcap.writer import Writer
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from robopolicy.core.errors import DataError
-from robopolicy.core.specs import EnvSpec, PolicySpec
-from robopolicy.core.types import Feature, Obs
+from robopolicy.core.types import Obs
 from robopolicy.real.control.joints import Commanded
+from robopolicy.real.recording.records import as_list, decided, dumps, measured_record, packed
 from robopolicy.real.safety import Decision, SafetyChain, SafetyError
-from robopolicy.real.safety.chain import Measured
-from robopolicy.real.safety.command_limiter import Past
+from robopolicy.real.safety.decision import Measured
+from robopolicy.real.safety.limiter_state import Past
 from robopolicy.utils.provenance import version
 
 Array = NDArray[np.float64]
@@ -48,13 +43,12 @@ Array = NDArray[np.float64]
 FORMAT = 1
 TOPICS = ("header", "activate", "tick", "step", "chunk", "footer")
 CHUNK = 64 * 1024  # bytes that a kill −9 may cost
-LIBRARIES = ("numpy", "numba", "daqp", "mujoco")
 
 Put = Callable[[str, float, dict[str, Any]], None]  # topic, s, content
 
 
 class Recorder:
-    """Writes MCAP files from a thread of its own; what calls it never waits.
+    """Write MCAP files from a thread of its own; callers never wait.
 
     Args:
         folder: of the files, one an episode; made if need be.
@@ -90,7 +84,7 @@ class Recorder:
         return path
 
     def put(self, topic: str, now: float, content: dict[str, Any]) -> None:
-        """Hand a message over; `content` must not change afterwards. Without a file open, nothing happens."""
+        """Queue a message, which must not change afterwards; without an open file it is dropped."""
         if self._queue is None:
             return
         try:
@@ -132,12 +126,12 @@ class Recorder:
                 writer.finish()
         except BaseException as error:
             self._broken = error
-            while messages.get() is not None:  # nobody must wait for a queue that nobody empties
+            while messages.get() is not None:  # no caller may wait for a queue that is not emptied
                 pass
 
 
 class RecordedChain(SafetyChain):
-    """A safety chain that hands all it is told, and all it decides, to `put` (Recorder.put)."""
+    """A safety chain that passes its inputs and decisions to `put` (Recorder.put)."""
 
     def __init__(self, *args: Any, put: Put, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -150,29 +144,29 @@ class RecordedChain(SafetyChain):
     def activate(self, measured: Measured, now: float) -> None:
         super().activate(measured, now)
         self._events = []
-        state = self._governor()
-        tank = self.tank and {k: v if k == "energy" else _list(v) for k, v in self.tank.state_dict().items()}
+        state = self._limiter_state()
+        tank = self.tank and {k: v if k == "energy" else as_list(v) for k, v in self.tank.state_dict().items()}
         about = {"settings": asdict(self.profile.settings), "digest": self.profile.digest}
         enabled = next((dog.last for dog in self.watchdogs if dog.name == "enable"), None)  # s, when it came
-        told = {**_measured(measured), **about, "enable": enabled}
-        self.put("activate", now, {**told, "limiter": state, "tank": tank})
+        inputs = {**measured_record(measured), **about, "enable": enabled}
+        self.put("activate", now, {**inputs, "limiter": state, "tank": tank})
 
     def heard(self, played: Array) -> bool:
         reached = super().heard(played)
-        if not reached:  # else nothing changed
-            self._happened("heard", _list(played))
+        if not reached:  # else without effect
+            self._happened("heard", as_list(played))
         return reached
 
     def resume(self, past: Past, ticks: int) -> None:
         super().resume(past, ticks)
-        self._happened("resume", self._governor())
+        self._happened("resume", self._limiter_state())
 
     def _happened(self, name: str, what: Any) -> None:
         """Remember until the next tick; while inactive there is none, and `activate` says where it stands."""
         if self.active:
             self._events.append([name, what])
 
-    def _governor(self) -> dict[str, Any]:
+    def _limiter_state(self) -> dict[str, Any]:
         return {k: np.asarray(v).tolist() for k, v in self.limiter.state_dict().items()}
 
     def feed(self, name: str, now: float) -> None:
@@ -189,19 +183,19 @@ class RecordedChain(SafetyChain):
         self._happened("tighten", asdict(self.profile.settings))
 
     def filter(self, target: Array | None, measured: Measured | None, now: float, *, reason: str = "") -> Decision:
-        told = {"target": _list(target), **_measured(measured), "reason": reason, "events": self._events}
+        inputs = {"target": as_list(target), **measured_record(measured), "reason": reason, "events": self._events}
         begun, self._inside, self._events = time.perf_counter(), True, []
         try:
             decision = super().filter(target, measured, now, reason=reason)
         finally:
             self._inside = False
         took = time.perf_counter() - begun
-        self.put("tick", now, {**told, **decided(decision), "error": self.error, "filter_s": took})
+        self.put("tick", now, {**inputs, **decided(decision), "error": self.error, "filter_s": took})
         return decision
 
 
 class PolicyJournal:
-    """What a ControlLoop tells its journal, as messages to `put`."""
+    """Pass the journal of a ControlLoop to `put`."""
 
     def __init__(self, put: Put) -> None:
         self.put = put
@@ -210,84 +204,10 @@ class PolicyJournal:
         self, now: float, step: int, obs: Obs, before: Commanded, action: Array | None, limited: bool,
         driver: str = "policy", proposed: Array | None = None,
     ) -> None:  # fmt: skip
-        seen = {k: _packed(v[0].numpy()) for k, v in obs.items()}
-        commanded = {"q": _list(before.q), "pos": _list(before.pos), "yaw": before.yaw, "grip": before.grip}
-        wanted = {"action": _list(action), "limited": bool(limited), "driver": driver, "proposed": _list(proposed)}
+        seen = {k: packed(v[0].numpy()) for k, v in obs.items()}
+        commanded = {"q": as_list(before.q), "pos": as_list(before.pos), "yaw": before.yaw, "grip": before.grip}
+        wanted = {"action": as_list(action), "limited": bool(limited), "driver": driver, "proposed": as_list(proposed)}
         self.put("step", now, {"step": step, "obs": seen, "commanded": commanded, **wanted})
 
     def chunk(self, now: float, chunk: Array, observed: float, refused: str) -> None:
-        self.put("chunk", now, {"chunk": _list(chunk), "observed": observed, "refused": refused})
-
-
-def describe(
-    chain: SafetyChain, *, observation: Mapping[str, Feature], policy: PolicySpec, **facts: Any
-) -> dict[str, Any]:
-    """The header of a chain's recording: all that a chain like it can be built from; `facts` are JSON values."""
-    risk = chain.risk and {
-        "layers": [[w.tolist(), b.tolist()] for w, b in chain.risk.layers],
-        **{k: getattr(chain.risk, k) for k in ("dt", "low", "high", "floor")},
-        "settings": asdict(chain.risk.profile.settings),
-    }
-    return {
-        "robopolicy": version(),
-        "versions": {n: importlib.metadata.version(n) for n in LIBRARIES},
-        "machine": platform.machine(),
-        "profile": {"data": chain.profile.data, "settings": asdict(chain.profile.settings)},
-        "digest": chain.profile.digest,
-        "dt": chain.limiter.dt,
-        "budget_s": chain.limiter.budget,
-        "watchdogs": {dog.name: list(asdict(dog.patience).values()) for dog in chain.watchdogs},
-        "risk": risk,
-        "observation": {k: asdict(f) for k, f in observation.items()},
-        "policy": asdict(policy),
-        **facts,
-    }
-
-
-def header_of(chain: SafetyChain, env: EnvSpec, policy: PolicySpec, *, seed: int, **facts: Any) -> dict[str, Any]:
-    """The header of an episode of the task `env`; see `describe`."""
-    return describe(
-        chain, observation=env.observation, policy=policy, task=env.id, task_digest=env.digest, seed=seed, **facts
-    )
-
-
-def decided(decision: Decision) -> dict[str, Any]:
-    """A decision as it is recorded; of the stop a checksum."""
-    return {
-        "command": decision.command.tolist(),
-        "stop": hashlib.blake2b(np.ascontiguousarray(decision.stop).tobytes(), digest_size=8).hexdigest(),
-        "mode": decision.mode.name,
-        "reasons": list(decision.reasons),
-        "changed": decision.changed,
-    }
-
-
-def dumps(content: dict[str, Any]) -> bytes:
-    """JSON; numbers that are none become text."""
-    try:
-        return json.dumps(content, allow_nan=False).encode()
-    except ValueError:
-        return json.dumps(_finite(content), allow_nan=False).encode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _packed(value: NDArray[Any]) -> Any:
-    """Numbers as lists; pictures as hexadecimal text, which is quicker."""
-    return value.tobytes().hex() if value.dtype == np.uint8 and value.ndim == 3 else value.tolist()
-
-
-def _measured(measured: Measured | None) -> dict[str, Any]:
-    return {"q": None, "torque": None} if measured is None else {
-        "q": _list(measured.q), "torque": _list(measured.torque)
-    }  # fmt: skip
-
-
-def _list(value: ArrayLike | None) -> Any:
-    return None if value is None else np.asarray(value, dtype=np.float64).tolist()
+        self.put("chunk", now, {"chunk": as_list(chunk), "observed": observed, "refused": refused})

@@ -1,55 +1,29 @@
-"""`robopolicy replay`: run the safety chain again on what a recording says it was told, and compare every decision."""
+"""`robopolicy replay`: run the safety chain again on recorded inputs, and compare every decision."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from mcap.records import Channel, Message
 from numpy.typing import NDArray
 
 from robopolicy.core.errors import DataError
-from robopolicy.core.untrusted import parse_json, refusing
-from robopolicy.real.recording.mcap_files import WHOLE, records
-from robopolicy.real.recording.recorder import FORMAT, LIBRARIES, decided, dumps
+from robopolicy.core.untrusted import refusing
+from robopolicy.real.recording.recording import Recording, read
+from robopolicy.real.recording.records import LIBRARIES, decided, dumps
 from robopolicy.real.safety import SafetyChain
-from robopolicy.real.safety.chain import Measured
-from robopolicy.real.safety.profile import Profile, settings_of
+from robopolicy.real.safety.decision import Measured
+from robopolicy.real.safety.profile import Profile
 from robopolicy.real.safety.profile_data import check_data
 from robopolicy.real.safety.risk import RiskCritic
 from robopolicy.real.safety.safety_mode import Patience
+from robopolicy.real.safety.settings import settings_of
 
 Array = NDArray[np.float64]
-
-
-@dataclass
-class Recording:
-    """What could be read of a file, in the order of writing."""
-
-    path: Path
-    messages: list[tuple[str, dict[str, Any]]] = field(default_factory=list)  # topic, content
-    damage: str = ""  # why reading ended early
-
-    @property
-    def header(self) -> dict[str, Any]:
-        return self.messages[0][1]
-
-    @property
-    def footer(self) -> dict[str, Any]:
-        return self.messages[-1][1]
-
-    def of(self, topic: str) -> list[dict[str, Any]]:
-        return [content for name, content in self.messages if name == topic]
-
-    @property
-    def lost(self) -> dict[str, int]:
-        """Messages by topic that the recorder had no time for."""
-        return {k: v for k, v in self.footer["dropped"].items() if v}
 
 
 class Replayed(NamedTuple):
@@ -85,55 +59,11 @@ def replay(*, recording: Path) -> list[Replayed]:
     return done
 
 
-def read(path: Path, *, whole: bool = True) -> Recording:
-    """Read a recording.
-
-    Args:
-        whole: refuse a file that is cut off or damaged; False takes what can be read of it.
-
-    Raises:
-        DataError: not a recording, of a newer format, or not whole; what could be read is said.
-    """
-    if not path.is_file():
-        raise DataError(f"recording={path}: no such file")
-    found, channels = Recording(path), dict[int, str]()
-    try:
-        with path.open("rb") as file:
-            unpacked = 0
-            for record in records(file):
-                if isinstance(record, Channel):
-                    channels[record.id] = record.topic.removeprefix("/")
-                elif isinstance(record, Message):
-                    unpacked += len(record.data)
-                    found.messages.append((channels[record.channel_id], _content(record.data, unpacked)))
-    except Exception as error:  # whatever a damaged file makes of the reader
-        found.damage = f"{type(error).__name__}{f': {error}' if str(error) else ''}"
-    if not found.messages or found.messages[0][0] != "header":
-        why = f" ({found.damage})" if found.damage else ""
-        raise DataError(f"{path}: not a recording of robopolicy, or cut off before anything was written{why}")
-    if found.header.get("format") != FORMAT:
-        raise DataError(f"{path}: format {found.header.get('format')!r}, this robopolicy reads {FORMAT}. Upgrade it.")
-    if whole_footer := found.messages[-1][0] == "footer":
-        counts = ("messages", "dropped")
-        bad = [k for k in counts if not _are_counts(found.footer.get(k))]
-        if bad:
-            raise DataError(f"{path}: footer: {bad[0]}: expected numbers of messages by topic")
-    if whole and (found.damage or not whole_footer):
-        ticks = found.of("tick")
-        now = ticks[-1].get("now") if ticks else None
-        until = f", up to {now:.3f} s" if isinstance(now, float) else ""
-        raise DataError(
-            f"{path}: is cut off or damaged ({found.damage or 'there is no footer'}). {len(ticks)} ticks and "
-            f"{len(found.of('step'))} control steps could be read{until}. Restore it from a copy."
-        )
-    return found
-
-
 def reproduce(recording: Recording) -> Replayed:
     """Run the chain again. The recording's own limits and critic are used, this robopolicy's code.
 
     Raises:
-        DataError: the recording holds what a chain cannot have been told. SafetyError: limits that are none.
+        DataError: the recording holds inputs that no chain can have had. SafetyError: limits that are none.
     """
     with refusing(str(recording.path), DataError):
         return _reproduce(recording)
@@ -279,20 +209,6 @@ def _array(value: Any, size: int | None = None) -> Array | None:
     return found
 
 
-def _content(data: bytes, whole: int) -> dict[str, Any]:
-    """One message; `whole` bytes have been read up to it."""
-    if whole > WHOLE:
-        raise DataError(f"unpacks to more than {WHOLE} bytes")
-    found = parse_json(data, "a message", error=DataError)
-    if not isinstance(found, dict):
-        raise DataError(f"a message is a {type(found).__name__}, expected an object")
-    return found
-
-
-def _are_counts(value: object) -> bool:
-    return isinstance(value, dict) and all(type(v) is int and 0 <= v < 2**53 for v in value.values())
-
-
 def _measured(content: dict[str, Any]) -> Measured | None:
     q = _array(content["q"])
     return None if q is None else Measured(q, _array(content["torque"]))
@@ -306,7 +222,7 @@ def _difference(key: str, was: Any, now: Any, joints: tuple[str, ...]) -> str:
 
 
 def _versions(header: dict[str, Any]) -> str:
-    """What is not as it was, for the end of a message."""
+    """Describe changed versions, for the end of a message."""
     found = {n: importlib.metadata.version(n) for n in LIBRARIES} | {"machine": platform.machine()}
     was = {**header["versions"], "machine": header["machine"]}
     other = [f"{n} {was[n]} → {found[n]}" for n in found if n in was and was[n] != found[n]]

@@ -33,7 +33,7 @@ class Ages:
         self.heard[name] = at
 
     def silence(self, name: str) -> None:
-        """What was heard of an input does not count any more."""
+        """Let earlier messages of an input not count any more."""
         self.heard[name] = -math.inf
 
     def silent(self, name: str, now: float) -> float:
@@ -45,7 +45,7 @@ class Ages:
         return 0.0 if self.simulated and name in self.heard else self.silent(name, now)
 
     def begin(self, now: float, time: float) -> None:
-        """An episode begins. What was not needed before counts from now on; the operator's enable never does."""
+        """Begin an episode: inputs that were silent before count from now on, except for the operator's enable."""
         for dog in self.chain.watchdogs:
             if dog.name != "enable":
                 self.heard.setdefault(dog.name, now)

@@ -82,7 +82,7 @@ class TrajectoryBytes:
                     ns = int.from_bytes(data[STAMP - 4 : STAMP], "little")
                     return round((second * messages.S + ns) / self.dt_ns), rows["q"].copy()
         try:
-            message = deserialize_message(data, JointTrajectory)  # somebody else's, or a wrong one
+            message = deserialize_message(data, JointTrajectory)  # of another writer, or a wrong one
         except Exception as error:
             raise SafetyError(f"trajectory: {len(data)} bytes that are no JointTrajectory: {error}") from error
         if not message.points:

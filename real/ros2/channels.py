@@ -1,4 +1,4 @@
-"""The topics in a wiring: what each needs to be told, and what is refused."""
+"""The topics in a wiring: required keys, and refused values."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from robopolicy.real.safety import SafetyError
 
 UPSAMPLING = ("none", "linear", "bspline")
 POINTS = ("spline", "control")
-AFTER = ("keep", "open")  # what a gripper does once a FAULT has ended the episode
+AFTER = ("keep", "open")  # behaviour of a gripper once a FAULT has ended the episode
 LONGEST_TIMEOUT = 0.2  # s; an arm that goes on for longer without a command is not supervised
 
 
 class WiringError(SafetyError):
-    """A wiring file that does not say what it must."""
+    """A wiring file that is wrong or incomplete."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Topic:
     """A topic and the quality of service that is asked for.
 
     Args:
-        durability: `transient_local` where who comes later is to be told what was said last.
+        durability: `transient_local` where late subscribers shall receive the last message.
     """
 
     name: str
@@ -40,7 +40,7 @@ class CameraTopic(Topic):
 
     Args:
         type: `image` (sensor_msgs/Image, rgb8 or bgr8) or `compressed` (sensor_msgs/CompressedImage, JPEG or PNG).
-        frame_id: of its messages, by which two cameras that were swapped are told apart; "": any.
+        frame_id: of its messages, which distinguishes two cameras that were swapped; "": any.
         latency_s: s from a picture's exposure to its arrival, as measured.
     """
 
@@ -51,7 +51,7 @@ class CameraTopic(Topic):
 
 @dataclass(frozen=True)
 class OutputTopic(Topic):
-    """How the arm's driver is told where to go.
+    """Describe the topic of commands to the arm's driver.
 
     Args:
         type: `trajectory` (trajectory_msgs/JointTrajectory every tick), `action` (the same as goals of
@@ -60,7 +60,7 @@ class OutputTopic(Topic):
         points: of trajectories: `spline` (positions, velocities and accelerations on the way, which the driver joins by
             a quintic spline as joint_trajectory_controller does), or `control` (control points of a cubic B-spline,
             for a driver that plays one).
-        node: of the driver that subscribes, or serves the action; "": any. Others may listen, and count for nothing.
+        node: of the driver that subscribes, or serves the action; "": any. Other subscribers do not count.
         upsampling: of `positions`: how the driver goes from one to the next; see robopolicy.real.ros2.upsampling.
         driver_hz: of `positions`: 1/s, positions that the driver gives the arm.
         timeout_s: of `positions`: s without any after which the driver stops the arm by itself.
@@ -83,7 +83,7 @@ class GripperTopic(Topic):
         speed: m/s at which the commanded opening changes at most; None: at once, the gripper limits itself.
         squeeze: m by which the commanded opening may differ from the measured one at most. A gripper that is a
             position servo then presses with its stiffness times this. None: the gripper limits its force itself.
-        after_fault: `keep` (the last commanded opening, so that what was gripped stays gripped) or `open`.
+        after_fault: `keep` (the last commanded opening, so that a grasp is kept) or `open`.
         node: of the driver that subscribes; "": any.
     """
 
@@ -133,7 +133,7 @@ def gripper(value: Any, where: str) -> GripperTopic:
 
 
 def output(value: Any, where: str, *, tick_s: float, lead_ticks: int, echoed: bool) -> OutputTopic:
-    """The way to the driver, which must fit what else is known of it.
+    """Parse the topic of commands, which must fit the other topics of the driver.
 
     Args:
         echoed: the driver says what it plays.

@@ -31,7 +31,7 @@ class ArmClock:
     """Which tick it is on the arm, by the stamps of its states and a steady clock of ours.
 
     The difference of the two clocks is that of the least delayed state of a sliding window, among those that agree
-    with the window's median: a few wrong stamps change nothing, and what was wrong is forgotten.
+    with the window's median: a few wrong stamps change nothing, and leave the window with time.
 
     Args:
         dt: s a tick.
@@ -57,7 +57,7 @@ class ArmClock:
         self.offset = self._sorted[bisect_right(self._sorted, median + SLACK) - 1]
 
     def restart(self, stamp: float, at: float) -> None:
-        """As `learn`, while nothing depends on the clock: a time that was believed before may be given up."""
+        """As `learn`, while the arm stands: the time of before may be given up."""
         self.learn(stamp, at)
         if self.follow and not 0.0 < stamp - self.newest <= LEAP:
             self.newest = stamp

@@ -1,4 +1,4 @@
-"""What the node has commanded, tick by tick, and what the arm made of it."""
+"""The history of commands by tick, and which of them the arm played."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.real.safety import SafetyChain
-from robopolicy.real.safety.command_limiter import Past
+from robopolicy.real.safety.limiter_state import Past
 
 Array = NDArray[np.float64]
 
@@ -48,7 +48,7 @@ class CommandHistory:
     def heard(self, tick: int, played: Array) -> str:
         """Take note that the arm plays `played` [n] rad at `tick`; "", "lost" or, where it makes no sense, "foreign".
 
-        After "lost" the limiter stands where the arm will be, having heard nothing since the last that it played.
+        After "lost" the limiter stands where the arm will be without the commands after the last one that it played.
         """
         if tick > self.last or tick not in self.entries or np.array_equal(played, self.command(tick)):
             return ""

@@ -12,7 +12,7 @@ from robopolicy.real.safety import SafetyError
 Array = NDArray[np.float64]
 
 ROOM = 0.02  # rad by which two states may be further apart than the joints can move
-GAP = 0.25  # s between two states, beyond which nothing is said
+GAP = 0.25  # s between two states, beyond which they are not compared
 SETTLED = 0.1  # s without a jump before the arm may be started
 
 

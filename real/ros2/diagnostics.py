@@ -1,4 +1,4 @@
-"""What a policy node says of itself: diagnostics, a few times a second and at every change of mode."""
+"""Diagnostics of a policy node, a few times a second and at every change of mode."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECENT = 2000  # ticks
 
 
 class Reports:
-    """Publishes the diagnostics of `node`. `tick_ms`: what ticks took, to be appended to."""
+    """Publish the diagnostics of `node`. `tick_ms`: durations of ticks [ms]; the caller appends them."""
 
     def __init__(self, node: Node, wiring: Wiring) -> None:
         topic = wiring.topic("diagnostics")
@@ -28,34 +28,23 @@ class Reports:
         self._last, self._mode = 0.0, ""  # s; the last that was reported
         self._out = node.create_publisher(DiagnosticArray, topic.name, profile_of(topic))
 
-    def due(self, session: TrajectoryStream | None, now: float) -> bool:
+    def due(self, stream: TrajectoryStream | None, now: float) -> bool:
         """Whether it is time to report, at `now` s."""
-        changed = session is not None and session.active and session.mode.name != self._mode
+        changed = stream is not None and stream.arm.active and stream.arm.mode.name != self._mode
         return changed or now - self._last > self.every
 
-    def publish(self, session: TrajectoryStream | None, text: str, more: dict[str, str] | None = None) -> None:
-        """How it stands; `text`: what is wrong, in words; `more`: what else is to be known."""
+    def publish(self, stream: TrajectoryStream | None, text: str, more: dict[str, str] | None = None) -> None:
+        """Publish the state of the stream; `text`: a problem, in words; `more`: further values."""
         self._last = time.monotonic()
-        active = session is not None and session.active
+        active = stream is not None and stream.arm.active
         values: dict[str, object] = {"state": "active" if active else "inactive", **(more or {})}
         level = DiagnosticStatus.OK[0]
-        if session is not None:
-            self._mode = session.mode.name if session.active else ""
-            reasons = () if session.decision is None else session.decision.reasons
-            if session.mode is Mode.FAULT and (why := f"fault:{session.chain.why}") not in reasons:
-                reasons = (*reasons, why)  # of now: no tick has decided since
-            values |= {
-                "mode": self._mode, "step": session.loop.step if session.ticks else 0, "ticks": session.ticks,
-                "driver": session.loop.driver, "halted": session.loop.halted, "changed": session.changed,
-                "limits": session.chain.profile.digest,
-                "reasons_now": "; ".join(reasons),
-                "reasons": json.dumps(session.reasons), "error": session.chain.error,
-                "ages_ms": json.dumps({r: round(1e3 * s.age, 1) for r, s in session.stamps.items() if s.age == s.age}),
-                "counts": json.dumps({**session.counts, **{f"loop_{k}": v for k, v in session.loop.counts.items()}}),
-            }  # fmt: skip
-            if session.active and session.mode > Mode.RUN:
-                level = DiagnosticStatus.ERROR[0] if session.mode is Mode.FAULT else DiagnosticStatus.WARN[0]
-                text = text or f"{session.mode.name}: {values['reasons_now']}"
+        if stream is not None:
+            values |= self._values(stream)
+            mode = stream.arm.mode
+            if active and mode > Mode.RUN:
+                level = DiagnosticStatus.ERROR[0] if mode is Mode.FAULT else DiagnosticStatus.WARN[0]
+                text = text or f"{mode.name}: {values['reasons_now']}"
         if self.tick_ms:
             self.tick_ms = self.tick_ms[-RECENT:]
             recent = np.array(self.tick_ms)
@@ -64,3 +53,19 @@ class Reports:
             level = max(level, DiagnosticStatus.WARN[0])
         found = messages.status(self.name, self.hardware, level, text or "ok", values)
         self._out.publish(messages.diagnostics(time.time_ns(), found))
+
+    def _values(self, stream: TrajectoryStream) -> dict[str, object]:
+        """Return the diagnostics of a stream, by key."""
+        arm, loop = stream.arm, stream.loop
+        self._mode = arm.mode.name if arm.active else ""
+        reasons = () if stream.decision is None else stream.decision.reasons
+        if arm.mode is Mode.FAULT and (why := f"fault:{stream.chain.why}") not in reasons:
+            reasons = (*reasons, why)  # of now: no tick has decided since
+        return {
+            "mode": self._mode, "step": loop.step if stream.ticks else 0, "ticks": stream.ticks,
+            "driver": loop.driver, "halted": loop.halted, "changed": stream.changed,
+            "limits": stream.chain.profile.digest, "reasons_now": "; ".join(reasons),
+            "reasons": json.dumps(stream.reasons), "error": stream.chain.error,
+            "ages_ms": json.dumps({r: round(1e3 * s.age, 1) for r, s in arm.stamps.items() if s.age == s.age}),
+            "counts": json.dumps({**arm.counts, **{f"loop_{k}": v for k, v in loop.counts.items()}}),
+        }  # fmt: skip

@@ -1,18 +1,10 @@
-"""Whoever starts the two nodes, enables them, and plays episodes: for one machine, and for tests."""
+"""The operator's side of the two nodes: enable them, drive the life cycle, play episodes; also for tests."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -30,7 +22,7 @@ from std_srvs.srv import Trigger
 
 from robopolicy.real.ros2 import messages, policy_node, sim_arm_node
 from robopolicy.real.ros2.qos import profile_of
-from robopolicy.real.ros2.spin import ENDS, start, take_priority
+from robopolicy.real.ros2.spin import start, take_priority
 from robopolicy.real.ros2.teleop_keys import Forwarder
 from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.safety import SafetyError
@@ -54,13 +46,13 @@ class EpisodeClient(Node):
             start([])
         super().__init__("operator")
         self.wiring, self.node_name, self._ended = wiring, node_name, threading.Event()
-        self._sign: bool | None = True  # what is said periodically: True enables, None is silence
+        self._sign: bool | None = True  # sent periodically: True enables, None is silence
         self._signing = threading.Lock()  # so that no enable, begun earlier, follows an emergency stop
         self.status: dict[str, dict[str, str]] = {}
         self.heard: dict[str, int] = {node_name: 0, sim_arm_node.NAME: 0}
         enable, diagnostics = wiring.topic("enable"), wiring.topic("diagnostics")
         self._enable = self.create_publisher(Bool, enable.name, profile_of(enable))
-        self.forwarder: Forwarder | None = None  # of a human's keys, where one is at hand
+        self.forwarder: Forwarder | None = None  # of a human's keys, where there is a device
         keys = wiring.topics["keys"]
         self._keys = None if keys is None else self.create_publisher(String, keys.name, profile_of(keys))
         self.create_subscription(DiagnosticArray, diagnostics.name, self._on_diagnostics, profile_of(diagnostics))
@@ -121,7 +113,7 @@ class EpisodeClient(Node):
         self._say(True)
 
     def fall_silent(self) -> None:
-        """Say nothing more, as where the operator is gone."""
+        """Send no enable any more, as where the operator is gone."""
         self._say(None)
 
     def _say(self, sign: bool | None) -> None:
@@ -136,7 +128,7 @@ class EpisodeClient(Node):
         return "" if answer.success else str(answer.message)
 
     def listen(self, keys: Keys, stick: Callable[[], NDArray[np.float64]] | None = None) -> None:
-        """Hand on what a human presses from now on; `self.forwarder.over` says when there is no more.
+        """Forward a human's keys from now on; `self.forwarder.over` says when they ended.
 
         Raises:
             SafetyError: the robot's wiring has no topic for it.
@@ -204,66 +196,3 @@ class EpisodeClient(Node):
         take_priority()  # an emergency stop must not wait for a policy that plans
         while not self._ended.is_set() and rclpy.ok():
             self._executor.spin_once(timeout_sec=0.05)
-
-
-def private_environment() -> dict[str, str]:
-    """Variables for a ROS graph of its own on this machine: a domain that nobody else uses, no other machine, and nodes
-    that end with the process that started them."""
-    return {
-        **os.environ, "ROS_AUTOMATIC_DISCOVERY_RANGE": "LOCALHOST", "PYTHONUNBUFFERED": "1", ENDS: "1",
-        "ROS_DOMAIN_ID": os.environ.get("ROS_DOMAIN_ID") or str(1 + os.getpid() % 100),
-    }  # fmt: skip
-
-
-@contextlib.contextmanager
-def processes(*commands: Sequence[str], logs: Path | None = None) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Run commands, each in a process group of its own; at the end whole groups are ended, stopped ones too.
-
-    Their output goes to files in `logs`, a temporary folder where None.
-    """
-    with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as files:
-        folder, running = logs or Path(temporary), []
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            for i, command in enumerate(commands):
-                out = files.enter_context(
-                    (folder / f"{i}-{Path(command[-1 if len(command) < 3 else 2]).stem}.log").open("wb")
-                )
-                running.append(
-                    subprocess.Popen(
-                        list(command), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                        env=private_environment(), start_new_session=True,
-                    )
-                )  # fmt: skip
-            yield running
-        finally:
-            for name, patience in ((signal.SIGCONT, 0.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
-                for process in running:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, name)
-                until = time.monotonic() + patience
-                for process in running:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(max(0.0, until - time.monotonic()))
-
-
-def arm_command(task: dict[str, Any], wiring: str, *, lost: float = 0.0, lockstep: bool = False) -> list[str]:
-    """How to start the simulated arm."""
-    command = [
-        sys.executable,
-        "-m",
-        "robopolicy.real.ros2.sim_arm_node",
-        "--task",
-        json.dumps(task),
-        "--wiring",
-        wiring,
-    ]
-    return [*command, "--lost", str(lost), *(["--lockstep"] if lockstep else [])]
-
-
-def node_command(checkpoint: Path, wiring: str, options: dict[str, Any]) -> list[str]:
-    """How to start the policy node."""
-    return [
-        sys.executable, "-m", "robopolicy.real.ros2.policy_node", "--checkpoint", str(checkpoint), "--wiring", wiring,
-        "--options", json.dumps(options),
-    ]  # fmt: skip

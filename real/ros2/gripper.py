@@ -1,7 +1,7 @@
-"""The gripper's openings on their way out: within its range, no faster than permitted, said again and again.
+"""The gripper's openings: within its range, no faster than permitted, repeated.
 
-It moves only in RUN and SLOW. In HOLD, in FAULT and after the episode the last commanded opening stands, so that what
-was gripped stays gripped; `after_fault: open` lets go in FAULT instead.
+It moves only in RUN and SLOW. In HOLD, in FAULT and after the episode the last commanded opening stands, so that a
+grasp is kept; `after_fault: open` lets go in FAULT instead.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ class Gripper:
         self.begin()
 
     def begin(self) -> None:
-        """An episode begins. What was gripped stays gripped until another opening is wanted than the one found."""
-        self._found: float | None = None  # m, what is wanted first
+        """Begin an episode. A grasp is kept until another opening is wanted than the measured one."""
+        self._found: float | None = None  # m, wanted first
         self._sent = self._moved = -math.inf  # s
 
     def want(self, opening: float, measured: float) -> None:
-        """Go to `opening` m, with the fingers `measured` m apart; what is not a number: stay."""
+        """Set the wanted `opening` m, with the fingers `measured` m apart; NaN: stay."""
         if not math.isfinite(opening):
             return
-        if self._found is None:  # an episode begins by wanting what is measured: that is no wish to let go
+        if self._found is None:  # the first wanted opening is the measured one: that is no wish to let go
             stays = abs(opening - measured) <= SAME and not abs(measured - self.measured) > SAME
             self._found = opening if stays else math.nan
         if opening != self._found:
             self._found, self.wanted = math.nan, opening
 
     def tick(self, mode: Mode, measured: float, now: float) -> None:
-        """Publish what is due at `now` s, with the fingers `measured` m apart."""
+        """Publish the opening that is due at `now` s, with the fingers `measured` m apart."""
         first, since = self._moved == -math.inf, now - self._moved
         if first and abs(measured - self.measured) > SAME:
             self.commanded = measured  # moved by hand meanwhile: go on from where they are
@@ -57,14 +57,14 @@ class Gripper:
         if math.isfinite(goal):
             self.commanded = self._limited(goal, 0.0 if first else min(since, 1 / self.topic.rate_hz))
         if not math.isfinite(self.commanded):
-            return  # nothing has been wanted yet: the gripper stays as it was found
+            return  # no opening was wanted yet: the gripper stays as it was found
         if self.commanded != before or now - self._sent >= 1 / self.topic.rate_hz:
             self._sent = now
             self.publish(self.commanded)
 
     def _limited(self, goal: float, since: float) -> float:
         """`goal` m within the limits, `since` s after the command before. The speed has the last word, so that one
-        wrong measurement does not drop what is held."""
+        wrong measurement does not drop the object."""
         t, found = self.topic, goal
         start = self.commanded if math.isfinite(self.commanded) else self.measured
         if t.squeeze is not None and math.isfinite(self.measured):

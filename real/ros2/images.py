@@ -15,7 +15,7 @@ from robopolicy.real.safety import SafetyError
 
 CHANNELS = {"rgb8": slice(None), "bgr8": slice(None, None, -1)}  # how to make RGB of an encoding
 LARGEST = 4096  # pixels a side; more is no camera of ours
-ASPECT = 0.02  # by which width / height may differ from what was trained on
+ASPECT = 0.02  # by which width / height may differ from those of training
 
 
 class ImageReader:
@@ -24,7 +24,7 @@ class ImageReader:
     Args:
         key: its feature.
         shape: (3, H, W), as the policy was trained; larger pictures of the same shape are averaged down.
-        topic: what to expect.
+        topic: the expected pictures.
     """
 
     def __init__(self, key: str, shape: tuple[int, ...], topic: CameraTopic) -> None:

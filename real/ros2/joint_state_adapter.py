@@ -1,4 +1,4 @@
-"""A policy that was trained on a robot's own data, without a task of ours: what it sees and does, by joint names.
+"""Observations and actions of a policy that was trained on a robot's own data, by joint names.
 
 Elements of `observation.state`: `<joint>.pos` [rad], `<joint>.vel` [rad/s], `gripper.pos` (opening) [m], where <joint>
 is a joint's name in the limits or on the wire; anything else is a named value on the features topic. Actions: absolute

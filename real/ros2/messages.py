@@ -28,7 +28,7 @@ def to_time(ns: int) -> Time:
 
 
 class NotFiniteError(SafetyError):
-    """The arm's own state holds numbers that are none: something is wrong with it, not with who sent it."""
+    """The arm's state holds NaN or infinite values: the arm is at fault, not the sender."""
 
 
 class StateReader:

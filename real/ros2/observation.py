@@ -1,4 +1,4 @@
-"""What the policy is shown, put together from the arm's state and the features on their topic."""
+"""Observations of a policy, built from the arm's state, features and pictures."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def feature_values(env: SimEnv, obs: Obs) -> NDArray[np.float64]:
 
 
 class Arrivals:
-    """What came last of all that a policy sees beside the arm: named values and pictures.
+    """Keep the newest named values and pictures that a policy needs beside the arm's state.
 
     Args:
         names: of the values. cameras: features whose pictures the policy sees.
@@ -60,7 +60,7 @@ class Arrivals:
         self.forget()
 
     def forget(self) -> None:
-        """Nothing has come yet."""
+        """Drop all values and pictures."""
         self.features: NDArray[np.float64] | None = None  # in the order of `names`
         self.pictures: Obs = {}  # [1 3 H W]
 
@@ -91,7 +91,7 @@ class Observer(Arrivals):
     """Observations as in the simulator, by its own code: the arm's part from joints, the rest as it came.
 
     Args:
-        env: of the task; its controller is the one that decodes actions, since what is commanded is seen too.
+        env: of the task; its controller decodes the actions too, since commanded poses are observed.
         cameras: features whose pictures the policy sees.
     """
 

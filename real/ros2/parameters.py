@@ -12,12 +12,12 @@ from robopolicy.core.errors import RobopolicyError
 from robopolicy.real.safety import SafetyChain, Settings
 
 PREFIX = "safety."
-# No energy: nothing here reads torques.
+# No energy: no topic carries torques.
 LIVE = (*(f.name for f in fields(Settings) if f.type == "float"), "tracking_error")
 
 
 def put_in_force(node: Node, chain: SafetyChain) -> None:
-    """Declare the parameters where they are not yet, and make the chain's settings what they say: those given to the
+    """Declare the parameters where they are missing, and apply them to the chain's settings: those given to the
     node when it was started (`--ros-args -p safety.tcp_speed:=0.1`) count more than the chain's own.
 
     Raises:

@@ -1,12 +1,11 @@
-"""What a policy node needs from a checkpoint: its task's env, the policy, and a control loop for a robot."""
+"""The policy of a checkpoint, ready for a robot: its task's env, limits, planner and control loop."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,59 +20,27 @@ from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.control.joint_filter import without
 from robopolicy.real.control.joints import ActionDecoder, Ahead
 from robopolicy.real.control.robots import Robot, State
-from robopolicy.real.planning.chunking import Chunking, chunking_of
+from robopolicy.real.deploy.deploy_config import DeployConfig
+from robopolicy.real.planning.chunking import chunking_of
 from robopolicy.real.planning.planner import PlanningError
 from robopolicy.real.planning.process_planner import ProcessPlanner
 from robopolicy.real.planning.remote_planner import RemotePlanner
 from robopolicy.real.planning.thread_planner import ThreadRunner
-from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder, header_of
+from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder
+from robopolicy.real.recording.records import header_of
 from robopolicy.real.ros2.joint_state_adapter import JointStateObserver, NamedJoints, joint_state_spec
 from robopolicy.real.ros2.observation import Observer, check_features, check_robot, one_env
+from robopolicy.real.ros2.remote_arm import PLAYED
 from robopolicy.real.ros2.teleop_keys import RemoteKeys
-from robopolicy.real.ros2.trajectory_stream import PLAYED
 from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.safety import SafetyChain, SafetyError, load_profile
-from robopolicy.real.safety.profile import slowed
 from robopolicy.real.safety.risk import RiskCritic
-from robopolicy.real.safety.tracking import checked, guarded
-from robopolicy.real.teleoperation.teleoperator import Drive, Teleoperator
+from robopolicy.real.safety.tracking import checked
+from robopolicy.real.teleoperation.teleoperator import Teleoperator
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.runs.run_dir import own_task, read_config
 from robopolicy.sim.arm import FINGER_STROKE
 from robopolicy.sim.control import Controller
-
-
-@dataclass(frozen=True)
-class RuntimeOptions:
-    """How a policy node runs. `settings`: of real.safety.Settings, whose speeds count `speed` times; `latency`: s that
-    plans are held back.
-
-    `process`: plan in a process of its own, which real time needs and lockstep does not.
-    `operator`: a human may take over, by what comes on the `keys` topic; `human_first`: and begins every episode.
-    `task`: of the native suite, whose observations and actions the policy has; None: the policy was trained on data of
-    the robot itself (robopolicy.real.ros2.joint_state_adapter).
-    `server`: host:port of `robopolicy serve`, which plans instead; `server_token`, `server_ca`: see RemotePlanner.
-    """
-
-    checkpoint: Path | None
-    task: dict[str, Any] | None
-    which: Literal["latest", "best"] = "latest"
-    settings: dict[str, Any] = field(default_factory=dict)
-    speed: float = 1.0
-    latency: float = 0.0
-    chunking: Chunking = "async"
-    dry_run: bool = False
-    lockstep: bool = False
-    process: bool = True
-    risk: Path | None = None
-    record: Path | None = None
-    policy_id: str = ""
-    operator: bool = False
-    human_first: bool = False
-    drive: Drive = field(default_factory=Drive)
-    server: str | None = None
-    server_token: Path | None = None
-    server_ca: Path | None = None
 
 
 class PolicyRuntime:
@@ -86,10 +53,11 @@ class PolicyRuntime:
 
     names: tuple[str, ...] = ()  # features that must come beside the arm's state
 
-    def __init__(self, options: RuntimeOptions, wiring: Wiring, recorder: Recorder | None = None) -> None:
-        assert options.checkpoint is not None
-        self.options, self.wiring, self.dry_run = options, wiring, options.dry_run
-        self.policy, self.recorder = _policy(options), recorder
+    def __init__(
+        self, config: DeployConfig, wiring: Wiring, recorder: Recorder | None = None, policy_id: str = ""
+    ) -> None:
+        self.config, self.wiring, self.dry_run, self.policy_id = config, wiring, config.dry_run, policy_id
+        self.policy, self.recorder = _policy(config), recorder
         try:
             self._set_up()
         except BaseException:  # a server has few lines
@@ -98,45 +66,46 @@ class PolicyRuntime:
             raise
 
     def _set_up(self) -> None:
-        options, wiring = self.options, self.wiring
+        config, wiring = self.config, self.wiring
         levels = _specs(self.policy)
         for spec in levels:
             check_robot(spec, wiring)
         images = {k: f for spec in levels for k, f in spec.observation.items() if k in wiring.cameras}
         self.cameras = {k: f.shape for k, f in images.items()}
         self.age = max((wiring.cameras[k].latency_s for k in images), default=0.0)
-        if self.age and options.chunking != "async":
+        if self.age and config.chunking != "async":
             raise SpecError(
-                f"chunking={options.chunking}: goes on from what the arm does now, and pictures that are {self.age} s "
+                f"chunking={config.chunking}: goes on from what the arm does now, and pictures that are {self.age} s "
                 "old (cameras.latency_s of the wiring) show what it did before. Use chunking=async"
             )
-        self.chunks = chunking_of(options.chunking, self.policy, options.latency + self.age)
+        self.chunks = chunking_of(config.chunking, self.policy, config.latency + self.age)
         self.observer: Observer | JointStateObserver
-        if options.task is None:
+        if config.task is None:
             self.observer = JointStateObserver(levels[-1], wiring, tuple(images))
             self.controller = cast(Controller, NamedJoints(self.policy.spec.action, wiring, dt=self.policy.spec.dt))
             self.spec = joint_state_spec(levels[-1], wiring)
         else:  # pictures come from the robot's cameras: no renderer is needed here
-            env = one_env({**without(options.task), "pictures": False})
+            env = one_env({**without(config.task), "pictures": False})
             for spec in levels:
                 check_fits(spec, env.spec, ignore=(BASE_ACTION,))
             self.observer, self.controller, self.spec = Observer(env, tuple(images)), env.controller, env.spec
         self.names = self.observer.names
         check_features(self.names, wiring)
         self.press: Callable[[str], None] | None = None  # takes a human's keys
-        self.hand: Teleoperator | None = None
-        if options.operator:
+        self.teleoperator: Teleoperator | None = None
+        if config.operator is not None:
             keys = RemoteKeys()
             self.press = keys.press
-            self.hand = Teleoperator(keys, self.policy.spec.action, self.policy.spec.dt, options.drive, policy=True,
-                             first="human" if options.human_first else "policy", stick=keys.stick)  # fmt: skip
+            self.teleoperator = Teleoperator(
+                keys, self.policy.spec.action, self.policy.spec.dt, config.drive, policy=True,
+                first="human" if config.human_first else "policy", stick=keys.stick,
+            )  # fmt: skip
         self.planner = self.chunks.planner
         self.process: ProcessPlanner | None = None
-        if options.process and not options.lockstep and options.server is None:
-            how = {"which": options.which, "chunking": options.chunking, "latency": options.latency}
-            assert options.checkpoint is not None
-            self.planner = self.process = ProcessPlanner(options.checkpoint, how)
-        self.runner = ThreadRunner(self.planner, latency=options.latency, wait=60.0 if options.lockstep else 0.0)
+        if config.process and not config.lockstep and config.server is None:
+            how = {"which": config.which, "chunking": config.chunking, "latency": config.latency}
+            self.planner = self.process = ProcessPlanner(config.checkpoint, how)
+        self.runner = ThreadRunner(self.planner, latency=config.latency, wait=60.0 if config.lockstep else 0.0)
 
     def take(self, names: Sequence[str], values: Sequence[float], /) -> None:
         """Features beside the arm's state, by name."""
@@ -147,9 +116,8 @@ class PolicyRuntime:
         self.observer.take_image(key, picture)
 
     def chain(self) -> SafetyChain:
-        """The limits that `options` asks for."""
-        settings, dt = slowed(self.options.settings, self.options.speed), self.wiring.tick_s
-        profile = load_profile(self.wiring.limits, **guarded(settings, dry_run=self.dry_run))
+        """Build the limits of the config."""
+        dt, profile = self.wiring.tick_s, load_profile(self.wiring.limits, **self.config.settings())
         if not self.dry_run:
             checked(profile, dt)
         if profile.settings.energy is not None:
@@ -157,7 +125,7 @@ class PolicyRuntime:
                 "energy: the tank needs external torques, and no topic of a wiring brings them (effort of "
                 "sensor_msgs/JointState is not external). Expected null"
             )
-        risk = None if self.options.risk is None else RiskCritic.load(self.options.risk, profile, dt)
+        risk = None if self.config.risk is None else RiskCritic.load(self.config.risk, profile, dt)
         dogs = self.wiring.watchdogs
         inputs = {"features": dogs["features"]} if self.names else {}
         if self.wiring.topics["joint_commands"] is not None:
@@ -165,38 +133,37 @@ class PolicyRuntime:
         how: Any = dict(
             dt=dt, state=dogs["state"], enable=dogs["enable"], risk=risk,
             inputs={**inputs, **dict.fromkeys(self.cameras, dogs["images"])},
-            clock=None if self.options.lockstep else time.monotonic,  # simulated time has no late ticks
+            clock=None if self.config.lockstep else time.monotonic,  # simulated time has no late ticks
         )  # fmt: skip
         if self.recorder is None:
             return SafetyChain(profile, **how)
         return RecordedChain(profile, put=self.recorder.put, **how)
 
     def loop(self, robot: Robot, chain: SafetyChain, clock: Callable[[], float]) -> ControlLoop:
-        """The control loop, on the session's clock [s]."""
+        """Build the control loop on a clock [s]."""
         chunks = self.chunks
         return ControlLoop(
             robot, chain, ActionDecoder(self.controller, stroke=FINGER_STROKE, dt=self.spec.dt), self.runner,
             self.observer, chunks.buffer, clock=clock, history=self.planner.history, lead=chunks.lead,
-            shadow=self.options.dry_run, early=self.wiring.plan_ahead_s, grace=self.wiring.grace_s,
-            delays=chunks.delays, operator=self.hand, age=self.age,
+            shadow=self.config.dry_run, early=self.wiring.plan_ahead_s, grace=self.wiring.grace_s,
+            delays=chunks.delays, operator=self.teleoperator, age=self.age,
             journal=None if self.recorder is None else PolicyJournal(self.recorder.put),
         )  # fmt: skip
 
     def begin(self, chain: SafetyChain, seed: int) -> None:
-        """An episode is about to begin; what is recorded of another one ends."""
+        """Prepare an episode, and end the recording of the one before."""
         self.end(None)
         if self.process is not None and self.process.ended:
             raise PlanningError("the planner's process has ended; configure the node anew")
         if self.recorder is not None:
-            o = self.options
+            policy_id = self.policy.ident if isinstance(self.policy, RemotePlanner) else self.policy_id
             self.recorder.begin(header_of(
-                chain, self.spec, self.chunks.buffer.spec, seed=seed, shadow=o.dry_run,
-                policy_id=self.policy.ident if isinstance(self.policy, RemotePlanner) else o.policy_id,
-                chunking=o.chunking,
+                chain, self.spec, self.chunks.buffer.spec, seed=seed, shadow=self.dry_run,
+                policy_id=policy_id, chunking=self.config.chunking,
             ))  # fmt: skip
 
     def end(self, success: bool | None, **outcome: object) -> None:
-        """The episode is over; None: nobody said how it went."""
+        """End the recording of an episode; `success` None: unknown."""
         if self.recorder is not None:
             self.recorder.end(success=success, **outcome)
 
@@ -222,12 +189,11 @@ class PolicyRuntime:
                 planner.close()
 
 
-def _policy(options: RuntimeOptions) -> Policy | RemotePlanner:
-    assert options.checkpoint is not None
-    if options.server is None:
-        return load_policy(options.checkpoint, which=options.which)
-    spec = read_spec(options.checkpoint, which=options.which)
-    return RemotePlanner(options.server, spec, token=options.server_token, ca=options.server_ca)
+def _policy(config: DeployConfig) -> Policy | RemotePlanner:
+    if config.server is None:
+        return load_policy(config.checkpoint, which=config.which)
+    spec = read_spec(config.checkpoint, which=config.which)
+    return RemotePlanner(config.server, spec, token=config.server_token, ca=config.server_ca)
 
 
 def _specs(policy: Policy | RemotePlanner) -> list[PolicySpec]:
@@ -239,26 +205,28 @@ def _specs(policy: Policy | RemotePlanner) -> list[PolicySpec]:
     return [policy.spec]
 
 
-def options_of(checkpoint: Path, given: dict[str, Any]) -> RuntimeOptions:
-    """Options from JSON values; where no task is given, it is the one that the run of `checkpoint` was trained on."""
-    paths = ("risk", "record", "server_token", "server_ca")
-    options: dict[str, Any] = {k: Path(v) if k in paths and v is not None else v for k, v in given.items()}
+def config_of(options: dict[str, Any], checkpoint: Path, wiring: str) -> DeployConfig:
+    """Build a config from JSON values; where they name no task, it is the one that the checkpoint was trained on."""
+    values = {**options, "checkpoint": str(checkpoint), "wiring": wiring}
     if "task" not in options:
         run_dir = PolicyRef.of(checkpoint, options.get("which", "latest"), Path()).run
-        options["task"] = None if run_dir is None else own_task(read_config(run_dir) or {})
-    options.setdefault("policy_id", PolicyRef.of(checkpoint, options.get("which", "latest"), Path()).ident)
-    options["drive"] = Drive(**options.get("drive", {}))
-    return RuntimeOptions(checkpoint=checkpoint, **options)
+        values["task"] = None if run_dir is None else own_task(read_config(run_dir) or {})
+    return DeployConfig.from_values(values)
 
 
-def runtimes(options: RuntimeOptions, wiring: Wiring) -> Callable[[], PolicyRuntime]:
-    """Makes a policy runtime at every call; all of them record into the one folder."""
+def policy_id_of(config: DeployConfig) -> str:
+    """Name the policy of a config, for recordings."""
+    return PolicyRef.of(config.checkpoint, config.which, Path()).ident
+
+
+def make_runtimes(config: DeployConfig, wiring: Wiring, policy_id: str = "") -> Callable[[], PolicyRuntime]:
+    """Return a function that makes a policy runtime at every call; all of them record into the one folder."""
     recorder: Recorder | None = None
 
     def make() -> PolicyRuntime:
         nonlocal recorder
-        if recorder is None and options.record is not None:
-            recorder = Recorder(options.record)
-        return PolicyRuntime(options, wiring, recorder)
+        if recorder is None and config.record is not None:
+            recorder = Recorder(config.record)
+        return PolicyRuntime(config, wiring, recorder, policy_id)
 
     return make

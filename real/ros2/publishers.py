@@ -1,4 +1,4 @@
-"""Who publishes on an input: one, or the arm does not move."""
+"""Publishers of an input: exactly one, or the arm does not move."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class PublisherError(SafetyError):
 
 
 class Publishers:
-    """The publishers of one input, by what they sent.
+    """Watch the publishers of one input, by their messages.
 
     The graph forgets a publisher that died only after 20 s, so one that was heard and fell silent does not count.
 
     Args:
         role: of the topic, `name`: the topic's, for messages.
-        latched: it speaks once, so silence says nothing.
+        latched: it publishes once, so silence is normal.
     """
 
     def __init__(self, role: str, name: str, *, latched: bool = False) -> None:
@@ -51,7 +51,7 @@ class Publishers:
             raise PublisherError(self.second())
 
     def second(self) -> str:
-        """What is wrong where another one speaks while the arm runs."""
+        """Describe a second publisher that speaks while the arm runs."""
         return f"publishers: {self.role}: another one speaks on {self.name!r} than when the arm was started. Stop one"
 
     def problems(self, graph: Sequence[Endpoint], now: float) -> list[str]:
@@ -70,7 +70,7 @@ class Publishers:
 
 
 def with_info(take: Callable[[Any, Any], None]) -> Callable[..., None]:
-    """A subscription's callback that is told of every message where it comes from (rclpy's MessageInfo).
+    """Wrap a subscription's callback so that it gets the origin of every message (rclpy's MessageInfo).
 
     EventsExecutor hands over one tuple where other executors hand over two arguments.
     """

@@ -1,4 +1,4 @@
-"""Quality of service: chosen in the wiring, checked against whoever is on the other side."""
+"""Quality of service: chosen in the wiring, checked against the nodes on the other side."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mismatches(node: Node, role: str, topic: Topic, *, publishes: bool, other: s
     """Why no message would pass on `topic`, one sentence for each on the other side; none where it passes for one.
 
     Args:
-        other: name of the node that counts; "": any. The rest are bystanders, who are free to hear nothing.
+        other: name of the node that counts; "": any. The rest are bystanders, which need not receive messages.
     """
     found = []
     for there, why in _misfits(node, topic, publishes=publishes):
@@ -39,7 +39,7 @@ def mismatches(node: Node, role: str, topic: Topic, *, publishes: bool, other: s
 
 
 def missing(node: Node, role: str, topic: Topic, *, other: str = "") -> list[str]:
-    """Why nothing that is published on `topic` would arrive where it must, one sentence; none where it would.
+    """List why messages on `topic` would not reach the node that needs them; empty where they would.
 
     Args:
         other: name of the node that must subscribe; "": any.
@@ -69,7 +69,7 @@ def _misfits(node: Node, topic: Topic, *, publishes: bool) -> list[tuple[str, st
 
 
 def _endpoints(node: Node, topic: Topic, *, publishes: bool) -> list[tuple[Any, str]]:
-    """What the graph knows of the other side of `topic`, and why no message would pass; "" where it would."""
+    """List the endpoints on the other side of `topic`, and why no message would pass; "" where it would."""
     mine, found, name = profile_of(topic), [], node.resolve_topic_name(topic.name)
     look = node.get_subscriptions_info_by_topic if publishes else node.get_publishers_info_by_topic
     for other in look(name):
@@ -87,14 +87,14 @@ def _endpoints(node: Node, topic: Topic, *, publishes: bool) -> list[tuple[Any, 
     return found
 
 
-def on_subscription(notice: Callable[[], None]) -> SubscriptionEventCallbacks:
-    """Events that call `notice` when a publisher's quality of service does not fit.
+def on_subscription(on_mismatch: Callable[[], None]) -> SubscriptionEventCallbacks:
+    """Events that call `on_mismatch` when a publisher's quality of service does not fit.
 
-    Which publisher is not said: it may be a bystander. So it is news for people, and no reason to stop.
+    The event does not name the publisher, which may be a bystander. So it is a warning, and no reason to stop.
     """
-    return SubscriptionEventCallbacks(incompatible_qos=lambda _: notice(), use_default_callbacks=False)
+    return SubscriptionEventCallbacks(incompatible_qos=lambda _: on_mismatch(), use_default_callbacks=False)
 
 
-def on_publisher(notice: Callable[[], None]) -> PublisherEventCallbacks:
-    """The same for a subscription on the other side of what is published."""
-    return PublisherEventCallbacks(incompatible_qos=lambda _: notice(), use_default_callbacks=False)
+def on_publisher(on_mismatch: Callable[[], None]) -> PublisherEventCallbacks:
+    """Return the same events for a publisher."""
+    return PublisherEventCallbacks(incompatible_qos=lambda _: on_mismatch(), use_default_callbacks=False)

@@ -39,7 +39,7 @@ from robopolicy.sim.env import SimEnv
 Array = NDArray[np.float64]
 
 NAME = "mujoco_arm"
-STALL_NS = 1_000_000_000  # what the machine was late beyond this is not made good
+STALL_NS = 1_000_000_000  # a delay beyond this is not made good
 PATIENCE = 10.0  # s that --lockstep waits for an answer before it goes on by the clock
 
 
@@ -123,7 +123,7 @@ class ArmNode(Node):
         except SafetyError as error:
             self._refuse(str(error))
             return
-        if not len(points):  # nothing more will come
+        if not len(points):  # no more will come
             self.locked = False
             return
         if self.lockstep and not self.locked:
@@ -155,7 +155,7 @@ class ArmNode(Node):
 
     # -- time -------------------------------------------------------------------------------------------------------
     def pump(self) -> float:
-        """Play what is due; s until there is something to do again."""
+        """Play all ticks that are due; returns s until the next one."""
         now = time.monotonic_ns()
         if self.locked:
             if self.answers == 0 and time.monotonic() - self.waiting_since < PATIENCE:
@@ -186,7 +186,7 @@ class ArmNode(Node):
         self._film(tick)
         if "joint_commands" in self._pub:
             self._pub["joint_commands"].publish(messages.joint_state(self.wiring.joints, ns, q))
-        self._tell(tick)  # the last of the tick: it is what the policy node answers
+        self._tell(tick)  # the last of the tick: the policy node answers it
         if tick % 25 == 0:
             self.report()
 

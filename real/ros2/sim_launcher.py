@@ -9,12 +9,12 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 
 from robopolicy.real.deploy.deployment import Deployment
-from robopolicy.real.deploy.simulated_cell import Episode
+from robopolicy.real.deploy.simulated_arm import Episode
 from robopolicy.real.ros2 import policy_node, sim_arm_node
-from robopolicy.real.ros2.episode_client import EpisodeClient, arm_command, node_command, private_environment, processes
+from robopolicy.real.ros2.episode_client import EpisodeClient
+from robopolicy.real.ros2.processes import arm_command, node_command, private_environment, processes
 from robopolicy.real.ros2.wiring import load_wiring
 from robopolicy.real.safety import SafetyError
 from robopolicy.real.teleoperation.gamepad import PAD_MAP, PAD_POLICY
@@ -28,43 +28,34 @@ LONGEST = 60.0  # s without any progress before an episode is given up
 
 def run_episodes(deployment: Deployment) -> Iterator[Episode]:
     """Episodes over ROS 2, in the order of the deployment's seeds."""
-    d = deployment
-    options = {
-        "task": d.task, "which": d.which, "settings": d.settings, "latency": d.latency, "dry_run": d.dry_run,
-        "lockstep": d.lockstep, "chunking": d.chunking, "risk": None if d.risk is None else str(d.risk),
-        "record": None if d.record is None else str(d.record), "policy_id": d.policy_id,
-        "operator": d.operator is not None, "human_first": d.human_first, "drive": asdict(d.drive), "server": d.server,
-        **{k: None if (v := getattr(d, k)) is None else str(v) for k in ("server_token", "server_ca")},
-    }  # fmt: skip
-    wiring = load_wiring(d.wiring)
+    config = deployment.config
+    assert config.task is not None  # prepare() has put it there
     source: contextlib.AbstractContextManager[Keys | None] = contextlib.nullcontext()
-    if d.operator is not None:
-        source = source_of(d.operator, d.drive)
+    if config.operator is not None:
+        source = source_of(config.operator, config.drive)
     os.environ.update({k: v for k, v in private_environment().items() if k.startswith("ROS_")})
+    arm = arm_command(config.task, config.wiring, lost=config.lost, lockstep=config.lockstep)
     with (
         source as keys,
-        processes(
-            arm_command(d.task, d.wiring, lost=d.lost, lockstep=d.lockstep),
-            node_command(d.checkpoint, d.wiring, options), logs=d.logs,
-        ) as running,
-        EpisodeClient(wiring) as operator,
-    ):  # fmt: skip
+        processes(arm, node_command(config), logs=deployment.logs) as running,
+        EpisodeClient(load_wiring(config.wiring)) as operator,
+    ):
         with alive(running):
             operator.wait(lambda: all(operator.heard.values()), 120.0, "both nodes")
             operator.transition("configure")
-        steps = d.env.task.horizon
+        steps = deployment.env.task.horizon
         if keys is not None:  # then the task's horizon does not end an episode
-            steps = round(d.drive.episode_s / d.env.dt)
-            print(f"{PAD_MAP}\n{PAD_POLICY}" if d.operator == "gamepad" else f"{KEY_MAP}\n{POLICY_KEYS}")
+            steps = round(config.drive.episode_s / deployment.env.dt)
+            print(f"{PAD_MAP}\n{PAD_POLICY}" if config.operator == "gamepad" else f"{KEY_MAP}\n{POLICY_KEYS}")
             operator.listen(keys, stick_of(keys))
-        yield from episodes(operator, running, d.seeds, steps, dry_run=d.dry_run)
+        yield from episodes(operator, running, deployment.seeds, steps, dry_run=config.dry_run)
 
 
 def episodes(
     operator: EpisodeClient, running: list[subprocess.Popen[bytes]], seeds: Iterable[int], steps: int, *,
     dry_run: bool = False,
 ) -> Iterator[Episode]:  # fmt: skip
-    """One after the other, of up to `steps` control steps, until a human who is listened to ends the session."""
+    """Play episodes of up to `steps` control steps, until all are done or a human ends them."""
     human = operator.forwarder
     with first_interrupt(human.quit) if human is not None else contextlib.nullcontext():
         for seed in seeds:
@@ -97,14 +88,14 @@ def _episode(operator: EpisodeClient, seed: int, horizon: int, dry_run: bool = F
         operator.next_report(LONGEST)
         mine, theirs = operator.status[policy_node.NAME], operator.status[sim_arm_node.NAME]
         success = 0 <= int(theirs["success_step"]) <= horizon
-        # In a dry run the arm hears nothing, and counts no steps.
+        # In a dry run the arm gets no commands, and counts no steps.
         over = int(mine.get("step", "0")) > horizon and (dry_run or int(theirs["step"]) > horizon)
         quiet = quiet + 1 if (now := mine.get("ticks", "") + theirs["step"]) == last else 0
         last = now
         if human is not None:
             status(f"{mine.get('driver', '')}  control step {mine.get('step', '')}  {mine.get('mode', '')}")
             if human.over and not mine.get("halted"):
-                operator.press("x")  # said before the episode had begun: then nobody heeded it
+                operator.press("x")  # pressed before the episode began, when it had no effect
             over = over or (bool(mine.get("halted")) and float(theirs["speed"]) < STANDS)
         if success or over or theirs["aborted"] or mine.get("mode") == "FAULT" or quiet > 20 * LONGEST:
             break
@@ -121,7 +112,7 @@ def _episode(operator: EpisodeClient, seed: int, horizon: int, dry_run: bool = F
 
 
 def activate(operator: EpisodeClient, *, patience: float = 5.0) -> None:
-    """Activate; what has only just begun may need up to `patience` s until all that is needed has come.
+    """Activate; a node that has just begun may need up to `patience` s until all inputs have come.
 
     Raises:
         SafetyError: refused to the last; with the node's reason.

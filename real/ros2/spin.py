@@ -17,7 +17,7 @@ from rclpy.signals import SignalHandlerOptions
 from robopolicy.real.safety import SafetyError
 
 MOST = 200  # messages in a row
-ENDS = "ROBOPOLICY_END_WITH_PARENT"  # variable that a node is started with which nobody else would end
+ENDS = "ROBOPOLICY_END_WITH_PARENT"  # variable of a node that ends with its parent process
 PR_SET_PDEATHSIG = 1
 PRIORITY = 40  # of SCHED_FIFO: below the 50 of ros2_control's own loop
 
@@ -31,7 +31,7 @@ class Pumped(Protocol):
         ...
 
     def pump(self) -> float:
-        """Do what is due; s until there is something to do again."""
+        """Do all due work; returns s until the next call."""
         ...
 
     def destroy_node(self) -> None: ...
@@ -41,7 +41,7 @@ def start(arguments: list[str] | None) -> None:
     """rclpy.init, which leaves signals to `run`.
 
     Raises:
-        SafetyError: security is enforced (SROS 2) and cannot be set up: nothing is started without it.
+        SafetyError: security is enforced (SROS 2) and cannot be set up.
     """
     try:
         rclpy.init(args=arguments, signal_handler_options=SignalHandlerOptions.NO)
@@ -74,7 +74,7 @@ def run(node: Pumped) -> None:
 
     EventsExecutor costs the least, but its wait without a time-out burns a core and runs no callback in the versions
     we know: every wait here is finite. Threads switch every 0.2 ms, so that a tick does not wait for a policy's
-    bytecode; what is there at the start is never garbage-collected.
+    bytecode; objects from before the start are never garbage-collected.
     """
     ended = []
     for name in (signal.SIGINT, signal.SIGTERM):
@@ -89,7 +89,7 @@ def run(node: Pumped) -> None:
         wait = 0.0
         while rclpy.ok() and not ended:
             executor.spin_once(timeout_sec=min(max(wait, 0.0), 0.05))
-            for _ in range(MOST):  # what is there already comes before what follows from it
+            for _ in range(MOST):  # waiting messages come before the work that follows from them
                 before = node.handled
                 executor.spin_once(timeout_sec=0.0)
                 if node.handled == before:

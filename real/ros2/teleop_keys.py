@@ -15,10 +15,10 @@ from robopolicy.real.teleoperation.teleoperator import MOVES
 
 Array = NDArray[np.float64]
 
-LOST, STICK = "lost", "stick"  # the source of keys is gone; what follows are deflections −1 … 1
+LOST, STICK = "lost", "stick"  # the source of keys is gone; then deflections −1 … 1
 STOPS = ("x", LOST)  # go before whatever waits, and are never dropped
 KNOWN = frozenset({*MOVES, *NAMES.values(), OTHER, LOST, "t", "p", "b", "x"})
-FRESH = 0.15  # s that a deflection counts: who holds a stick says so again and again; what waited for longer is dropped
+FRESH = 0.15  # s that a deflection counts: a held stick repeats it; older ones are dropped
 _MOST = 64  # texts at a time
 
 
@@ -36,7 +36,7 @@ class RemoteKeys:
         self._told, self._lost, self._quit = -np.inf, False, False
 
     def press(self, text: str) -> None:
-        """Take what came.
+        """Take a key or deflections.
 
         Raises:
             SafetyError: it is no key, and no four numbers from −1 to 1.
@@ -67,7 +67,7 @@ class RemoteKeys:
         return self._waiting.popleft() if self._waiting else None
 
     def stick(self) -> Array:
-        """[4] the deflections that were told last; zero once they are old."""
+        """Return the newest deflections [4]; zero once they are old."""
         fresh = 0.0 <= self.clock() - self._told < FRESH
         return self._at.copy() if fresh and not self._lost else np.zeros(4)
 
@@ -87,7 +87,7 @@ class Forwarder:
         self._moved = False
 
     def pump(self) -> None:
-        """Send what there is."""
+        """Send all waiting keys and deflections."""
         for _ in range(0 if self.over else _MOST):
             try:
                 key = self.keys()

@@ -1,4 +1,4 @@
-"""What an arm's driver plays, tick by tick: trajectories spliced where they agree with what was played."""
+"""The points that an arm's driver plays, tick by tick: trajectories are spliced where they agree with them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Timeline:
     """Control points by tick. Beyond the end of the last trajectory the arm stays where it ends.
 
     A trajectory is taken only where its points agree, bit for bit, with `MATCH` that were played or are about to be.
-    One that does not belong to what the arm does is refused, and the arm goes on with what it has: which ends in a
+    One that does not continue the motion is refused, and the arm goes on with its last trajectory, which ends in a
     certified stop.
     """
 

@@ -1,4 +1,4 @@
-"""What a driver that is sent positions makes of them between two, and whether the maker's limits survive it.
+"""Upsampling of positions by a driver, and whether the maker's limits still hold after it.
 
 Differences of control points bound a B-spline through them (real/safety/motion.py). A driver that does otherwise
 multiplies them: by how much follows from how it goes from one position to the next, and how often.
@@ -25,14 +25,14 @@ NOT_CLAIMED = (
 def worst(wiring: Wiring, profile: Profile) -> dict[str, Array]:
     """Velocity, acceleration and jerk [n] at the driver's rate, as multiples of the maker's limits, at most.
 
-    Trajectories are played as the spline that was certified: they multiply nothing.
+    Trajectories are played as the certified spline: their factors are 1.
     """
     out = wiring.output
     v, a, j = profile.velocity, profile.acceleration, profile.jerk
     times = round(out.driver_hz * wiring.tick_s) if out.type == "positions" else 1
     if times > 1 and out.upsampling == "linear":  # a change of speed in one cycle
         a, j = times * a, times * a * out.driver_hz
-    elif times > 1 and out.upsampling == "none":  # a whole tick's way in one cycle, and then nothing
+    elif times > 1 and out.upsampling == "none":  # a whole tick's way in one cycle, then none
         v, a, j = times * v, times * v * out.driver_hz, 2 * times * v * out.driver_hz**2
     return {name: value / profile.maker[name] for name, value in zip(RATES, (v, a, j), strict=True)}
 

@@ -23,7 +23,7 @@ def check_urdf(profile: Profile, text: str, names: Sequence[str] | None = None) 
     The profile's joints must be there, turn, follow one another, and permit all that the limits permit.
 
     Args:
-        names: what the URDF calls them, where it does not call them as the profile does.
+        names: the URDF's names of the joints, where they differ from the profile's.
 
     Raises:
         SafetyError: names every joint that does not fit, and how.

@@ -1,4 +1,4 @@
-"""configs/robots/*.yaml: which topic is which feature, and what a robot's driver calls its joints."""
+"""Wirings, configs/robots/*.yaml: which topic is which feature, and the driver's names of the joints."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ class Wiring:
 
     @property
     def output(self) -> OutputTopic:
-        """How the arm's driver is told where to go."""
+        """The topic of commands to the arm's driver."""
         return cast(OutputTopic, self.topics["trajectory"])
 
     @property
     def grip(self) -> GripperTopic | None:
-        """How the gripper's driver is told its opening; None where the robot has none."""
+        """The topic of the gripper's opening; None without a gripper."""
         return cast("GripperTopic | None", self.topics["gripper"])
 
     @property
@@ -91,7 +91,7 @@ def load_wiring(name: str) -> Wiring:
     """A preset by name, or a file by path.
 
     Raises:
-        WiringError: there is none, or it is wrong; names the key, what was found and what is expected.
+        WiringError: there is none, or it is wrong; names key, found and expected.
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if not path.is_file():

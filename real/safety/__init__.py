@@ -6,10 +6,12 @@ keeps that stop. When no further command can be certified, or anything fails, it
 Axes: N arms · n joints · S samples of a path · M poses · C capsules · P pairs.
 """
 
-from robopolicy.real.safety.chain import Decision, Mode, SafetyChain
+from robopolicy.real.safety.chain import Mode, SafetyChain
 from robopolicy.real.safety.command_limiter import CommandLimiter
+from robopolicy.real.safety.decision import Decision
 from robopolicy.real.safety.errors import SafetyError
-from robopolicy.real.safety.profile import Profile, Settings, load_profile, profile_names
+from robopolicy.real.safety.profile import Profile, load_profile, profile_names
+from robopolicy.real.safety.settings import Settings
 
 __all__ = [
     "CommandLimiter",

@@ -24,7 +24,7 @@ def all_true(flags: Bool) -> bool:
 
 @njit(cache=True, nogil=True)
 def within(x: Array, bound: float) -> bool:
-    """All of `x` [n] are smaller than `bound` in size; what is no number is not."""
+    """Whether all of `x` [n] are smaller than `bound` in size; False for NaN."""
     fine = True
     for value in x:
         fine &= abs(value) < bound

@@ -4,48 +4,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.real.safety.array_ops import clip, max_abs_diff, within
-from robopolicy.real.safety.command_limiter import CommandLimiter, Past
-from robopolicy.real.safety.energy_tank import EnergyTank
+from robopolicy.real.safety.command_limiter import CommandLimiter
+from robopolicy.real.safety.decision import Decision, Measured
+from robopolicy.real.safety.energy_tank import EnergyTank, tank_for
 from robopolicy.real.safety.errors import SafetyError
 from robopolicy.real.safety.joint_space import joint_limits
+from robopolicy.real.safety.limiter_state import Past
 from robopolicy.real.safety.limits import Limit
 from robopolicy.real.safety.profile import Profile
 from robopolicy.real.safety.projection import Projection, project
 from robopolicy.real.safety.risk import RiskCritic
 from robopolicy.real.safety.safety_mode import Mode, Patience, Watchdog
 from robopolicy.real.safety.space import space_limits
-from robopolicy.real.safety.tracking import TRAIL, allowance, levers, off_path
+from robopolicy.real.safety.tracking import PathCheck
 
 Array = NDArray[np.float64]
 
 SLOW_PACE = 0.2  # of the joints' velocity limits
 SETTLE = 0.1  # s without a cause, at rest, before HOLD ends
-
-
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """What the arm says of itself."""
-
-    q: Array  # [n] rad
-    torque: Array | None = None  # [n] N·m, external, pushing the arm
-
-
-class Decision(NamedTuple):
-    """One tick's command."""
-
-    command: Array  # [n] rad, the next control point
-    stop: Array  # [S n] the certified control points after it: what to play if nothing follows
-    mode: Mode
-    reasons: tuple[str, ...]  # why it is not the target; empty where it is, bit for bit
-    changed: bool
 
 
 class SafetyChain:
@@ -55,7 +39,7 @@ class SafetyChain:
         profile: limits.
         dt: s between ticks.
         state: patience with the arm's state; `enable`: with the operator's periodic enable (None: not used);
-            `inputs`: with what else the policy needs, by name.
+            `inputs`: patience with further inputs of the policy, by name.
         clock, budget: s that a tick's computation may take by `clock`; a later one is braked.
         limits, projection: instead of the usual; for tests.
         risk: a learned critic, which may only slow down.
@@ -71,7 +55,7 @@ class SafetyChain:
         self.risk = risk
         self.tank: EnergyTank | None = None
         self._given = limits
-        self._trail: Array = np.zeros((TRAIL, len(profile.joints)))  # control points that the arm may be at
+        self.path_check = PathCheck(len(profile.joints))
         self._arm(profile)
         self.watchdogs = [Watchdog("state", state or Patience(hold=0.05, fault=0.2))]
         if enable is not None:
@@ -86,7 +70,7 @@ class SafetyChain:
         return self.limiter.profile
 
     def activate(self, measured: Measured, now: float) -> None:
-        """Start at rest where the arm is; also what an operator's reset after a fault calls.
+        """Start at rest where the arm is; an operator's reset after a fault calls it too.
 
         Raises:
             SafetyError: it moves, is not readable, or stands where a limit would not allow it; or the operator's enable
@@ -96,18 +80,17 @@ class SafetyChain:
             raise SafetyError("activate: the arm is still braking; wait until it stands")
         if any(dog.name == "enable" and dog.level(now) >= Mode.HOLD for dog in self.watchdogs):
             raise SafetyError("enable: no sign of life of the operator; it must come before the arm is activated")
-        q = self._read(measured)
+        q = measured.joints(self.limiter.c.shape[2])
         low, high = self.profile.maker["low"], self.profile.maker["high"]
         if (np.abs(q) > 4 * np.pi).any() and ((low <= np.deg2rad(q)) & (np.deg2rad(q) <= high)).all():
             raise SafetyError(f"state: {np.round(q, 2).tolist()} look like degrees; joint angles are expected in rad")
         clip(q, q, self.profile.settings.reference_clip, np.empty_like(q))  # compiled now, not in the first tick
-        self._trail = np.tile(q, (TRAIL, 1))
-        off_path(self._trail, q, self._levers)
+        self.path_check.reset(q)
         if self.tank is not None:
             self.tank.rest()
         self.limiter.reset(q[None])
         for dog in self.watchdogs:
-            if dog.name != "enable":  # which nothing but the operator feeds
+            if dog.name != "enable":  # which the operator alone feeds
                 dog.feed(now)
         self.mode, self.active, self._fault, self._since, self._now = Mode.RUN, True, "", now, now
 
@@ -118,7 +101,7 @@ class SafetyChain:
 
     @property
     def why(self) -> str:
-        """What has faulted first; "" where nothing has."""
+        """The first reason of a fault; "" without a fault."""
         return self._fault
 
     def enable(self, now: float) -> None:
@@ -135,18 +118,18 @@ class SafetyChain:
         """Take note of the control point [n] that the arm plays; False where the last command was lost."""
         reached = self.limiter.heard(played)
         if not reached:
-            self._tread()
+            self.path_check.note(self.limiter.c[:, -1])
         return reached
 
     def resume(self, past: Past, ticks: int) -> None:
-        """Go on from `past` as the arm does that has heard nothing for `ticks` ticks since: by its stored stop."""
+        """Go on from `past` by its stored stop, as an arm does that has missed `ticks` commands since."""
         self.limiter.resume(past, ticks)
-        self._tread()
+        self.path_check.note(self.limiter.c[:, -1])
 
     def load_resumed(self, state: dict[str, Array]) -> None:
         """As `resume`, to a recorded `state` of the limiter."""
         self.limiter.load_state_dict(state)
-        self._tread()
+        self.path_check.note(self.limiter.c[:, -1])
 
     def fault(self, reason: str) -> None:
         """Stop and stay stopped until `activate`."""
@@ -182,7 +165,7 @@ class SafetyChain:
         if not self.active:
             raise SafetyError("filter: activate(measured, now) must come first")
         reasons: list[str] = []
-        if not now >= self._now:  # nobody knows any more how old anything is
+        if not now >= self._now:  # no age can be trusted any more
             self.fault("clock")
         self._now = now
         if measured is not None:
@@ -206,10 +189,8 @@ class SafetyChain:
             slower = min(pace, self.risk.pace(self.limiter.c[0], np.asarray(target, dtype=np.float64)))
             reasons += ["risk"] if slower < pace else []
             pace = slower
-        verdict = self.limiter.filter(
-            self.limiter.c[:, -1] if target is None else np.asarray(target, dtype=np.float64)[None], hold=hold,
-            pace=pace,
-        )  # fmt: skip
+        wanted = self.limiter.c[:, -1] if target is None else np.asarray(target, dtype=np.float64)[None]
+        verdict = self.limiter.filter(wanted, hold=hold, pace=pace)
         why = list(compress(self.limiter.reasons, verdict.reasons[0].tolist()))
         if "input" in why:  # unreadable numbers: hold until they are gone
             level, self._since = max(level, Mode.HOLD), now
@@ -217,65 +198,44 @@ class SafetyChain:
         reasons += why
         self.counts.update(reasons)
         self.error = verdict.error or self.error
-        self._tread()
-        return Decision(
-            verdict.command[0], self.limiter.stop_ahead()[0], self.mode, tuple(reasons), bool(verdict.changed[0])
-        )
+        self.path_check.note(self.limiter.c[:, -1])
+        command, stop = verdict.command[0], self.limiter.stop_ahead()[0]
+        return Decision(command, stop, self.mode, tuple(reasons), bool(verdict.changed[0]))
 
     # -- inside -----------------------------------------------------------------------------------------------------
-    def _tread(self) -> None:
-        """The newest command is on the arm's way."""
-        self._trail = np.concatenate([self._trail[1:], self.limiter.c[:, -1]])
-
     def _arm(self, profile: Profile) -> None:
         if self._given is None:
-            energy = profile.settings.energy
-            if energy is None:
-                self.tank = None
-            elif self.tank is None:
-                self.tank = EnergyTank(energy, profile.settings.contact_stiffness)
-            else:
-                self.tank.capacity, self.tank.energy = energy, min(energy, self.tank.energy)
-                self.tank.stiffness = profile.settings.contact_stiffness
+            self.tank = tank_for(profile.settings, self.tank)
             self.limiter.use(profile, None)
             if self.tank is not None:
                 self.limiter.use(profile, (*joint_limits(profile), *space_limits(self.limiter.body), self.tank))
         else:
             self.limiter.use(profile, self._given)
-        body = self.limiter.body
-        self._levers, self._allowance = levers(body), allowance(profile, body, self.limiter.dt)
-
-    def _read(self, measured: Measured) -> Array:
-        q = np.array(measured.q, dtype=np.float64)
-        n = self.limiter.c.shape[2]
-        if q.shape != (n,) or not within(q, 1e6):
-            raise SafetyError(f"state: expected {n} finite joint angles, found {q!r}")
-        return q
+        self.path_check.use(profile, self.limiter.body, self.limiter.dt)
 
     def _take(self, target: Array | None, measured: Measured, now: float, reasons: list[str]) -> Array | None:
         """Check the arm's state, and keep the target within reach of it."""
         try:
-            q = self._read(measured)
+            q = measured.joints(self.limiter.c.shape[2])
         except SafetyError:
             reasons.append("state_unreadable")  # it does not count as a sign of life
             return None
         self.watchdogs[0].feed(now)
-        s = self.profile.settings
-        if max_abs_diff(self.limiter.c[0, -1], q) > self.profile.astray:
+        if max_abs_diff(self.limiter.c[0, -1], q) > self.profile.max_tracking_error:
             self.fault("tracking_error")
-        if self._allowance < np.inf and not off_path(self._trail, q, self._levers) <= self._allowance:
+        if not self.path_check.passes(q):
             self.fault("tracking_error")
         if self.tank is not None:
             torque = np.zeros(0) if measured.torque is None else np.array(measured.torque, dtype=np.float64)
             if torque.shape != q.shape or not within(torque, np.inf):
-                reasons.append("torque_unreadable")  # without it nobody knows what is in the tank
+                reasons.append("torque_unreadable")  # without it the tank's energy is unknown
                 return None
             self.tank.update(q, torque)
         if target is None or np.shape(target) != q.shape:
             return target
         target = np.array(target, dtype=np.float64)
         clipped = np.empty_like(q)
-        if not clip(target, q, s.reference_clip, clipped) or not within(clipped, np.inf):
+        if not clip(target, q, self.profile.settings.reference_clip, clipped) or not within(clipped, np.inf):
             return target
         reasons.append("reference_clip")
         return clipped

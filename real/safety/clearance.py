@@ -11,7 +11,7 @@ from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.geometry import above_planes, apart, near_box, near_pairs, near_planes, off_box
 from robopolicy.real.safety.limits import EXTRA, NEAR, Inequalities
 from robopolicy.real.safety.path import Array, Here, Ints, Path
-from robopolicy.real.safety.profile import Box, Plane
+from robopolicy.real.safety.settings import Box, Plane
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""The limiter: proposes the nearest permitted command and publishes only what is certified. Batched over N arms.
+"""The limiter: find the nearest permitted command, and publish certified commands alone. Batched over N arms.
 
 A command is published together with a stop from there that was checked against every limit, and the stop is stored.
 If no further command passes, or anything raises, is infeasible or non-finite, the next sample of the stored stop is
@@ -11,49 +11,37 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from robopolicy.real.safety import motion
 from robopolicy.real.safety.array_ops import all_true, any_true, within
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.errors import SafetyError
-from robopolicy.real.safety.joint_space import EPSILON, joint_limits
+from robopolicy.real.safety.joint_space import joint_limits
+from robopolicy.real.safety.limiter_kernels import advance, inside, settle
+from robopolicy.real.safety.limiter_state import Past, check_state
 from robopolicy.real.safety.limits import Limit, broken
+from robopolicy.real.safety.motion import HISTORY
 from robopolicy.real.safety.path import Path
 from robopolicy.real.safety.profile import Profile
 from robopolicy.real.safety.projection import Projection, project
-from robopolicy.real.safety.safe_command_search import Search, put
+from robopolicy.real.safety.safe_command_search import SafeCommandSearch, put
 from robopolicy.real.safety.space import space_limits
 
 Array = NDArray[np.float64]
 Bool = NDArray[np.bool_]
 
-LONGEST_STOP = 1_000_000  # control points
 # Reasons beside the limits' names.
 INPUT, RATE, PROJECTED, LATE, POST, ERROR = "input", "rate", "projected", "late", "post_check", "error"
 
 
 class LimitVerdict(NamedTuple):
-    """What became of one tick's targets."""
+    """Commands of one tick, and why they differ from the targets."""
 
     command: Array  # [N n] rad, to publish
     stopping: Bool  # [N] the stored stop is being played
     changed: Bool  # [N] the command is not the target, bit for bit
     reasons: Bool  # [N R] why, by `CommandLimiter.reasons`
     error: str = ""  # of an exception, which is a bug and braked for all the same
-
-
-class Past(NamedTuple):
-    """What the next commands start from, after some tick."""
-
-    c: Array  # [N HISTORY n]
-    stop: Array  # [N S n]
-    at: NDArray[np.int64]  # [N] next sample of the stop
-
-    def ahead(self, ticks: int) -> Array:
-        """[n] what the only arm plays `ticks` ≥ 1 ticks later if it hears nothing more."""
-        return np.asarray(self.stop[0, min(int(self.at[0]) + ticks - 1, self.stop.shape[1] - 1)])
 
 
 class CommandLimiter:
@@ -75,7 +63,7 @@ class CommandLimiter:
         self.dt, self.num_arms, self._projection = dt, num_arms, projection
         self.clock, self.budget = clock or (lambda: 0.0), budget
         n = len(profile.joints)
-        self.c: Array = np.zeros((num_arms, motion.HISTORY, n))  # what was published, oldest first
+        self.c: Array = np.zeros((num_arms, HISTORY, n))  # published commands, oldest first
         self.last: Array = np.zeros((num_arms, n))  # the last finite target
         self._stop: Array = np.zeros((num_arms, 1, n))
         self._at: NDArray[np.int64] = np.zeros(num_arms, dtype=np.int64)  # next sample of the stop
@@ -87,7 +75,7 @@ class CommandLimiter:
         """Take other limits from the next tick on. A stop that is stored stays as it was certified."""
         self.profile, self.body = profile, Body(profile)
         self.limits = tuple(limits) if limits is not None else (*joint_limits(profile), *space_limits(self.body))
-        self.search = Search(profile, self.body, self.limits, dt=self.dt, projection=self._projection)
+        self.search = SafeCommandSearch(profile, self.body, self.limits, dt=self.dt, projection=self._projection)
         self.reasons = (*(limit.name for limit in self.limits), INPUT, RATE, PROJECTED, LATE, POST, ERROR)
         self._index = {name: i for i, name in enumerate(self.reasons)}
 
@@ -101,7 +89,7 @@ class CommandLimiter:
         q = np.asarray(q, dtype=np.float64)
         if q.shape != (len(rows), self.c.shape[2]) or not np.isfinite(q).all():
             raise SafetyError(f"reset: expected {(len(rows), self.c.shape[2])} finite joint angles, found {q!r}")
-        history = np.repeat(q[:, None], motion.HISTORY, axis=1)
+        history = np.repeat(q[:, None], HISTORY, axis=1)
         failed: Bool = broken(self.limits, Path.of(history, q, self.body, self.dt))
         if failed.any():
             names = [n for n, bad in zip(self.reasons, np.asarray(failed.any(axis=0)), strict=False) if bad]
@@ -113,10 +101,10 @@ class CommandLimiter:
             self.search.warm_up(history)
             rest = q.copy()
             fine = self._post_check(rest)
-            _settle(fine, rest, rest, rest, fine)
+            settle(fine, rest, rest, rest, fine)
             every = np.arange(len(rest))
             put(rest[:, None], every, rest[:, None], every)
-            _advance(history, rest[:, None], every, rest, fine, history.copy(), every.copy())
+            advance(history, rest[:, None], every, rest, fine, history.copy(), every.copy())
         self.c[rows], self.last[rows], self.active[rows] = history, q, True
         self._stop[rows], self._at[rows] = q[:, None], 0
         self._before = self.past()
@@ -127,7 +115,7 @@ class CommandLimiter:
 
         Args:
             hold: [N] bool: play the stop, whatever the target.
-            pace: fraction of the joints' velocity limits to propose with.
+            pace: fraction of the joints' velocity limits for the search.
 
         Raises:
             SafetyError: `reset` was never called.
@@ -159,14 +147,14 @@ class CommandLimiter:
         reasons[:, self._index[POST]] = refused
         going = going & ~refused
         stopping, changed = ~going, np.empty_like(going)
-        _settle(going, command, braking, wanted, changed)
+        settle(going, command, braking, wanted, changed)
         self._accept(command, stop, going)
         return LimitVerdict(command, stopping, changed, reasons, error)
 
     def heard(self, played: Array) -> bool:
         """Take note of the control point [n] that the only arm plays; False where the last command was lost.
 
-        The arm then went on with the stop it had, and so does what the next command starts from.
+        The arm then went on with the stop that it had; the next command starts from there.
         """
         if np.array_equal(played, self.c[0, -1]) or not np.array_equal(played, self._before.ahead(1)):
             return True
@@ -178,7 +166,7 @@ class CommandLimiter:
         return Past(self.c, self._stop, self._at)
 
     def resume(self, past: Past, ticks: int) -> None:
-        """Go on from `past` as arms do that have heard nothing for `ticks` ticks since: by their stored stop."""
+        """Go on from `past` by the stored stops, as arms do that have missed `ticks` commands since."""
         self.c, self._stop, self._at = past
         for _ in range(ticks):
             self._accept(self._braking(), self._stop, np.zeros(self.num_arms, dtype=bool))
@@ -189,52 +177,34 @@ class CommandLimiter:
         return (self.c[:, -3:] == self.c[:, -1:]).all(axis=(1, 2))
 
     def stop_ahead(self) -> Array:
-        """[N S n] what will be commanded if nothing else is certified; ends at rest."""
+        """Return the commands [N S n] rad that follow if no other is certified; they end at rest."""
         if self.num_arms == 1:
             return self._stop[:, self._at[0] :]
         index = np.minimum(self._at[:, None] + np.arange(self._stop.shape[1]), self._stop.shape[1] - 1)
         return np.take_along_axis(self._stop, index[:, :, None], axis=1)
 
     def state_dict(self) -> dict[str, Array | Bool | NDArray[np.int64]]:
-        """What the next commands depend on, limits aside."""
+        """Return the state that the next commands depend on, limits aside."""
         return {
             "c": self.c, "last": self.last, "stop": self._stop, "at": self._at, "active": self.active,
             "search": np.array([self.search.near, self.search.first], dtype=np.int64),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Array]) -> None:
-        """Go on from what `state_dict` of a limiter of as many arms gave, under the same limits.
+        """Go on from the `state_dict` of a limiter of as many arms, under the same limits.
 
         Raises:
             SafetyError: it is of other arms.
         """
         if state["c"].shape != self.c.shape:
             raise SafetyError(f"limiter: the saved state is of arms {state['c'].shape}, these are {self.c.shape}")
-        self._check_state(state)
+        check_state(state, self.c.shape, len(self.limits))
         self.c, self.last, self._stop = (np.array(state[k], dtype=np.float64) for k in ("c", "last", "stop"))
         self._at, self.active = np.array(state["at"], dtype=np.int64), np.array(state["active"], dtype=bool)
         self.search.near, self.search.first = bool(state["search"][0]), int(state["search"][1])
         self._before = self.past()
 
     # -- inside -----------------------------------------------------------------------------------------------------
-    def _check_state(self, state: dict[str, Array]) -> None:
-        """Raise SafetyError where a saved state's parts do not fit: compiled loops do not look at the ends of arrays.
-
-        It may come from a stranger's recording or checkpoint.
-        """
-        arms, _, n = self.c.shape
-        stop = state["stop"]
-        shapes = {"last": (arms, n), "at": (arms,), "active": (arms,), "search": (2,)}
-        wrong = [k for k, shape in shapes.items() if np.shape(state[k]) != shape]
-        if wrong or stop.ndim != 3 or stop.shape[::2] != (arms, n) or not 1 <= stop.shape[1] <= LONGEST_STOP:
-            raise SafetyError(f"limiter: the saved state of {', '.join(wrong) or 'stop'} is not of these {arms} arms")
-        if not all(within(np.ravel(np.asarray(state[k], dtype=np.float64)), 1e6) for k in ("c", "last", "stop")):
-            raise SafetyError("limiter: the saved state holds joint angles that are none")
-        at, search = np.asarray(state["at"]), np.asarray(state["search"])
-        first = int(search[1])
-        if not ((at >= 0) & (at < stop.shape[1])).all() or not 0 <= first < len(self.limits):
-            raise SafetyError(f"limiter: the saved state counts beyond its stop or limits: {at.tolist()}, {first}")
-
     def _readable(self, target: Array, reasons: Bool) -> Array:
         """A copy of `target` where it can be read, else of the last one."""
         target = np.array(target, dtype=np.float64, order="C")
@@ -253,65 +223,13 @@ class CommandLimiter:
     def _post_check(self, command: Array) -> Bool:
         """[N] the command alone, by other arithmetic than the certificate's, just before it is published."""
         p, fine = self.profile, np.empty(len(command), dtype=np.bool_)
-        _inside(self.c, command, p.low, p.high, p.velocity, p.acceleration, p.jerk, self.dt, fine)
+        inside(self.c, command, p.low, p.high, p.velocity, p.acceleration, p.jerk, self.dt, fine)
         return fine
 
     def _accept(self, command: Array, stop: Array, going: Bool) -> None:
         self._before = self.past()
         self.c, self._at = np.empty_like(self.c), np.empty_like(self._at)
-        _advance(*self._before, command, going, self.c, self._at)
+        advance(*self._before, command, going, self.c, self._at)
         if any_true(going):
             rows = np.flatnonzero(going)
             self._stop = put(self._stop, rows, stop, rows)
-
-
-@njit(cache=True, nogil=True)
-def _advance(
-    c: Array, stop: Array, at: NDArray[np.int64], command: Array, going: Bool, new_c: Array, new_at: NDArray[np.int64]
-) -> None:
-    """History and next samples of the stops once `command` is published; those of arms that are `going` are new."""
-    for arm in range(len(going)):
-        new_c[arm, :-1] = c[arm, 1:]
-        new_c[arm, -1] = command[arm]
-        new_at[arm] = 0 if going[arm] else min(at[arm] + 1, stop.shape[1] - 1)
-
-
-@njit(cache=True, nogil=True)
-def _settle(going: Bool, command: Array, braking: Array, wanted: Array, changed: Bool) -> None:
-    """Where not `going`, the stop is the `command`. It is `changed` there, and where it is not what was wanted."""
-    for arm in range(len(going)):
-        changed[arm] = not going[arm]
-        for i in range(command.shape[1]):
-            if not going[arm]:
-                command[arm, i] = braking[arm, i]
-            elif command[arm, i] != wanted[arm, i]:
-                changed[arm] = True
-
-
-@njit(cache=True, nogil=True)
-def _inside(
-    c: Array,
-    command: Array,
-    low: Array,
-    high: Array,
-    velocity: Array,
-    acceleration: Array,
-    jerk: Array,
-    dt: float,
-    fine: Bool,
-) -> None:
-    """Comparisons that a NaN fails."""
-    last = c.shape[1] - 1
-    for arm in range(command.shape[0]):
-        fine[arm] = True
-        for i in range(command.shape[1]):
-            q, q1, q2, q3 = command[arm, i], c[arm, last, i], c[arm, last - 1, i], c[arm, last - 2, i]
-            rounding = 16 * EPSILON * max(abs(q1), 1.0)
-            slack = 1 + 1e-8
-            if not (
-                low[i] <= q <= high[i]
-                and abs(q - q1) <= velocity[i] * dt * slack + rounding
-                and abs(q - 2 * q1 + q2) <= acceleration[i] * dt**2 * slack + rounding
-                and abs(q - 3 * q1 + 3 * q2 - q3) <= jerk[i] * dt**3 * slack + rounding
-            ):
-                fine[arm] = False

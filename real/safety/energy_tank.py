@@ -21,6 +21,7 @@ from robopolicy.real.safety.errors import SafetyError
 from robopolicy.real.safety.limits import Inequalities
 from robopolicy.real.safety.motion import HISTORY
 from robopolicy.real.safety.path import Array, Here, Path
+from robopolicy.real.safety.settings import Settings
 
 
 @dataclass(eq=False)
@@ -57,11 +58,11 @@ class EnergyTank:
         self._q = self._torque = None
 
     def state_dict(self) -> dict[str, Array | float | None]:
-        """What is in it, and the last state that was accounted for."""
+        """Return the energy, and the last state that was accounted for."""
         return {"energy": self.energy, "q": self._q, "torque": self._torque}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
+        """Go on from a `state_dict`."""
         q, torque = (None if state[k] is None else np.array(state[k], dtype=np.float64) for k in ("q", "torque"))
         self.energy, self._q, self._torque = float(state["energy"]), q, torque
 
@@ -93,7 +94,7 @@ def _left(c: Array, start: Array, torque: Array, energy: float, stiffness: float
                 square += move * move
                 work += move * torque[i]
             left = energy - (0.5 * stiffness * square - work)
-            if not left >= out[arm] and out[arm] == out[arm]:  # what is no number stays
+            if not left >= out[arm] and out[arm] == out[arm]:  # NaN stays
                 out[arm] = left
 
 
@@ -116,3 +117,14 @@ def _pace(
         g[0, i] = v[i] / size
     h[0] = 0.8 * reach / (dt + 0.5 * longest)
     return True
+
+
+def tank_for(settings: Settings, tank: EnergyTank | None) -> EnergyTank | None:
+    """Build the tank of `settings`, or adapt the `tank` in use; None for settings without energy."""
+    if settings.energy is None:
+        return None
+    if tank is None:
+        return EnergyTank(settings.energy, settings.contact_stiffness)
+    tank.capacity, tank.energy = settings.energy, min(settings.energy, tank.energy)
+    tank.stiffness = settings.contact_stiffness
+    return tank

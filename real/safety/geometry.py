@@ -1,8 +1,8 @@
 """Distances of an arm from planes, boxes and itself, compiled. Layout [M R 3]: R points on links at each of M poses.
 
-`near_…` give what inequalities are made of, at one pose: distances that are below `near` m, less what is asked for, in
+`near_…` give the parts of inequalities at one pose: distances below `near` m, less the required distance, in
 `room`, how they change by joint angles in `gradient` [… n] m/rad, and how many there are.
-What calls each other is in one file: numba's cache does not notice changes to a callee in another.
+Functions that call each other are in one file: numba's cache does not notice changes of a callee in another file.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def near_box(
 def apart(
     points: Array, pairs: Ints, ends: int, least: Array, travel: Array, reach: Array, first: Ints, out: Array
 ) -> None:
-    """`out` [N] m: what `Path.between` gives of distances less `least` [P], to the bit.
+    """Write to `out` [N] m the same as `Path.between` of distances less `least` [P], to the bit.
 
     Distances that cannot matter are left out: with at least d at one sampled knot and a change of at most x to the
     next, the value there is at least d − x, and so is the next distance.
@@ -182,7 +182,7 @@ def apart(
                 distance, at = nearest(points[m + 1], i, j, ends)[0] - least[p], m + 1
                 lowest = distance
                 value = 0.5 * (before + distance - change)
-                if not value >= out[arm] and out[arm] == out[arm]:  # what is no number stays
+                if not value >= out[arm] and out[arm] == out[arm]:  # NaN stays
                     out[arm] = value
 
 

@@ -14,12 +14,12 @@ from robopolicy.real.safety.path import Array, Here, Ints, Path
 from robopolicy.real.safety.profile import Profile
 
 EPSILON = float(np.finfo(float).eps)
-SLACK = 1e-9  # relative: rounding of differences, far below what a limit means
+SLACK = 1e-9  # relative: rounding of differences, far below the meaning of a limit
 
 
 @dataclass(frozen=True, eq=False)
 class JointSpace:
-    """Ends and rates [n] of the joints. What limits on them leave is measured for all at once, once for a path."""
+    """Measure the margins to ends and rates [n] of the joints, all at once, once for a path."""
 
     low: Array  # rad
     high: Array
@@ -64,7 +64,7 @@ def _rooms(
 
 @njit(cache=True, nogil=True)
 def _least(value: float, other: float) -> float:
-    """The smaller; what is no number stays."""
+    """Return the smaller number; NaN stays."""
     return value if other >= value or value != value else other
 
 

@@ -21,12 +21,12 @@ class KinematicChain:
     """Frame i = frame i−1 · translation · Rx(quarter turns) · Rz(qᵢ). Link 0 is the base, link i turns with joint i."""
 
     offsets: Array  # [n 3] m
-    turns: tuple[int, ...]  # [n] quarter turns about x: −1, 0 or 1
+    quarter_turns: tuple[int, ...]  # [n] quarter turns about x: −1, 0 or 1
     tcp: Array  # [3] m, in the last link's frame
 
     @cached_property
     def quarters(self) -> Array:
-        return np.array(self.turns, dtype=np.float64)
+        return np.array(self.quarter_turns, dtype=np.float64)
 
 
 class Pose(NamedTuple):
@@ -47,10 +47,17 @@ def pose(chain: KinematicChain, q: Array, links: Ints, local: Array) -> Pose:
 
 @njit(cache=True, nogil=True)
 def _pose(
-    q: Array, offsets: Array, turns: Array, links: Ints, local: Array, frames: Array, points: Array, jacobian: Array
+    q: Array,
+    offsets: Array,
+    quarter_turns: Array,
+    links: Ints,
+    local: Array,
+    frames: Array,
+    points: Array,
+    jacobian: Array,
 ) -> None:
     for m in range(q.shape[0]):
-        _forward(q[m], offsets, turns, frames[m])
+        _forward(q[m], offsets, quarter_turns, frames[m])
         for r in range(links.shape[0]):
             frame = frames[m, links[r]]
             for k in range(3):
@@ -61,12 +68,12 @@ def _pose(
 
 
 @njit(cache=True, nogil=True)
-def _forward(q: Array, offsets: Array, turns: Array, frames: Array) -> None:
+def _forward(q: Array, offsets: Array, quarter_turns: Array, frames: Array) -> None:
     frames[0] = 0.0
     frames[0, 1, 0] = frames[0, 2, 1] = frames[0, 3, 2] = 1.0
     for i in range(q.shape[0]):
         last, this = frames[i], frames[i + 1]
-        s, c, turn = math.sin(q[i]), math.cos(q[i]), turns[i]
+        s, c, turn = math.sin(q[i]), math.cos(q[i]), quarter_turns[i]
         for k in range(3):
             x, y, z = last[1, k], last[2, k], last[3, k]
             this[0, k] = last[0, k] + offsets[i, 0] * x + offsets[i, 1] * y + offsets[i, 2] * z
@@ -91,7 +98,7 @@ def _jacobian(frames: Array, point: Array, out: Array) -> None:
 
 def reach(chain: KinematicChain, links: Sequence[int], local: Array) -> Array:
     """[R n] m: no point r is ever farther from the axis of joint i than this; 0 where the joint does not move it."""
-    n = len(chain.turns)
+    n = len(chain.quarter_turns)
     lengths = np.linalg.norm(chain.offsets, axis=1)  # from link i−1 to link i
     out = np.zeros((len(links), n))
     for r, link in enumerate(links):

@@ -1,7 +1,7 @@
-"""What a limit is: it returns linear inequalities to propose by, and a verdict on a path to decide by.
+"""The interface of a limit: linear inequalities to search by, and the margin of a path to decide by.
 
-mink's habit (small values that return inequalities), with one difference: inequalities only propose. A limit holds
-when its margin over the whole path, stop included, is not negative.
+mink's habit (small values that return inequalities), with one difference: inequalities only guide the search. A limit
+holds when its margin over the whole path, stop included, is not negative.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ backward differences of the control points bound its derivatives exactly (convex
 
     v = (c₀ − c₁) / dt,   a = (c₀ − 2c₁ + c₂) / dt²,   jerk = (c₀ − 3c₁ + 3c₂ − c₃) / dt³,   c₀ the newest.
 
-Whoever keeps these three inside their limits keeps the continuous trajectory inside them, at any upsampling.
+Limits on these three bound the continuous trajectory too, at any upsampling.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 Bool = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
-HISTORY = 6  # control points kept: what a check of a new one looks back on
+HISTORY = 6  # control points that a check of a new one needs
 
 
 def upsample(c: Array, times: int) -> Array:
@@ -48,7 +48,7 @@ def with_stop(
     """Control points [N K n] of `history` [N HISTORY n], `command` [N n] and the stop after it, and ticks [N] of that.
 
     The stop brings each joint to rest in least time under |a| ≤ acc [n], |jerk| ≤ jerk [n]: the continuous
-    time-optimal stop of velocity and acceleration sampled at ticks. Its cell averages are what the differences see, so
+    time-optimal stop of velocity and acceleration sampled at ticks. The differences see its cell averages, so
     they inherit both bounds, and rest is reached exactly. Shorter stops are filled up with rest.
 
     Args:

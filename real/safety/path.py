@@ -1,4 +1,4 @@
-"""What a certificate looks at: a command, the stop after it, and the pose from which it starts."""
+"""The path that a certificate checks: a command, the stop after it, and the pose at its start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 Bool = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
-SAMPLE = 0.01  # s, at most, between sampled knots; what happens in between is bounded, not hoped for
+SAMPLE = 0.01  # s, at most, between sampled knots; the motion in between is bounded
 
 
 class PathSamples(NamedTuple):
@@ -51,7 +51,7 @@ class Path:
     ticks: Ints  # [N] of the stop; beyond them it rests
     body: Body
     dt: float
-    memo: dict[object, Array] = field(default_factory=dict)  # what limits have measured on it
+    memo: dict[object, Array] = field(default_factory=dict)  # measurements of the limits on it
 
     @classmethod
     def of(cls, history: Array, command: Array, body: Body, dt: float) -> Path:
@@ -165,7 +165,7 @@ def _between(distance: Array, travel: Array, reach: Array, first: Ints, least: A
                 if 0.5 * (both - most) > least[arm]:  # so is the value: rounding is monotone
                     continue
                 value = 0.5 * (both - _along(travel[m], reach[r]))
-                if not value >= least[arm] and least[arm] == least[arm]:  # what is no number stays
+                if not value >= least[arm] and least[arm] == least[arm]:  # NaN stays
                     least[arm] = value
 
 

@@ -1,4 +1,4 @@
-"""The form of a limit profile's data, of a file of ours or of a stranger's recording.
+"""The schema of a limit profile's data, from a file of ours or from a recording of unknown origin.
 
 Compiled loops index these arrays without looking at their ends: every length must fit before anything is computed.
 """
@@ -36,7 +36,7 @@ class _Edge(_Range):
 
 class _Kinematics(_Model):
     offsets: tuple[Vector, ...]
-    turns: tuple[Literal[-1, 0, 1], ...]
+    quarter_turns: tuple[Literal[-1, 0, 1], ...] = pydantic.Field(alias="turns")
     tcp: Vector
 
 
@@ -74,7 +74,7 @@ class _Data(_Model):
         sized: dict[str, Any] = {name: getattr(self, name) for name in _BY_JOINT}
         sized |= {f"{name}.range": row for name, r in ranges.items() for row in r.range}
         sized |= {} if edge is None else {"offset": edge.offset, "deceleration": edge.deceleration}
-        sized |= {"kinematics.offsets": k.offsets, "kinematics.turns": k.turns}
+        sized |= {"kinematics.offsets": k.offsets, "kinematics.turns": k.quarter_turns}
         if wrong := [name for name, values in sized.items() if len(values) != n]:
             raise ValueError(f"{wrong[0]}: expected one entry a joint, {n}, found {len(sized[wrong[0]])}")
         if wrong := [name for name, r in ranges.items() if not all(a < b for a, b in zip(*r.range, strict=True))]:

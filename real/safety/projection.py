@@ -1,7 +1,7 @@
 """The nearest velocity that meets all inequalities: one quadratic programme of n unknowns.
 
 daqp reports success on NaN in the cost, quadprog returns NaN without an error: numbers are checked before and after,
-and the inequalities again on what comes back. A flag alone is never believed.
+and the inequalities again on the result. A flag alone is never trusted.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _stack(wish: Array, low: Array, high: Array, g: Array, h: Array, low_far: Ar
 
 @njit(cache=True, nogil=True)
 def _meets(v: Array, low: Array, high: Array, g: Array, h: Array) -> bool:
-    """Whether `v`, once clipped to its box in place, keeps the inequalities; what is no number does not."""
+    """Whether `v`, clipped to its box in place, meets the inequalities; False for NaN."""
     for i in range(len(v)):
         v[i] = min(max(v[i], low[i]), high[i]) if math.isfinite(v[i]) else math.nan
     for r in range(len(h)):

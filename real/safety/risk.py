@@ -2,8 +2,8 @@
 
 It guesses how likely the limits are to step in soon, from what the arm does and where it is sent, every tick, faster
 than any policy (Bresa, arXiv 2503.21989, has such a critic beside a policy). High risk lowers the pace at which
-commands are *proposed*; what is published is certified by the limits as ever. So a critic that is wrong, or whose
-numbers are none, costs time and nothing else. `scripts/train_risk.py` trains one.
+commands are searched; the limits certify every published command all the same. So a critic that is wrong, or
+returns NaN, costs time alone. `scripts/train_risk.py` trains one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GAP = 0.2  # rad: targets farther away look alike
 def features(c: Array, target: Array, profile: Profile, dt: float) -> Array:
     """[… 3n] in about −1 … 1: where in their ranges the joints are, how fast they go, and where they are sent.
 
-    `c` [… H n] rad: what was commanded, newest last; `target` [… n] rad.
+    `c` [… H n] rad: past commands, newest last; `target` [… n] rad.
     """
     q, v = c[..., -1, :], (c[..., -1, :] - c[..., -2, :]) / dt
     place = 2 * (q - profile.low) / (profile.high - profile.low) - 1
@@ -72,7 +72,7 @@ class RiskCritic:
         return x[..., 0]
 
     def pace(self, c: Array, target: Array) -> float:
-        """Fraction of the joints' velocity limits to propose with: `floor` … 1, whatever the network says."""
+        """Return the fraction of the joints' velocity limits for the search, `floor` … 1."""
         try:
             with np.errstate(all="ignore"):
                 risk = self.risk(c, target)
@@ -106,7 +106,7 @@ class RiskCritic:
         return critic
 
     def check(self, where: str) -> None:
-        """Raise SafetyError where the layers are not those of a network for this arm, or hold what is no number."""
+        """Raise SafetyError where the layers do not fit a network for this arm, or hold NaN."""
         sizes = [(w.shape, b.shape) for w, b in self.layers]
         wide = 3 * len(self.profile.joints)
         for weight, bias in self.layers:
@@ -119,7 +119,7 @@ class RiskCritic:
 
 
 def _arrays(data: bytes) -> dict[str, Array]:
-    """The arrays of an .npz file. What one says of its size is held against what is there before it is allocated."""
+    """Read the arrays of an .npz file. Their stated sizes are checked against the file before allocation."""
     found: dict[str, Array] = {}
     with zipfile.ZipFile(io.BytesIO(data)) as packed:
         for about in packed.infolist():

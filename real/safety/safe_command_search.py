@@ -19,7 +19,7 @@ from robopolicy.real.safety.limits import Limit, broken
 from robopolicy.real.safety.path import Here, Path
 from robopolicy.real.safety.profile import Profile
 from robopolicy.real.safety.projection import TOLERANCE, Projection
-from robopolicy.real.safety.velocity_bounds import propose
+from robopolicy.real.safety.velocity_bounds import velocity_bounds
 
 Array = NDArray[np.float64]
 Bool = NDArray[np.bool_]
@@ -37,8 +37,8 @@ class SearchResult(NamedTuple):
     projected: Bool  # [N] the first candidate was given up, or replaced beforehand
 
 
-class Search:
-    """Of N arms that share limits.
+class SafeCommandSearch:
+    """Search commands near targets for N arms that share limits.
 
     Args:
         projection: solves the quadratic programme; None: commands that fail are only blended with the stop.
@@ -59,7 +59,7 @@ class Search:
             braking: [N n] the stored stops' next samples.
             pace: fraction of the joints' velocity limits.
         """
-        low, high, wish, inside, command = propose(c, wanted, before, self.profile, self.dt, pace)
+        low, high, wish, inside, command = velocity_bounds(c, wanted, before, self.profile, self.dt, pace)
         given_up = np.zeros(len(c), dtype=bool)
         solved = False
         # A limit is close by: ask the inequalities first, spare a certificate.

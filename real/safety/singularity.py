@@ -67,7 +67,7 @@ def _condition(jac: Array, travel: Array, rates: Array, first: Ints, samples: in
                     for i in range(rates.shape[0]):
                         ahead += 0.5 * travel[m, i] * rates[i]
                 room = _spread(jac[start + last], max(change, ahead), limit)
-                if not room >= out[arm] and out[arm] == out[arm]:  # what is no number stays
+                if not room >= out[arm] and out[arm] == out[arm]:  # NaN stays
                     out[arm] = room
             change, last = ahead, index
         room = _spread(jac[start + last], change, limit)
@@ -109,7 +109,7 @@ def _surely(jac: Array, change: float, limit: float) -> bool:
                 lower[p, q] = value * lower[q, q]
             elif value > floor * floor + slack:
                 lower[p, p] = 1 / math.sqrt(value - floor * floor - slack)  # the reciprocal
-            else:  # what is no number, too
+            else:  # NaN too
                 return False
     return True
 
@@ -152,7 +152,7 @@ def singular_values(a: Array) -> Array:
 
 @njit(cache=True, nogil=True)
 def _away(jac: Array, limit: float, gradient: Array, room: Array) -> bool:
-    """How far the smallest singular value is above what the limit asks for; False where that is far away.
+    """Measure how far the smallest singular value is above the limit; False where it is far above.
 
     Its gradient by qᵢ is uᵀ·∂J/∂qᵢ·w, with unit vectors u of the tool's and w of the joints' motion.
     """

@@ -12,7 +12,7 @@ from numba import njit
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.limits import EXTRA, NEAR, Inequalities
 from robopolicy.real.safety.path import Array, Here, Ints, Path
-from robopolicy.real.safety.profile import Box
+from robopolicy.real.safety.settings import Box
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,7 @@ def _speed(
             now = math.sqrt(square)
             if m > first[arm]:
                 peak = max(before, now) + step**2 / 8 * third
-                if not peak <= out[arm] and out[arm] == out[arm]:  # what is no number stays
+                if not peak <= out[arm] and out[arm] == out[arm]:  # NaN stays
                     out[arm] = peak
             w = alpha = by_jerk = by_accel = by_speed = 0.0
             for i in range(qd.shape[1]):

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.errors import SafetyError
-from robopolicy.real.safety.profile import ASTRAY, Profile
+from robopolicy.real.safety.profile import Profile
+from robopolicy.real.safety.settings import MAX_TRACKING_ERROR
 
 Array = NDArray[np.float64]
 
@@ -68,6 +69,35 @@ def _off_path(trail: Array, q: Array, lever: Array) -> float:
     return least
 
 
+class PathCheck:
+    """Bound the distance of the measured arm from the path of its commands.
+
+    Attributes:
+        trail: [TRAIL n] rad, control points that the arm may be at.
+        allowance: m that a point of the arm may be off the path; ∞ without a scene.
+    """
+
+    def __init__(self, joints: int) -> None:
+        self.trail: Array = np.zeros((TRAIL, joints))
+
+    def use(self, profile: Profile, body: Body, dt: float) -> None:
+        """Put the limits of a profile in force; `dt`: s between control points."""
+        self.levers, self.allowance = levers(body), allowance(profile, body, dt)
+
+    def reset(self, q: Array) -> None:
+        """Start at rest at `q` [n] rad."""
+        self.trail = np.tile(q, (TRAIL, 1))
+        off_path(self.trail, q, self.levers)  # compiles
+
+    def note(self, command: Array) -> None:
+        """Append the newest control point [1 n] rad."""
+        self.trail = np.concatenate([self.trail[1:], command])
+
+    def passes(self, q: Array) -> bool:
+        """Whether no point of the arm at `q` [n] rad is farther off the path than allowed; NaN fails."""
+        return not self.allowance < np.inf or off_path(self.trail, q, self.levers) <= self.allowance
+
+
 def guarded(settings: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
     """`settings` for an arm: with a scene to keep off, `tracking_error` follows from the distance unless given.
 
@@ -77,12 +107,12 @@ def guarded(settings: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, 
     if any(settings.get(name) for name in SCENE):
         found.setdefault("tracking_error", None)
     if dry_run and "tracking_error" in found:
-        found["tracking_error"] = found["tracking_error"] or ASTRAY
+        found["tracking_error"] = found["tracking_error"] or MAX_TRACKING_ERROR
     return found
 
 
 def unprotected(profile: Profile, dt: float) -> list[str]:
-    """Why the distances that are kept mean nothing at the permitted tracking error, one sentence each.
+    """List why the kept distances are void at the permitted tracking error, one sentence each.
 
     `dt`: s between control points.
     """
@@ -121,7 +151,7 @@ def checked(profile: Profile, dt: float) -> Profile:
 
 
 def not_claimed(profile: Profile) -> list[str]:
-    """What people should know that the limits in force do not keep, one sentence each."""
+    """List hazards that the limits in force do not cover, one sentence each."""
     if profile.settings.workspace is not None or profile.settings.planes:
         return []
     return [

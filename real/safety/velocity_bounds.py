@@ -1,6 +1,6 @@
-"""Where a command may lie by joint alone, and the way towards a target that cannot be reached in one tick.
+"""Bounds of the next velocity by joint alone, and the way towards a target out of reach of one tick.
 
-Only proposals: what they promise is checked by the certificate.
+They are proposals only: the certificate checks the result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 Bool = NDArray[np.bool_]
 
 
-class Proposal(NamedTuple):
+class VelocityBounds(NamedTuple):
     """Permitted next joint velocities by joint alone, and the wanted one among them. [N n] rad/s."""
 
     low: Array
@@ -28,29 +28,31 @@ class Proposal(NamedTuple):
     command: Array  # [N n] rad, where it leads: the target itself, bit for bit, where that is inside
 
 
-def propose(c: Array, target: Array, before: Array, profile: Profile, dt: float, pace: float = 1.0) -> Proposal:
-    """From history `c` [N H n] towards `target` [N n] rad, which was `before` [N n] a tick ago.
+def velocity_bounds(
+    c: Array, target: Array, before: Array, profile: Profile, dt: float, pace: float = 1.0
+) -> VelocityBounds:
+    """Bound the next velocities after history `c` [N H n] towards `target` [N n] rad, `before` [N n] a tick ago.
 
-    Velocities are what jerk, acceleration, velocity and the ends of the joints leave: acceleration must come back to
-    zero before the velocity limit, and the arm to rest before the end of a joint. Where both cannot be had, what jerk
-    allows comes first. A target out of reach is followed without lag and come to without overshoot: as fast as half of
+    Velocities are bounded by jerk, acceleration, velocity and the ends of the joints: acceleration must come back to
+    zero before the velocity limit, and the arm to rest before the end of a joint. Where both cannot be met, the bound
+    of jerk comes first. A target out of reach is followed without lag and come to without overshoot: as fast as half of
     the acceleration limit can brake, linear close by.
 
     Args:
         pace: fraction of the joints' velocity limits.
     """
     low, high, wish, command = np.empty((4, *target.shape))
-    found = Proposal(low, high, wish, np.empty(len(target), dtype=np.bool_), command)
+    found = VelocityBounds(low, high, wish, np.empty(len(target), dtype=np.bool_), command)
     p = profile
-    _propose(c, target, before, p.low, p.high, p.velocity, p.acceleration, p.jerk, dt, pace, *found)
+    _velocity_bounds(c, target, before, p.low, p.high, p.velocity, p.acceleration, p.jerk, dt, pace, *found)
     return found
 
 
-SHRINK = 1 - 1e-8  # rounding must not decide against what lies on an edge
+SHRINK = 1 - 1e-8  # rounding must not exclude a velocity on an edge
 
 
 @njit(cache=True, nogil=True)
-def _propose(
+def _velocity_bounds(
     c: Array,
     target: Array,
     before: Array,

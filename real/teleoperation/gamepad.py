@@ -1,6 +1,6 @@
 """A gamepad: sticks that move the arm while a button is held, and buttons that stand for keys.
 
-Linux's joystick interface is read as it is (linux/joystick.h: 8 bytes an event), so nothing needs to be installed:
+Linux's joystick interface is read as it is (linux/joystick.h: 8 bytes an event), so no package is needed:
 drivers for all common pads are in the kernel, the format has not changed in twenty years, and the arms that this drives
 are on Linux. Numbers of axes and buttons are those that the kernel gives to pads of the Xbox kind (driver xpad); sticks
 and shoulder buttons are the same for most others.
@@ -42,7 +42,7 @@ BUTTONS = {
     8: "x",
 }  # the keys of robopolicy.real.teleoperation.teleoperator
 HOLD = (4, 5)  # the shoulder buttons, one of which must be held
-MOVING = ("space", "b", "p")  # count only while it is: what follows moves something
+MOVING = ("space", "b", "p")  # count only while it is: they move the arm
 PAD_MAP = """\
   hold LB or RB to move anything; let go, and the arm stands
   left stick    away from the base, back, left, right     A     close or open the gripper
@@ -56,7 +56,7 @@ PAD_POLICY = """\
 _EVENT = struct.Struct("=IhBB")  # ms, value, type, number
 _BUTTON, _AXIS, _STATE = 0x01, 0x02, 0x80  # types; the last one: how it is, not a change
 _AXES, _NUMBER_OF_BUTTONS = 0x80016A11, 0x80016A12  # ioctls of one byte
-_FULL, _DEAD = 32767, 0.12  # of a deflection; what a stick at rest may be off by
+_FULL, _DEAD = 32767, 0.12  # of a deflection: offset of a stick at rest
 
 
 class Gamepad:
@@ -158,17 +158,17 @@ class Gamepad:
                 self._at[axis] = direction * np.sign(value) * min(1.0, off)
                 self._centred |= not self._at.any()
             elif kind & ~_STATE == _BUTTON:
-                self._button(number, bool(value), told=not kind & _STATE)
+                self._button(number, bool(value), is_event=not kind & _STATE)
 
-    def _button(self, number: int, down: bool, *, told: bool) -> None:
-        """A button went `down` or up; where it was not `told` as it happened, only that it is up is believed."""
+    def _button(self, number: int, down: bool, *, is_event: bool) -> None:
+        """Take a button that went `down` or up; of a state that is no event only `up` counts."""
         if number in HOLD:
-            if down and told:
+            if down and is_event:
                 self._centred = self._centred if self._held else not self._at.any()
                 self._held.add(number)
             elif not down and number in self._held:
                 self._held.discard(number)
                 if not self._held:
                     self._waiting.append(OTHER)  # whatever goes on by itself stops
-        elif down and told and number in BUTTONS and (self._held or BUTTONS[number] not in MOVING):
+        elif down and is_event and number in BUTTONS and (self._held or BUTTONS[number] not in MOVING):
             self._waiting.append(BUTTONS[number])

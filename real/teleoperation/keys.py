@@ -32,8 +32,8 @@ class InputLostError(RobopolicyError):
 class Terminal:
     """Keys of a terminal as they are pressed, without Enter and without an echo. A context manager, and a `Keys`.
 
-    A terminal tells of presses alone, never of releases: a held key repeats. Ctrl-C stays what it is. A terminal that
-    is closed does not end the process: who reads is told, and can stop the arm first.
+    A terminal sends presses alone, never releases: a held key repeats. Ctrl-C interrupts as usual. A terminal that
+    is closed does not end the process: reading raises, so that the arm can be stopped first.
 
     Args:
         fd: of the terminal; None: standard input.

@@ -1,4 +1,4 @@
-"""The simulated arm with a human at it: real time, an end that brakes first, Ctrl-C, and something to look at."""
+"""The simulated arm under a human: real time, an end that brakes first, Ctrl-C, and a window."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.core.types import STATE
-from robopolicy.real.deploy.simulated_cell import Episode, SimulatedArm
-from robopolicy.real.recording.recorder import Recorder
+from robopolicy.real.deploy.deployment import Deployment
+from robopolicy.real.deploy.simulated_arm import Episode, SimulatedArm
 from robopolicy.real.safety import Mode
 from robopolicy.real.teleoperation.gamepad import PAD_MAP, PAD_POLICY, Gamepad
 from robopolicy.real.teleoperation.keys import Terminal
 from robopolicy.real.teleoperation.teleoperator import KEY_MAP, POLICY_KEYS, Drive, Teleoperator
 from robopolicy.sim.engine import compile_model
-
-if TYPE_CHECKING:
-    from robopolicy.real.deploy.deployment import Deployment
 
 Show = Callable[[str], None]
 OperatorDevice = Literal["keyboard", "gamepad"]
@@ -32,7 +29,7 @@ _BEHIND = 0.1  # s; a machine that is further behind plays in slow motion, and n
 
 
 class RealTime:
-    """Waits until the wall clock is where the loop's is. `clock`, `sleep`: for tests."""
+    """Wait until the wall clock reaches the loop's clock. `clock`, `sleep`: for tests."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
@@ -49,47 +46,53 @@ class RealTime:
 
 
 def nothing(*_: object) -> None:
-    """No pace, nothing shown."""
+    """Do nothing."""
 
 
 class TeleoperatedSim(SimulatedArm):
-    """A cell whose episodes end by success, after `hand.drive.episode_s`, or by a key; by a key the arm stands first.
+    """Run a simulated arm under a human.
+
+    Episodes end by success, after `drive.episode_s` s, or by a key. A key lets the arm stand first.
 
     Args:
         pace: called with the loop's time after every tick, e.g. a RealTime.
-        show: called with a line about what goes on, every control step. look: called every control step.
+        show: called with a line about the episode, every control step. redraw: called every control step.
         options: of SimulatedArm.
     """
 
     def __init__(
-        self, *args: Any, hand: Teleoperator, pace: Callable[[float], None] = nothing, show: Show = nothing,
-        look: Callable[[], None] = nothing, **options: Any,
+        self, *args: Any, teleoperator: Teleoperator, pace: Callable[[float], None] = nothing, show: Show = nothing,
+        redraw: Callable[[], None] = nothing, **options: Any,
     ) -> None:  # fmt: skip
-        super().__init__(*args, operator=hand, **options)
-        self.hand, self.pace, self.show, self.look = hand, pace, show, look
-        self.told = -1
+        super().__init__(*args, operator=teleoperator, **options)
+        self.teleoperator, self.pace, self.show, self.redraw = teleoperator, pace, show, redraw
+        self.shown_step = -1
 
     def goes_on(self) -> bool:
         if self.loop.halted:
             return not bool(self.chain.limiter.at_rest[0])
-        return self.loop.step * self.env.dt <= self.hand.drive.episode_s and self.held < self.env.task.hold
+        return self.loop.step * self.env.dt <= self.teleoperator.drive.episode_s and self.held < self.env.task.hold
 
     def ticked(self) -> None:
         self.pace(self.time)
-        if self.loop.step != self.told:
-            self.told = self.loop.step
-            self.look()
+        if self.loop.step != self.shown_step:
+            self.shown_step = self.loop.step
+            self.redraw()
             self.show(self._line())
 
     def interrupt(self) -> None:
-        """End the session, the arm standing first."""
-        self.hand.quit = True
+        """End all episodes, the arm standing first."""
+        self.teleoperator.quit = True
         self.loop.halted = self.loop.halted or "interrupted"
 
     def _line(self) -> str:
-        """Who drives, how long so far, where the tool is, and where the things of the task are as seen from it."""
+        """Describe driver, time, tool position, and positions of the task's objects relative to the tool."""
         env, c = self.env, self.loop.decoder.commanded
-        seen = env.layout.unpack(self.loop.sight.newest[STATE].numpy()) if self.loop.sight.frames else {}
+        seen = (
+            env.layout.unpack(self.loop.observation_history.newest[STATE].numpy())
+            if self.loop.observation_history.frames
+            else {}
+        )
         near = [
             f"{name} {' '.join(f'{100 * x:+.1f}' for x in value[0])}"
             for name, value in seen.items()
@@ -102,30 +105,39 @@ class TeleoperatedSim(SimulatedArm):
 
 
 def source_of(operator: OperatorDevice, drive: Drive) -> Terminal | Gamepad:
-    """Where a human's keys come from; a context manager."""
+    """Return the source of a human's keys, a context manager."""
     return Gamepad(drive.gamepad) if operator == "gamepad" else Terminal()
 
 
 def stick_of(keys: object) -> Callable[[], NDArray[np.float64]] | None:
-    """What it says of its sticks, where it has any."""
+    """Return the function that reads the sticks, where the device has any."""
     return keys.stick if isinstance(keys, Gamepad) else None
 
 
-def operated(d: Deployment, options: dict[str, Any]) -> Iterator[Episode]:
-    """Episodes of a policy with a human at the keyboard or a gamepad, until the human ends or all are done."""
-    with source_of(d.operator or "keyboard", d.drive) as keys:
-        hand = Teleoperator(keys, d.env.spec.action, d.env.dt, d.drive, policy=True, stick=stick_of(keys),
-                    first="human" if d.human_first else "policy")  # fmt: skip
-        recorder = None if d.record is None else Recorder(d.record)
-        cell = TeleoperatedSim(d.env, d.policy, hand=hand, pace=RealTime(), show=status, recorder=recorder, **options)
-        with viewer(cell) as cell.look, first_interrupt(cell.interrupt):
-            print(f"{PAD_MAP}\n{PAD_POLICY}" if hand.stick else f"{KEY_MAP}\n{POLICY_KEYS}")
-            for seed in d.seeds:
-                episode = cell.run(seed)
+def run_with_operator(deployment: Deployment, options: dict[str, Any]) -> Iterator[Episode]:
+    """Run episodes of a policy with a human at the keyboard or a gamepad, until the human ends or all are done.
+
+    Args:
+        options: of SimulatedArm.
+    """
+    config, env = deployment.config, deployment.env
+    with source_of(config.operator or "keyboard", config.drive) as keys:
+        teleoperator = Teleoperator(
+            keys, env.spec.action, env.dt, config.drive, policy=True, stick=stick_of(keys),
+            first="human" if config.human_first else "policy",
+        )  # fmt: skip
+        arm = TeleoperatedSim(
+            env, deployment.policy, teleoperator=teleoperator, pace=RealTime(), show=status, **options
+        )
+        with viewer(arm) as arm.redraw, first_interrupt(arm.interrupt):
+            print(f"{PAD_MAP}\n{PAD_POLICY}" if teleoperator.stick else f"{KEY_MAP}\n{POLICY_KEYS}")
+            for seed in deployment.seeds:
+                episode = arm.run(seed)
                 status("")
                 yield episode
-                if hand.over:
-                    print(f"the {d.operator} is gone: stopped" if hand.lost else "stopped by the operator")
+                if teleoperator.over:
+                    gone = f"the {config.operator} is gone: stopped"
+                    print(gone if teleoperator.lost else "stopped by the operator")
                     return
 
 
@@ -137,8 +149,8 @@ def status(line: str) -> None:
 
 
 @contextmanager
-def viewer(cell: SimulatedArm, *, wanted: bool = True) -> Iterator[Callable[[], None]]:
-    """MuJoCo's window onto the arm where there is a display; yields what redraws it."""
+def viewer(simulated_arm: SimulatedArm, *, wanted: bool = True) -> Iterator[Callable[[], None]]:
+    """Open MuJoCo's window onto the arm where there is a display; yields a function that redraws it."""
     if not wanted or not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         if wanted:
             print("no window: there is no display. The line below says where the tool is.")
@@ -147,12 +159,12 @@ def viewer(cell: SimulatedArm, *, wanted: bool = True) -> Iterator[Callable[[], 
     import mujoco
     import mujoco.viewer
 
-    task = cell.env.task
-    model = compile_model(task.xml())  # its own: what is drawn must not touch the physics
+    task = simulated_arm.env.task
+    model = compile_model(task.xml())  # its own: drawing must not change the physics
     data, at = mujoco.MjData(model), task.bind(model)
     try:
         window = mujoco.viewer.launch_passive(model, data, show_left_ui=False, show_right_ui=False)
-    except Exception as error:  # whatever a display refuses with
+    except Exception as error:  # displays refuse with many types
         print(f"no window: {type(error).__name__}: {error}. The line below says where the tool is.")
         yield nothing
         return
@@ -161,8 +173,8 @@ def viewer(cell: SimulatedArm, *, wanted: bool = True) -> Iterator[Callable[[], 
         if not window.is_running():
             return
         with window.lock():
-            data.qpos[:] = cell.arm.data.qpos
-            task.decorate(at, model, data, cell.arm.extra[0])
+            data.qpos[:] = simulated_arm.arm.data.qpos
+            task.decorate(at, model, data, simulated_arm.arm.extra[0])
             mujoco.mj_forward(model, data)
         window.sync()
 
@@ -172,7 +184,7 @@ def viewer(cell: SimulatedArm, *, wanted: bool = True) -> Iterator[Callable[[], 
 
 @contextmanager
 def first_interrupt(call: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C calls `call`, so that nothing is torn in the middle; another does what it always does."""
+    """Let the first Ctrl-C call `call`, so that no file is left half written; another one interrupts as usual."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,7 +1,7 @@
-"""A human at the keys, or at a gamepad: what they mean as actions, who drives, and when to stop.
+"""A human at keys or a gamepad: actions from keys, hand-overs between human and policy, and stops.
 
-A key moves for a bounded time after it was pressed, so that an arm nobody tells anything stands still. Nothing here
-commands the arm: what comes out are actions of the task's own kind, which take the way that a policy's take.
+A key moves for a bounded time after it was pressed, so that an arm without input stands still. This module
+commands no arm: it returns actions of the task, which take the same way as a policy's.
 """
 
 from __future__ import annotations
@@ -46,12 +46,15 @@ _NEAR = 1e-3  # rad, a point of the path counts as reached
 
 @dataclass(frozen=True)
 class Drive:
-    """How keys move the arm.
+    """Set how keys move the arm.
 
-    `speed`: m/s per direction. `turn`: rad/s. The task's action limits bound both, and the safety limits what follows.
-    `key_s`: s that a press moves the arm; longer than the gap between a held key's repeats, 0.5 at most.
-    `rewind_s`: s of its path that the arm goes back at a press. `episode_s`: s after which an episode ends.
-    `gamepad`: where one is read, see robopolicy.real.teleoperation.gamepad.
+    Attributes:
+        speed: m/s per direction.
+        turn: rad/s. The task's action limits bound speed and turn, and the safety limits bound the motion.
+        key_s: s that a press moves the arm; longer than the gap between a held key's repeats, 0.5 at most.
+        rewind_s: s of its path that the arm goes back at a press.
+        episode_s: s after which an episode ends.
+        gamepad: device of the gamepad, see robopolicy.real.teleoperation.gamepad.
     """
 
     speed: Positive = 0.15
@@ -70,16 +73,16 @@ class Drive:
 
 
 class TeleopCommand(NamedTuple):
-    """What a human wants of one control step."""
+    """A human's command for one control step."""
 
     driver: Driver
     action: Array | None = None  # [Da] of the task's action space
-    back: Commanded | None = None  # instead: where the arm was told to be before
+    back: Commanded | None = None  # instead: an earlier commanded pose
     halt: str = ""  # instead: stop, for this reason
 
 
 class Teleoperator:
-    """Turns keys into orders, one a control step.
+    """Turn keys into commands, one a control step.
 
     Args:
         keys: where they come from.
@@ -109,12 +112,12 @@ class Teleoperator:
         most = np.minimum(spec.high, np.negative(spec.low))[self.axes]
         d = self.drive
         self.step: Array = np.minimum(np.array([d.speed, d.speed, d.speed, d.turn]) * dt, most)  # of a control step
-        self.lost = self.quit = False  # for good: the session is over
+        self.lost = self.quit = False  # for good: no more episodes
         self.trail: deque[Commanded] = deque(maxlen=math.ceil(600 / dt))
         self.start()
 
     def start(self) -> None:
-        """A new episode. What was typed before it is forgotten, but for the stop."""
+        """Begin an episode. Earlier keys are dropped, except for the stop."""
         self.driver: Driver = self.first
         self.verdict: Literal["", "keep", "discard"] = ""
         self.trail.clear()
@@ -138,9 +141,8 @@ class Teleoperator:
             self.lost = True
             return None
 
-    def order(self, now: float, commanded: Commanded) -> TeleopCommand | None:
-        """What is wanted of the control step at `now` s, the arm being told to be at `commanded`; None: as the policy
-        wants."""
+    def command(self, now: float, commanded: Commanded) -> TeleopCommand | None:
+        """Return the command for the control step at `now` s from the pose `commanded`; None: the policy drives."""
         for _ in range(_MOST_KEYS):
             if (key := self.next_key()) is None:
                 break
@@ -193,9 +195,9 @@ class Teleoperator:
         self.pressed, self.way = np.full(4, -np.inf), np.zeros(4)  # s; direction, by axis
 
     def _action(self, now: float, commanded: Commanded) -> Array:
-        """[Da] what the keys of the last `key_s` s ask for."""
+        """Return the action [Da] of the keys of the last `key_s` s."""
         age = now - self.pressed
-        live = (age >= 0.0) & (age < self.drive.key_s - 1e-9)  # a clock that runs backwards moves nothing
+        live = (age >= 0.0) & (age < self.drive.key_s - 1e-9)  # a clock that runs backwards does not move the arm
         action = np.zeros(self.spec.dim)
         way = np.where(live, self.way, 0.0)
         if self.stick is not None and not self.lost:
@@ -207,13 +209,13 @@ class Teleoperator:
         return action
 
     def _back(self, now: float, commanded: Commanded) -> Commanded | None:
-        """The point of the arm's path to go back to next, None where the way back is over."""
+        """Return the point of the arm's path to retrace next, None at the end of the rewind."""
         moved, self.last = float(np.abs(commanded.q - self.last).max()), commanded.q
         while self.trail and self.left:
             here = self._gap(-1, commanded)
             passed = len(self.trail) > 1 and self._gap(-2, commanded) <= here
             if not (here <= _NEAR or passed or (self.left == 1 or len(self.trail) == 1) and here <= moved):
-                break  # the last point: what is within a step of it is stopped at, not turned around for
+                break  # the last point: the arm stops within a step of it, and does not turn around
             self.grip = self.trail.pop().grip
             self.left -= 1
         return self.trail[-1] if self.trail and self.left and now < self.until else None

@@ -16,7 +16,7 @@ def demos(
     task: Node,
     expert: Node,
     episodes: Count = 100,
-    imperfection: Fraction = 0.0,
+    expert_noise: Fraction = 0.0,
     only_success: bool = True,
     cameras: tuple[str, ...] | None = None,
     overwrite: bool = False,
@@ -26,7 +26,7 @@ def demos(
 ) -> RecordedDemos:
     """Record demonstrations of `expert` on `task` as a LeRobotDataset v3 in `out`."""
     env = build(task, "task", num_envs=min(num_envs, 4 * episodes), seed=seed)
-    shown = build(expert, "expert", env=env, imperfection=imperfection)
+    shown = build(expert, "expert", env=env, expert_noise=expert_noise)
     recording = record_demos(
         env=env, expert=shown, episodes=episodes, out=out, only_success=only_success, cameras=cameras, run_seed=seed,
         max_attempts=max_attempts, overwrite=overwrite, tracker=Tracker(),

@@ -91,13 +91,13 @@ def evaluate(
         if env.spec.branches:
             raise ConfigError("world.branch: cuts episodes, and a policy is evaluated on whole ones. Leave it away.")
         policy = load_policy(checkpoint, device=device, env=env.spec, which=which)
-        place.given = set_retrieval_memory(policy, memory) if memory is not None else ""
+        place.provenance_suffix = set_retrieval_memory(policy, memory) if memory is not None else ""
         if sampling:
-            policy, place.given = resampled(policy, sampling), f"{place.given}+{sampler}"
+            policy, place.provenance_suffix = resampled(policy, sampling), f"{place.provenance_suffix}+{sampler}"
         rows = evaluated_rows(policy, env, place, called, episodes, split, deterministic)
         every.append(rows)
         what = f"{env.spec.id}{f' ({variant})' if variant else ''}"
-        print(f"{place.name}{place.given} on {what}, {split} seeds: {rows.summary()}{rows.task_table()}")
+        print(f"{place.name}{place.provenance_suffix} on {what}, {split} seeds: {rows.summary()}{rows.task_table()}")
         if videos and world is None:
             film(policy, env, rows, place.out / "videos" / (called or split), videos, deterministic)
     return every[0]

@@ -25,7 +25,7 @@ def quickstart(
     task: Node,
     tracker: Node,
     demos: Count = 60,
-    imperfection: Fraction = 1.0,
+    expert_noise: Fraction = 1.0,
     bc_steps: Count = 3_000,
     rl_steps: Count = 30_000,
     episodes: Count = 500,
@@ -46,7 +46,7 @@ def quickstart(
     stages.run(
         "demonstrations", f"{demos} of an imperfect scripted expert on {name}",
         lambda: None if recorded(data) == "whole" else invoke(
-            "demos", task=task, out=data, episodes=demos, imperfection=imperfection, seed=seed,
+            "demos", task=task, out=data, episodes=demos, expert_noise=expert_noise, seed=seed,
             overwrite=recorded(data) == "part",
         ),
     )  # fmt: skip

@@ -25,7 +25,9 @@ _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 # Slots of the command line's own keys. Their nodes are built by the verbs, never as an argument of another node.
-ROOTS = frozenset({"algo", "coevolve", "expert", "look", "loop", "policy", "task", "tracker", "world", "world_model"})
+ROOTS = frozenset(
+    {"algo", "coevolve", "expert", "loop", "policy", "task", "tracker", "world", "world_model", "world_model_report"}
+)
 
 _SLOTS: dict[str, dict[str, Any]] = {  # slot → name → "module:attribute", or what `register` was given
     "algo": {
@@ -50,7 +52,6 @@ _SLOTS: dict[str, dict[str, Any]] = {  # slot → name → "module:attribute", o
     "gate": {"gate": "robopolicy.world_models.training.gate:gate"},
     "image_encoder": {"conv": "robopolicy.networks.vision:ConvEncoder", "vit": "robopolicy.networks.vision:ViTEncoder"},
     "joint_filter": {"safety": "robopolicy.real.control.joint_filter:SafetyFilter"},
-    "look": {"world_model": "robopolicy.world_models.evaluation.world_model_report:look"},
     "loop": {
         "fit_trajectories": "robopolicy.world_models.training.fit_trajectories:fit",
         "fit_world_model": "robopolicy.world_models.training.fit:fit",
@@ -112,7 +113,7 @@ _SLOTS: dict[str, dict[str, Any]] = {  # slot → name → "module:attribute", o
         "patch_tokens": "robopolicy.networks.vision:PatchTokens",
     },
     "world": {
-        "imagined": "robopolicy.world_models.envs.imagined:make",
+        "imagined": "robopolicy.world_models.envs.make_imagined:make",
         "recorded": "robopolicy.world_models.envs.recorded:make",
     },
     "world_model": {
@@ -120,6 +121,9 @@ _SLOTS: dict[str, dict[str, Any]] = {  # slot → name → "module:attribute", o
         "ensemble": "robopolicy.world_models.models.ensemble:PhaseEnsemble",
         "rssm": "robopolicy.world_models.models.rssm:RSSM",
         "trajectories": "robopolicy.world_models.models.trajectories:Trajectories",
+    },
+    "world_model_report": {
+        "world_model": "robopolicy.world_models.evaluation.world_model_report:write_world_model_report"
     },
 }
 

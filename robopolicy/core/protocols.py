@@ -20,7 +20,7 @@ class ShowsProgress(Protocol):
     def progress(self, total: int, description: str) -> AbstractContextManager[Progress]: ...
 
 
-class Tracker(ShowsProgress, Protocol):
+class LogsMetrics(ShowsProgress, Protocol):
     """Logs metrics too."""
 
     def log(self, metrics: Metrics, step: int) -> None: ...

@@ -1,4 +1,4 @@
-"""What makes a dataset unfit for training, found before training starts.
+"""Find defects that make a dataset unfit for training, before training starts.
 
 Every check returns `Defect`s that name the key, the episode and the frame; nothing is repaired silently.
 """
@@ -26,7 +26,7 @@ LIMIT_TOLERANCE = 1e-3  # of the range high − low; recorded actions are rounde
 
 @dataclass(frozen=True)
 class Defect:
-    """One thing that is wrong. `episode` and `frame` (counted within the episode) say where it shows first."""
+    """A defect of a dataset; `episode` and `frame` (within the episode) are its first occurrence."""
 
     key: str
     problem: str
@@ -55,7 +55,7 @@ def check_episodes(
     needed: Mapping[str, Feature] | None = None,
     min_length: int = 1,
 ) -> list[Defect]:
-    """Everything that is wrong with `episodes`, at most one defect per key and kind.
+    """Return the defects of `episodes`, at most one per key and kind.
 
     Args:
         needed: features that a policy reads; names, shapes and dtypes must be there.
@@ -73,7 +73,7 @@ def check_episodes(
 
 
 def limit_slack(low: Sequence[float] | Array, high: Sequence[float] | Array) -> Array:
-    """[Da] how far a value may lie beyond its limits: a share of their range, or of the one limit that is finite."""
+    """Return the tolerance [Da] beyond the limits: a share of their range, or of the only finite limit."""
     low, high = np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
     end = np.where(np.isfinite(low), np.abs(low), np.where(np.isfinite(high), np.abs(high), 0.0))
     with np.errstate(invalid="ignore"):
@@ -82,7 +82,7 @@ def limit_slack(low: Sequence[float] | Array, high: Sequence[float] | Array) -> 
 
 
 def outside_limits(values: Array, low: Sequence[float] | Array, high: Sequence[float] | Array) -> NDArray[np.bool_]:
-    """[F Da] whether a number lies beyond its limits; False for NaN, which is a defect of its own."""
+    """Return [F Da] whether a number lies beyond its limits; False for NaN, which is a defect of its own."""
     slack = limit_slack(low, high)
     inside = (np.asarray(low) - slack <= values) & (values <= np.asarray(high) + slack)
     return ~inside & ~np.isnan(values)
@@ -127,7 +127,7 @@ def check_timestamps(timestamp: Tensor, starts: Tensor, *, fps: float, tolerance
 
 
 def _locate(frame: int, starts: Tensor) -> tuple[int, int]:
-    """(episode, frame within it) of a frame of the whole."""
+    """Return (episode, frame within it) of a frame of the whole."""
     episode = int(torch.searchsorted(starts, torch.tensor(frame), right=True)) - 1
     return episode, frame - int(starts[episode])
 

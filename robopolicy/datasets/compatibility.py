@@ -1,4 +1,4 @@
-"""Whether what meets in a training is of one kind: base and data, imagination and truth, a run and its parts."""
+"""Check that base and data, imagined and true env, and a run and its checkpoint fit together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from robopolicy.datasets.episodes import Episodes
 
 
 def check_same_data(spec: PolicySpec, episodes: Episodes, *, base: Path, dataset: Path) -> None:
-    """Raise SpecError with all differences between a base's spec and the dataset that something on it learns from."""
+    """Raise SpecError with all differences between a base's spec and the dataset of a training on it."""
     problems = data_problems(spec, episodes, needs="the base")
     if problems:
         raise SpecError(
@@ -26,7 +26,7 @@ def check_same_data(spec: PolicySpec, episodes: Episodes, *, base: Path, dataset
 
 
 def data_problems(spec: PolicySpec, episodes: Episodes, *, needs: str, skip: Iterable[str] = ()) -> list[str]:
-    """Every difference between what `needs` reads and commands and what a dataset holds, one sentence each."""
+    """Return all differences between the features and actions of `spec` and of a dataset, one sentence each."""
     needed = {k: v for k, v in spec.observation.items() if k not in {BASE_ACTION, *skip}}
     problems = check_features(needed, episodes.observation, needs=needs, offers="the dataset")
     problems += check_action_spec(spec.action, episodes.action_spec, needs=needs, offers="the dataset")
@@ -38,7 +38,7 @@ def data_problems(spec: PolicySpec, episodes: Episodes, *, needs: str, skip: Ite
 def check_same_spec(checkpoint: Path, spec: PolicySpec) -> None:
     """Raise CheckpointError unless `spec`, of data and env as they are now, is the one that a run began with.
 
-    Weights mean what they meant only under the spec that they were trained under.
+    Weights are valid only under the spec of their training.
     """
     saved = PolicySpec.from_data(read_json(checkpoint / "policy" / "spec.json", finite=False))
     found = changes(saved, spec)
@@ -54,13 +54,13 @@ def check_same_statistics(
 ) -> None:
     """Raise CheckpointError where the normaliser, `fitted` to the dataset, is not the one that was `saved`.
 
-    So other demonstrations of the same spec show.
+    This detects other demonstrations with the same spec.
     """
     for name in (n for n in fitted if n.startswith("normalizer.") and n in saved):
         if fitted[name].shape == saved[name].shape and not torch.allclose(fitted[name], saved[name], rtol=1e-3):
             was, now = (x[name].flatten()[(fitted[name] - saved[name]).abs().argmax()] for x in (saved, fitted))
             raise CheckpointError(
-                f"{checkpoint}: dataset={dataset} is not what the run began with: {name} was "
+                f"{checkpoint}: dataset={dataset} differs from the data of the run: {name} was "
                 f"{float(was):.4g} and is {float(now):.4g} when fitted to it. Restore it, or give a new run_dir."
             )
 

@@ -1,4 +1,4 @@
-"""Episodes in memory: what training reads, whatever file format it came from."""
+"""Hold episodes in memory for training, independent of the file format."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Episodes:
     action_spec: ActionSpec
     dt: float  # seconds per frame
     tasks: tuple[str, ...]
-    driver: Tensor | None = None  # [F] int64 who drove, index into tables.DRIVERS; None: nobody says
+    driver: Tensor | None = None  # [F] int64 driver, index into tables.DRIVERS; None: not recorded
     outcomes: bool = True  # False: the source had neither rewards nor successes, those above are zeros
 
     @property
@@ -42,12 +42,12 @@ class Episodes:
 
     @property
     def lengths(self) -> Tensor:
-        """[E] int64 frames per episode."""
+        """Return [E] int64 frames per episode."""
         return self.starts[1:] - self.starts[:-1]
 
     @property
     def episode_of(self) -> Tensor:
-        """[F] int64: the episode that each frame belongs to."""
+        """Return [F] int64, the episode that each frame belongs to."""
         return torch.repeat_interleave(torch.arange(self.num_episodes), self.lengths)
 
     def history(self, frames: Tensor, length: int) -> Obs:

@@ -17,7 +17,7 @@ MOST_JSON = 64 * 2**20  # bytes; statistics of many cameras take a few MiB
 
 
 def visible(paths: Iterable[Path]) -> list[Path]:
-    """`paths` in order, without hidden files: macOS writes `._x` beside every `x` on a foreign disk."""
+    """Return `paths` in order, without hidden files: macOS writes `._x` beside every `x` on a foreign disk."""
     return sorted(p for p in paths if not p.name.startswith("."))
 
 
@@ -28,7 +28,7 @@ def check_regular(path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file; nesting and size are bounded.
+    """Return the value in a JSON file; nesting and size are bounded.
 
     Raises:
         DataError: missing, unreadable, too large or not JSON.
@@ -45,7 +45,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: Any) -> Any:
-    """The value of a JSON text, of bounded nesting.
+    """Return the value of a JSON text, of bounded nesting.
 
     Raises:
         ValueError: not JSON, or not text.
@@ -56,7 +56,7 @@ def parse_json(text: Any) -> Any:
 
 
 def problems(error: pydantic.ValidationError, *, depth: int = 1) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Where a value does not fit its model and why, once for each place of at most `depth` keys."""
+    """Return the place and the reason of each invalid value, once for each place of at most `depth` keys."""
     seen: set[tuple[str, ...]] = set()
     for one in error.errors(include_url=False, include_context=False):
         place = tuple(part for part in map(str, one["loc"]) if part not in _KINDS and "[" not in part)[:depth]

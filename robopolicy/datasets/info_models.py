@@ -1,4 +1,4 @@
-"""Typed models of what a LeRobot dataset says about itself in JSON; values of other types are named, never guessed."""
+"""Typed models of a LeRobot dataset's JSON files; values of other types are reported, never converted."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Column(BaseModel):
         return math.prod(self.shape)
 
     def picture_size(self) -> tuple[int, int]:
-        """(h, w) of a picture, whichever axis holds its channels.
+        """Return (h, w) of an image, for either axis of channels.
 
         Raises:
             ValueError: shape or names are not those of a picture.

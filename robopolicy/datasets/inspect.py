@@ -1,6 +1,6 @@
-"""`robopolicy data check`: every defect of a dataset, by episode and frame, those too that training would survive.
+"""Find every defect of a dataset, by episode and frame (`robopolicy data check`).
 
-Loading a dataset stops at the first kind of defect (lerobot.py); this goes on and lists them all. Nothing is mended.
+Loading a dataset stops at the first kind of defect; the check lists all of them. It repairs nothing.
 """
 
 from __future__ import annotations
@@ -8,17 +8,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
-from numpy.typing import NDArray
 
 from robopolicy.config.schema import Count, Fraction
 from robopolicy.core.errors import DataError
 from robopolicy.core.types import TASK, ActionSpec
-from robopolicy.datasets.checks import Defect, limit_slack, outside_limits, raise_defects
+from robopolicy.datasets.checks import Defect, raise_defects
+from robopolicy.datasets.frame_checks import (
+    Array,
+    check_finite,
+    check_frames,
+    check_limits,
+    check_rate,
+    check_saturation,
+    check_stride,
+)
 from robopolicy.datasets.hdf5.convert import find_hdf5, inspect_hdf5
 from robopolicy.datasets.parquet import number, whole
 from robopolicy.datasets.source import INFO_FILE, DatasetInfo, resolve_action_spec
@@ -27,17 +34,13 @@ from robopolicy.datasets.stats import check_stats
 from robopolicy.datasets.tables import Columns, read_driver, read_files, read_outcomes, read_tasks
 from robopolicy.datasets.video import check_video
 
-Array = NDArray[Any]
-TIME_TOLERANCE = 1e-3  # s
-_AGAIN = "Drop or re-record these episodes (load_episodes(episodes=…) selects)"
-
 
 def data_check(*, dataset: Path, saturated: Fraction = 0.5, shown: Count = 50) -> None:
-    """Name every defect of a LeRobot dataset, or of an HDF5 file of others.
+    """Name every defect of a LeRobot dataset, or of an HDF5 file of another project.
 
     Args:
         saturated: share of an episode's frames up to which an action may lie at its limit; the gripper always may.
-        shown: so many defects at most are put into words.
+        shown: most defects in the message.
 
     Raises:
         DataError: there are defects, or no dataset.
@@ -56,7 +59,7 @@ def data_check(*, dataset: Path, saturated: Fraction = 0.5, shown: Count = 50) -
 
 
 def inspect(source: DatasetInfo, *, saturated: float = 0.5) -> list[Defect]:
-    """All defects of rows, then of what the episodes are together; a column that is unusable spares the others."""
+    """Return all defects of rows, then of episodes; an unusable column does not hide defects of the others."""
     keys = [k for k in _numeric(source) if k in source.columns]
     found, table = _stray(source), None
     try:
@@ -100,21 +103,14 @@ def _rows(
     action = values.get("action")
     for block in blocks:
         if frames is not None:
-            yield from _check_frames(block, frames)
+            yield from check_frames(block, frames)
         if stamps is not None:
-            yield from _check_rate(block, stamps, source.fps)
-        yield from _check_finite(block, values, source)
-        yield from _check_stride(block, values, source.fps)
+            yield from check_rate(block, stamps, source.fps)
+        yield from check_finite(block, values, source)
+        yield from check_stride(block, values, source.fps)
         if action is not None:
-            yield from _check_limits(block, action, spec)
-            yield from _check_saturation(block, action, spec, saturated)
-
-
-def ranges(frames: Array) -> str:
-    """`frames 3–5, 9` of ascending numbers."""
-    parts = np.split(frames, np.flatnonzero(np.diff(frames) != 1) + 1)
-    said = [f"{p[0]}–{p[-1]}" if len(p) > 1 else f"{p[0]}" for p in parts]
-    return f"frame{'s' * (len(frames) > 1)} {', '.join(said[:6])}" + (" …" if len(said) > 6 else "")
+            yield from check_limits(block, action, spec)
+            yield from check_saturation(block, action, spec, saturated)
 
 
 # -- inside ---------------------------------------------------------------------------------------------------------
@@ -131,7 +127,7 @@ def _reason(error: DataError) -> str:
 
 
 def _stray(source: DatasetInfo) -> list[Defect]:
-    """Hidden copies that macOS leaves: LeRobot takes them for parquet files."""
+    """Find hidden copies by macOS, which LeRobot reads as parquet files."""
     found = sorted(p for part in ("data", "meta") for p in (source.root / part).rglob("._*.parquet"))
     problem = "is no table: macOS leaves such files beside others on foreign disks"
     return [Defect(str(p.relative_to(source.root)), problem, "Remove it; it is ignored here") for p in found]
@@ -165,108 +161,13 @@ def _values(source: DatasetInfo, column: Columns, keys: list[str]) -> tuple[dict
 
 
 def _spec(source: DatasetInfo) -> tuple[ActionSpec | None, list[Defect]]:
-    """What the actions mean; where nobody says so, limits are not checked."""
+    """Return the action spec; without one, limits are not checked."""
     if source.meta is None:
         return None, []
     try:
         return resolve_action_spec(source, None), []
     except DataError as error:
         return None, [Defect("action", str(error).rstrip("."), "Give the spec that these data were recorded with")]
-
-
-def _check_frames(episode: FilmBlock, frames: Array) -> Iterator[Defect]:
-    """Gaps in the numbering."""
-    numbers = frames[episode.rows]
-    steps = np.diff(np.r_[-1, numbers])
-    for row in np.flatnonzero(steps != 1):
-        before = "the episode's begin" if row == 0 else f"frame {numbers[row - 1]}"
-        lost = f"{steps[row] - 1} frames are missing" if steps[row] > 1 else "frames are out of order"
-        yield Defect("frame_index", f"{lost}: {numbers[row]} follows {before}", _AGAIN, episode.index, int(row))
-
-
-def _check_rate(episode: FilmBlock, stamps: Array, fps: float) -> Iterator[Defect]:
-    """Episodes of another frequency, and single frames that come too late or too early."""
-    part = stamps[episode.rows]
-    if not (good := np.isfinite(part)).all():
-        yield Defect("timestamp", f"is {part[~good][0]} ({ranges(np.flatnonzero(~good))})", _AGAIN, episode.index,
-                     int(np.argmin(good)))  # fmt: skip
-        return
-    gaps = np.diff(part)
-    if not len(gaps) or not np.isfinite(fps):
-        return
-    usual = float(np.median(gaps))
-    if len(gaps) > 2 and usual > 0 and not abs(usual - 1 / fps) <= TIME_TOLERANCE:
-        fix = "Mixed frequencies cannot be trained on: resample to one rate, or split the dataset by rate"
-        yield Defect(
-            "timestamp", f"was recorded at {1 / usual:.3g} Hz, the dataset says {fps:g}", fix, episode.index, 0
-        )
-        return
-    for k in np.flatnonzero(~(np.abs(gaps - 1 / fps) <= TIME_TOLERANCE)):
-        lost = round(float(gaps[k]) * fps) - 1
-        what = f"a gap of {gaps[k]:.4f} s" if gaps[k] > 0 else f"time stands still or runs back ({gaps[k]:.4f} s)"
-        what += f", in which {lost} frames are missing" if lost > 0 else f", expected {1 / fps:.4f} s"
-        yield Defect("timestamp", what, _AGAIN, episode.index, int(k) + 1)
-
-
-def _check_finite(episode: FilmBlock, values: Mapping[str, Array], source: DatasetInfo) -> Iterator[Defect]:
-    for key, value in values.items():
-        part = value[episode.rows]
-        if part.dtype.kind != "f" or np.isfinite(part).all():
-            continue
-        bad = ~np.isfinite(part)
-        frame, element = map(int, np.argwhere(bad)[0])
-        names = source.columns[key].names
-        what = f"element {names[element]!r}" if names and len(names) == part.shape[1] else f"element {element}"
-        where = ranges(np.flatnonzero(bad.any(axis=1)))
-        yield Defect(key, f"{what} is {part[frame, element]} ({where})", _AGAIN, episode.index, frame)
-
-
-def _check_stride(episode: FilmBlock, values: Mapping[str, Array], fps: float) -> Iterator[Defect]:
-    """Frames that repeat the one before at a regular stride: a lower rate, written at a higher one."""
-    seen = [v[episode.rows] for k, v in values.items() if k.startswith("observation")]
-    if not seen:
-        return
-    moves = np.flatnonzero(np.any([(v[1:] != v[:-1]).any(axis=1) for v in seen], axis=0))
-    strides = np.unique(np.diff(moves))
-    if len(moves) > 2 and len(strides) == 1 and strides[0] > 1:
-        every = int(strides[0])
-        problem = f"only one frame in {every} is new: it looks like {fps / every:g} Hz, written at {fps:g}"
-        fix = "Write it with the rate that it was recorded at"
-        yield Defect("frequency", problem, fix, episode.index, int(moves[0]))
-
-
-def _check_limits(episode: FilmBlock, action: Array, spec: ActionSpec | None) -> Iterator[Defect]:
-    if spec is None:
-        return
-    part, low, high = action[episode.rows], np.array(spec.low), np.array(spec.high)
-    outside = outside_limits(part, spec.low, spec.high)
-    for k in np.flatnonzero(outside.any(axis=0)):
-        frames = np.flatnonzero(outside[:, k])
-        problem = (f"{spec.names[k]!r} is {part[frames[0], k]:.4g} {spec.units[k]}, limits are "
-                   f"[{low[k]:g}, {high[k]:g}] ({ranges(frames)})")  # fmt: skip
-        fix = "Check units and order of the action, or give the limits that the data were recorded under"
-        yield Defect("action", problem, fix, episode.index, int(frames[0]))
-
-
-def _check_saturation(episode: FilmBlock, action: Array, spec: ActionSpec | None, most: float) -> Iterator[Defect]:
-    """Channels that lie at a limit (unknown: at an extreme of the data) in more than `most` of an episode's frames."""
-    low, high = (action.min(axis=0), action.max(axis=0)) if spec is None else (np.array(spec.low), np.array(spec.high))
-    slack, part = limit_slack(low, high), action[episode.rows]
-    for side, end, at in (("lower", low, part <= low + slack), ("upper", high, part >= high - slack)):
-        for k in np.flatnonzero((at.mean(axis=0) > most) & (high > low) & ~_switches(action)):
-            if spec is not None and k == spec.gripper:
-                continue
-            frames = np.flatnonzero(at[:, k])
-            name = spec.names[k] if spec is not None else f"element {k}"
-            problem = (f"{name!r} is at its {side} {'limit' if spec else 'extreme'} {end[k]:g} in "
-                       f"{100 * at[:, k].mean():.0f}% of the frames ({ranges(frames)})")  # fmt: skip
-            fix = "Widen the limits or slow the demonstrations down: what was wanted beyond the limit is lost"
-            yield Defect("action", problem, fix, episode.index, int(frames[0]))
-
-
-def _switches(action: Array) -> NDArray[np.bool_]:
-    """[Da] channels that only know two values in the whole dataset, as a gripper does."""
-    return np.array([len(np.unique(action[:, k])) <= 2 for k in range(action.shape[1])])
 
 
 def _check_duplicates(episodes: list[FilmBlock], values: Mapping[str, Array]) -> Iterator[Defect]:
@@ -292,7 +193,7 @@ def _check_tasks(source: DatasetInfo, column: Columns) -> list[Defect]:
 
 
 def _outcomes(column: Columns) -> list[Defect]:
-    """Columns of outcomes and of who drove that loading would refuse."""
+    """Find columns of outcomes and drivers that loading would refuse."""
     try:
         read_driver(column)
         read_outcomes(column, column.starts, column.table.num_rows, "recorded")

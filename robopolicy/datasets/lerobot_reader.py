@@ -1,4 +1,4 @@
-"""LeRobotDataset v3 into memory: the parquet files are read whole, videos decoded once; nothing is seeked for.
+"""Read LeRobotDataset v3 into memory: parquet files are read whole, videos are decoded once without seeking.
 
 LeRobot's `__getitem__` costs 4–9 ms a frame; training samples from tensors instead. Writing: `DatasetWriter`.
 """
@@ -22,6 +22,7 @@ from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.datasets.metadata import SEED, RecordingMeta, num_episodes
 from robopolicy.datasets.source import DatasetInfo, resolve_action_spec
+from robopolicy.datasets.spans import EpisodeSpans
 from robopolicy.datasets.tables import Columns, read_driver, read_outcomes, read_table, read_tasks, task_texts
 from robopolicy.datasets.video import load_images, load_videos
 
@@ -46,7 +47,7 @@ def annotate_dataset(
     rename: Mapping[str, str] | None = None,
     outcomes: Literal["recorded", "success"] = "recorded",
 ) -> None:
-    """Write down once, in `meta/robopolicy.json`, how to read a dataset that somebody else recorded.
+    """Write once, in `meta/robopolicy.json`, how to read a dataset that robopolicy did not record.
 
     The command line can then train on it. Nothing else in the dataset changes. Arguments: see `load_episodes`.
 
@@ -86,20 +87,20 @@ def load_episodes(
         needed: features that a policy reads (`policy.spec.observation`); only these are loaded. None: all.
         cameras: names of cameras to load, e.g. `("front",)`; None: those in `needed`, or all.
         episodes: indices of episodes to load; None: all.
-        action_spec: what the actions mean. Required for datasets that robopolicy did not record, else verified.
-        rename: the dataset's key -> ours, e.g. `{"observation.image": "observation.images.top"}`; None: as annotated.
-        min_length: frames that every episode must have.
-        outcomes: "success" declares every episode a success that ends with its last frame (reward 1 there), for
-            datasets of good demonstrations without rewards; None: as annotated, else "recorded".
-        incomplete: False refuses a dataset whose recording was interrupted; True warns of it.
+        action_spec: meaning of the actions. Required for datasets that robopolicy did not record, else verified.
+        rename: {dataset's key: our key}, e.g. `{"observation.image": "observation.images.top"}`; None: as annotated.
+        min_length: least number of frames of every episode.
+        outcomes: "success" declares every episode a success with reward 1 at its last frame, for good demonstrations
+            without rewards; None: as annotated, else "recorded".
+        incomplete: False refuses a dataset whose recording was interrupted; True warns.
 
     Returns:
         Episodes in float32, images uint8. `outcomes` is False where neither rewards nor successes were recorded.
 
     Raises:
-        DataError: not readable, cut off, interrupted (see `incomplete`), a feature missing or of another shape, NaN or
-            infinity, frames that do not follow one another by 1/fps, actions outside their limits, no meaning of the
-            actions; an episode that is there twice, or films whose spans overlap or do not fit the frames.
+        DataError: unreadable, cut off, interrupted (see `incomplete`), a missing or different feature, NaN or infinity,
+            frames that are not 1/fps apart, actions outside their limits, actions without a meaning, an episode that
+            occurs twice, films whose spans overlap or do not fit the frames.
     """
     source = DatasetInfo.open(Path(path), rename)
     _check_complete(source, incomplete)
@@ -107,46 +108,40 @@ def load_episodes(
     action_spec = resolve_action_spec(source, action_spec)
     raise_defects(check_needed(needed or {}, source.offered), source.root)
     keys = _keys_to_load(source, needed, cameras)
-    table, starts, spans = read_table(
-        source, episodes, [source.names_there[k] for k in keys if k in source.names_there]
-    )
-
-    column = Columns(table, starts, source)
-    frames = table.num_rows
+    rows = read_table(source, episodes, [source.names_there[k] for k in keys if k in source.names_there])
+    column, starts = Columns(rows.table, rows.starts, source), rows.starts
     raise_defects(check_timestamps(torch.from_numpy(column("timestamp", ())), starts, fps=source.fps), source.root)
+    obs = _read_observations(source, keys, column, rows.episodes)
+    tasks, task_index = read_tasks(source, column("task_index", ()))
+    if TASK in keys:
+        obs[TASK] = task_index
+    reward, terminated, success, known = read_outcomes(column, starts, rows.table.num_rows, outcomes)
+    seeds = column(SEED, ()) if SEED in rows.table.column_names else column("episode_index", ())
+    result = Episodes(
+        obs=obs, action=torch.from_numpy(column("action", (action_spec.dim,))).to(torch.float32), reward=reward,
+        terminated=terminated, success=success, starts=starts,
+        seeds=torch.from_numpy(seeds.astype(np.int64))[starts[:-1]], observation={k: source.offered[k] for k in keys},
+        action_spec=action_spec, dt=source.meta.dt if source.meta else 1.0 / source.fps, tasks=tasks,
+        driver=read_driver(column), outcomes=known,
+    )  # fmt: skip
+    raise_defects(check_episodes(result, min_length=min_length), source.root)
+    return result
+
+
+def _read_observations(source: DatasetInfo, keys: Sequence[str], column: Columns, spans: EpisodeSpans) -> Obs:
+    """Read the observations `keys` without the task index: numbers, images in the table and videos."""
     obs: Obs = {}
     for key in keys:
         if key == TASK:
             continue
         there, feature = source.names_there[key], source.offered[key]
         if source.columns[there].dtype == "video":
-            obs[key] = load_videos(source, there, feature, table, starts, spans.where(there))
+            obs[key] = load_videos(source, there, feature, column.table, column.starts, spans.where(there))
         elif source.columns[there].dtype == "image":
-            obs[key] = load_images(source, table, there, feature)
+            obs[key] = load_images(source, column.table, there, feature)
         else:
             obs[key] = torch.from_numpy(column(there, feature.shape)).to(feature.torch_dtype)
-    tasks, task_index = read_tasks(source, column("task_index", ()))
-    if TASK in keys:
-        obs[TASK] = task_index
-    reward, terminated, success, known = read_outcomes(column, starts, frames, outcomes)
-    seeds = column(SEED, ()) if SEED in table.column_names else column("episode_index", ())
-    result = Episodes(
-        obs=obs,
-        action=torch.from_numpy(column("action", (action_spec.dim,))).to(torch.float32),
-        reward=reward,
-        terminated=terminated,
-        success=success,
-        starts=starts,
-        seeds=torch.from_numpy(seeds.astype(np.int64))[starts[:-1]],
-        observation={k: source.offered[k] for k in keys},
-        action_spec=action_spec,
-        dt=source.meta.dt if source.meta else 1.0 / source.fps,
-        tasks=tasks,
-        driver=read_driver(column),
-        outcomes=known,
-    )
-    raise_defects(check_episodes(result, min_length=min_length), source.root)
-    return result
+    return obs
 
 
 def _check_complete(source: DatasetInfo, accepted: bool) -> None:
@@ -159,8 +154,8 @@ def _check_complete(source: DatasetInfo, accepted: bool) -> None:
     )
     if not accepted:
         raise DataError(
-            f"{text}. Repeat the command that recorded it, which replaces it with the whole; or say that what is there "
-            "will do: incomplete=true."
+            f"{text}. Repeat the command that recorded it, which replaces it with the whole; or accept it "
+            "with incomplete=true."
         )
     _log.warning("%s.", text)
 

@@ -1,4 +1,4 @@
-"""Recording LeRobotDataset v3. LeRobot's own class writes; this adds checks, atomicity and what LeRobot leaves out."""
+"""Record LeRobotDataset v3 by LeRobot's own class, with checks, atomic replacement and further columns."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import logging
 import math
 import os
 import shutil
-import signal
 import tempfile
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,22 +18,23 @@ from numpy.typing import ArrayLike, NDArray
 
 from robopolicy.core.errors import DataError, closest
 from robopolicy.core.types import ENV_STATE, IMAGES, STATE, TASK, ActionSpec, Feature
+from robopolicy.datasets.lerobot_compat import check_column, hold_interrupts, lerobot_feature, skip_image_embedding
 from robopolicy.datasets.metadata import SEED, RecordingMeta
 
 OUTCOME = {"next.reward": "float32", "next.done": "bool", "next.truncated": "bool", "next.success": "bool"}
-_SPARE = 16 * 2**20  # bytes that stay free, for what LeRobot writes when a recording ends
+_SPARE = 16 * 2**20  # bytes that stay free for LeRobot's files at the end of a recording
 _log = logging.getLogger(__name__)
 
 
 class DatasetWriter:
-    """Writes whole episodes to a temporary directory beside `path` and renames it to `path` at the end.
+    """Write whole episodes to a temporary directory beside `path` and rename it to `path` at the end.
 
-    Use it as a context manager. However the block is left, Ctrl-C and errors included, finished episodes are kept
-    (`RecordingMeta.complete` is then False); without any, nothing appears at `path`.
+    Use it as a context manager. Finished episodes are kept also after Ctrl-C or an error (`RecordingMeta.complete` is
+    then False). Without a finished episode, nothing appears at `path`.
 
-    Columns: the observation keys, `action`, `next.reward`, `next.done` (the episode ended), `next.truncated` (… by
-    a time limit), `next.success`, `episode_seed`, and LeRobot's own (`timestamp`, `task_index` …). Without pictures the
-    state is there twice, as `observation.environment_state` too: LeRobot's ACT and Diffusion refuse to train on less.
+    Columns: the observation keys, `action`, `next.reward`, `next.done` (the episode ended), `next.truncated` (a time
+    limit ended it), `next.success`, `episode_seed`, and LeRobot's own (`timestamp`, `task_index` …). Without images the
+    state is stored as `observation.environment_state` too, which LeRobot's ACT and Diffusion need.
 
     Args:
         path: the dataset's directory.
@@ -44,8 +43,8 @@ class DatasetWriter:
         provenance: goes into `meta/robopolicy.json`; `writer.meta.provenance` may be added to while recording.
         marks: further columns about each frame that no policy observes, e.g. `intervention`.
         overwrite: replace a dataset at `path`, once the new one is complete.
-        begun: episodes of the dataset at `path` where it is the beginning of this very recording, else 0: it is
-            replaced as soon as this one is complete or, however this one ends, holds more.
+        begun: episodes of an interrupted recording at `path` that this one repeats, else 0. It is replaced when
+            this recording is complete or has more episodes.
         crf: video quality of LeRobot's default codec (AV1); lower is better, LeRobot's own default is 30.
 
     Raises:
@@ -90,7 +89,7 @@ class DatasetWriter:
         from lerobot.configs import RGBEncoderConfig
         from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-        features = {k: _lerobot_feature(k, f) for k, f in {**self.observation, **self.marks}.items()}
+        features = {k: lerobot_feature(k, f) for k, f in {**self.observation, **self.marks}.items()}
         if self._repeats_state:
             features[ENV_STATE] = features[STATE]
         action = self.meta.action
@@ -148,7 +147,7 @@ class DatasetWriter:
             raise DataError(f"task: no instruction {task!r}. {closest(task, self.meta.tasks)}")
         columns = self._columns(obs, action, reward, success, marks or {})
         length = len(columns["action"])
-        if self._videos and length < 2:  # LeRobot keeps no statistics of it, and finds itself unable to finish later
+        if self._videos and length < 2:  # LeRobot has no statistics of one frame, and fails when it finishes
             raise DataError(f"{self.path}: an episode of one frame makes no video of {self._videos}. Leave it out.")
         if self._repeats_state:
             columns[ENV_STATE] = columns[STATE]
@@ -157,9 +156,9 @@ class DatasetWriter:
         columns["next.truncated"] = columns["next.done"] & (not terminated)
         columns[SEED] = np.full((length, 1), seed, dtype=np.int64)
         self._check_space(sum(v.nbytes for v in columns.values()))
-        with _uninterrupted():
+        with hold_interrupts():
             try:
-                with _nothing_to_embed():
+                with skip_image_embedding():
                     for t in range(length):
                         self._dataset.add_frame({**{k: v[t] for k, v in columns.items()}, "task": task})
                     self._dataset.save_episode()
@@ -169,7 +168,7 @@ class DatasetWriter:
             self.num_episodes += 1
 
     def _check_space(self, size: int) -> None:
-        """A file cut off by a full disk cannot be read at all, so the recording ends while the disk has room."""
+        """Raise DataError while the disk still has room: a file that a full disk cut off is unreadable."""
         free, needed = shutil.disk_usage(self._temporary).free, size + _SPARE
         if free < needed:
             raise DataError(
@@ -200,13 +199,7 @@ class DatasetWriter:
         wanted["next.success"] = (np.asarray(success), "bool", ())
         columns = {}
         for key, (value, dtype, shape) in wanted.items():
-            if value.shape != (length, *shape):
-                raise DataError(
-                    f"episode {self.num_episodes}: {key!r} must have shape {(length, *shape)}, found {value.shape}"
-                )
-            if value.dtype.kind == "f" and not np.isfinite(value).all():
-                frame = int(np.argwhere(~np.isfinite(value))[0][0])
-                raise DataError(f"episode {self.num_episodes}, frame {frame}: {key!r} holds NaN or infinity")
+            check_column(key, value, (length, *shape), where=f"episode {self.num_episodes}")
             value = value.astype(dtype, copy=False)
             flat = value.reshape(length, *(shape or (1,)))
             columns[key] = value.transpose(0, 2, 3, 1) if key in self._videos else flat
@@ -215,20 +208,20 @@ class DatasetWriter:
     def close(self, *, complete: bool) -> None:
         """Finish the files and rename them to `path`; with no episode, remove them.
 
-        A dataset that is to be replaced stays where it is unless the new one is complete.
+        An existing dataset is replaced only by a complete one.
 
         Raises:
-            DataError: an episode could not be written whole; what is there stays in the temporary directory.
+            DataError: an episode could not be written whole; the files stay in the temporary directory.
         """
         if not self._temporary.exists():
             return
-        with _uninterrupted():
+        with hold_interrupts():
             with suppress(Exception) if self._broken else nullcontext():
                 self._dataset.finalize()
             if self._broken is not None:
                 raise DataError(
-                    f"{self.path}: writing episode {self.num_episodes} failed ({self._broken!r}). What could be saved "
-                    f"of the {self.num_episodes} before it is in {self._root}. Mend the cause, then record again."
+                    f"{self.path}: writing episode {self.num_episodes} failed ({self._broken!r}). The "
+                    f"{self.num_episodes} episodes before it are in {self._root}. Remove the cause, then record again."
                 ) from self._broken
             if self.num_episodes:
                 self.meta.complete = complete
@@ -253,48 +246,3 @@ class DatasetWriter:
         self.close(complete=kind is None)
         if kind is None and not self.num_episodes:
             raise DataError(f"{self.path}: no episode was recorded")
-
-
-def _lerobot_feature(key: str, feature: Feature) -> dict[str, Any]:
-    if key.startswith(IMAGES):
-        if feature.dtype != "uint8" or len(feature.shape) != 3 or feature.shape[0] != 3:
-            raise DataError(f"{key!r}: images must be uint8 (3, h, w), found {feature.dtype} {feature.shape}")
-        _, h, w = feature.shape
-        return {"dtype": "video", "shape": (h, w, 3), "names": ["height", "width", "channels"]}
-    names = list(feature.names) if feature.names else None
-    return {"dtype": feature.dtype, "shape": tuple(feature.shape) or (1,), "names": names}
-
-
-@contextmanager
-def _nothing_to_embed() -> Iterator[None]:
-    """Spare LeRobot a pass over every row that embeds picture files: ours are videos, there are none.
-
-    The pass takes three quarters of the time that LeRobot needs to save an episode (60 of 80 ms).
-    """
-    from lerobot.datasets import dataset_writer
-
-    embed = getattr(dataset_writer, "embed_images", None)
-    if embed is None:  # another LeRobot: just slower
-        yield
-        return
-    dataset_writer.embed_images = lambda dataset: dataset
-    try:
-        yield
-    finally:
-        dataset_writer.embed_images = embed
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Hold Ctrl-C back until the block is done."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pending: list[tuple[int, Any]] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: pending.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if pending and callable(before):
-            before(*pending[0])

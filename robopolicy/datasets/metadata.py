@@ -1,4 +1,4 @@
-"""`meta/robopolicy.json`: what a LeRobot dataset does not say about itself but training must know."""
+"""Read and write `meta/robopolicy.json`: facts for training that LeRobot's own metadata lack."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ class RecordingMeta:
     `dt`: seconds per frame. `tasks`: instructions in the env's order, which `task_index` counts in.
     `observation`: keys that the env emitted. `complete`: the recording reached its end (ask `recorded`).
     `rename`, `outcomes`: how to read a dataset that others recorded, see `load_episodes` and `annotate_dataset`.
-    `provenance`: env id and digest, expert, imperfection, episodes asked for and attempted … whatever the recorder
-    knows.
+    `provenance`: env id and digest, expert, expert_noise, numbers of requested and attempted episodes, and more.
     """
 
     action: ActionSpec
@@ -59,7 +58,7 @@ class RecordingMeta:
 
     @classmethod
     def load(cls, root: Path) -> RecordingMeta | None:
-        """None where the dataset was recorded by something else.
+        """Read the file; None where robopolicy did not record the dataset.
 
         Raises:
             DataError: not JSON, a newer version, fields missing, unknown or of another type.
@@ -92,7 +91,9 @@ _MODEL = pydantic.TypeAdapter(RecordingMeta)
 
 
 def recorded(root: Path) -> Literal["nothing", "part", "whole"]:
-    """What lies at `root`: no dataset, one whose recording was interrupted, or a whole one (or somebody else's).
+    """Return whether `root` holds no dataset, an interrupted recording, or a whole dataset.
+
+    A dataset that robopolicy did not record counts as whole.
 
     Raises:
         DataError: its `meta/robopolicy.json` is damaged.
@@ -107,7 +108,7 @@ def num_episodes(root: Path) -> int:
     """Episodes of a LeRobot dataset, by its `meta/info.json`.
 
     Raises:
-        DataError: it does not say.
+        DataError: the number is missing.
     """
     file = root / "meta" / "info.json"
     data = read_json(file)

@@ -1,4 +1,4 @@
-"""Columns of parquet files by type: what is missing, empty or of another type is named, never converted silently."""
+"""Read columns of parquet files by type; missing, empty or mistyped columns are reported, never converted."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _MEANT = {"whole": "whole numbers", "number": "numbers", "text": "text"}
 
 
 def parquet_files(folder: Path) -> list[Path]:
-    """The files of a folder of LeRobot's (chunk-000/file-000.parquet …), in order."""
+    """Return the files of a folder of LeRobot's (chunk-000/file-000.parquet …), in order."""
     return visible(folder.glob("*/*.parquet"))
 
 
 def read_parts(
     files: Sequence[Path], wanted: Mapping[str, Kind], root: Path, *, fix: str
 ) -> tuple[pa.Table | None, list[Defect]]:
-    """The columns `wanted` of several files under one another, and everything that is wrong with them.
+    """Return the columns `wanted` of several files under one another, and all defects.
 
     Args:
-        fix: what to do about a file that cannot be read.
+        fix: advice for a file that cannot be read.
 
     Returns:
         The table holds the rows of files and the columns that are sound; None where there are none.
@@ -71,17 +71,17 @@ def read_parts(
 
 
 def whole(table: pa.Table, key: str) -> NDArray[np.int64]:
-    """[F] a column of whole numbers that was found to be one."""
+    """Return a checked column [F] of whole numbers."""
     return np.asarray(table[key].combine_chunks().to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def number(table: pa.Table, key: str) -> NDArray[np.float64]:
-    """[F] a column of numbers; NaN where it is empty."""
+    """Return [F] a column of numbers; NaN where it is empty."""
     return np.asarray(table[key].combine_chunks().to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
 def _problem(part: pa.Table, known: Sequence[str], key: str, kind: Kind) -> str:
-    """What is wrong with a column of one file; "" where nothing is."""
+    """Return the defect of a column of one file, else ""."""
     if key not in known:
         return f"column {key!r} is missing. {closest(key, known)}".rstrip(".")
     column: Any = part[key]

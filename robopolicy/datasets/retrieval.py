@@ -21,13 +21,13 @@ _AT_ONCE = 2**23  # distances in memory at a time
 
 
 class Retrieved(NamedTuple):
-    """What was retrieved for B queries, the nearest first."""
+    """Frames retrieved for B queries, the nearest first."""
 
     frame: Tensor  # [B k] int64, into the memory
     distance: Tensor  # [B k], inf where there was nothing more to retrieve
 
     def closest(self, count: int) -> Retrieved:
-        """The `count` nearest of each query; fewer where there are fewer columns."""
+        """Return the `count` nearest of each query; fewer where there are fewer columns."""
         distance, order = self.distance.sort(dim=1, stable=True)
         return Retrieved(self.frame.gather(1, order[:, :count]), distance[:, :count])
 
@@ -79,16 +79,16 @@ class Memory(nn.Module):
         self.fill(self.key[:0], self.chunk[:0], none, starts=torch.zeros(1, dtype=torch.int64), seed=none, tasks=())
 
     def numbers(self, tasks: tuple[str, ...]) -> Tensor:
-        """[T] int64: for each of `tasks` its number here, −1 where nothing demonstrates it."""
+        """Return [T] int64, for each of `tasks` its number here, −1 where nothing demonstrates it."""
         shown = {self.tasks[i] for i in self.task.unique().tolist()}
         return torch.tensor([self.tasks.index(t) if t in shown else -1 for t in tasks], device=self.key.device)
 
     @torch.no_grad()
     def nearest(self, key: Tensor, task: Tensor, count: int, *, allowed: Tensor | None = None) -> Retrieved:
-        """The nearest frames to `key` [B E] among demonstrations of instruction `task` [B], one of each of them.
+        """Return the nearest frames to `key` [B E] among demonstrations of instruction `task` [B], one of each of them.
 
         Neighbours in time say the same, so a demonstration gives its nearest frame only. Exact: every distance is
-        computed, pair by pair, so that an answer does not depend on what else is asked. It is the root mean square
+        computed, pair by pair, so that an answer does not depend on other queries. It is the root mean square
         difference of an element of the key.
 
         Args:
@@ -113,7 +113,7 @@ class Memory(nn.Module):
         return found
 
     def _of(self, chosen: Tensor, key: Tensor, of_it: Tensor, allowed: Tensor | None) -> Retrieved:
-        """[B C] the nearest frame of each of C demonstrations."""
+        """Return [B C] the nearest frame of each of C demonstrations."""
         table = self.table[chosen]  # [C L]
         exact = "donot_use_mm_for_euclid_dist"
         distance = torch.cdist(key, self.key[table.flatten()], compute_mode=exact) / math.sqrt(key.shape[1])
@@ -152,7 +152,7 @@ class Memory(nn.Module):
         self.tasks = texts
 
     def digest(self) -> str:
-        """sha256 of what it holds: tells two memories of one policy apart."""
+        """sha256 of the content, which tells two memories of one policy apart."""
         parts = [x.cpu().contiguous().numpy().tobytes() for _, x in self.named_buffers()]
         return hashlib.sha256(b"".join([*parts, "\n".join(self.tasks).encode()])).hexdigest()
 
@@ -162,7 +162,7 @@ class _Texts(Strict):
 
 
 def _check_numbers(tensors: dict[str, Tensor], tasks: int, where: str) -> None:
-    """Raise CheckpointError where a memory's parts do not fit: what they count in must be there."""
+    """Raise CheckpointError where a memory's parts do not fit: indices must be in range."""
     frames, episodes = len(tensors["key"]), len(tensors["seed"])
     sizes = {"chunk": frames, "task": frames, "table": episodes}
     bad = [f"{k!r} has {len(tensors[k])} rows, expected {n}" for k, n in sizes.items() if len(tensors[k]) != n]

@@ -1,4 +1,4 @@
-"""What a LeRobot dataset says about itself (`meta/info.json`), before any frame is read."""
+"""Read `meta/info.json` of a LeRobot dataset, before any frame is read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _INSTEAD: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What `meta/info.json` says, with images as uint8 (3, h, w).
+    """Content of `meta/info.json`, with images as uint8 (3, h, w).
 
     `unknown`: top-level keys of info.json that were unusable; empty after `open`.
     """
@@ -64,7 +64,7 @@ class DatasetInfo:
 
     @classmethod
     def examine(cls, path: Path, rename: Mapping[str, str] | None = None) -> tuple[DatasetInfo, list[Defect]]:
-        """As `open`, but everything that is wrong is listed, and left out of the source.
+        """Open a dataset like `open`, but list all defects and leave the broken parts out.
 
         Raises:
             DataError: no dataset, damaged JSON, or another version of the format.
@@ -108,16 +108,16 @@ class DatasetInfo:
         return source, defects
 
     def has_film(self, key: str) -> bool:
-        """Whether column `key` is a video whose files can be named."""
+        """Return whether column `key` is a video whose files can be named."""
         return self.columns[key].dtype == "video" and self.video_path is not None and _is_plain(key)
 
     def film(self, key: str, chunk: int, file: int) -> Path:
-        """The video file of camera `key` (the dataset's name)."""
+        """Return the video file of camera `key` (the dataset's name)."""
         return self.root / str(self.video_path).format(video_key=key, chunk_index=chunk, file_index=file)
 
 
 def _read_info(path: Path) -> tuple[Info, frozenset[str], list[Defect]]:
-    """The file's contents, its top-level keys that are unusable, and what is wrong with them."""
+    """Return the file's content, its unusable top-level keys, and their defects."""
     file = path / INFO_FILE
     if not file.exists():
         killed = sorted(path.parent.glob(f".{path.name}.recording-*"))
@@ -149,7 +149,7 @@ def _read_info(path: Path) -> tuple[Info, frozenset[str], list[Defect]]:
 
 
 def _feature(key: str, column: Column, video_path: str | None) -> Feature:
-    """The feature that a column offers; raises ValueError where it is none that can be read."""
+    """Return the feature that a column offers; raises ValueError where it is none that can be read."""
     if column.is_picture:
         if column.dtype == "video" and not _is_plain(key):
             raise ValueError("expected a name without / \\ and .., which a film's path is made of")
@@ -163,15 +163,15 @@ def _feature(key: str, column: Column, video_path: str | None) -> Feature:
 
 
 def _is_plain(key: str) -> bool:
-    """Whether a name leads nowhere else as part of a path."""
+    """Return whether a name leads nowhere else as part of a path."""
     return "/" not in key and "\\" not in key and ".." not in key
 
 
 def resolve_action_spec(source: DatasetInfo, given: ActionSpec | None) -> ActionSpec:
-    """What the actions of a dataset mean.
+    """Return the meaning of a dataset's actions.
 
     Raises:
-        DataError: it has no actions, of another size, or with another meaning than `given`; nothing says what they are.
+        DataError: no actions, actions of another size or another meaning than `given`, or no meaning at all.
     """
     recorded = source.meta.action if source.meta else None
     if "action" not in source.columns:

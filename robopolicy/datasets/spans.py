@@ -1,6 +1,6 @@
-"""`meta/episodes`: which rows and which seconds of film belong to an episode; and whether that can be true.
+"""Read and check `meta/episodes`: the rows and the seconds of film of every episode.
 
-Naive merges leave an episode's number twice, or spans of film that overlap: pictures of another episode, otherwise.
+Naive merges repeat an episode's number, or leave spans of film that overlap and show another episode.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from robopolicy.datasets.checks import Defect
 from robopolicy.datasets.parquet import Kind, number, parquet_files, read_parts, whole
 from robopolicy.datasets.source import DatasetInfo
 
-_FRAME = 0.5  # of a frame period: what spans and timestamps may differ by
+_FRAME = 0.5  # frame periods: largest difference of spans and timestamps
 _MERGE = "Was it merged by copying files? Merge with LeRobot's tools (lerobot-edit-dataset), or record again"
 _FILM = {"chunk_index": "whole", "file_index": "whole", "from_timestamp": "number", "to_timestamp": "number"}
 _ROWS = ("dataset_from_index", "dataset_to_index")
@@ -46,7 +46,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class EpisodeTable:
+class EpisodeSpans:
     """Rows of `meta/episodes`. `index` [E], `length` [E] frames, `rows` [E 2] of the whole table, `spans` by camera.
 
     None, or a camera that is absent: the column cannot be used.
@@ -63,13 +63,13 @@ class EpisodeTable:
 
 
 class SpanDefects(list[tuple[frozenset[int], Defect]]):
-    """Defects together with all episodes that each concerns."""
+    """Defects, each with the episodes that it concerns."""
 
     def note(self, key: str, problem: str, *episodes: int, fix: str = _MERGE) -> None:
         self.append((frozenset(episodes), Defect(key, problem, fix, episodes[0] if episodes else None)))
 
     def of(self, episodes: Sequence[int] | None) -> list[Defect]:
-        """Those that concern one of `episodes`; None: all."""
+        """Return the defects that concern one of `episodes`; None: all."""
         wanted = None if episodes is None else set(episodes)
         return [d for concerns, d in self if wanted is None or not concerns or concerns & wanted]
 
@@ -80,8 +80,8 @@ def blocks_of(index: NDArray[np.int64]) -> list[FilmBlock]:
     return [FilmBlock(int(index[a]), int(a), int(b)) for a, b in zip(edges[:-1], edges[1:], strict=True)]
 
 
-def read_episodes(source: DatasetInfo, cameras: Sequence[str]) -> tuple[EpisodeTable | None, list[Defect]]:
-    """`meta/episodes` with the spans of `cameras` (names of the dataset), and what is wrong with its columns."""
+def read_episodes(source: DatasetInfo, cameras: Sequence[str]) -> tuple[EpisodeSpans | None, list[Defect]]:
+    """Read `meta/episodes` with the spans of `cameras` (names of the dataset), and the defects of its columns."""
     wanted: dict[str, Kind] = {"episode_index": "whole", "length": "whole", **dict.fromkeys(_ROWS, "whole")}
     for camera in cameras:
         wanted |= {f"videos/{camera}/{k}": kind for k, kind in _FILM.items()}  # type: ignore[misc]
@@ -96,11 +96,11 @@ def read_episodes(source: DatasetInfo, cameras: Sequence[str]) -> tuple[EpisodeT
     spans = {c: _spans(table, c) for c in cameras if has >= {f"videos/{c}/{k}" for k in _FILM}}
     rows = np.stack([whole(table, k) for k in _ROWS], axis=1) if has >= set(_ROWS) else None
     length = whole(table, "length") if "length" in has else None
-    return EpisodeTable(whole(table, "episode_index"), length, rows, spans), found
+    return EpisodeSpans(whole(table, "episode_index"), length, rows, spans), found
 
 
-def check_blocks(blocks: Sequence[FilmBlock], table: EpisodeTable | None) -> SpanDefects:
-    """Whether each episode is in the table once, in order, and as long as `meta/episodes` says."""
+def check_blocks(blocks: Sequence[FilmBlock], table: EpisodeSpans | None) -> SpanDefects:
+    """Check that each episode is in the table once, in order, with the length in `meta/episodes`."""
     found = SpanDefects()
     first: dict[int, FilmBlock] = {}
     for block in blocks:
@@ -130,8 +130,8 @@ def check_blocks(blocks: Sequence[FilmBlock], table: EpisodeTable | None) -> Spa
     return found
 
 
-def check_rows(blocks: Sequence[FilmBlock], table: EpisodeTable) -> SpanDefects:
-    """Whether LeRobot, which reads by row, gets the rows of each episode."""
+def check_rows(blocks: Sequence[FilmBlock], table: EpisodeSpans) -> SpanDefects:
+    """Check the row numbers of each episode, by which LeRobot reads."""
     found = SpanDefects()
     places = {b.index: (b.first, b.end) for b in blocks}
     for index, said in zip(table.index.tolist(), [] if table.rows is None else table.rows.tolist(), strict=False):
@@ -144,16 +144,16 @@ def check_rows(blocks: Sequence[FilmBlock], table: EpisodeTable) -> SpanDefects:
 
 
 def check_spans(
-    camera: str, table: EpisodeTable, blocks: Sequence[FilmBlock], stamps: NDArray[np.float64] | None, fps: float
+    camera: str, table: EpisodeSpans, blocks: Sequence[FilmBlock], stamps: NDArray[np.float64] | None, fps: float
 ) -> SpanDefects:
-    """Whether a camera's spans can be those of the episodes: as long, apart from one another, and in their order.
+    """Check that a camera's spans have the episodes' lengths and order, and do not overlap.
 
     Args:
         stamps: [F] seconds into the episode; None: unknown.
         fps: NaN: unknown, so that lengths are not compared.
     """
     found, frame = SpanDefects(), 1.0 / fps
-    at_fault = SpanDefects()  # of one episode; its film's other episodes are as doubtful
+    at_fault = SpanDefects()  # of one episode; its film's other episodes may be wrong too
     if camera not in table.spans:
         return found
     where = list(zip(table.index.tolist(), table.spans[camera], strict=True))

@@ -1,4 +1,4 @@
-"""The statistics that LeRobot keeps of a dataset: of all frames in `meta/stats.json`, of each episode in its table."""
+"""Check LeRobot's statistics: of all frames in `meta/stats.json`, of each episode in `meta/episodes`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _Numbers = pydantic.TypeAdapter(float | list[float] | list[list[float]] | list[l
 
 
 def check_stats(source: DatasetInfo, values: Mapping[str, NDArray[Any]]) -> list[Defect]:
-    """What is missing of them, is no number, or is not of these data.
+    """Return statistics that are missing, no numbers, or of other data.
 
     Args:
-        values: columns of numbers [F ·], whose extremes are compared where they are vectors: of others LeRobot reduces
-            several axes.
+        values: columns of numbers [F ·]; extremes are compared for vectors alone, as LeRobot reduces several axes of
+            other columns.
     """
     keys = [k for k, c in source.columns.items() if not c.is_text]
     return [*_whole(source, keys, values), *_each(source, keys)]
@@ -89,7 +89,7 @@ def _stale(key: str, numbers: Mapping[str, NDArray[Any]], value: NDArray[Any]) -
 
 
 def _each(source: DatasetInfo, keys: list[str]) -> Iterator[Defect]:
-    """Of every episode, from which LeRobot computes those of merged and split datasets."""
+    """Check the statistics of episodes, from which LeRobot computes those of merged and split datasets."""
     wanted: dict[str, Kind] = {"episode_index": "any", **{f"stats/{k}/{n}": "any" for k in keys for n in NEEDED}}
     files = parquet_files(source.root / "meta" / "episodes")
     table, found = read_parts(files, wanted, source.root, fix=_FIX)

@@ -21,25 +21,25 @@ from robopolicy.datasets.files import check_regular
 from robopolicy.datasets.metadata import SEED, task_order
 from robopolicy.datasets.parquet import Kind, number, parquet_files, read_parts, whole
 from robopolicy.datasets.source import DatasetInfo
-from robopolicy.datasets.spans import EpisodeTable, blocks_of, check_blocks, check_spans, read_episodes
+from robopolicy.datasets.spans import EpisodeSpans, blocks_of, check_blocks, check_spans, read_episodes
 
 DRIVER = {"driver": "int64", "intervention": "bool"}  # columns that say who drove, and their types
 OUTCOMES = ("next.reward", "next.done", "next.truncated", "next.success")
 _PLACES = ("frame_index", "episode_index", "task_index")
 _KILLED = "The recording was killed before `finalize`, or the file was damaged: copy it again, or record again"
-DRIVERS = ("policy", "human", "rewind")  # what `driver` counts in
+DRIVERS = ("policy", "human", "rewind")  # values of `driver`
 
 
 class TableRows(NamedTuple):
-    """Frames of whole episodes: their columns, `starts` [E+1], and which seconds of film are theirs."""
+    """Frames of whole episodes: their columns, `starts` [E+1], and the spans of their films."""
 
     table: pa.Table
     starts: Tensor
-    episodes: EpisodeTable
+    episodes: EpisodeSpans
 
 
 def read_files(source: DatasetInfo, keys: Sequence[str]) -> tuple[pa.Table | None, list[Defect]]:
-    """All rows that there are, with the columns `keys` and those that say where a frame belongs; and all defects.
+    """Read all rows with the columns `keys` and those of a frame's place, and all defects.
 
     A column that is unusable, or a file that cannot be read, is left out of the table.
 
@@ -57,7 +57,7 @@ def read_files(source: DatasetInfo, keys: Sequence[str]) -> tuple[pa.Table | Non
 
 
 def read_table(source: DatasetInfo, episodes: Sequence[int] | None, keys: Sequence[str]) -> TableRows:
-    """All wanted columns of `episodes` (None: all).
+    """Return all wanted columns of `episodes` (None: all).
 
     Args:
         keys: columns; of videos the spans of their films.
@@ -99,7 +99,7 @@ def read_table(source: DatasetInfo, episodes: Sequence[int] | None, keys: Sequen
 
 def _check_places(
     source: DatasetInfo, table: pa.Table, cameras: Sequence[str], episodes: Sequence[int] | None
-) -> EpisodeTable:
+) -> EpisodeSpans:
     """Which frames and films are whose; raises DataError where that cannot be true of one of `episodes`."""
     spans, found = read_episodes(source, cameras)
     raise_defects(found, source.root)
@@ -161,7 +161,7 @@ def read_tasks(source: DatasetInfo, index: NDArray[np.int64]) -> tuple[tuple[str
 
 
 def task_texts(source: DatasetInfo) -> tuple[str, ...]:
-    """The dataset's instructions in the order of its task_index."""
+    """Return the dataset's instructions in the order of its task_index."""
     return tuple(_task_table(source).values())
 
 
@@ -193,12 +193,12 @@ def _task_table(source: DatasetInfo) -> dict[int, str]:
 
 
 def read_driver(column: Columns) -> Tensor | None:
-    """[F] int64 who drove, see Episodes; None where the dataset does not say.
+    """Return the drivers [F] int64, see Episodes; None where they are not recorded.
 
     Recordings of deployments say it under `driver`, data made of bags under `intervention`: a human, or his rewind.
 
     Raises:
-        DataError: a number that names nobody.
+        DataError: a number that is no driver.
     """
     for key in DRIVER:
         if key in column.table.column_names:

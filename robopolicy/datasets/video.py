@@ -1,4 +1,4 @@
-"""Camera frames from files into tensors: videos are decoded once, in order, not seek by seek."""
+"""Read camera frames from files into tensors; videos are decoded once, in order, without seeking."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def load_videos(
 
 
 def _check_end(path: Path, ends: float, fps: float) -> None:
-    """Raise DataError where a film is over before the last episode in it ends: its spans are shifted, or it is cut."""
+    """Raise DataError where a film ends before its last episode: its spans are shifted, or it is cut off."""
     times = _times(path)
     if isinstance(times, str) or not (len(times) and times[-1] + 1.5 / fps >= ends):
         shown = times if isinstance(times, str) else f"ends after {len(times) / fps:.4f} s"
@@ -80,7 +80,7 @@ def read_video(path: Path, times: NDArray[np.float64], rows: NDArray[np.int64], 
             for frame in container.decode(stream):
                 if at == len(times):
                     break
-                if frame.pts is None or (now := float(frame.pts * stream.time_base)) < times[at] - tolerance:
+                if frame.pts is None or (now := float(frame.pts * (stream.time_base or 0))) < times[at] - tolerance:
                     continue
                 if not now <= times[at] + tolerance:
                     raise DataError(
@@ -100,7 +100,7 @@ def read_video(path: Path, times: NDArray[np.float64], rows: NDArray[np.int64], 
 def check_video(
     source: DatasetInfo, key: str, blocks: Sequence[FilmBlock], stamps: NDArray[np.float64], where: Mapping[int, Span]
 ) -> list[Defect]:
-    """Frames of the table that a camera's films have no picture for, and pictures of no frame; nothing is decoded.
+    """Find frames without a picture in a camera's films, and pictures without a frame; nothing is decoded.
 
     Args:
         stamps: [F] seconds into the episode.
@@ -136,7 +136,7 @@ def check_video(
 
 
 def _times(path: Path) -> NDArray[np.float64] | str:
-    """Seconds at which a file shows frames, ascending; or what is wrong with it."""
+    """Return the seconds of a file's frames, ascending; or its defect."""
     import av
 
     try:
@@ -144,13 +144,14 @@ def _times(path: Path) -> NDArray[np.float64] | str:
         with av.open(str(path)) as container:
             stream = container.streams.video[0]
             stamps = [p.pts for p in container.demux(stream) if p.pts is not None]
-            return np.sort(np.array(stamps, dtype=np.float64)) * float(stream.time_base or 0)
+            base = float(stream.time_base or 0)
     except (av.FFmpegError, OSError, IndexError, ValueError, DataError) as error:
         return f"{path.name} cannot be read ({error})"
+    return np.sort(np.array(stamps, dtype=np.float64)) * base
 
 
 def _size_problem(path: Path, column: Column) -> str:
-    """Whether a film's pictures are not of the size that info.json says; "" where they are."""
+    """Return a defect where a film's size differs from info.json, else ""."""
     import av
 
     try:

@@ -1,4 +1,4 @@
-"""Two policies on the same episodes: what the seeds have in common cancels, so fewer episodes decide."""
+"""Compare two policies on the same episodes: pairing removes the variance of the seeds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Comparison:
         return f"{self.b if self.difference.value > 0 else self.a} is better"
 
     def text(self) -> str:
-        """The paired table and what follows from it, in plain text."""
+        """Return the paired table and its verdict as plain text."""
         width = max(len(self.a), len(self.b), 1)
         both, only_a, only_b, neither = self.pairs
         cell = max(len(str(n)) for n in self.pairs) + 2
@@ -67,23 +67,14 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; rates and differences as fractions."""
+        same = ("a", "b", "env", "digest", "criterion", "level")
         return {
-            "a": self.a,
-            "b": self.b,
-            "env": self.env,
-            "digest": self.digest,
-            "criterion": self.criterion,
-            "level": self.level,
-            "episodes": self.pairs.total,
-            "pairs": self.pairs._asdict(),
-            "rate_a": self.rate_a._asdict(),
-            "rate_b": self.rate_b._asdict(),
+            **{k: getattr(self, k) for k in same}, "episodes": self.pairs.total, "pairs": self.pairs._asdict(),
+            "rate_a": self.rate_a._asdict(), "rate_b": self.rate_b._asdict(),
             "difference": {**self.difference._asdict(), "method": "Tango (1998) score interval"},
-            "mcnemar_p": self.p_value,
-            "diverged_a": self.diverged_a,
-            "diverged_b": self.diverged_b,
+            "mcnemar_p": self.p_value, "diverged_a": self.diverged_a, "diverged_b": self.diverged_b,
             "verdict": self.verdict,
-        }
+        }  # fmt: skip
 
     def save(self, path: Path | str) -> Path:
         return write_atomically(path, json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
@@ -106,28 +97,19 @@ def compare(
     outcome_b = dict(zip(b.seeds, b.successes(criterion), strict=True))
     pairs = Pairs.of(a.successes(criterion), [outcome_b[s] for s in a.seeds])
     return Comparison(
-        a=names[0],
-        b=names[1],
-        env=env,
-        digest=digest,
-        criterion=criterion,
-        level=level,
-        pairs=pairs,
-        rate_a=a.success_rate(criterion, level=level),
-        rate_b=b.success_rate(criterion, level=level),
-        difference=paired_difference(pairs, level=level),
-        p_value=mcnemar(pairs),
-        diverged_a=a.diverged,
+        a=names[0], b=names[1], env=env, digest=digest, criterion=criterion, level=level, pairs=pairs,
+        rate_a=a.success_rate(criterion, level=level), rate_b=b.success_rate(criterion, level=level),
+        difference=paired_difference(pairs, level=level), p_value=mcnemar(pairs), diverged_a=a.diverged,
         diverged_b=b.diverged,
-    )
+    )  # fmt: skip
 
 
 def worse_than_base(
     base: EpisodeTable, evaluations: Sequence[EpisodeTable], *, criterion: str = "success_once"
 ) -> list[tuple[float, float]]:
-    """Was a policy worse than its base at any evaluation of its training?
+    """Test whether a policy was worse than its base at any evaluation of its training.
 
-    Returns, per evaluation, the difference to the base and the Holm-adjusted p-value of a one-sided exact McNemar
+    Return, per evaluation, the difference to the base and the Holm-adjusted p-value of a one-sided exact McNemar
     test for "worse". None below 0.05: no evaluation was shown to be worse, at a family-wise 5%.
     """
     found = [compare(base, rows, names=("base", f"evaluation {i}"), criterion=criterion)
@@ -137,7 +119,7 @@ def worse_than_base(
 
 
 def format_p(p: float) -> str:
-    """`0.034`, `3e-07`, `< 1e-99`."""
+    """Format a p-value: `0.034`, `3e-07`, `< 1e-99`."""
     if p < 1e-99:
         return "< 1e-99"
     return f"{p:.0e}" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"

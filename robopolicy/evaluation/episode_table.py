@@ -1,4 +1,4 @@
-"""Rows: one line an episode, the raw material of every number that we publish."""
+"""Table with one row an episode, the source of all published numbers."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ class EpisodeTable:
 
     @property
     def split(self) -> str:
-        """The split that all seeds belong to: "train", "validation", "test", "mixed", or "none" without episodes."""
+        """Return the split of all seeds: "train", "validation", "test", "mixed", or "none" without episodes."""
         found = sorted({s >> 40 for s in self.seeds})
         if len(found) != 1:
             return "mixed" if found else "none"
         return _SPLITS[found[0]] if 0 <= found[0] < len(_SPLITS) else "mixed"
 
     def successes(self, criterion: str = "success_once") -> list[bool]:
-        """[E] bool in the order of `seeds`."""
+        """Return [E] bool in the order of `seeds`."""
         if criterion not in CRITERIA:
             raise DataError(f"criterion must be one of {CRITERIA}, found {criterion!r}")
         return self.frame[criterion].tolist()
@@ -112,7 +112,7 @@ class EpisodeTable:
         return {str(task): wilson(int(part.sum()), len(part)) for task, part in groups}
 
     def task_table(self) -> str:
-        """For people: a line for each instruction, each after a line break; "" where there is but one."""
+        """Return a line for each instruction, each after a line break; "" for a single instruction."""
         found = self.by_task()
         if len(found) < 2:
             return ""
@@ -120,7 +120,7 @@ class EpisodeTable:
         return "".join(f"\n  {100 * rate.value:5.1f}% of {counts[task]:3d}  {task}" for task, rate in found.items())
 
     def metrics(self) -> Metrics:
-        """What training logs, under `eval/`."""
+        """Return the metrics that training logs under `eval/`."""
         rate = self.success_rate()
         return {
             "success_rate": rate.value,
@@ -134,7 +134,7 @@ class EpisodeTable:
         }
 
     def summary(self) -> str:
-        """One line for people: `success 97.0% (95% CI 95.1–98.2), at end 96.4%, 500 episodes of 38 steps`."""
+        """Return one line: `success 97.0% (95% CI 95.1–98.2), at end 96.4%, 500 episodes of 38 steps`."""
         rate, end = self.success_rate(), self.success_rate("success_at_end")
         if not len(self):
             return "no episodes"

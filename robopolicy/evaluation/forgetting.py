@@ -1,4 +1,4 @@
-"""What a refinement gained and lost, instruction by instruction, from the episode rows before and after it."""
+"""Compare the success of each instruction before and after a refinement."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Change:
 
 
 def forgetting(before: EpisodeTable, after: EpisodeTable, *, criterion: str = "success_once") -> list[Change]:
-    """The change of every instruction, the largest loss first.
+    """Return the change of every instruction, the largest loss first.
 
     Raises:
         DataError: the rows are not of the same task and seeds, or an episode had another instruction.
     """
     whole = compare(before, after, names=("before", "after"), criterion=criterion)  # raises where they do not pair
-    told = dict(zip(after.seeds, after.frame["task"], strict=True))
-    other = [s for s, task in zip(before.seeds, before.frame["task"], strict=True) if told[s] != task]
+    tasks_after = dict(zip(after.seeds, after.frame["task"], strict=True))
+    other = [s for s, task in zip(before.seeds, before.frame["task"], strict=True) if tasks_after[s] != task]
     if other:
         raise DataError(
             f"forgetting: {len(other)} of {whole.pairs.total} episodes had another instruction before than after, the "
@@ -54,7 +54,7 @@ def forgetting(before: EpisodeTable, after: EpisodeTable, *, criterion: str = "s
 
 
 def table(changes: list[Change]) -> str:
-    """For people: a line for each instruction."""
+    """Return a text line for each instruction."""
     lines = ["  before   after  change (95% interval)     p fell  episodes  instruction"]
     for c in changes:
         d = c.difference
@@ -67,7 +67,7 @@ def table(changes: list[Change]) -> str:
 
 
 def frame(changes: list[Change]) -> pd.DataFrame:
-    """The same as a table to save; rates as fractions."""
+    """Return the changes as a table to save; rates as fractions."""
     return pd.DataFrame(
         [
             {"task": c.task, "episodes": c.episodes, "before": c.before.value, "after": c.after.value,

@@ -1,5 +1,7 @@
-"""A trained policy as the one who shows the task, with noise: what world models and offline learners need beside
-demonstrations. `robopolicy demos expert._target_=policy expert.checkpoint=…`."""
+"""Demonstrate with a trained policy plus noise, as data for world models and offline learners.
+
+`robopolicy demos expert._target_=policy expert.checkpoint=…`
+"""
 
 from __future__ import annotations
 
@@ -19,23 +21,23 @@ _STREAM = 9401  # level of an episode, noise of a step, noise of a block: this a
 
 
 class PolicyExpert:
-    """Acts as `checkpoint` does, plus noise in half widths of the action's limits.
+    """Act as `checkpoint` does, plus noise in half widths of the action's limits.
 
-    Each episode has a noise level of its own, uniform between 0 and `imperfection`, so that the data holds what the
-    policy does and what lies around it. Half of the noise's variance changes every step, half every `block` steps.
-    All of it is keyed by (episode seed, step), as the policy's own noise is.
+    Each episode has its own noise level, uniform between 0 and `expert_noise`, so that the data covers the policy's
+    behaviour and its surroundings. Half of the variance changes every step, half every `block` steps. The noise is
+    keyed by (episode seed, step), as the policy's own.
 
     Raises:
         SpecError: the policy does not fit the env, or refines another (its base would have to run beside it).
     """
 
     def __init__(
-        self, env: VecEnv, checkpoint: Path, *, imperfection: Fraction = 0.0, block: Count = 8, gripper: Fraction = 1.0
+        self, env: VecEnv, checkpoint: Path, *, expert_noise: Fraction = 0.0, block: Count = 8, gripper: Fraction = 1.0
     ) -> None:
         self.policy = load_policy(checkpoint, env=env.spec)
         if self.policy.base is not None:
             raise SpecError(f"expert.checkpoint={checkpoint}: refines another policy; give one that stands alone")
-        self.imperfection, self.block = imperfection, block
+        self.expert_noise, self.block = expert_noise, block
         action, n = env.spec.action, env.num_envs
         self.half = (torch.tensor(action.high) - torch.tensor(action.low)) / 2
         if action.gripper is not None:
@@ -54,7 +56,7 @@ class PolicyExpert:
         self.clock[mask] = 0
 
     def act(self, obs: Obs) -> Tensor:
-        """[N Da] for single frames `obs`."""
+        """Return [N Da] for single frames `obs`."""
         length = self.policy.spec.n_obs_steps
         for key in self.policy.spec.observation:
             frame = obs[key][:, None]
@@ -71,7 +73,7 @@ class PolicyExpert:
         return action + noise
 
     def _noise(self, dim: int) -> Tensor:
-        level = self.imperfection * keyed_uniform(self.seed, self.seed * 0, (1,), stream=_STREAM)
+        level = self.expert_noise * keyed_uniform(self.seed, self.seed * 0, (1,), stream=_STREAM)
         quick = keyed_normal(self.seed, self.clock, (dim,), stream=_STREAM + 1)
         slow = keyed_normal(self.seed, self.clock // self.block, (dim,), stream=_STREAM + 2)
         return level * (quick + slow) / 2**0.5 * self.half

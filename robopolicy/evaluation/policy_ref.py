@@ -1,4 +1,4 @@
-"""Where a policy lies, where its results go, and the task that it was trained on."""
+"""Find a policy, the folder of its results, and the task of its training."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _NOTHING = "none"  # memory=none
 
 
 class PolicyRef:
-    """Where a policy lies and where what is found out about it goes."""
+    """Folders of a policy, of its run and of its results."""
 
     lerobot_run: Path | None = None
-    given = ""  # names what the policy was given that is not its own: a memory, a sampler
+    provenance_suffix = ""  # names a memory or sampler that replaces the policy's own
 
     def __init__(self, policy: Path, run: Path | None, out: Path, name: str, *, checkpoint: str = "") -> None:
         self.policy, self.run, self.out, self.name, self.checkpoint = policy, run, out, name, checkpoint
@@ -45,7 +45,7 @@ class PolicyRef:
 
     @classmethod
     def _of_lerobot(cls, path: Path, policy: Path, out: Path | None) -> PolicyRef:
-        """A policy of LeRobot's: results go to <run>/robopolicy where `lerobot-train` wrote it."""
+        """Return a policy of LeRobot's: results go to <run>/robopolicy where `lerobot-train` wrote it."""
         found = training_run(policy)
         if out is None and found is None:
             raise ConfigError(f"{path}: is not inside a run of lerobot-train; say with out=<folder> where results go")
@@ -57,21 +57,21 @@ class PolicyRef:
             raise ConfigError(f"{run}: its robopolicy/ is a link that leads out of it; say with out=<folder>")
         check_links(run / "robopolicy")
         newest = (run / "checkpoints" / "last").resolve().name
-        place = cls(policy, None, out or run / "robopolicy", run.name, checkpoint="" if step == newest else step)
-        place.lerobot_run = run
-        return place
+        ref = cls(policy, None, out or run / "robopolicy", run.name, checkpoint="" if step == newest else step)
+        ref.lerobot_run = run
+        return ref
 
     @property
     def ident(self) -> str:
-        """Names the weights: run, checkpoint, and the beginning of a checksum over all of its files; and `given`."""
+        """Name of the weights: run, checkpoint and part of a checksum of all files, with `provenance_suffix`."""
         digest = policy_digest(self.policy)[:12]
         inner = ("policy", "pretrained_model")
         step = self.policy.resolve().parent.name if self.policy.name in inner else self.policy.name
-        return f"{self.name}/{step}@{digest}{self.given}"
+        return f"{self.name}/{step}@{digest}{self.provenance_suffix}"
 
 
 def _checkpoint(policy: Path, run: Path | None) -> str:
-    """ "" for the newest of its run, or of none; else "best", its own name, or "base" for what lies inside it."""
+    """Return "" for the newest of its run or without a run, else "best", its name, or "base" for an inner policy."""
     folder = None if run is None else run / "checkpoints"
     if folder is None or folder not in policy.parents:
         return ""
@@ -83,30 +83,30 @@ def _checkpoint(policy: Path, run: Path | None) -> str:
     return marks.get(step, step)
 
 
-def task_of(given: dict[str, Any] | None, place: PolicyRef) -> dict[str, Any]:
-    """The task on the command line, or the one that the run was trained on."""
-    task = given or own_task((read_config(place.run) if place.run is not None else None) or {})
+def task_of(given: dict[str, Any] | None, ref: PolicyRef) -> dict[str, Any]:
+    """Return the task of the command line, or that of the run's training."""
+    task = given or own_task((read_config(ref.run) if ref.run is not None else None) or {})
     if task is None:
-        raise ConfigError(f"task: {place.name} does not say what it was trained on; choose one: task=<name>")
+        raise ConfigError(f"task: {ref.name} has no task in its config; choose one: task=<name>")
     return task
 
 
 def env_of(
-    given: dict[str, Any] | None, place: PolicyRef, num_envs: int, changes: dict[str, Any] | None = None
+    given: dict[str, Any] | None, ref: PolicyRef, num_envs: int, changes: dict[str, Any] | None = None
 ) -> VecEnv:
-    """Build what `task_of` says, with `changes` of its parameters.
+    """Build the task of `task_of`, with `changes` of its parameters.
 
     Raises:
-        ConfigError: it cannot be built; where a run says it, whatever the env raised.
+        ConfigError: it cannot be built; for the task of a run, any error of the env.
     """
-    node = {**task_of(given, place), **(changes or {})}
-    with nullcontext() if given else refusing(f"{place.run}/{CONFIG}: task", ConfigError):
+    node = {**task_of(given, ref), **(changes or {})}
+    with nullcontext() if given else refusing(f"{ref.run}/{CONFIG}: task", ConfigError):
         env: VecEnv = build(node, "task", num_envs=num_envs, seed=0)
     return env
 
 
 def set_retrieval_memory(policy: Policy, memory: Path) -> str:
-    """Replace what a policy has in memory by a dataset, or nothing ("none"); returns a name for it."""
+    """Replace a policy's retrieval memory by a dataset, or by nothing ("none"); return a suffix that names it."""
     episodes = None
     if policy.memory is not None and memory != Path(_NOTHING):
         index = {TASK: Feature((), "int64")} if TASK in dataset_features(memory) else {}

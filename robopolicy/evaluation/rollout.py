@@ -1,7 +1,7 @@
-"""Run a policy on a list of episodes that was fixed beforehand, every one of them to its end.
+"""Run a policy on a fixed list of episodes, every one of them to its end.
 
-"The first 500 that finish" would favour short episodes, which are mostly successes. Here episodes are assigned by
-seed, all are waited for, and whatever an env does after the list is used up is ignored.
+The first 500 finished episodes would be mostly short ones, which are mostly successes. Here seeds assign the episodes,
+all of them finish, and further episodes of an env are ignored.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def evaluate(
     watch: Watcher | None = None,
     progress: Progress | None = None,
 ) -> EpisodeTable:
-    """One row for each of `seeds`, in their order, whatever N is.
+    """Return one row for each of `seeds`, in their order, for any N.
 
     Args:
-        env: emits single frames; history and base actions are added here. It is reset, and left amid episodes that
-            nobody asked for, so a training env must not be passed.
+        env: emits single frames; history and base actions are added here. It is reset, and left within other
+            episodes, so a training env must not be passed.
         seeds: [E] int64, all different, from `noise.episode_seeds("validation" | "test", 0, E)`.
-        deterministic: the policy's mode instead of a sample; deployment samples unless told otherwise.
+        deterministic: the policy's mode instead of a sample; deployment samples by default.
         policy_id: names the checkpoint in every row.
 
     Raises:
@@ -76,7 +76,7 @@ def evaluate(
 def _run(
     policy: Policy, env: VecEnv, tally: _Tally, *, deterministic: bool, watch: Watcher | None, progress: Progress | None
 ) -> None:
-    # The env wants at least N seeds. Fillers repeat the last one: claimed once, its copies are nobody's.
+    # The env needs at least N seeds. Fillers repeat the last one, whose copies are ignored.
     filled = tally.todo + tally.todo[-1:] * (env.num_envs - len(tally.todo))
     obs = env.reset(torch.tensor(filled, dtype=torch.int64, device=env.device))
     executor = ChunkExecutor(policy, env.num_envs, device=env.device, deterministic=deterministic)
@@ -97,7 +97,7 @@ def _run(
 
 
 class _Tally:
-    """Which env runs which episode of the list, and what has happened in it so far."""
+    """Assignment of episodes to envs, and the results so far."""
 
     def __init__(self, env: VecEnv, todo: list[int]) -> None:
         n = env.num_envs
@@ -128,7 +128,7 @@ class _Tally:
         return [Running(i, self.seed[i], int(self.length[i])) for i in self.active.nonzero()[:, 0].tolist()]
 
     def claim(self, started: Tensor, episode_seed: Tensor, obs: Obs) -> None:
-        """Take over the envs of `started` [N] whose new episode is on the list and not under way elsewhere."""
+        """Assign the envs of `started` [N] whose new episode is on the list and not running elsewhere."""
         for i in started.nonzero()[:, 0].tolist():
             seed = int(episode_seed[i])
             self.active[i] = seed in self.pending

@@ -19,14 +19,14 @@ Split = Literal["test", "validation"]
 
 
 def evaluated_rows(
-    policy: Policy, env: VecEnv, place: PolicyRef, called: str, episodes: int, split: Split, deterministic: bool
+    policy: Policy, env: VecEnv, ref: PolicyRef, called: str, episodes: int, split: Split, deterministic: bool
 ) -> EpisodeTable:
-    """Evaluate, or take the rows on disk where they are of these very weights, task, seeds, settings and code."""
-    file = place.out / f"{joined('episodes', called)}.csv"
+    """Evaluate, or load the rows on disk of the same weights, task, seeds, settings and code."""
+    file = ref.out / f"{joined('episodes', called)}.csv"
     seeds = episode_seeds(split, 0, episodes)
     if file.is_file():
         rows = EpisodeTable.load(file)
-        wanted = {"policy": {place.ident}, "digest": {env.spec.digest}, "deterministic": {deterministic}}
+        wanted = {"policy": {ref.ident}, "digest": {env.spec.digest}, "deterministic": {deterministic}}
         if rows.seeds == seeds.tolist() and all(set(rows.frame[k]) == v for k, v in wanted.items()):
             found = set(rows.frame["version"])
             if found == {version()}:
@@ -34,13 +34,13 @@ def evaluated_rows(
                     print(f"{file.name}: reused; {version()} has uncommitted changes, remove the file if they matter")
                 return rows
             print(f"{file.name}: is of code {', '.join(sorted(found))}, this is {version()}: evaluated again")
-    try:  # before the work, not after it
-        place.out.mkdir(parents=True, exist_ok=True)
+    try:  # an unusable folder fails before the evaluation
+        ref.out.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise ConfigError(f"out={place.out}: is a file, or lies below one. Give a folder.") from None
-    with Tracker().progress(episodes, f"evaluating {called or place.name}") as bar:
+        raise ConfigError(f"out={ref.out}: is a file, or lies below one. Give a folder.") from None
+    with Tracker().progress(episodes, f"evaluating {called or ref.name}") as bar:
         rows = rollout.evaluate(
-            policy, env, seeds, deterministic=deterministic, policy_id=place.ident,
+            policy, env, seeds, deterministic=deterministic, policy_id=ref.ident,
             progress=lambda done, total, rate: bar.update(done, success=rate),
         )  # fmt: skip
     rows.save(file)
@@ -48,7 +48,7 @@ def evaluated_rows(
 
 
 def film(policy: Policy, env: VecEnv, rows: EpisodeTable, out: Path, count: int, deterministic: bool) -> None:
-    """Films of evaluated episodes; a machine that cannot render is told so and loses nothing else."""
+    """Film evaluated episodes; print a message on a machine that cannot render."""
     filming(lambda: video.film(policy, env, rows, out, count=count, deterministic=deterministic))
 
 
@@ -58,7 +58,7 @@ def filming(work: Any) -> None:
     except DataError:
         raise
     except Exception as error:
-        print(f"no films: {type(error).__name__}: {error}. `robopolicy doctor` says how to mend rendering.")
+        print(f"no films: {type(error).__name__}: {error}. `robopolicy doctor` explains how to repair rendering.")
         return
     if paths:
         print(f"films: {paths[0].parent}")

@@ -1,6 +1,6 @@
-"""Intervals and tests for success rates. Pure functions, standard library only.
+"""Compute intervals and tests for success rates. Pure functions.
 
-What is used where, and why:
+Methods, and reasons for them:
     one success rate        Wilson score interval: near nominal coverage even at 0/n and n/n, where Wald's collapses.
     two policies, paired    exact McNemar test, and Tango's score interval for the difference; both read the discordant
                             pairs only through their counts, so luck with the seeds cancels.
@@ -16,6 +16,9 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from statistics import NormalDist
 from typing import Literal, NamedTuple
+
+import numpy as np
+from scipy.special import bdtr
 
 from robopolicy.core.errors import ConfigError
 
@@ -54,7 +57,7 @@ class Pairs(NamedTuple):
 def wilson(successes: int, episodes: int, *, level: float = 0.95) -> Interval:
     """Score interval of a proportion: Wilson (1927), JASA 22; "method 3" of Newcombe (1998), Stat. Med. 17, 857–872.
 
-    Without episodes nothing is known: (nan, 0, 1).
+    Without episodes: (nan, 0, 1).
     """
     if not 0 <= successes <= episodes:
         raise ConfigError(f"wilson: successes must lie between 0 and episodes={episodes}, found {successes}")
@@ -77,12 +80,12 @@ def mcnemar(pairs: Pairs, *, alternative: Alternative = "two-sided") -> float:
     """
     n = pairs.only_a + pairs.only_b
     if alternative == "better":
-        return _binomial_tail(pairs.only_a, n)
+        return float(bdtr(pairs.only_a, n, 0.5))
     if alternative == "worse":
-        return _binomial_tail(pairs.only_b, n)
+        return float(bdtr(pairs.only_b, n, 0.5))
     if alternative != "two-sided":
         raise ConfigError(f"mcnemar: alternative must be 'two-sided', 'better' or 'worse', found {alternative!r}")
-    return min(1.0, 2 * _binomial_tail(min(pairs.only_a, pairs.only_b), n))
+    return min(1.0, 2 * float(bdtr(min(pairs.only_a, pairs.only_b), n, 0.5)))
 
 
 def paired_difference(pairs: Pairs, *, level: float = 0.95) -> Interval:
@@ -153,10 +156,8 @@ def bootstrap(
     for _ in range(resamples):
         chosen = rng.choices(groups, k=len(groups)) if len(groups) > 1 else groups
         draws.append(statistic([value for group in chosen for value in rng.choices(group, k=len(group))]))
-    draws.sort()
-    tail = (1 - level) / 2
-    value = statistic([value for group in groups for value in group])
-    return Interval(value, _quantile(draws, tail), _quantile(draws, 1 - tail))
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2]).tolist()
+    return Interval(statistic([value for group in groups for value in group]), low, high)
 
 
 def _z(level: float) -> float:
@@ -165,26 +166,9 @@ def _z(level: float) -> float:
     return NormalDist().inv_cdf((1 + level) / 2)
 
 
-def _binomial_tail(k: int, n: int) -> float:
-    """P(X ≤ k) for X ~ Binomial(n, ½), in exact integers until the one division."""
-    term, total = 1, 0
-    for i in range(k + 1):
-        total += term
-        term = term * (n - i) // (i + 1)
-    return total / 2**n
-
-
 def _bisect(function: Callable[[float], float], low: float, high: float) -> float:
     """Root of a decreasing function to double precision."""
     for _ in range(80):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if function(middle) > 0 else (low, middle)
     return 0.5 * (low + high)
-
-
-def _quantile(ordered: Sequence[float], q: float) -> float:
-    """Linear interpolation between order statistics (Hyndman & Fan's type 7)."""
-    position = q * (len(ordered) - 1)
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])

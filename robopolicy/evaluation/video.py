@@ -10,36 +10,27 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import os
 import tempfile
-from collections.abc import Iterator
 from contextlib import ExitStack
-from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypedDict, Unpack
 
-import av
-import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor
 
 from robopolicy.core.errors import DataError, SpecError
 from robopolicy.core.types import Renderable, VecEnv
 from robopolicy.evaluation.episode_table import EpisodeTable
+from robopolicy.evaluation.mp4 import Mp4Writer, burn, side_by_side
 from robopolicy.evaluation.rollout import Running, evaluate
 from robopolicy.policies.base import Policy
-from robopolicy.utils.atomic import create, write_atomically
+from robopolicy.utils.atomic import write_atomically
 
 INDEX = "index.json"  # beside the films: [{"file", "kind", "seed", "outcome", ...}], in the order to show them
 _log = logging.getLogger(__name__)
-_HOLD_S = 0.8  # seconds for which the last picture is held
-_GOOD, _BAD = (64, 168, 107), (214, 84, 72)
 
 
 class FilmOptions(TypedDict, total=False):
-    """What `film` and `film_pairs` share."""
+    """Options of `film` and `film_pairs`."""
 
     deterministic: bool  # as it was in the evaluation
     strict: bool  # default True; False leaves out, with a warning, an episode that runs otherwise than on record
@@ -49,7 +40,7 @@ class FilmOptions(TypedDict, total=False):
 
 
 def choose(rows: EpisodeTable, count: int, *, criterion: str = "success_once") -> list[int]:
-    """At most `count` seeds, failures first; at least one success is among them where there is one and room for it."""
+    """Choose at most `count` seeds, failures first, with at least one success if possible."""
     outcome = list(zip(rows.seeds, rows.successes(criterion), strict=True))
     failures, successes = [s for s, ok in outcome if not ok], [s for s, ok in outcome if ok]
     failures = failures[: max(count - 1, 1)] if successes else failures
@@ -63,7 +54,7 @@ def film(
     """Film episodes of `rows` again, as H.264 files in `out` with an index beside them.
 
     Args:
-        rows: what `evaluate` gave for this policy and task, with the same `deterministic`.
+        rows: result of `evaluate` for this policy and task, with the same `deterministic`.
         seeds: which episodes; `choose` picks `count` of them when None.
         label: burnt in before seed, outcome and step; the policy's name, say.
 
@@ -159,97 +150,6 @@ def _film(
             writers[seed].discard()
             del entries[seed]
     return list(entries.values())
-
-
-def side_by_side(left: Path | str, right: Path | str, out: Path | str) -> Path:
-    """Join two films of equal height; the shorter one is held at its last picture."""
-    films = [list(read_mp4(path)) for path in (left, right)]
-    with av.open(str(left)) as container:
-        fps = float(container.streams.video[0].average_rate or 10)
-    gap = np.full((films[0][0].shape[0], 4, 3), 24, dtype=np.uint8)
-    with Mp4Writer(out, fps=fps, hold_s=0.0) as writer:
-        for t in range(max(map(len, films))):
-            a, b = (frames[min(t, len(frames) - 1)] for frames in films)
-            writer.add(np.concatenate([a, gap, b], axis=1))
-    return Path(out)
-
-
-class Mp4Writer:
-    """Writes uint8 [h w 3] pictures as H.264 that browsers play; the file appears when it is complete.
-
-    hold_s: seconds for which the last picture stands still at the end.
-    """
-
-    def __init__(self, path: Path | str, *, fps: float, hold_s: float = _HOLD_S, crf: int = 24) -> None:
-        self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.part = self.path.with_name(f".{self.path.name}.part")
-        self.fps, self.hold_s, self.crf = Fraction(fps).limit_denominator(1000), hold_s, crf
-        self.last: np.ndarray | None = None
-
-    def __enter__(self) -> Mp4Writer:
-        self.part.unlink(missing_ok=True)  # of a killed process, or a link, which would be followed
-        os.close(create(self.part))
-        self.container = av.open(str(self.part), "w", format="mp4", options={"movflags": "+faststart"})
-        self.stream = self.container.add_stream("libx264", rate=self.fps)
-        self.stream.pix_fmt = "yuv420p"
-        self.stream.options = {"crf": str(self.crf), "preset": "veryfast"}
-        self.stream.thread_count = 1
-        return self
-
-    def add(self, picture: np.ndarray) -> None:
-        if self.last is None:
-            self.stream.height, self.stream.width = (side - side % 2 for side in picture.shape[:2])
-        self._encode(picture)
-        self.last = picture
-
-    def discard(self) -> None:
-        """Leave no file."""
-        self.last = None
-
-    def _encode(self, picture: np.ndarray) -> None:
-        even = np.ascontiguousarray(picture[: self.stream.height, : self.stream.width])
-        self.container.mux(self.stream.encode(av.VideoFrame.from_ndarray(even, format="rgb24")))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None and self.last is not None:
-            for _ in range(round(self.hold_s * float(self.fps))):
-                self._encode(self.last)
-            self.container.mux(self.stream.encode())
-            self.container.close()
-            self.part.replace(self.path)
-            return
-        self.container.close()
-        self.part.unlink(missing_ok=True)
-
-
-def read_mp4(path: Path | str) -> Iterator[np.ndarray]:
-    """uint8 [h w 3] pictures of a film."""
-    with av.open(str(path)) as container:
-        for frame in container.decode(video=0):
-            yield frame.to_ndarray(format="rgb24")
-
-
-def burn(picture: Tensor, text: str, *, mark: str, good: bool) -> np.ndarray:
-    """uint8 [h w 3]: `picture` uint8 [3 h w] with a strip of `text` and a coloured `mark` along its upper edge.
-
-    Players lay their controls over the lower edge.
-    """
-    image = Image.fromarray(picture.permute(1, 2, 0).contiguous().cpu().numpy())
-    draw = ImageDraw.Draw(image, "RGBA")
-    size = max(9, round(image.height / 20))
-    font, pad = ImageFont.load_default(size), size // 2
-    bottom = size + 2 * pad
-    draw.rectangle((0, 0, image.width, bottom), fill=(16, 18, 22, 190))
-    start = image.width - pad - draw.textlength(mark, font=font)
-    draw.rectangle((start - pad, 0, image.width, bottom), fill=(*(_GOOD if good else _BAD), 235))
-    draw.text((start, pad * 0.7), mark, font=font, fill=(255, 255, 255, 255))
-    while text and pad + draw.textlength(text, font=font) > start - 2 * pad:
-        text = text[:-1]
-    draw.text((pad, pad * 0.7), text, font=font, fill=(240, 240, 240, 255))
-    return np.asarray(image)
 
 
 def _write_index(folder: Path, entries: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Bars: what an experiment set out to show, held against what it measured. Data in docs/results/bars.json."""
+"""Check acceptance criteria of experiments against measured rows (docs/results/acceptance_criteria.json)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ Status = Literal["met", "shown", "not met", "incomplete", "not measured"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AcceptanceBar:
-    """A condition on rows of one experiment; every row that matches must fulfil it. Without `min` and `max` they only
-    have to be there.
+class Criterion:
+    """Condition on all matching rows of one experiment; without `min` and `max` the rows must only exist.
 
     setting: shell pattern on the rows' setting. field: value, low, high, env_steps, wall_s or episodes.
-    over: "each" training seed by itself, or the row "all". Needed: `settings` different settings that match, `count`
-    rows in each of them, `episodes` evaluated episodes in each row.
+    over: "each" training seed, or the row "all". settings: least number of matching settings. count: least number of
+    rows of each setting. episodes: least number of evaluated episodes of each row.
     """
 
     text: str
@@ -41,24 +40,24 @@ class AcceptanceBar:
 
 @dataclass(frozen=True)
 class Goal:
-    """The bars of one experiment."""
+    """The criteria of one experiment."""
 
     id: str
     title: str
-    bars: tuple[AcceptanceBar, ...]
+    criteria: tuple[Criterion, ...]
 
 
 class AcceptanceVerdict(NamedTuple):
     status: Status
-    measured: str  # range of what was found, for people
+    measured: str  # range of the values, as text
     reason: str  # why it is neither "met" nor "shown", or ""
 
 
-def read_goals(path: Path | str = ROOT / "bars.json") -> list[Goal]:
+def read_goals(path: Path | str = ROOT / "acceptance_criteria.json") -> list[Goal]:
     """Goals in the file's order; none where there is no file.
 
     Raises:
-        DataError: unknown or missing keys; names experiment and bar.
+        DataError: unknown or missing keys; names experiment and criterion.
     """
     path = Path(path)
     if not path.is_file():
@@ -66,58 +65,58 @@ def read_goals(path: Path | str = ROOT / "bars.json") -> list[Goal]:
     goals = []
     for entry in json.loads(path.read_text(encoding="utf-8")):
         where = f"{path.name}, {entry.get('id', 'an entry without id')}"
-        if set(entry) != {"id", "title", "bars"}:
-            raise DataError(f"{where}: expected the keys id, title and bars, found {sorted(entry)}")
-        bars = tuple(_bar(b, f"{where}, bar {i + 1}") for i, b in enumerate(entry["bars"]))
-        goals.append(Goal(entry["id"], entry["title"], bars))
+        if set(entry) != {"id", "title", "criteria"}:
+            raise DataError(f"{where}: expected the keys id, title and criteria, found {sorted(entry)}")
+        criteria = tuple(_criterion(b, f"{where}, criterion {i + 1}") for i, b in enumerate(entry["criteria"]))
+        goals.append(Goal(entry["id"], entry["title"], criteria))
     return goals
 
 
-def _bar(data: dict[str, Any], where: str) -> AcceptanceBar:
-    known = [f.name for f in fields(AcceptanceBar)]
+def _criterion(data: dict[str, Any], where: str) -> Criterion:
+    known = [f.name for f in fields(Criterion)]
     unknown = [k for k in data if k not in known]
     if unknown:
         raise DataError(f"{where}: unknown key {unknown[0]!r}. {closest(unknown[0], known)}")
     missing = [k for k in ("text", "setting", "metric") if k not in data]
     if missing:
         raise DataError(f"{where}: {missing} must be given")
-    return AcceptanceBar(**data)
+    return Criterion(**data)
 
 
-def judge(bar: AcceptanceBar, rows: Sequence[Evidence]) -> AcceptanceVerdict:
-    """Hold the matching rows against a bar. A violation is "not met" however many rows are still missing."""
-    matching = [r for r in rows if fnmatch.fnmatchcase(r.setting, bar.setting) and r.metric == bar.metric]
+def check_criterion(criterion: Criterion, rows: Sequence[Evidence]) -> AcceptanceVerdict:
+    """Check the matching rows. A violation is "not met", also where rows are still missing."""
+    matching = [r for r in rows if fnmatch.fnmatchcase(r.setting, criterion.setting) and r.metric == criterion.metric]
     seeds = [r for r in matching if r.seeds != ALL]
-    chosen = seeds if bar.over == "each" and seeds else [r for r in matching if r.seeds == ALL]
+    chosen = seeds if criterion.over == "each" and seeds else [r for r in matching if r.seeds == ALL]
     if not chosen:
         return AcceptanceVerdict("not measured", "–", "no such rows")
-    found = [(r, getattr(r, bar.field)) for r in chosen]
+    found = [(r, getattr(r, criterion.field)) for r in chosen]
     values = [v for _, v in found if v is not None]
-    measured = _range(values, bar)
-    bad = [r for r, v in found if v is not None and not _within(v, bar)]
+    measured = _range(values, criterion)
+    bad = [r for r, v in found if v is not None and not _within(v, criterion)]
     if bad:
         names = ", ".join(dict.fromkeys(f"{r.setting}" + (f" seed {r.seeds}" if r.seeds != ALL else "") for r in bad))
         return AcceptanceVerdict("not met", measured, f"{len(bad)} of {len(chosen)} rows miss it: {names}")
     if len(values) < len(chosen):
-        return AcceptanceVerdict("incomplete", measured, f"{len(chosen) - len(values)} rows without {bar.field}")
+        return AcceptanceVerdict("incomplete", measured, f"{len(chosen) - len(values)} rows without {criterion.field}")
     counts = Counter(r.setting for r in chosen)
-    if len(counts) < bar.settings:
-        return AcceptanceVerdict("incomplete", measured, f"{len(counts)} of {bar.settings} settings")
-    if min(counts.values()) < bar.count:
-        return AcceptanceVerdict("incomplete", measured, f"{min(counts.values())} of {bar.count} training seeds")
+    if len(counts) < criterion.settings:
+        return AcceptanceVerdict("incomplete", measured, f"{len(counts)} of {criterion.settings} settings")
+    if min(counts.values()) < criterion.count:
+        return AcceptanceVerdict("incomplete", measured, f"{min(counts.values())} of {criterion.count} training seeds")
     short = min((r.episodes or 0) for r in chosen)
-    if short < bar.episodes:
-        return AcceptanceVerdict("incomplete", measured, f"{short} of {bar.episodes} episodes")
-    return AcceptanceVerdict("shown" if bar.min is None and bar.max is None else "met", measured, "")
+    if short < criterion.episodes:
+        return AcceptanceVerdict("incomplete", measured, f"{short} of {criterion.episodes} episodes")
+    return AcceptanceVerdict("shown" if criterion.min is None and criterion.max is None else "met", measured, "")
 
 
-def _within(value: float, bar: AcceptanceBar) -> bool:
-    return (bar.min is None or value >= bar.min) and (bar.max is None or value <= bar.max)
+def _within(value: float, criterion: Criterion) -> bool:
+    return (criterion.min is None or value >= criterion.min) and (criterion.max is None or value <= criterion.max)
 
 
-def _range(values: Sequence[float], bar: AcceptanceBar) -> str:
+def _range(values: Sequence[float], criterion: Criterion) -> str:
     if not values:
         return "–"
-    rate = bar.metric.endswith("success_rate") and bar.field in ("value", "low", "high")
+    rate = criterion.metric.endswith("success_rate") and criterion.field in ("value", "low", "high")
     show = [f"{100 * v:.1f}%" if rate else number(v) for v in (min(values), max(values))]
     return show[0] if show[0] == show[1] else f"{show[0]} to {show[1]}"

@@ -66,7 +66,7 @@ def training_charts(runs: Sequence[Run], *, limit: int = 24) -> list[str]:
 
 
 def _thin(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:
-    """At most _MAX_POINTS points: means over equal runs of points, so that nothing is picked by chance."""
+    """Return at most _MAX_POINTS points: means over equal runs of points, so that nothing is picked by chance."""
     if len(x) <= _MAX_POINTS:
         return list(x), list(y)
     size = math.ceil(len(x) / _MAX_POINTS)

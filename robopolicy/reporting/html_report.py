@@ -1,4 +1,4 @@
-"""`write_report`: one HTML page that holds everything and asks the network for nothing."""
+"""Write a report as one self-contained HTML page that needs no network."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from robopolicy.core.errors import DataError
 from robopolicy.evaluation.compare import compare
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.reporting import plots, sections
+from robopolicy.reporting.films import films
 from robopolicy.reporting.imagination import imagination
 from robopolicy.reporting.run_reader import Evaluation, Run, read_run
 from robopolicy.utils.atomic import write_atomically
 
-# No origin is allowed for anything: what is not inside the file cannot load, and nothing can be sent.
+# No origin is allowed: nothing outside the file can load, and nothing can be sent.
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; media-src data:; "
     "base-uri 'none'; form-action 'none'"
@@ -36,8 +37,8 @@ def write_report(
     """Write a self-contained page about one run or several; what is missing is named in it.
 
     Args:
-        run_dirs: in the order to show; the first evaluation with the word "base" in its name, or else the first of
-            all, is what others are compared with.
+        run_dirs: in the order to show. Others are compared with the first evaluation that has "base" in its name, or
+            with the first of all.
         names: the two evaluations of the headline (see run_dir.Evaluation); picked when None.
         max_video_mib: films beyond this are left out and named, those that matter least first.
 
@@ -56,7 +57,7 @@ def write_report(
         sections.checkpoints(evaluations, pair),
         sections.learning(runs, pair),
         imagination(runs),
-        sections.films([v for run in runs for v in run.videos], max_bytes=int(max_video_mib * 2**20)),
+        films([v for run in runs for v in run.videos], max_bytes=int(max_video_mib * 2**20)),
         sections.episodes(evaluations, max_rows),
         sections.reproduce(runs),
         sections.missing(runs),
@@ -65,7 +66,7 @@ def write_report(
 
 
 def page(title: str, meta: str, body: str) -> str:
-    """The whole of a page around `body`; `meta` and `body` are HTML, `title` is text."""
+    """Return the whole of a page around `body`; `meta` and `body` are HTML, `title` is text."""
     text = _asset("report.html")
     for mark, value in {
         "POLICY": _POLICY,
@@ -84,7 +85,7 @@ def _asset(name: str) -> str:
 
 
 def _named_apart(runs: Sequence[Run]) -> list[Evaluation]:
-    """All evaluations, the run's name before those that would otherwise be called the same."""
+    """Return all evaluations, the run's name before those that would otherwise be called the same."""
     found = [(run, e) for run in runs for e in run.evaluations]
     names = [e.name for _, e in found]
     return [
@@ -94,8 +95,10 @@ def _named_apart(runs: Sequence[Run]) -> list[Evaluation]:
 
 
 def _headline_pair(evaluations: Sequence[Evaluation], names: tuple[str, str] | None) -> list[Evaluation]:
-    """The two evaluations to compare, or the only one, or none. Test seeds go before others, the newest checkpoint
-    before the best."""
+    """Return the two evaluations to compare, or the only one, or none.
+
+    Test seeds take precedence over others, the newest checkpoint over the best.
+    """
     if names is not None:
         known = {e.name: e for e in evaluations}
         unknown = [n for n in names if n not in known]

@@ -1,6 +1,6 @@
-"""The sections of a report about imagination: the gate's decisions, rounds, real beside imagined, the model's errors.
+"""Write the sections of a report on imagination: gate, rounds, real beside imagined episodes, errors of the model.
 
-They are made of what a run in imagination leaves behind: gate.json, rounds.json, look.json (world_models/).
+They read gate.json, rounds.json and world_model_report.json of a run in imagination (world_models/).
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from robopolicy.core.types import IMAGES
 from robopolicy.core.untrusted import parse_json, read_bytes, refusing
 from robopolicy.reporting.plots import Series, line_chart
 from robopolicy.reporting.run_reader import Run
+from robopolicy.reporting.sections import section
 
 _NUMBERS = 5  # of a state that are shown of an episode: those which truth and imagination differ most in
 _BASELINES = {"model": ("model", "c1"), "linear": ("linear model", "c2"), "copy_last": ("copying the last state", "c0")}
 
 
 def imagination(runs: Sequence[Run]) -> str:
-    """All sections of all runs; "" where none has learned in imagination."""
+    """Return all sections of all runs; "" where no run learned in imagination."""
     parts = []
     for run in runs:
         name = f" ({escape(run.name)})" if len(runs) > 1 else ""
-        for file, sections in _SECTIONS.items():
+        for file, writers in _SECTIONS.items():
             if (run.path / file).is_file():
-                parts += [_shown(run.path / file, section, name) for section in sections]
+                parts += [_shown(run.path / file, write, name) for write in writers]
     return "\n".join(p for p in parts if p)
 
 
-def _shown(path: Path, section: Callable[[Any, str], str], name: str) -> str:
-    """One section, or that its file is damaged."""
+def _shown(path: Path, write: Callable[[Any, str], str], name: str) -> str:
+    """Return one section, or the reason that its file is damaged."""
     try:
         found = parse_json(read_bytes(path, error=DataError), path.name, error=DataError, finite=False)
         with refusing(path.name, DataError):
-            return section(found, name)
+            return write(found, name)
     except DataError as error:
-        return _section(f"Not shown{name}", "", escape(str(error)))
+        return section(f"Not shown{name}", "", escape(str(error)))
 
 
 def _gate(records: list[dict[str, Any]], name: str) -> str:
@@ -47,18 +48,18 @@ def _gate(records: list[dict[str, Any]], name: str) -> str:
         return ""
     steps = [float(r["step"]) for r in records]
     chart = _gap_chart(steps, [r["kept"] for r in records], [r["true"] for r in records], "imagined steps")
-    head = "<tr><th class=n>step<th class=n>imagined<th class=n>doubted<th class=n>true<th>the gate"
+    head = "<tr><th class=n>step<th class=n>imagined<th class=n>uncertain<th class=n>true<th>the gate"
     body = "".join(
-        f"<tr><td class=n>{r['step']}<td class=n>{_rate(r['imagined'])}<td class=n>{100 * r['doubted']:.0f}%"
+        f"<tr><td class=n>{r['step']}<td class=n>{_rate(r['imagined'])}<td class=n>{100 * r['uncertain']:.0f}%"
         f"<td class=n>{_rate(r['true'])}<td>{escape(r['reason'])}"
         for r in records
     )
     kept = sum(bool(r["accepted"]) for r in records[1:])
-    return _section(
+    return section(
         f"What was kept{name}",
         f'<div class="charts">{chart}</div><div class="scroll"><table>{head}{body}</table></div>',
         f"{kept} of {len(records) - 1} updates were accepted. The chart shows the policy that was kept; its band "
-        "has doubted episodes held for failures below, for successes above. The truth was logged, never used.",
+        "counts uncertain episodes as failures below and as successes above. The true success was logged, never used.",
     )
 
 
@@ -77,31 +78,31 @@ def _rounds(records: list[dict[str, Any]], name: str) -> str:
         f"<td>{escape(r['reason'])}"
         for r in records
     )
-    return _section(
+    return section(
         f"Rounds{name}",
         f'<div class="charts">{chart}</div><div class="scroll"><table>{head}{body}</table></div>',
-        "Each round imagines, tries the policy for real, and refits the model on what happened. Gap: imagined minus "
-        "true success in points, in the model that was learned in; refitted: what the next model says of it.",
+        "Each round imagines, rolls the policy out for real, and refits the model on the rollouts. Gap: imagined minus "
+        "true success in points, in the model of the training; refitted: success in the next model.",
     )
 
 
-def _side_by_side(look: dict[str, Any], name: str) -> str:
+def _side_by_side(report: dict[str, Any], name: str) -> str:
     blocks = []
-    for episode in look["episodes"]:
+    for episode in report["episodes"]:
         real, imagined = episode["real"], episode["imagined"]
         charts = [
             line_chart(
-                [_curve("real", real["state"][i], look["dt"], "c0"),
-                 _curve("imagined", imagined["state"][i], look["dt"], "c1")],
-                title=(look["names"] or [str(k) for k in range(len(real["state"]))])[i], width=300, height=170,
+                [_curve("real", real["state"][i], report["dt"], "c0"),
+                 _curve("imagined", imagined["state"][i], report["dt"], "c1")],
+                title=(report["names"] or [str(k) for k in range(len(real["state"]))])[i], width=300, height=170,
             )
-            for i in _differing(look["episodes"], episode)
+            for i in _differing(report["episodes"], episode)
         ]  # fmt: skip
         charts.append(
             line_chart(
-                [_curve("real", real["doubt"][0], look["dt"], "c0"),
-                 _curve("imagined", imagined["doubt"][0], look["dt"], "c3")],
-                title="doubt", width=300, height=170, marks=[(look["bound"], "bound")],
+                [_curve("real", real["uncertainty"][0], report["dt"], "c0"),
+                 _curve("imagined", imagined["uncertainty"][0], report["dt"], "c3")],
+                title="uncertainty", width=300, height=170, marks=[(report["bound"], "bound")],
             )
         )  # fmt: skip
         ends = [f"{who}: {'success' if side['success'] else 'failure'}" for who, side in
@@ -114,18 +115,18 @@ def _side_by_side(look: dict[str, Any], name: str) -> str:
         )
         blocks.append(f'{head}{strips}<div class="charts small">{"".join(charts)}</div>')
     how = "the policy acts in each, from the same first frame with the same noise"
-    if look["kind"] == "data":
+    if report["kind"] == "data":
         how = "held-out episodes, and their actions imagined from the first frame on"
-    return _section(
+    return section(
         f"Real and imagined{name}",
         "".join(blocks),
-        f"By seconds; {how}. Of the state, the numbers that differ most. Doubt is what the model’s members disagree "
-        "on; beyond the bound an imagined episode ends.",
+        f"By seconds; {how}. Of the state, the numbers that differ most. Uncertainty is the disagreement of the "
+        "model’s members; an imagined episode ends beyond the bound.",
     )
 
 
-def _model(look: dict[str, Any], name: str) -> str:
-    errors = {int(k): e for k, e in look["open_loop"].items() if e["windows"]}
+def _model(report: dict[str, Any], name: str) -> str:
+    errors = {int(k): e for k, e in report["open_loop"].items() if e["windows"]}
     series = [
         Series(label, list(errors), [e[key] for e in errors.values()], colour=colour)
         for key, (label, colour) in _BASELINES.items()
@@ -135,22 +136,22 @@ def _model(look: dict[str, Any], name: str) -> str:
     body = "".join(
         f"<tr><td class=n>{k}" + "".join(f"<td class=n>{e[key]:.4f}" for key in _BASELINES) for k, e in errors.items()
     )
-    shown = "".join(_dreamt_pictures(camera, e) for camera, e in look.get("pictures", {}).items())
-    success, trust = look["success"], look["trust"]
+    shown = "".join(_dreamt_pictures(camera, e) for camera, e in report.get("pictures", {}).items())
+    success, trust = report["success"], report["trust"]
     facts = {
         "success classifier": f"precision {success['precision']:.3f}, recall {success['recall']:.3f} over "
         f"{success['episodes']} held-out episodes with {success['positives']} successes",
-        "doubt": f"its bound ends {100 * trust['flagged_episodes']:.1f}% of held-out episodes; rank correlation with "
-        f"the error {trust['spearman_doubt_error']:.2f}",
+        "uncertainty": f"its bound ends {100 * trust['flagged_episodes']:.1f}% of held-out episodes; rank correlation "
+        f"with the error {trust['spearman_uncertainty_error']:.2f}",
     }
-    if look["stuck"]:
-        facts["no better than copied"] = look["stuck"]
+    if report["stuck"]:
+        facts["no better than copied"] = report["stuck"]
     listed = "".join(f"<dt>{escape(k)}<dd>{escape(v)}" for k, v in facts.items())
-    return _section(
+    return section(
         f"The world model{name}",
         f'<div class="charts">{chart}</div><div class="scroll"><table>{head}{body}</table>{shown}</div>'
         f"<dl>{listed}</dl>",
-        f"{escape(str(look['model']))}, on held-out episodes: mean error of the state in deviations, by true actions.",
+        f"{escape(str(report['model']))}, on held-out episodes: mean state error in deviations, under true actions.",
     )
 
 
@@ -207,12 +208,8 @@ def _rate(interval: Any) -> str:
     return f"{100 * interval[0]:.1f}%{ends}"
 
 
-def _section(title: str, body: str, note: str) -> str:
-    return f"<section><h2>{title}</h2><p class=note>{note}</p>{body}</section>"
-
-
 _SECTIONS: dict[str, tuple[Callable[[Any, str], str], ...]] = {
     "gate.json": (_gate,),
     "rounds.json": (_rounds,),
-    "look.json": (_side_by_side, _model),
+    "world_model_report.json": (_side_by_side, _model),
 }

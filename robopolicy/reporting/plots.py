@@ -1,4 +1,4 @@
-"""A small SVG writer: line charts with bands, intervals in rows, grids of outcomes.
+"""Draw SVG: line charts with bands, intervals in rows, grids of outcomes.
 
 Colours are CSS classes, so one drawing serves light and dark pages. `standalone` adds the style sheet for files that
 are shown on their own (docs/img). The output depends on the numbers alone: no dates, fonts or library versions in it.
@@ -85,18 +85,11 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def line_chart(
-    series: Sequence[Series],
-    *,
-    title: str = "",
-    x_label: str = "",
-    share: bool = False,
-    marks: Sequence[tuple[float, str]] = (),
-    width: int = 520,
-    height: int = 280,
-    legend: bool | None = None,
+    series: Sequence[Series], *, title: str = "", x_label: str = "", share: bool = False,
+    marks: Sequence[tuple[float, str]] = (), width: int = 520, height: int = 280, legend: bool | None = None,
     standalone: bool = False,
-) -> str:
-    """Curves over one x axis. `share`: y runs from 0 to 100%. `marks`: dashed horizontals with a name."""
+) -> str:  # fmt: skip
+    """Draw curves over one x axis. `share`: y runs from 0 to 100%. `marks`: dashed horizontals with a name."""
     points = [(x, y) for s in series for x, y in zip(s.x, s.y, strict=True) if math.isfinite(x) and math.isfinite(y)]
     if not points:
         return ""
@@ -159,7 +152,7 @@ def interval_chart(
     width: int = 720,
     standalone: bool = False,
 ) -> str:
-    """One row an estimate: dot and confidence interval on a common axis. `marks`: dashed verticals with a name."""
+    """Draw one row an estimate: dot and confidence interval on a common axis. `marks`: dashed verticals with a name."""
     if not rows:
         return ""
     name_width = min(280, 20 + 6.6 * max(len(r.name) for r in rows))
@@ -198,7 +191,7 @@ def interval_chart(
 
 
 def outcome_grid(cells: Sequence[tuple[str, str]], *, columns: int = 50, size: int = 13) -> str:
-    """One small square an episode: (colour class, tooltip)."""
+    """Draw one small square an episode: (colour class, tooltip)."""
     out = []
     for i, (colour, tip) in enumerate(cells):
         x, y = (i % columns) * size, (i // columns) * size

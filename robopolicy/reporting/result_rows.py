@@ -1,4 +1,4 @@
-"""docs/results/<id>.json: what was measured, by which command, on what. Negative results too.
+"""Read and write docs/results/<id>.json: measurements with command and hardware, negative results too.
 
 A file is a list of rows, one a line. Experiments write it themselves; docs/results.md is generated from it alone.
 """
@@ -60,7 +60,7 @@ class Evidence:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What a row is about; a new row of the same key takes the old one's place."""
+        """Key of a row; a new row with the same key replaces the old one."""
         return self.setting, self.metric, str(self.seeds)
 
 
@@ -112,7 +112,7 @@ def of_rows(
     notes: str = "",
     criterion: str = "success_once",
 ) -> Evidence:
-    """The `success_rate` row of one training seed, with its Wilson interval.
+    """Return the `success_rate` row of one training seed, with its Wilson interval.
 
     `commit`: of the training; those that the rows were evaluated at are added, this process's is not.
     """
@@ -132,7 +132,7 @@ def measured(
     episodes: int | None = None, command: str | None = None, commit: str | None = None, env_steps: int | None = None,
     wall_s: float | None = None, notes: str = "",
 ) -> Evidence:  # fmt: skip
-    """A row of any metric; where they are not given, this process's command and commit are filled in."""
+    """Build a row of any metric; command and commit default to those of this process."""
     value, low, high = interval if isinstance(interval, Interval) else (interval, None, None)
     return Evidence(
         id=id, setting=setting, metric=metric, value=value, low=low, high=high, episodes=episodes, seeds=seeds,
@@ -142,7 +142,7 @@ def measured(
 
 
 def pooled(rows: Sequence[Evidence]) -> Evidence:
-    """The row with seeds "all" of the `success_rate` rows of one setting: Wilson over all episodes.
+    """Return the row with seeds "all" of the `success_rate` rows of one setting: Wilson over all episodes.
 
     Episodes of one training seed share its policy, so this is the interval for *these* policies, not for a new seed;
     the note gives the range over seeds. env_steps and wall_s are the largest of any seed.
@@ -165,7 +165,7 @@ def pooled(rows: Sequence[Evidence]) -> Evidence:
 
 
 def read(path: Path | str) -> list[Evidence]:
-    """The rows of one file.
+    """Return the rows of one file.
 
     Raises:
         DataError: not a list of rows, or a row with missing or unknown fields; names file and row.
@@ -210,5 +210,5 @@ def write(rows: Sequence[Evidence], *, root: Path | str = ROOT, keep: bool = Tru
 
 
 def read_all(root: Path | str = ROOT) -> dict[str, list[Evidence]]:
-    """Every file of evidence under `root`, by id; `bars.json` is not evidence."""
-    return {path.stem: read(path) for path in sorted(Path(root).glob("*.json")) if path.stem != "bars"}
+    """Return every file of evidence under `root`, by id; `acceptance_criteria.json` is not evidence."""
+    return {path.stem: read(path) for path in sorted(Path(root).glob("*.json")) if path.stem != "acceptance_criteria"}

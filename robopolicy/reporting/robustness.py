@@ -1,4 +1,4 @@
-"""How success falls as conditions get worse: table, curves and rows, for one policy or two on the same seeds."""
+"""Report success under worse conditions: table, curves and rows, for one policy or two on the same seeds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Point(NamedTuple):
 class Robustness:
     """Curves of the policies `names`, of which the second, where there are two, is compared with the first.
 
-    `units`: what the values of each condition are. The unchanged task stands in every curve, but was run once.
+    `units`: {condition: unit of its values}. The unchanged task stands in every curve, but was run once.
     """
 
     names: tuple[str, ...]
@@ -50,7 +50,7 @@ class Robustness:
         return {what: found[what] for what in dict.fromkeys(p.what for p in self.points)}
 
     def comparisons(self) -> dict[str, tuple[Comparison, float]]:
-        """Of two policies at every distinct task, by its digest, with the p-value adjusted for their number."""
+        """Compare two policies at every distinct task, by its digest, with adjusted p-values."""
         if len(self.names) != 2:
             return {}
         names = (self.names[0], self.names[1])
@@ -59,7 +59,7 @@ class Robustness:
         return {digest: (c, p) for (digest, c), p in zip(found.items(), adjusted, strict=True)}
 
     def records(self) -> list[dict[str, Any]]:
-        """One mapping for each policy at each point, and one for each difference."""
+        """Return one mapping for each policy at each point, and one for each difference."""
         pairs, out = self.comparisons(), list[dict[str, Any]]()
         for point in (p for curve in self.curves().values() for p in curve):
             at = {"condition": point.what, "at": point.value, "digest": _digest(point), "episodes": len(point.rows[0])}
@@ -80,7 +80,7 @@ class Robustness:
         return head + "".join(self._table(what, curve) for what, curve in self.curves().items())
 
     def charts(self) -> dict[str, str]:
-        """An SVG for each condition that has more than one value."""
+        """Return an SVG for each condition that has more than one value."""
         return {w: self._chart(w, curve, standalone=True) for w, curve in self.curves().items() if len(curve) > 1}
 
     def save(self, out: Path) -> Path:

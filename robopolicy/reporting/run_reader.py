@@ -1,4 +1,4 @@
-"""Reads what a run left behind, whatever is there: a report is wanted most when something went wrong."""
+"""Read the files of a run, complete or not, so that failed runs have a report too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from robopolicy.core.untrusted import check_links, parse_json, read_bytes, read_
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.video import INDEX
 
-# What a complete run directory holds, and what each piece is there for.
+# Files of a complete run directory, and the purpose of each.
 PIECES = {
     "config.yaml": "the resolved configuration",
     "spec.json": "the policy's observation and action spec",
@@ -26,7 +26,7 @@ _MARKS = ("best", "deterministic", "validation")
 
 
 def label(name: str = "", *, checkpoint: str = "", deterministic: bool = False, split: str = "test") -> str:
-    """What `episodes-<label>.csv` is called after: `name`, and whatever tells it from the usual evaluation.
+    """Label of `episodes-<label>.csv`: `name`, and the differences from the usual evaluation.
 
     The usual one is of the newest checkpoint, sampled, on test episodes; without a name it is "" (`episodes.csv`).
 
@@ -134,7 +134,7 @@ def _json(path: Path, missing: list[str]) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-    """What of a text file can be read."""
+    """Return the readable part of a text file."""
     try:
         return read_bytes(path, limit=_LARGEST, error=DataError).decode("utf-8", errors="replace")
     except DataError as error:

@@ -1,26 +1,22 @@
-"""The sections of a report page, each from plain data to HTML; "" where there is nothing to show.
+"""Write the sections of a report page from plain data to HTML; "" for an empty section.
 
 Every text that comes from a run goes through `escape`.
 """
 
 from __future__ import annotations
 
-import base64
-import itertools
 import json
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from robopolicy.evaluation.compare import Comparison, format_p
 from robopolicy.evaluation.statistics import Interval
 from robopolicy.reporting import plots
 from robopolicy.reporting.curves import learning_curves, training_charts
-from robopolicy.reporting.run_reader import Evaluation, Run, Video
+from robopolicy.reporting.run_reader import Evaluation, Run
 
 _WIDTH = 1020  # pixels of the page's text column
-_OUTCOME = {"success": "good", "failure": "bad"}
 
 
 def _rate(interval: Interval) -> str:
@@ -28,7 +24,7 @@ def _rate(interval: Interval) -> str:
 
 
 def _p(p: float) -> str:
-    """`= 0.034`, `= 3 × 10⁻⁷`, `&lt; 10⁻⁹⁹`."""
+    """Format a p-value as `= 0.034`, `= 3 × 10⁻⁷`, `&lt; 10⁻⁹⁹`."""
     text = format_p(p)
     sign, text = ("&lt;", text[2:]) if text.startswith("<") else ("=", text)
     mantissa, _, exponent = text.partition("e-")
@@ -94,7 +90,7 @@ def paired(pair: Sequence[Evaluation], c: Comparison | None) -> str:
     lower = min(-0.1, d.low - 0.05)
     upper = max(0.1, d.high + 0.05)
     chart = plots.interval_chart(row, low=lower, high=upper, marks=[(0.0, "no difference")], width=_WIDTH)
-    return _section(
+    return section(
         "Episode by episode",
         f'<ul class="legend">{legend}</ul><div class="grid">{grid}</div><div class="wide">{chart}</div>',
         "Both policies start from the same seeds with the same noise, so each square compares like with like. "
@@ -121,7 +117,7 @@ def checkpoints(evaluations: Sequence[Evaluation], pair: Sequence[Evaluation]) -
         f"<td class=n>{e.rows.diverged}"
         for e in evaluations
     )
-    return _section(
+    return section(
         "Every evaluation",
         f'<div class="wide">{plots.interval_chart(rows, width=_WIDTH)}</div>'
         f'<div class="scroll"><table>{head}{body}</table></div>',
@@ -149,54 +145,7 @@ def learning(runs: Sequence[Run], pair: Sequence[Evaluation]) -> str:
         if evaluated
         else ("Success of the last 100 training episodes, exploration noise included, while policies change.")
     )
-    return _section("Learning", body, about)
-
-
-def films(videos: Sequence[Video], *, max_bytes: int) -> str:
-    if not videos:
-        return ""
-
-    def rank(video: Video) -> int:
-        kinds = ["pair", "failure", "", "success"]
-        kind = "pair" if video.kind == "pair" else video.outcome
-        return kinds.index(kind if kind in kinds else "")
-
-    # In turns over the folders, so that a tight budget does not spend itself on one policy's films.
-    ordered: list[Video] = []
-    for _, group in itertools.groupby(sorted(videos, key=rank), key=rank):
-        folders: dict[Path, list[Video]] = {}
-        for video in group:
-            folders.setdefault(video.path.parent, []).append(video)
-        ordered += [v for turn in itertools.zip_longest(*folders.values()) for v in turn if v is not None]
-    tiles, left_out, used = [], [], 0
-    for video in ordered:
-        size = video.path.stat().st_size
-        if used + size > max_bytes:
-            left_out.append(video.path.name)
-            continue
-        used += size
-        kind = "pair" if video.kind == "pair" else video.outcome or "other"
-        which = f"seed {video.seed}" if video.seed is not None else video.path.stem
-        caption = " · ".join(part for part in (video.label, which) if part)
-        outcomes = [o for o in video.outcome.split(" | ") if o]
-        mark = "".join(f'<em class="{_OUTCOME.get(o, "dim")}">{escape(o)}</em>' for o in outcomes)
-        data = base64.b64encode(video.path.read_bytes()).decode()
-        tiles.append(
-            f'<figure data-kind="{escape(kind)}"><video controls loop muted playsinline preload="auto" '
-            f'src="data:video/mp4;base64,{data}"></video><figcaption>{mark}{escape(caption)}</figcaption></figure>'
-        )
-    kinds = [k for k in ("pair", "failure", "success", "other") if any(f'data-kind="{k}"' in t for t in tiles)]
-    names = {"pair": "side by side", "failure": "failures", "success": "successes", "other": "others"}
-    chips = "".join(f'<button data-show="{k}">{names[k]}</button>' for k in kinds) if len(kinds) > 1 else ""
-    bar = f'<div class="chips"><button data-show="" class="on">all</button>{chips}<button data-play>play</button></div>'
-    note = "Side by side first, then failures, then successes."
-    if left_out:
-        more = " …" if len(left_out) > 6 else ""
-        note += f" {len(left_out)} films did not fit into this page: {', '.join(left_out[:6])}{more}."
-    pairs, single = ([t for t in tiles if ('data-kind="pair"' in t) == wanted] for wanted in (True, False))
-    grids = [f'<div class="films pairs">{"".join(pairs)}</div>'] if pairs else []
-    grids += [f'<div class="films">{"".join(single)}</div>'] if single else []
-    return _section("Films", bar + "".join(grids), escape(note))
+    return section("Learning", body, about)
 
 
 def episodes(evaluations: Sequence[Evaluation], max_rows: int) -> str:
@@ -217,7 +166,7 @@ def episodes(evaluations: Sequence[Evaluation], max_rows: int) -> str:
     note = "Click a heading to sort. Seeds are 64-bit numbers; the same seed gives the same episode."
     if total > max_rows:
         note += f" The first {max_rows} of {total} are shown; the run directory has all of them."
-    return _section(
+    return section(
         "Every episode",
         f'<script type="application/json" id="episodes">{safe}</script>'
         '<div id="table"><noscript>This table needs JavaScript; the rows are in the run directory.</noscript></div>',
@@ -246,15 +195,15 @@ def reproduce(runs: Sequence[Run]) -> str:
         if parts:
             head = f"<h3>{escape(run.name)}</h3>" if len(runs) > 1 else ""
             blocks.append(head + "".join(parts))
-    return _section("How to get this again", "".join(blocks)) if blocks else ""
+    return section("How to get this again", "".join(blocks)) if blocks else ""
 
 
 def missing(runs: Sequence[Run]) -> str:
     items = [f"<li><b>{escape(run.name)}</b>: {escape(text)}" for run in runs for text in run.missing]
     if not items:
         return ""
-    return _section("Missing", f"<ul class=plain>{''.join(items)}</ul>", "Not found when this page was made.")
+    return section("Missing", f"<ul class=plain>{''.join(items)}</ul>", "Not found when this page was made.")
 
 
-def _section(title: str, body: str, note: str = "") -> str:
+def section(title: str, body: str, note: str = "") -> str:
     return f"<section><h2>{title}</h2>{f'<p class=note>{note}</p>' if note else ''}{body}</section>"

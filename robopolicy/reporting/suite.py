@@ -1,4 +1,4 @@
-"""A suite of tasks as data, and what an evaluation over all of it found: table, JSON and page."""
+"""Describe a suite of tasks as data, and the result of its evaluation as table, JSON and page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Suite:
         name: of the results' folder.
         protocol: the rules in words; they stand in every table and report.
         task: the node that builds a task, without what differs from task to task.
-        tasks: for each, what is added to the node; `name` is its key where it is not given.
+        tasks: {key: additions to the node}; `name` defaults to the key.
         episodes: of each task.
         seeds: "drawn": `episode_seeds(split, 0, episodes)`; "in_order": numbers 0, 1, … of the split, for suites whose
             initial states are a fixed list.
@@ -51,7 +51,7 @@ class Suite:
     num_envs: Count = 50
 
     def nodes(self, only: tuple[str, ...] = ()) -> dict[str, dict[str, Any]]:
-        """The config node of every task, or of those in `only`.
+        """Return the config node of every task, or of those in `only`.
 
         Raises:
             ConfigError: the suite is empty, or has no such task.
@@ -64,7 +64,7 @@ class Suite:
         return {key: {**self.task, "name": key, **own} for key, own in self.tasks.items() if not only or key in only}
 
     def episode_seeds(self, split: Split, episodes: int) -> Tensor:
-        """int64 [episodes], the same for every task.
+        """Return int64 [episodes], the same for every task.
 
         Raises:
             ConfigError: validation episodes, or more than there are, of a suite whose episodes are a fixed list.
@@ -92,7 +92,7 @@ class SuiteResult:
         return self.rows[task].success_rate(self.suite.criterion)
 
     def total(self) -> Interval:
-        """All episodes pooled, with Wilson's interval.
+        """Return all episodes pooled, with Wilson's interval.
 
         Every task counts by its episodes, of which all have the same number. Between tasks the rates differ, so the
         interval is wider than it had to be, never narrower.
@@ -101,7 +101,7 @@ class SuiteResult:
         return wilson(sum(outcomes), len(outcomes))
 
     def records(self) -> list[dict[str, Any]]:
-        """One mapping a task, then the total under the task name "all"."""
+        """Return one mapping a task, then the total under the task name "all"."""
         found = [
             {"task": task, **_numbers(self.rate(task)), "episodes": len(rows), "diverged": rows.diverged,
              "steps": float(rows.frame["length"].mean()), "policy": str(rows.frame["policy"].iloc[0])}
@@ -114,7 +114,7 @@ class SuiteResult:
         return [*found, total]
 
     def text(self) -> str:
-        """The table as Markdown, under its protocol."""
+        """Return the table as Markdown, under its protocol."""
         lines = [f"# {self.suite.name}", "", self.suite.protocol.strip(), ""]
         lines += ["| task | success | 95% CI | episodes | steps |", "| --- | ---: | ---: | ---: | ---: |"]
         for r in self.records():
@@ -136,7 +136,7 @@ class SuiteResult:
 
     def _page(self) -> str:
         records = self.records()
-        bars = [
+        rates = [
             plots.Whisker(r["task"], r["value"], r["low"], r["high"], f"{100 * r['value']:.1f}%  n = {r['episodes']}",
                           "c0" if r["task"] == "all" else "c1")
             for r in records
@@ -145,7 +145,7 @@ class SuiteResult:
         rule = "after some step" if self.suite.criterion == "success_once" else "after the last step"
         body = (
             f"<section><h2>Success</h2><p class=note>Success {rule}; 95% Wilson score intervals, the total's over all "
-            f'episodes pooled.</p><div class="wide">{plots.interval_chart(bars, width=1020)}</div></section>'
+            f'episodes pooled.</p><div class="wide">{plots.interval_chart(rates, width=1020)}</div></section>'
             f"<section><h2>Protocol</h2><p>{escape(self.suite.protocol.strip())}</p></section>"
             + (f"<section><h2>Not evaluated</h2><ul class=plain>{missing}</ul></section>" if missing else "")
             + f"<section><h2>Reproduce</h2><pre>{escape(command())}</pre><p class=note>{escape(version())}, "

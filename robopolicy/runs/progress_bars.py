@@ -15,7 +15,7 @@ _LINE_EVERY_S = 5.0  # without a terminal: at most one line in this time
 
 
 @contextlib.contextmanager
-def progress_bar(console: Console, total: int, description: str) -> Iterator[RichBar | Lines]:
+def progress_bar(console: Console, total: int, description: str) -> Iterator[RichBar | PlainLines]:
     """Show a bar with rate and time left; without a terminal, a line every few seconds."""
     if console.is_terminal:
         columns = (
@@ -30,7 +30,7 @@ def progress_bar(console: Console, total: int, description: str) -> Iterator[Ric
         with Progress(*columns, console=console, refresh_per_second=4) as bar:
             yield RichBar(bar, total, description)
     else:
-        lines = Lines(console, total, description)
+        lines = PlainLines(console, total, description)
         try:
             yield lines
         finally:
@@ -65,7 +65,7 @@ class _Rate(ProgressColumn):
         return Text(f"{done / seconds:,.0f}/s" if seconds and done else "–/s")
 
 
-class Lines:
+class PlainLines:
     """Prints one plain line every few seconds, and the last state at the end."""
 
     def __init__(self, console: Console, total: int, description: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from robopolicy.core.protocols import Checkpoints, Tracker
+from robopolicy.core.protocols import Checkpoints, LogsMetrics
 from robopolicy.core.types import Metrics, VecEnv
 
 Evaluate = Callable[[Any, int], Metrics]  # policy, env steps → metrics
@@ -43,7 +43,7 @@ def evaluate_and_save(
     policy: Any,
     *,
     evaluate: Evaluate | None,
-    tracker: Tracker,
+    tracker: LogsMetrics,
     checkpointer: Checkpoints,
     eval_every: int,
     save_every: int,

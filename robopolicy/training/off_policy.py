@@ -17,7 +17,7 @@ from robopolicy.buffers.relabeling import read_frames
 from robopolicy.buffers.replay_buffer import Replay
 from robopolicy.config.schema import Count, Fraction, Natural, Positive
 from robopolicy.core.errors import CheckpointError, ConfigError
-from robopolicy.core.protocols import Checkpoints, Tracker
+from robopolicy.core.protocols import Checkpoints, LogsMetrics
 from robopolicy.core.types import Metrics, VecEnv
 from robopolicy.core.untrusted import refusing
 from robopolicy.datasets.episodes import Episodes
@@ -39,7 +39,7 @@ def off_policy(
     env: VecEnv,
     replay: Callable[..., Replay],
     demos: Episodes | None,
-    tracker: Tracker,
+    tracker: LogsMetrics,
     checkpointer: Checkpoints,
     evaluate: Evaluate | None,
     total_steps: Count,
@@ -197,7 +197,7 @@ def learn(state: OffPolicyState, sampler: BatchSampler, *, updates: float, learn
     state.update_debt -= int(state.update_debt)
 
 
-def log(state: OffPolicyState, tracker: Tracker) -> None:
+def log(state: OffPolicyState, tracker: LogsMetrics) -> None:
     """Log the newest update's metrics, the envs' statistics and the speed."""
     state.logged = state.steps
     release_memory()

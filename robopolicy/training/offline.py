@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from robopolicy.config.schema import Count, Natural
-from robopolicy.core.protocols import Checkpoints, Tracker
+from robopolicy.core.protocols import Checkpoints, LogsMetrics
 from robopolicy.core.rng import seed_generators, step_seed
 from robopolicy.core.types import Algorithm, Metrics
 from robopolicy.core.untrusted import refusing
@@ -22,7 +22,7 @@ def offline(
     steps: Count,
     batch_size: Count,
     seed: int,
-    tracker: Tracker,
+    tracker: LogsMetrics,
     checkpointer: Checkpoints,
     log_every: Count = 100,
     save_every: Natural = 2_000,

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from robopolicy.buffers.collector import Explorer, Rollout, RolloutCollector
 from robopolicy.config.schema import Count, Fraction, Natural
 from robopolicy.core.errors import ConfigError
-from robopolicy.core.protocols import Checkpoints, Tracker
+from robopolicy.core.protocols import Checkpoints, LogsMetrics
 from robopolicy.core.types import Metrics, VecEnv
 from robopolicy.core.untrusted import refusing
 from robopolicy.training.loop_state import (
@@ -51,7 +51,7 @@ def on_policy(
     *,
     algo: OnPolicy,
     env: VecEnv,
-    tracker: Tracker,
+    tracker: LogsMetrics,
     checkpointer: Checkpoints,
     evaluate: Evaluate | None,
     total_steps: Count,
@@ -143,7 +143,7 @@ class OnPolicyState(LoopState):
             self.monitor.load_state_dict(state["decline"])
 
 
-def log(state: OnPolicyState, tracker: Tracker, metrics: Metrics, clock: list[float]) -> None:
+def log(state: OnPolicyState, tracker: LogsMetrics, metrics: Metrics, clock: list[float]) -> None:
     """Log the metrics of a rollout, its seconds by part, and the speed.
 
     Args:

@@ -22,12 +22,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
+from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.planning import process_planner
 from robopolicy.real.ros2 import policy_runtime
 from robopolicy.real.ros2.joint_state_adapter import JointStateObserver
 from robopolicy.real.ros2.wiring import Wiring, load_wiring
 from robopolicy.real.safety import SafetyChain, load_profile
-from robopolicy.real.safety.chain import Measured
+from robopolicy.real.safety.decision import Measured
 from scripts.hostile.policy import HOME, policy_of
 
 RAISES_S = 1.0
@@ -65,10 +66,10 @@ def child(line: dict[str, Any], wiring: Wiring) -> None:
     policy_runtime.load_policy = lambda *_, **__: policy_of(line["wiring"])  # type: ignore[assignment,attr-defined]
     policy_runtime.ProcessPlanner = Waving  # type: ignore[assignment,misc,attr-defined]
     Waving.wiring = line["wiring"]
-    options = policy_runtime.RuntimeOptions(Path("none"), None, dry_run=line["dry_run"], process=line["process"])
+    config = DeployConfig(checkpoint=Path("none"), dry_run=line["dry_run"], process=line["process"])
     take_priority()
     rclpy.init(args=["--ros-args", "-r", f"__node:={line['name']}"], signal_handler_options=SignalHandlerOptions.NO)
-    run(PolicyNode(wiring, policy_runtime.runtimes(options, wiring)))
+    run(PolicyNode(wiring, policy_runtime.make_runtimes(config, wiring)))
 
 
 def compile_all(wirings: dict[str, Wiring]) -> None:

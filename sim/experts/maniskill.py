@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.types import Obs
-from robopolicy.sim.experts.quaternions import down, face_to, quarter, yaw
+from robopolicy.sim.experts.quaternion_utils import down, face_to, quarter, yaw
 from robopolicy.sim.experts.suites import ToolExpert
 
 GAIN = 17.0  # 1/m, 1/rad: action per remaining way

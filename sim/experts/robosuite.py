@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.types import Obs
-from robopolicy.sim.experts.quaternions import down, quarter, yaw
+from robopolicy.sim.experts.quaternion_utils import down, quarter, yaw
 from robopolicy.sim.experts.suites import ToolExpert
 
 GAIN = 20.0  # 1/m: action per remaining way; critically damped, as the controller is
@@ -49,7 +49,7 @@ def reach_and_grasp(f: dict[str, Tensor], turn: Tensor, *, clear: float) -> tupl
 
 
 def width(f: dict[str, Tensor]) -> Tensor:
-    """[N]: between the fingers; 0.08 where they are open."""
+    """Return the opening [N] of the fingers; 0.08 where they are open."""
     return f["fingers"][:, 0] - f["fingers"][:, 1]
 
 

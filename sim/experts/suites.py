@@ -1,4 +1,4 @@
-"""What the scripted experts of suites share: a plan, and errors keyed by the episode."""
+"""Base classes of the scripted experts of suites: a plan, and errors keyed by the episode."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _STREAM = 7011  # expert noise
 
 
 class ScriptedExpert:
-    """Base class: subclasses say what they would do, `plan`.
+    """Base class: subclasses define the action without errors, `plan`.
 
     Args:
-        imperfection: at x, every episode has a constant error and every step a noise of its own (both normal, per
+        expert_noise: at x, every episode has a constant error and every step a noise of its own (both normal, per
             dimension), of x · `offset` and x · `noise` of half the action's range.
     """
 
     offset: ClassVar[float] = 0.3
     noise: ClassVar[float] = 0.5
 
-    def __init__(self, action: ActionSpec, num_envs: int, *, imperfection: float = 0.0) -> None:
-        if not 0.0 <= imperfection <= 1.0:
-            raise ConfigError(f"imperfection must be in [0, 1], found {imperfection}")
-        self.imperfection = imperfection
+    def __init__(self, action: ActionSpec, num_envs: int, *, expert_noise: float = 0.0) -> None:
+        if not 0.0 <= expert_noise <= 1.0:
+            raise ConfigError(f"expert_noise must be in [0, 1], found {expert_noise}")
+        self.expert_noise = expert_noise
         self.low, self.high = torch.tensor(action.low), torch.tensor(action.high)
         self.seed = torch.zeros(num_envs, dtype=torch.int64)
         self.steps = torch.zeros(num_envs, dtype=torch.int64)
 
     def plan(self, obs: Obs) -> Tensor:
-        """[N Da]: the action without errors; what lies beyond the limits is cut."""
+        """Return the action [N Da] without errors; values beyond the limits are clipped."""
         raise NotImplementedError
 
     def begin(self, rows: Tensor) -> None:
@@ -47,29 +47,29 @@ class ScriptedExpert:
         self.begin(rows)
 
     def act(self, obs: Obs) -> Tensor:
-        """[N Da] action within the limits."""
+        """Return [N Da] action within the limits."""
         found = self.plan(obs).float().clamp(self.low, self.high)
         self.steps += 1
         size = (len(self.low),)
         offset = keyed_normal(self.seed, torch.zeros_like(self.seed), size, stream=_STREAM)
         noise = keyed_normal(self.seed, self.steps, size, stream=_STREAM)
-        error = self.imperfection * (self.offset * offset + self.noise * noise)
+        error = self.expert_noise * (self.offset * offset + self.noise * noise)
         return (found + error * (self.high - self.low) / 2).clamp(self.low, self.high)
 
 
 class ToolExpert(ScriptedExpert):
-    """Base class: subclasses say where the tool shall be, how it is turned, and what the fingers do.
+    """Base class: subclasses define position and turn of the tool, and the gripper.
 
     Args:
         at: name → its part of the state.
     """
 
-    def __init__(self, at: dict[str, slice], action: ActionSpec, num_envs: int, *, imperfection: float = 0.0) -> None:
-        super().__init__(action, num_envs, imperfection=imperfection)
+    def __init__(self, at: dict[str, slice], action: ActionSpec, num_envs: int, *, expert_noise: float = 0.0) -> None:
+        super().__init__(action, num_envs, expert_noise=expert_noise)
         self.at = at
 
     def read(self, obs: Obs) -> dict[str, Tensor]:
-        """The observation by name."""
+        """Return the observation by name."""
         return {name: obs[STATE][:, part] for name, part in self.at.items()}
 
     def target(self, f: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Scripted experts: waypoint machines over phases, vectorised over N, with tunable zero-mean imperfection.
+"""Scripted experts: waypoint machines over phases, vectorised over N, with tunable zero-mean noise.
 
 An expert sees the observation and its own phase state, nothing else. Its errors are keyed by the episode seed and
 its own step counter, so a demonstration is a function of the seed.
@@ -20,11 +20,14 @@ from robopolicy.core.types import STATE, EnvSpec, Obs
 from robopolicy.sim.tasks.base import Task
 
 Array = NDArray[np.float64]
+Phase = NDArray[np.int64]  # [N]
+Groups = Mapping[str, Array]  # the observation by name
+Targets = tuple[Array, Array, Array]  # position of the TCP [N 3] m, yaw [N] rad, gripper [N] in [-1, 1]
 _STREAM = 7001  # expert noise; env resets and policies use other streams
 
 
 class Unpacks(Protocol):
-    """Reads `observation.state` by name: a Layout, or what stands for one."""
+    """Reader of `observation.state` by name, such as a StateLayout."""
 
     def unpack(self, state: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]: ...
 
@@ -33,7 +36,7 @@ class Expert:
     """Base class: subclasses say, per phase, where to go and when the phase is over.
 
     Args:
-        imperfection: 0 is the best this script can do. At x, each episode has a target offset of x · `offset`
+        expert_noise: 0 is the best this script can do. At x, each episode has a target offset of x · `offset`
             (normal, per axis, m and rad), each step a noise of x · `noise` (normal, in fractions of the action
             limits), and each phase ends up to x · `hurry` steps early or late (uniform), all zero-mean.
     """
@@ -44,13 +47,13 @@ class Expert:
     hurry: ClassVar[float] = 3.0
     gain: ClassVar[float] = 0.7  # fraction of the remaining way taken per step
 
-    def __init__(self, task: Task, spec: EnvSpec, layout: Unpacks, num_envs: int, *, imperfection: float = 0.0) -> None:
-        if not 0.0 <= imperfection <= 1.0:
-            raise ConfigError(f"imperfection must be in [0, 1], found {imperfection}")
+    def __init__(self, task: Task, spec: EnvSpec, layout: Unpacks, num_envs: int, *, expert_noise: float = 0.0) -> None:
+        if not 0.0 <= expert_noise <= 1.0:
+            raise ConfigError(f"expert_noise must be in [0, 1], found {expert_noise}")
         if spec.action.rotation != "yaw":
             raise ConfigError(f"{spec.id}: experts drive control='delta_pose', found rotation {spec.action.rotation!r}")
         self.task, self.spec, self.layout, self.num_envs = task, spec, layout, num_envs
-        self.imperfection = imperfection
+        self.expert_noise = expert_noise
         self.high = np.array(spec.action.high)
         self.phase = np.zeros(num_envs, dtype=np.int64)
         self.clock = np.zeros(num_envs, dtype=np.int64)  # steps spent in this phase
@@ -71,39 +74,40 @@ class Expert:
         zero = torch.zeros_like(seed)
         normal = keyed_normal(seed, zero, (4,), stream=_STREAM).double().numpy()
         late = keyed_uniform(seed, zero, (self.phases,), stream=_STREAM + 1).double().numpy()
-        self._bias[rows] = normal * np.array(self.offset) * self.imperfection
-        self._delay[rows] = (2 * late - 1) * self.hurry * self.imperfection
+        self._bias[rows] = normal * np.array(self.offset) * self.expert_noise
+        self._delay[rows] = (2 * late - 1) * self.hurry * self.expert_noise
 
-    def plan(self, f: Mapping[str, Array], phase: NDArray[np.int64]) -> tuple[Array, Array, Array]:
+    def plan(self, f: Groups, phase: Phase) -> Targets:
         """Targets at the present `phase` [N]: TCP position [N 3] m, yaw [N] rad, gripper [N] in [-1, 1].
 
         `f`: the observation by name (`f["tcp"]` [N 3] …), as `Layout.unpack` gives it. Use `self.bias` [N 4] to let
-        imperfection shift the grasp.
+        expert noise shift the grasp.
         """
         raise NotImplementedError
 
-    def done(
-        self, f: Mapping[str, Array], phase: NDArray[np.int64], gap: Array, turn: Array, clock: Array
-    ) -> NDArray[np.bool_]:
-        """[N]: the phase is over. `gap` [N] m and `turn` [N] rad to the target; `clock` [N] steps in the phase,
-        less the episode's random delay. The last phase never ends."""
+    def done(self, f: Groups, phase: Phase, gap: Array, turn: Array, clock: Array) -> NDArray[np.bool_]:
+        """Return whether [N] the phase is over.
+
+        `gap` [N] m and `turn` [N] rad to the target; `clock` [N] steps in the phase, less the episode's random delay.
+        The last phase never ends.
+        """
         raise NotImplementedError
 
-    def retry(self, f: Mapping[str, Array], phase: NDArray[np.int64]) -> NDArray[np.bool_] | None:
-        """[N]: this attempt is lost; begin again at phase 0. None: never."""
+    def retry(self, f: Groups, phase: Phase) -> NDArray[np.bool_] | None:
+        """Return whether [N] to begin again at phase 0. None: never."""
         return None
 
     @staticmethod
-    def _distance(f: Mapping[str, Array], pos: Array, yaw: Array) -> tuple[Array, Array]:
+    def _distance(f: Groups, pos: Array, yaw: Array) -> tuple[Array, Array]:
         return np.sqrt(((pos - f["tcp"]) ** 2).sum(axis=1)), np.abs(yaw - f["yaw"])
 
     @property
     def bias(self) -> Array:
-        """[N 4] this episode's target offset: x y z [m], yaw [rad]."""
+        """Return [N 4] this episode's target offset: x y z [m], yaw [rad]."""
         return self._bias
 
     def act(self, obs: Obs) -> Tensor:
-        """[N 5] action within the limits."""
+        """Return [N 5] action within the limits."""
         f = {k: v.astype(np.float64) for k, v in self.layout.unpack(obs[STATE].numpy()).items()}
         lost = self.retry(f, self.phase)
         if lost is not None and lost.any():
@@ -121,11 +125,11 @@ class Expert:
         action[:, :3] = self.gain * (pos - f["tcp"] - f["lag"][:, :3])
         action[:, 3] = self.gain * (yaw - f["yaw"] - f["lag"][:, 3])
         action[:, 4] = grip
-        if self.imperfection:
+        if self.expert_noise:
             step = torch.from_numpy(self.step)
             noise = keyed_normal(self.seed, step, (4,), stream=_STREAM + 2).double().numpy()
             clipped = np.clip(action[:, :4], -self.high[:4], self.high[:4])
-            action[:, :4] = clipped + noise * (self.noise * self.imperfection) * self.high[:4]
+            action[:, :4] = clipped + noise * (self.noise * self.expert_noise) * self.high[:4]
         self.clock += 1
         self.step += 1
         return torch.from_numpy(np.clip(action, -self.high, self.high).astype(np.float32))

@@ -7,7 +7,7 @@ SAME_STEP      the successor is in info["final_obs"], or "final_observation" as 
 DISABLED, and NEXT_STEP of Gymnasium's own Sync- and AsyncVectorEnv: we reset the ended envs at once through
                options["reset_mask"], with a seed for every episode.
 NEXT_STEP elsewhere: the env spends its next step on the reset. That step is handed on with `steps` 0, `valid` False
-               and `truncated` True, so learners drop it and executors start anew at its `obs`.
+               and `truncated` True, so learners drop it and executors start again at its `obs`.
 
 Training episodes have seeds of their own too, so that a run is a function of its seed. Where the env resets without
 asking for one, an episode still gets a number that no other has, because the noise of policies is keyed by it.
@@ -15,7 +15,6 @@ asking for one, an episode still gets a number that no other has, because the no
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,18 +24,19 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from numpy.typing import NDArray
 from torch import Tensor
 
-from robopolicy.core.errors import CheckpointError, ConfigError, RobopolicyError, SpecError
+from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.types import IMAGES, ActionSpec, Obs, Step, check_action
-from robopolicy.sim.episodes import EpisodeQueue
-from robopolicy.sim.gymnasium.info import FINAL_OBS, Success, column, final_observations, flags
-from robopolicy.sim.gymnasium.observations import Observations, as_array, layout
+from robopolicy.envs.episode_queue import EpisodeQueue
+from robopolicy.sim.gymnasium.checked_env import CheckedEnv
+from robopolicy.sim.gymnasium.info import Success, final_observations
+from robopolicy.sim.gymnasium.observations import Observations, layout
 from robopolicy.sim.gymnasium.spec import check_vector_env, env_spec, name_of, reset_mode
 
 _SEEDED = 1e-3  # relative and absolute; first observations of one seed may differ by so much
 
 
 def adapt(env: VectorEnv, **kw: Any) -> GymVecEnv:
-    """`GymVecEnv(env, **kw)`."""
+    """Return `GymVecEnv(env, **kw)`."""
     return GymVecEnv(env, **kw)
 
 
@@ -53,9 +53,9 @@ class GymVecEnv:
         instructions: task text; one task.
         horizon: steps to truncation; default: the env's own `max_episode_steps`.
         dt: s per step; default: 1 / metadata["render_fps"], else 0.05.
-        action: what the action means; default: numbers in the env's own units, absolute.
+        action: meaning of the action; default: numbers in the env's own units, absolute.
         names: of the elements of `observation.state`, each its own; default: the space's keys, counted.
-        success: what tells success, see sim/gymnasium/info.py; default: info["success"] or info["is_success"].
+        success: key of success, see sim/gymnasium/info.py; default: info["success"] or info["is_success"].
         autoreset_mode: where the env's metadata do not say it.
 
     Raises:
@@ -81,11 +81,12 @@ class GymVecEnv:
         self.spec = env_spec(env, self._layout, instructions=instructions, horizon=horizon, dt=dt, action=action,
                              names=names, success=success)  # fmt: skip
         self._observed, self._success = Observations(self._layout, self.spec.id), Success(success, self.spec.id)
+        self._checked = CheckedEnv(env, self.spec.id)
         self.mode = reset_mode(env, autoreset_mode, self.spec.id)
         self._own = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         self._by_mask = self.mode == AutoresetMode.DISABLED or (self.mode == AutoresetMode.NEXT_STEP and self._own)
-        self._idle = np.zeros(self.num_envs, dtype=bool)  # NEXT_STEP elsewhere: the coming step is the reset
-        self._age = np.zeros(self.num_envs, dtype=np.int64)  # steps of the episode
+        self._idle: NDArray[np.bool_] = np.zeros(self.num_envs, dtype=bool)  # NEXT_STEP: the coming step is the reset
+        self._age: NDArray[np.int64] = np.zeros(self.num_envs, dtype=np.int64)  # steps of the episode
         self._seeded = False  # whether it was seen that an episode follows from its seed
         self.episode_seed = torch.full((self.num_envs,), -1, dtype=torch.int64)
         self._queue = EpisodeQueue(seed, {})
@@ -112,9 +113,9 @@ class GymVecEnv:
     def step(self, action: Tensor) -> Step:
         check_action(action, self.spec, self.num_envs)
         executed = torch.clamp(action.detach().float().cpu(), self._low, self._high)
-        raw, reward, terminated, truncated, info = self._call("step", 5, self._sent(executed))
-        idle = self._idle.copy()
-        terminated, truncated = self._flags(terminated, "terminated"), self._flags(truncated, "truncated")
+        idle, checked = self._idle.copy(), self._checked
+        raw, reward, terminated, truncated, info = checked.call("step", 5, checked.to_env(executed))
+        terminated, truncated = checked.flags(terminated, "terminated"), checked.flags(truncated, "truncated")
         if (idle & (terminated | truncated)).any():
             raise SpecError(f"{self.spec.id}: autoreset mode NEXT_STEP: a step that resets ended an episode as well")
         truncated &= ~terminated  # if both: terminated only
@@ -123,7 +124,7 @@ class GymVecEnv:
         success = self._success.read(
             info, terminated, active=~idle, ended=starting, same_step=self.mode == AutoresetMode.SAME_STEP
         )
-        reward = self._reward(reward, idle)
+        reward = checked.reward(reward, idle)
         self._age = np.where(idle, 0, self._age + 1)
         self._check_horizon(starting)
         if starting.any():
@@ -133,7 +134,7 @@ class GymVecEnv:
             elif self._by_mask:
                 obs = self._reset_rows(starting, next_obs)
             else:
-                self._refuse_final(info)
+                self._checked.refuse_final(info)
                 self._idle = starting
             self._age[starting] = 0
         if idle.any():
@@ -153,11 +154,11 @@ class GymVecEnv:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Which training episodes were begun; what happens inside the env cannot be saved."""
+        """Return the position in the training stream; the env's own state cannot be saved."""
         return {**self._queue.state_dict(), "num_envs": self.num_envs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the training episode after the last one begun, at the next `reset`, which has to follow.
+        """Continue with the next training episode at the next `reset`, which must follow.
 
         Raises:
             CheckpointError: saved with another number of envs.
@@ -174,9 +175,9 @@ class GymVecEnv:
 
     # -- resets -----------------------------------------------------------------------------------------------------
     def _begin(self, seed: Sequence[int | None], options: dict[str, Any] | None = None) -> Obs:
-        """All N observations after a reset."""
+        """Return all N observations after a reset."""
         given = {"options": options} if options else {}
-        raw, _ = self._call("reset", 2, seed=list(seed), **given)
+        raw, _ = self._checked.call("reset", 2, seed=list(seed), **given)
         return self._observed(raw, self.num_envs)
 
     def _reset_rows(self, rows: NDArray[np.bool_], before: Obs) -> Obs:
@@ -185,7 +186,7 @@ class GymVecEnv:
         return self._begin_rows(self.episode_seed.tolist(), rows, before)
 
     def _begin_rows(self, seeds: list[int], rows: NDArray[np.bool_], before: Obs) -> Obs:
-        """All N observations after a reset of the envs in `rows` [N]."""
+        """Return all N observations after a reset of the envs in `rows` [N]."""
         seed = [s if row else None for s, row in zip(seeds, rows, strict=True)]
         obs, others = self._begin(seed, {"reset_mask": rows.copy()}), torch.from_numpy(~rows)
         if not self._own and not all(torch.equal(obs[k][others], v[others]) for k, v in before.items()):
@@ -220,51 +221,6 @@ class GymVecEnv:
         self.episode_seed[torch.from_numpy(rows)] = seeds if self._by_mask else ~seeds
 
     # -- what the env hands out -------------------------------------------------------------------------------------
-    def _call(self, what: str, count: int, *args: Any, **kw: Any) -> tuple[Any, ...]:
-        """The `count` values that the env's `step` or `reset` returns.
-
-        Raises:
-            RobopolicyError: it failed; the traceback is in the message.
-            SpecError: it returned others, as envs of the old Gym do.
-        """
-        try:
-            result = getattr(self.env, what)(*args, **kw)
-        except RobopolicyError:
-            raise
-        except Exception as error:
-            raise RobopolicyError(f"{self.spec.id}: the env's {what} failed:\n{traceback.format_exc()}") from error
-        if isinstance(result, tuple) and len(result) == count:
-            return result
-        found = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
-        raise SpecError(f"{self.spec.id}: {what}: expected {count} values as in Gymnasium, found {found}")
-
-    def _sent(self, executed: Tensor) -> NDArray[Any]:
-        space = self.env.single_action_space
-        sent = executed.numpy().astype(space.dtype).reshape(self.num_envs, *space.shape)
-        return np.clip(sent, space.low, space.high)  # in float64 a limit may lie within that of float32
-
-    def _flags(self, values: Any, name: str) -> NDArray[np.bool_]:
-        found = self._array(values, name)
-        return flags(found, np.ones(self.num_envs, dtype=bool), f"{self.spec.id}: {name}")
-
-    def _reward(self, values: Any, idle: NDArray[np.bool_]) -> NDArray[np.float32]:
-        try:
-            with np.errstate(over="ignore"):  # found below
-                reward = self._array(values, "reward").astype(np.float64).astype(np.float32)
-        except (TypeError, ValueError) as error:
-            raise SpecError(f"{self.spec.id}: reward: expected numbers [{self.num_envs}] ({error})") from error
-        reward = np.where(idle, np.float32(0), reward)
-        if not (good := np.isfinite(reward)).all():
-            i = int((~good).nonzero()[0][0])
-            raise SpecError(f"{self.spec.id}: reward of env {i}: expected a finite number, found {reward[i]}")
-        return reward
-
-    def _array(self, values: Any, name: str) -> NDArray[Any]:
-        found = as_array(values, f"{self.spec.id}: {name}")
-        if found.shape != (self.num_envs,):
-            raise SpecError(f"{self.spec.id}: {name}: expected shape ({self.num_envs},), found {found.shape}")
-        return found
-
     def _check_horizon(self, ended: NDArray[np.bool_]) -> None:
         late = ~ended & (self._age >= self.spec.horizon)
         if late.any():
@@ -273,16 +229,8 @@ class GymVecEnv:
                 "its horizon. The env has to truncate there: gymnasium.make_vec(…, max_episode_steps=…)."
             )
 
-    def _refuse_final(self, info: Any) -> None:
-        for key in FINAL_OBS:
-            if column(info, key, self.num_envs)[1].any():
-                raise SpecError(
-                    f"{self.spec.id}: autoreset mode NEXT_STEP, yet info has {key!r} as in SAME_STEP: the first "
-                    "observation of an episode would be taken for the last one's. Correct metadata['autoreset_mode']."
-                )
-
     def _with_final(self, obs: Obs, info: Any, ended: NDArray[np.bool_]) -> Obs:
-        """`obs`, with the last observations of the envs in `ended` [N]."""
+        """Return `obs`, with the last observations of the envs in `ended` [N]."""
         keys = None if self._layout.bare else tuple(self._layout.boxes)
         try:
             last = final_observations(info, self.num_envs, keys, ended)

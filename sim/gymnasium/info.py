@@ -1,8 +1,4 @@
-"""What the infos of a Gymnasium vector env say of success and of the last observations of ended episodes.
-
-An info is a dict of [N] columns, where `_<key>` marks the envs that have it, or a list of N dicts. A value may be a
-nested dict, whose entries are named with dots: "episode.success".
-"""
+"""Read success, and the last observations of ended episodes, from the infos of a Gymnasium vector env."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError, SpecError, closest
+from robopolicy.sim.gymnasium.info_columns import _each, column, entry, flag, flags, names_of, objects
 
 KNOWN = ("success", "is_success")
 TERMINATED = "terminated"
@@ -44,7 +41,7 @@ class Success:
         """
         if self.key == TERMINATED:
             return terminated
-        said = {key: value for key in self.keys if (value := _dig(info, key)) is not None}
+        said = {key: value for key in self.keys if (value := entry(info, key)) is not None}
         try:
             found = {key: flag(value, f"info[{key!r}]") for key, value in said.items()}
         except SpecError as error:
@@ -78,16 +75,17 @@ class Success:
         if self.key == TERMINATED:
             return terminated & active
         n = len(active)
-        found, told = np.zeros(n, dtype=bool), np.zeros(n, dtype=bool)
+        found: NDArray[np.bool_] = np.zeros(n, dtype=bool)
+        known: NDArray[np.bool_] = np.zeros(n, dtype=bool)
         for key in self.keys:
             try:
                 says, present = _said(info, key, active=active, final=ended & same_step)
             except SpecError as error:
                 raise self._wrong(error) from error
-            if (clash := present & told & (says != found)).any():
+            if (clash := present & known & (says != found)).any():
                 raise self._clash(int(clash.nonzero()[0][0]))
-            found, told = found | says, told | present
-        missing = (active if self.key is None else ended) & ~told
+            found, known = found | says, known | present
+        missing = (active if self.key is None else ended) & ~known
         if missing.any():
             i = int(missing.nonzero()[0][0])
             inner = column(info, FINAL_INFO, n)[0][i] if same_step and ended[i] else None
@@ -124,7 +122,7 @@ class Success:
 def _said(
     info: Any, key: str, *, active: NDArray[np.bool_], final: NDArray[np.bool_]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """What `key` says [N], and where [N] it says something; of the envs in `final` in their final info."""
+    """Return values [N] of `key`, and where [N] it exists; envs in `final` are read from their final info."""
     values, present = column(info, key, len(active))
     if final.any():
         last, had = column(info, f"{FINAL_INFO}.{key}", len(active))
@@ -133,36 +131,8 @@ def _said(
     return flags(values, present & active, f"info[{key!r}]"), present & active
 
 
-def column(info: Any, path: str, n: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Values [N] of the entry `path`, and in which envs [N] it is. A dict as value: an object array of dicts.
-
-    Raises:
-        SpecError: there is such an entry, but not one for each env.
-    """
-    if isinstance(info, Mapping):
-        key, _, rest = (path, "", "") if path in info else path.partition(".")
-        if key not in info:
-            return np.full(n, None), np.zeros(n, dtype=bool)
-        value, present = info[key], np.ones(n, dtype=bool)
-        if f"_{key}" in info:
-            present = flags(_each(info[f"_{key}"], n, f"info['_{key}']"), present, f"info['_{key}']")
-        if isinstance(value, Mapping):
-            inner = column(value, rest, n) if rest else (_rows_of(value, n), present)
-            return inner[0], inner[1] & present
-        values = _each(value, n, f"info[{key!r}]")
-    elif info is None or isinstance(info, str | bytes) or not hasattr(info, "__len__"):
-        return np.full(n, None), np.zeros(n, dtype=bool)
-    else:
-        values, present, rest = _each(info, n, "info"), np.ones(n, dtype=bool), path
-    if rest:
-        values = objects([_dig(row, rest) for row in values])
-    if values.dtype == object:
-        present = present & np.array([value is not None for value in values])
-    return values, present
-
-
 def final_observations(info: Any, n: int, keys: tuple[str, ...] | None, ended: NDArray[np.bool_]) -> list[Any]:
-    """The last observations of the envs in `ended`, in order, each without batch axis.
+    """Return the last observations of the envs in `ended`, in order, each without batch axis.
 
     Args:
         keys: of a Dict space; None: a Box.
@@ -191,87 +161,3 @@ def final_observations(info: Any, n: int, keys: tuple[str, ...] | None, ended: N
     if lost := (ended & ~present).nonzero()[0].tolist():
         raise SpecError(f"info[{name!r}]: expected an observation for every ended env, has none for env {lost[0]}")
     return [rows[i] for i in ended.nonzero()[0]]
-
-
-def flags(values: NDArray[Any], rows: NDArray[np.bool_], what: str) -> NDArray[np.bool_]:
-    """[N]: `values` where `rows`, else False.
-
-    Raises:
-        SpecError: one of them is neither true nor false: a fraction, NaN, text. It names `what`.
-    """
-    if values.dtype == bool:
-        return values & rows
-    found = np.zeros(len(values), dtype=bool)
-    if {type(value) for value in values[rows]} <= {bool, np.bool_}:  # as Gymnasium collects NumPy's
-        found[rows] = values[rows].astype(bool)
-        return found
-    for i in rows.nonzero()[0]:
-        found[i] = flag(values[i], f"{what} of env {i}")
-    return found
-
-
-def flag(value: Any, what: str) -> bool:
-    """True or False, also as a number or an array of one element.
-
-    Raises:
-        SpecError: another value.
-    """
-    if isinstance(value, bool | np.bool_):
-        return bool(value)
-    try:
-        number = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError):  # ragged, or a tensor on a GPU
-        number = np.asarray(None)
-    if number.dtype.kind in "buif" and number.size == 1 and number.item() in (0, 1):
-        return bool(number.item())
-    raise SpecError(f"{what}: expected True or False (or 1 or 0), found {value!r} ({type(value).__name__})")
-
-
-def names_of(info: Any) -> list[str]:
-    """The entries of an info, nested ones with dots, without masks."""
-    if isinstance(info, Mapping):
-        found = []
-        for key, value in info.items():
-            if str(key).startswith("_") and str(key)[1:] in info:
-                continue
-            found += [f"{key}.{name}" for name in names_of(value)] or [str(key)]
-        return found
-    if info is None or isinstance(info, str | bytes) or not hasattr(info, "__len__"):
-        return []
-    rows = [row for row in info if isinstance(row, Mapping)]
-    return sorted({name for row in rows for name in names_of(row)})
-
-
-def objects(values: list[Any]) -> NDArray[Any]:
-    """[N] array of these objects, whatever they are."""
-    found = np.empty(len(values), dtype=object)
-    for i, value in enumerate(values):
-        found[i] = value
-    return found
-
-
-def _each(value: Any, n: int, what: str) -> NDArray[Any]:
-    """One entry for each env; arrays of more axes become objects."""
-    try:
-        found = np.asarray(value) if not isinstance(value, list | tuple) else objects(list(value))
-    except (TypeError, ValueError, RuntimeError) as error:  # a tensor on a GPU
-        raise SpecError(f"{what}: expected NumPy arrays, found {type(value).__name__} ({error})") from error
-    if found.ndim < 1 or len(found) != n:
-        raise SpecError(f"{what}: expected one entry for each of {n} envs, found shape {found.shape}")
-    return found if found.ndim == 1 else objects(list(found))
-
-
-def _rows_of(columns: Mapping[str, Any], n: int) -> NDArray[Any]:
-    names = [key for key in columns if not str(key).startswith("_")]
-    found = {name: column(columns, name, n) for name in names}
-    return objects([{name: values[i] for name, (values, has) in found.items() if has[i]} for i in range(n)])
-
-
-def _dig(row: Any, path: str) -> Any:
-    """The entry `path` of one env's own info; None where it has none."""
-    if not isinstance(row, Mapping):
-        return None
-    if path in row:
-        return row[path]
-    key, _, rest = path.partition(".")
-    return _dig(row.get(key), rest) if rest else None

@@ -1,4 +1,4 @@
-"""What a Gymnasium vector env observes, as our features. Pictures that are not RGB of uint8 are refused."""
+"""Map observations of a Gymnasium vector env to our features; images must be RGB of uint8."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def layout(space: gymnasium.Space, name: str) -> ObservationLayout:
     Raises:
         ConfigError: another space than Box or Dict of Box, or one whose numbers are a picture that is not RGB uint8.
     """
-    boxes = dict(space.spaces) if isinstance(space, Dict) else {"main": space}
+    boxes: dict[str, Any] = dict(space.spaces) if isinstance(space, Dict) else {"main": space}
     if wrong := {k: type(v).__name__ for k, v in boxes.items() if not isinstance(v, Box)}:
         raise ConfigError(
             f"{name}: observation_space: expected Box or Dict of Box, found {wrong}. Flatten or drop the others with "
@@ -74,13 +74,13 @@ def layout(space: gymnasium.Space, name: str) -> ObservationLayout:
 
 
 def is_rgb(box: Box) -> bool:
-    """[h w 3] or [3 h w] of uint8, and not both."""
+    """Return whether a Box is an RGB image: uint8, either [h w 3] or [3 h w]."""
     shape = box.shape
     return bool(box.dtype == np.uint8 and len(shape) == 3 and (shape[0] == 3) != (shape[2] == 3) and 0 not in shape)
 
 
 def picture(box: Box) -> tuple[str, str] | None:
-    """For a Box that looks like a picture but is not RGB uint8: what it is, and the way out. Else None."""
+    """Return the problem and the fix of a Box that resembles an image but is not RGB uint8, else None."""
     shape, n = box.shape, len(box.shape)
     if n < 2 or not (box.dtype == np.uint8 or sorted(shape)[-2] >= _PICTURE_SIDE):
         return None
@@ -103,7 +103,7 @@ def picture(box: Box) -> tuple[str, str] | None:
 
 
 class Observations:
-    """Converts batches of what an env observes, and holds them to its space."""
+    """Convert batches of observations, and check them against the env's space."""
 
     def __init__(self, layout: ObservationLayout, env: str) -> None:
         self.layout, self.env = layout, env
@@ -156,7 +156,7 @@ class Observations:
         return torch.from_numpy(state)
 
     def one(self, raw: Any) -> Obs:
-        """A batch of one, of one env's observation without batch axis."""
+        """Return a batch of one, of one env's observation without batch axis."""
         if isinstance(raw, Mapping):
             return self({k: as_array(v, f"{self.env}: observation {k!r}")[None] for k, v in raw.items()}, 1)
         return self(as_array(raw, f"{self.env}: observation")[None], 1)

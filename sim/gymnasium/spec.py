@@ -1,4 +1,4 @@
-"""The EnvSpec of a Gymnasium vector env. Integer actions and limits that are none are refused."""
+"""Build the EnvSpec of a Gymnasium vector env. Integer actions and infinite limits are refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_vector_env(env: Any) -> None:
 
 
 def action_spec(space: gymnasium.Space, given: ActionSpec | None, name: str) -> ActionSpec:
-    """`given`, if it fits the space; None: numbers in the env's own units.
+    """Return `given`, if it fits the space; None: numbers in the env's own units.
 
     Raises:
         ConfigError: a space other than a Box of floats, or without finite limits where none are given.
@@ -97,7 +97,7 @@ def env_spec(
     names: Sequence[str] | None,
     success: str | None,
 ) -> EnvSpec:
-    """The spec of a vector env; see `GymVecEnv` for the arguments.
+    """Return the spec of a vector env; see `GymVecEnv` for the arguments.
 
     Raises:
         ConfigError: no usable horizon or dt, or `names` that are not one of its own for every element.
@@ -134,7 +134,7 @@ def env_spec(
 
 
 def reset_mode(env: VectorEnv, given: AutoresetMode | str | None, name: str) -> AutoresetMode:
-    """How the env resets ended episodes.
+    """Return the mode in which the env resets ended episodes.
 
     Raises:
         ConfigError: neither its metadata nor `given` say it, or they differ.
@@ -170,7 +170,7 @@ def _horizon(env: VectorEnv, given: int | None, name: str) -> int:
 
 def _dt(env: VectorEnv, given: float | None, name: str) -> float:
     """s per step."""
-    rate = (env.metadata or {}).get("render_fps")
+    rate: Any = (env.metadata or {}).get("render_fps")
     if given is None and rate is None:
         return 0.05
     try:

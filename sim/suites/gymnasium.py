@@ -54,7 +54,7 @@ class OneEnv:
             return gymnasium.make(self.ident, disable_env_checker=True, **self.options)
         except RobopolicyError:
             raise
-        except Exception as error:  # whatever an env makes of options that may be a stranger's
+        except Exception as error:  # any error of an env on untrusted options
             raise ConfigError(
                 f"task.name={self.ident!r} with task.options={self.options}: cannot be made "
                 f"({type(error).__name__}: {error})"
@@ -94,12 +94,12 @@ def make(
     options: dict[str, Any] | None = None,
     processes: int = 0,
 ) -> GymVecEnv:
-    """A Gymnasium id as a VecEnv.
+    """Build a Gymnasium id as a VecEnv.
 
     Args:
         name: the id, e.g. FetchReach-v4.
         seed: names the stream of training episodes.
-        package: what to import so that the id is registered.
+        package: module to import so that the id is registered.
         text: instruction; None: ours where there is one, else the id.
         horizon: steps to truncation, at most the id's own; None: those.
         success: the key of info that tells success, with dots into nested dicts; it has to be there when an episode

@@ -22,7 +22,7 @@ import numpy as np
 from robopolicy.config.schema import Side
 from robopolicy.core.errors import ConfigError, closest
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
-from robopolicy.sim.gymnasium.info import flag
+from robopolicy.sim.gymnasium.info_columns import flag
 from robopolicy.sim.suites.robosuite import ACTION
 from robopolicy.sim.suites.seeds import global_random
 from robopolicy.sim.suites.versions import needs
@@ -56,21 +56,21 @@ STILL = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 
 
 def task_names(suite: str) -> list[str]:
-    """The tasks of a suite, in its own order."""
+    """Return the tasks of a suite, in its own order."""
     if suite not in HORIZONS:
         raise ConfigError(f"task.suite={suite!r}: LIBERO has no such suite here. {closest(suite, HORIZONS)}")
     return list(libero_task_map[suite])
 
 
 def language(task: str) -> str:
-    """The instruction, which its name holds: KITCHEN_SCENE3_turn_on_the_stove → turn on the stove."""
+    """Return the instruction of a task's name: KITCHEN_SCENE3_turn_on_the_stove → turn on the stove."""
     words = task.split("_")
     after = next((i + 1 for i, word in enumerate(words) if word.startswith("SCENE")), 0) if task[0].isupper() else 0
     return " ".join(words[after:])
 
 
 def initial_states(suite: str, task: str) -> Any:
-    """[K ·] states of MuJoCo in which the task's episodes begin."""
+    """Return [K ·] states of MuJoCo in which the task's episodes begin."""
     return load_initial_states(Path(get_libero_path("init_states")) / suite / f"{task}.pruned_init")
 
 
@@ -121,7 +121,7 @@ class LiberoEnv(gymnasium.Env):
 
 
 def _rotation_vector(quat: Any) -> Any:
-    """[3] rad, from x y z w; the angle lies in [0, 2π), as in the suite's own state."""
+    """Return [3] rad, from x y z w; the angle lies in [0, 2π), as in the suite's own state."""
     w = np.clip(quat[3], -1.0, 1.0)
     sine = np.sqrt(1.0 - w * w)
     return np.zeros(3) if sine < 1e-8 else quat[:3] * 2.0 * np.arccos(w) / sine
@@ -138,7 +138,7 @@ def make(
     horizon: int | None = None,
     processes: int = 0,
 ) -> GymVecEnv:
-    """A task of LIBERO as a VecEnv.
+    """Build a task of LIBERO as a VecEnv.
 
     Args:
         name: one of `task_names(suite)`, or its number, from "0" on.
@@ -163,6 +163,6 @@ def make(
     if steps < 1 or size < 1:
         raise ConfigError(f"task.horizon and task.size: expected at least 1, found {horizon} and {size}")
     one = functools.partial(LiberoEnv, suite, task, tuple(cameras), size)
-    facts = {"suite": suite, "task": task, "cameras": list(cameras), "size": size, "settle": SETTLE}
+    facts: dict[str, Any] = {"suite": suite, "task": task, "cameras": list(cameras), "size": size, "settle": SETTLE}
     envs = vector_env(one, f"libero/{suite}-{names.index(task)}", num_envs, horizon=steps, processes=processes, **facts)
     return GymVecEnv(envs, seed=seed, instructions=language(task), horizon=steps, action=ACTION)

@@ -23,7 +23,7 @@ from robopolicy.core.errors import ConfigError, closest
 from robopolicy.core.types import ActionSpec
 from robopolicy.sim.experts.maniskill import EXPERTS, CubeExpert
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
-from robopolicy.sim.gymnasium.info import flag
+from robopolicy.sim.gymnasium.info_columns import flag
 from robopolicy.sim.suites.seeds import seed32
 from robopolicy.sim.suites.versions import needs
 from robopolicy.sim.suites.workers import vector_env
@@ -49,7 +49,7 @@ ACTION = ActionSpec(
 
 
 def task_names() -> list[str]:
-    """What `make` takes."""
+    """Names that `make` takes."""
     return sorted(TASKS)
 
 
@@ -70,8 +70,8 @@ class ManiSkillEnv(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        # The whole scene anew, for about 0.05 s: PhysX lets contacts of earlier episodes show in later ones, in the
-        # last digits at first, even where everything was parted and stepped before the reset.
+        # Build the whole scene again, in about 0.05 s: PhysX lets contacts of earlier episodes affect the last digits
+        # of later ones, even where all contacts were separated and stepped before the reset.
         obs, _ = self.inner.reset(seed=None if seed is None else seed32(seed), options={"reconfigure": True})
         if self.friction != 1.0 or self.mass != 1.0:
             self._change_physics()
@@ -121,7 +121,7 @@ def _spare_the_collector() -> None:
 
 
 def suites_own(name: str, num_envs: int, sim_backend: str) -> Any:
-    """The suite's env of one of `TASKS`, with its batch axis: physx_cpu, which has one scene, or physx_cuda."""
+    """Return the suite's env of one of `TASKS`, with its batch axis: physx_cpu, which has one scene, or physx_cuda."""
     _spare_the_collector()
     return REGISTERED_ENVS[name].make(
         obs_mode="state", reward_mode="none", control_mode="pd_ee_delta_pose", robot_uids="panda",
@@ -136,13 +136,13 @@ class ManiSkillVecEnv(GymVecEnv):
         super().__init__(env, **how)
         self.name = name
 
-    def make_expert(self, *, imperfection: float = 0.0) -> CubeExpert:
+    def make_expert(self, *, expert_noise: float = 0.0) -> CubeExpert:
         """Our scripted policy of this task."""
-        return EXPERTS[self.name](read(self.name), self.spec.action, self.num_envs, imperfection=imperfection)
+        return EXPERTS[self.name](read(self.name), self.spec.action, self.num_envs, expert_noise=expert_noise)
 
 
 def read(name: str) -> dict[str, slice]:
-    """Where an observation of the task holds what its expert looks at (quaternions are w x y z)."""
+    """Return the parts of an observation for the expert (quaternions are w x y z)."""
     found, at = {}, 0
     for key, size in {"qpos": 9, "qvel": 9, **_LAYOUTS[name]}.items():
         found[key], at = slice(at, at + size), at + size
@@ -150,7 +150,7 @@ def read(name: str) -> dict[str, slice]:
 
 
 def element_names(name: str) -> list[str]:
-    """Of an observation of the task: qpos_0 … (7 and 8 are the fingers), tcp_x, tcp_qw …, tcp_to_cube_x …"""
+    """Return the names of an observation: qpos_0 … (7 and 8 are the fingers), tcp_x, tcp_qw …, tcp_to_cube_x …"""
     ends = {1: [""], 3: ["_x", "_y", "_z"], 7: ["_x", "_y", "_z", "_qw", "_qx", "_qy", "_qz"],
             9: [f"_{i}" for i in range(9)]}  # fmt: skip
     whose = {"to_cube": "tcp_to_cube", "to_base": "tcp_to_base", "to_goal": "cube_to_goal"}
@@ -165,7 +165,7 @@ _LAYOUTS = {
 
 
 def protocol(name: str, horizon: int | None) -> tuple[str, int]:
-    """What to do, and steps to truncation.
+    """Return the instruction, and steps to truncation.
 
     Raises:
         ConfigError: no such task, or a horizon below 1.
@@ -188,7 +188,7 @@ def make(
     mass: Positive = 1.0,
     processes: int = 0,
 ) -> ManiSkillVecEnv:
-    """A task of ManiSkill as a VecEnv.
+    """Build a task of ManiSkill as a VecEnv.
 
     Args:
         name: one of `task_names()`.
@@ -201,12 +201,12 @@ def make(
         ConfigError: no such task, a horizon below 1, or a machine on which the simulator does not start.
     """
     text, steps = protocol(name, horizon)
-    changed = {k: v for k, v in (("friction", friction), ("mass", mass)) if v != 1.0}
+    changed: dict[str, Any] = {k: v for k, v in (("friction", friction), ("mass", mass)) if v != 1.0}
     one = functools.partial(ManiSkillEnv, name, **changed)
     envs = vector_env(one, f"maniskill/{name}", num_envs, horizon=steps, processes=processes, name=name, **changed)
     return vec_env(name, envs, seed=seed, horizon=steps, instructions=text)
 
 
 def vec_env(name: str, envs: gymnasium.vector.VectorEnv, **how: Any) -> ManiSkillVecEnv:
-    """A task's envs, whichever simulator steps them, with the names of what it observes and does."""
+    """Envs of a task on either simulator, with the names of observations and actions."""
     return ManiSkillVecEnv(name, envs, action=ACTION, names=element_names(name), **how)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from robopolicy.core.errors import ConfigError
-from robopolicy.sim.gymnasium.info import flags
+from robopolicy.sim.gymnasium.info_columns import flags
 from robopolicy.sim.suites import maniskill
 from robopolicy.sim.suites.seeds import seed32
 from robopolicy.sim.suites.workers import identified
@@ -90,7 +90,7 @@ class ManiSkillBatch(VectorEnv):
 
 
 def _each(seed: Any, count: int, random: np.random.Generator) -> list[int]:
-    """`count` 32-bit seeds of what `reset` was given: as many, one, or None; None draws."""
+    """Return `count` 32-bit seeds from the argument of `reset`: as many, one, or None; None draws."""
     if isinstance(seed, numbers.Integral):
         return [seed32(int(seed) + i) for i in range(count)]
     given = [None] * count if seed is None else list(seed)
@@ -98,7 +98,7 @@ def _each(seed: Any, count: int, random: np.random.Generator) -> list[int]:
 
 
 def make(name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None) -> maniskill.ManiSkillVecEnv:
-    """A task of ManiSkill on a GPU as a VecEnv.
+    """Build a task of ManiSkill on a GPU as a VecEnv.
 
     Args:
         name: one of `maniskill.task_names()`.

@@ -20,7 +20,7 @@ from robopolicy.core.errors import ConfigError, closest
 from robopolicy.core.types import STATE, ActionSpec, Obs
 from robopolicy.sim.experts.suites import ScriptedExpert
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
-from robopolicy.sim.gymnasium.info import flag
+from robopolicy.sim.gymnasium.info_columns import flag
 from robopolicy.sim.suites.versions import needs
 from robopolicy.sim.suites.workers import vector_env
 
@@ -35,7 +35,7 @@ ACTION = ActionSpec(
 
 
 def task_names() -> list[str]:
-    """What `make` takes: "reach-v3" …"""
+    """Names that `make` takes: "reach-v3" …"""
     return sorted(name.removesuffix("-goal-observable") for name in TASKS)
 
 
@@ -45,7 +45,8 @@ class MetaWorldEnv(gymnasium.Env):
     metadata = {"render_modes": [], "render_fps": 80}  # noqa: RUF012  as Gymnasium has it
 
     def __init__(self, name: str, relative: bool) -> None:
-        self.inner = TASKS[f"{name}-goal-observable"](seed=0)
+        task: Any = TASKS[f"{name}-goal-observable"]  # takes a seed, unlike its base class
+        self.inner = task(seed=0)
         self.inner._freeze_rand_vec, self.inner.seeded_rand_vec = False, True
         self.relative = relative
         size = (len(element_names(relative)),)
@@ -76,7 +77,7 @@ class MetaWorldEnv(gymnasium.Env):
 
 
 def element_names(relative: bool) -> list[str]:
-    """Of an observation: hand_x …, gripper, object_x …, object_q0 …, other_…, before_hand_x …, goal_x …"""
+    """Return the names: hand_x …, gripper, object_x …, object_q0 …, other_…, before_hand_x …, goal_x …"""
     places = [f"{thing}_{end}" for thing in ("object", "other") for end in ("x", "y", "z", "q0", "q1", "q2", "q3")]
     now = ["hand_x", "hand_y", "hand_z", "gripper", *places]
     more = ("hand_to_object", "object_to_goal", "hand_step", "object_step") if relative else ()
@@ -86,9 +87,10 @@ def element_names(relative: bool) -> list[str]:
 class MetaWorldExpert(ScriptedExpert):
     """Meta-World's own scripted policy of the task."""
 
-    def __init__(self, name: str, action: ActionSpec, num_envs: int, *, imperfection: float = 0.0) -> None:
-        super().__init__(action, num_envs, imperfection=imperfection)
-        self.make = metaworld.policies.ENV_POLICY_MAP[name]
+    def __init__(self, name: str, action: ActionSpec, num_envs: int, *, expert_noise: float = 0.0) -> None:
+        super().__init__(action, num_envs, expert_noise=expert_noise)
+        policies: Any = metaworld.policies.ENV_POLICY_MAP  # to mypy, of the abstract base class
+        self.make = policies[name]
         self.policies = [self.make() for _ in range(num_envs)]
 
     def begin(self, rows: Tensor) -> None:
@@ -96,7 +98,7 @@ class MetaWorldExpert(ScriptedExpert):
             self.policies[i] = self.make()
 
     def plan(self, obs: Obs) -> Tensor:
-        """[N 4] from `observation.state` [N 39 …]."""
+        """Return [N 4] from `observation.state` [N 39 …]."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Constant")  # its gains saturate the action, as they are meant to
             states = obs[STATE][:, :39].double().numpy()
@@ -111,15 +113,15 @@ class MetaWorldVecEnv(GymVecEnv):
         super().__init__(env, **how)
         self.name = name
 
-    def make_expert(self, *, imperfection: float = 0.0) -> MetaWorldExpert:
-        """The benchmark's scripted policy of this task."""
-        return MetaWorldExpert(self.name, self.spec.action, self.num_envs, imperfection=imperfection)
+    def make_expert(self, *, expert_noise: float = 0.0) -> MetaWorldExpert:
+        """Return the benchmark's scripted policy of this task."""
+        return MetaWorldExpert(self.name, self.spec.action, self.num_envs, expert_noise=expert_noise)
 
 
 def make(
     name: str, num_envs: int, seed: int = 0, *, horizon: int = 200, relative: bool = False, processes: int = 0
 ) -> MetaWorldVecEnv:
-    """A task of Meta-World as a VecEnv.
+    """Build a task of Meta-World as a VecEnv.
 
     Args:
         name: one of `task_names()`.
@@ -136,7 +138,8 @@ def make(
         raise ConfigError(f"task.name={name!r}: Meta-World has no such task. {closest(name, task_names())}")
     if not 1 <= horizon <= 500:
         raise ConfigError(f"task.horizon: expected 1 to 500 steps, found {horizon}")
-    one, facts = functools.partial(MetaWorldEnv, name, relative), {"relative": True} if relative else {}
+    one = functools.partial(MetaWorldEnv, name, relative)
+    facts: dict[str, Any] = {"relative": True} if relative else {}
     envs = vector_env(one, f"metaworld/{name}", num_envs, horizon=horizon, processes=processes, name=name, **facts)
     return MetaWorldVecEnv(name, envs, seed=seed, instructions=name.removesuffix("-v3").replace("-", " "),
                            horizon=horizon, action=ACTION, names=element_names(relative))  # fmt: skip

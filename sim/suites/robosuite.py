@@ -4,7 +4,7 @@ Protocol: OSC_POSE at 20 Hz over physics at 500 Hz; the observations are robomim
 x y z w, finger positions, object state), which hold no velocities: `relative` adds last steps; every episode draws the
 arm's start and the objects' places with its seed; success is the task's own check, after any step, and ends the
 episode; reward is that success. `horizon` is half of robomimic's 400 steps for Lift and Can, all of them for the nut.
-Lift's cube has one size, drawn once: the model is not loaded anew for an episode.
+Lift's cube has one size, drawn once: the model is not loaded again for an episode.
 
 Experts for Lift and Can are ours; the nut has none.
 """
@@ -22,7 +22,7 @@ from robopolicy.core.errors import ConfigError, closest
 from robopolicy.core.types import ActionSpec
 from robopolicy.sim.experts.robosuite import EXPERTS, BinExpert
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
-from robopolicy.sim.gymnasium.info import flag
+from robopolicy.sim.gymnasium.info_columns import flag
 from robopolicy.sim.suites.seeds import global_random
 from robopolicy.sim.suites.versions import needs
 from robopolicy.sim.suites.workers import vector_env
@@ -34,7 +34,7 @@ try:
 finally:
     logging.disable(logging.NOTSET)
 
-# name: (the suite's name, object in its observations, what to do, steps)
+# name: (the suite's name, object in its observations, instruction, steps)
 TASKS = {
     "Lift": ("Lift", "cube", "lift the cube", 200),
     "Can": ("PickPlaceCan", "Can", "put the can into its bin", 200),
@@ -54,7 +54,7 @@ _MOVING = ("tool", "object", "fingers")  # whose last steps `relative` adds
 
 
 def task_names() -> list[str]:
-    """What `make` takes."""
+    """Names that `make` takes."""
     return sorted(TASKS)
 
 
@@ -112,7 +112,7 @@ class RobosuiteVecEnv(GymVecEnv):
         super().__init__(env, **how)
         self.name = name
 
-    def make_expert(self, *, imperfection: float = 0.0) -> BinExpert:
+    def make_expert(self, *, expert_noise: float = 0.0) -> BinExpert:
         """Our scripted policy of this task.
 
         Raises:
@@ -123,11 +123,11 @@ class RobosuiteVecEnv(GymVecEnv):
                 f"task.name={self.name!r}: has no scripted expert, so no demonstrations can be recorded of it; "
                 f"{' and '.join(EXPERTS)} have one. Train on demonstrations of your own: dataset=<folder>."
             )
-        return EXPERTS[self.name](_PARTS, self.spec.action, self.num_envs, imperfection=imperfection)
+        return EXPERTS[self.name](_PARTS, self.spec.action, self.num_envs, expert_noise=expert_noise)
 
 
 def element_names(name: str, relative: bool = False) -> list[str]:
-    """Of an observation of the task: tool_x …, tool_qx …, fingers_0, …, object_x …, then the object beside the tool.
+    """Return the names: tool_x …, tool_qx …, fingers_0, …, object_x …, then the object beside the tool.
 
     Lift has the vector from the cube to the tool in the world's frame (object_to_tool_*); the others have the object's
     pose in the tool's frame (object_in_tool_*). Behind them what `relative` adds: tool_to_object_* in the world's
@@ -147,7 +147,7 @@ def element_names(name: str, relative: bool = False) -> list[str]:
 def make(
     name: str, num_envs: int, seed: int = 0, *, horizon: int | None = None, relative: bool = False, processes: int = 0
 ) -> RobosuiteVecEnv:
-    """A task of robosuite as a VecEnv.
+    """Build a task of robosuite as a VecEnv.
 
     Args:
         name: one of `task_names()`.
@@ -166,7 +166,8 @@ def make(
     steps = steps if horizon is None else horizon
     if steps < 1:
         raise ConfigError(f"task.horizon: expected at least 1 step, found {horizon}")
-    one, facts = functools.partial(RobosuiteEnv, name, relative), {"relative": True} if relative else {}
+    one = functools.partial(RobosuiteEnv, name, relative)
+    facts: dict[str, Any] = {"relative": True} if relative else {}
     envs = vector_env(one, f"robosuite/{name}", num_envs, horizon=steps, processes=processes, name=name, **facts)
     return RobosuiteVecEnv(name, envs, seed=seed, instructions=text, horizon=steps, action=ACTION,
                            names=element_names(name, relative))  # fmt: skip

@@ -12,7 +12,7 @@ _LOW = 40  # bits of an episode's number within its split (robopolicy.core.rng.e
 
 
 def seed32(seed: int) -> int:
-    """[0, 2³²): the split in the upper two bits, the episode's number folded into the others.
+    """Return a seed in [0, 2³²): the split in the upper two bits, the episode's number in the others.
 
     So the training, validation and test episodes of a suite stay disjoint; two episodes of one split coincide with a
     chance of 2⁻³⁰.
@@ -23,7 +23,7 @@ def seed32(seed: int) -> int:
 
 @contextlib.contextmanager
 def global_random(seed: int) -> Iterator[None]:
-    """For suites that draw from NumPy's and Python's global generators: seeded inside, as they were after it."""
+    """Seed NumPy's and Python's global generators inside the block, and restore them after it."""
     numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002  theirs, not ours
     np.random.seed(seed32(seed))  # noqa: NPY002
     random.seed(seed)

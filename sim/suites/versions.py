@@ -1,4 +1,4 @@
-"""Around the imports of a suite: what is missing is named with the command that installs it."""
+"""Guard the imports of a suite: a missing package is named with the command that installs it."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def needs(suite: str) -> Iterator[None]:
     suite_packages.require(suite)
     try:
         yield
-    except Exception as error:  # whatever a package of another version throws at import
+    except Exception as error:  # any error of another version at import
         raise suite_packages.broken(suite, error) from error

@@ -1,4 +1,4 @@
-"""A suite's envs, one at a time underneath, as one vector env: in this process or dealt over several.
+"""Run a suite's single envs as one vector env, in this process or over several.
 
 A process costs the suite's whole import (0.3 to 0.7 GB), an env next to nothing: so a worker runs many envs, and there
 are as many workers as cores that may be used, not as envs.
@@ -19,7 +19,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import TimeLimit
 
 from robopolicy.core.errors import ConfigError, RobopolicyError
-from robopolicy.sim.gymnasium.info import Success, flag
+from robopolicy.sim.gymnasium.info import Success
+from robopolicy.sim.gymnasium.info_columns import flag
 
 MakeEnv = Callable[[], gymnasium.Env]
 
@@ -35,7 +36,7 @@ def vector_env(
     sparse: bool = True,
     **task: Any,
 ) -> VectorEnv:
-    """`num_envs` copies of what `make` builds, whose ended episodes wait to be reset (AutoresetMode.DISABLED).
+    """Run `num_envs` copies of the env of `make`, whose ended episodes wait for a reset (AutoresetMode.DISABLED).
 
     Their infos are {"success": bool}.
 
@@ -43,9 +44,9 @@ def vector_env(
         make: builds one env; picklable where `processes` > 0.
         ident: names the task in specs and rows.
         processes: 0: in this one; else so many workers, at most one an env.
-        success: what tells success, see `robopolicy.sim.gymnasium.info.Success`.
+        success: key of success, see `robopolicy.sim.gymnasium.info.Success`.
         sparse: success ends the episode and is the reward.
-        task: whatever else defines the task; it enters the spec's digest.
+        task: further parameters of the task for the spec's digest.
 
     Raises:
         ConfigError: a negative number of processes.
@@ -59,7 +60,7 @@ def vector_env(
 
 
 def identified(envs: VectorEnv, ident: str, *, horizon: int, **task: Any) -> VectorEnv:
-    """`envs`, with the id, the horizon and the parameters that the spec's digest is made of."""
+    """Return `envs`, with the id, the horizon and the parameters that the spec's digest is made of."""
     envs.spec = gymnasium.envs.registration.EnvSpec(ident, max_episode_steps=horizon, kwargs=task)
     return envs
 
@@ -83,9 +84,10 @@ class TellsSuccess(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Raises ConfigError where the info does not tell success."""
-        obs, reward, terminated, truncated, info = self.env.step(action)
+        obs, given, terminated, truncated, info = self.env.step(action)
         terminated, truncated = flag(terminated, "terminated"), flag(truncated, "truncated")
         success = self.success.read_one(info, terminated=terminated, ended=terminated or truncated)
+        reward: Any = given  # NumPy's numbers are kept
         if self.sparse:
             reward, terminated = float(success), terminated or success
         return obs, reward, terminated, truncated, {"success": success}
@@ -126,7 +128,7 @@ class Workers(VectorEnv):
         mask = options.pop("reset_mask", None)
         for pipe, part in zip(self._pipes, self._slices, strict=True):
             chosen = None if mask is None else mask[part]
-            # A share in which nothing is to be reset says what it observes, without a reset.
+            # A share without a reset returns its observations.
             _send(pipe, ("reset", (seeds[part], options if chosen is None else {**options, "reset_mask": chosen})))
         parts = self._gather()
         return _joined([obs for obs, _ in parts]), {}

@@ -1,4 +1,4 @@
-"""The native tasks: one file each, found by name. A new file that calls `@register("name")` is all it takes."""
+"""Native tasks, one file each, found by name. A new file calls `@register("name")`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TASKS: dict[str, Callable[..., Task]] = {}
 
 
 def register(name: str) -> Callable[[Callable[..., Task]], Callable[..., Task]]:
-    """Decorator of a Task class or of a function that returns a task; `name` is what `make` takes."""
+    """Register a Task class, or a function that returns a task, under `name`, as a decorator."""
 
     def add(factory: Callable[..., Task]) -> Callable[..., Task]:
         _TASKS[name] = factory
@@ -24,14 +24,14 @@ def register(name: str) -> Callable[[Callable[..., Task]], Callable[..., Task]]:
 
 
 def task_names() -> tuple[str, ...]:
-    """Every registered task."""
+    """Return the names of all registered tasks."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     return tuple(sorted(_TASKS))
 
 
 def make_task(name: str, **parameters: Any) -> Task:
-    """A task by name; `parameters` replace its defaults."""
+    """Build a task by name; `parameters` replace its defaults."""
     if name not in task_names():
         raise ConfigError(f"task={name!r} is not a native task. {closest(name, _TASKS)}")
     try:

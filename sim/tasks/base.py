@@ -1,4 +1,4 @@
-"""What a task is: a scene, a reset, a success test, an instruction, an expert. All vectorised over N.
+"""Base class of tasks: scene, reset, success test, instruction and expert, all vectorised over N.
 
 A task is a frozen dataclass; its fields are its parameters and enter the env's digest. Fixed for all episodes: the
 MJCF of `bodies()` (and `tool()`, `extra_xml()`). Drawn per episode: one uniform number per entry of `ranges`.
@@ -7,7 +7,7 @@ MJCF of `bodies()` (and `tool()`, `extra_xml()`). Drawn per episode: one uniform
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import mujoco
@@ -15,134 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.sim.arm import FINGER_STROKE, HOME, actuator_xml, arm_xml
+from robopolicy.sim.tasks.scene import Array, Bool, Range, Scene
 
 if TYPE_CHECKING:
     from robopolicy.sim.experts.waypoints import Expert
 
-Array = NDArray[np.float64]
-Bool = NDArray[np.bool_]
-Range = tuple[float, float]
-
-
-@dataclass(slots=True)
-class Scene:
-    """The physical state of M envs as tasks read it (M = N at a step, fewer at a reset)."""
-
-    qpos: Array  # [M nq]
-    qvel: Array  # [M nv]
-    extra: Array  # [M E] task state that is not physical (a target); written by `Task.reset`
-    tcp: Array  # [M 3] m
-    yaw: Array  # [M] rad, of a gripper pointing down
-    tcp_vel: Array  # [M 3] m/s
-    yaw_rate: Array  # [M] rad/s
-    opening: Array  # [M] m between the pads, 0 to 0.08
-    lag: Array  # [M 4] commanded minus measured: x, y, z [m], yaw [rad]
-    gripper: Array  # [M] commanded, -1 closed to +1 open
-
-
-@dataclass(frozen=True)
-class BodySpec:
-    """Where a free body lives in qpos and qvel."""
-
-    q: int
-    v: int
-
-    @classmethod
-    def find(cls, model: mujoco.MjModel, name: str) -> BodySpec:
-        joint = model.body(name).jntadr[0]
-        return cls(q=int(model.jnt_qposadr[joint]), v=int(model.jnt_dofadr[joint]))
-
-    def pos(self, scene: Scene) -> Array:
-        """[M 3] m."""
-        return scene.qpos[:, self.q : self.q + 3]
-
-    def quat(self, scene: Scene) -> Array:
-        """[M 4] w x y z."""
-        return scene.qpos[:, self.q + 3 : self.q + 7]
-
-    def yaw(self, scene: Scene) -> Array:
-        """[M] rad: rotation about the vertical."""
-        w, x, y, z = self.quat(scene).T
-        return np.arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
-
-    def up(self, scene: Scene) -> Array:
-        """[M]: vertical component of the body's own z axis; 1 is upright."""
-        _, x, y, _ = self.quat(scene).T
-        return 1 - 2 * (x * x + y * y)
-
-    def vel(self, scene: Scene) -> Array:
-        """[M 3] m/s."""
-        return scene.qvel[:, self.v : self.v + 3]
-
-    def yaw_rate(self, scene: Scene) -> Array:
-        """[M] rad/s about the body's z axis."""
-        return scene.qvel[:, self.v + 5]
-
-    def place(self, qpos: Array, x: Array, y: Array, z: Array | float, yaw: Array | float = 0.0) -> None:
-        """Write an upright pose into `qpos` [M nq]."""
-        q, half = self.q, np.asarray(yaw) / 2
-        qpos[:, q], qpos[:, q + 1], qpos[:, q + 2] = x, y, z
-        qpos[:, q + 3], qpos[:, q + 4], qpos[:, q + 5], qpos[:, q + 6] = np.cos(half), 0, 0, np.sin(half)
-
-
-@dataclass(frozen=True)
-class Joint:
-    """Where a hinge or slide joint lives."""
-
-    q: int
-    v: int
-
-    @classmethod
-    def find(cls, model: mujoco.MjModel, name: str) -> Joint:
-        joint = model.joint(name)
-        return cls(q=int(joint.qposadr[0]), v=int(joint.dofadr[0]))
-
-    def pos(self, scene: Scene) -> Array:
-        """[M] m or rad."""
-        return scene.qpos[:, self.q]
-
-    def vel(self, scene: Scene) -> Array:
-        return scene.qvel[:, self.v]
-
-    def place(self, qpos: Array, value: Array | float) -> None:
-        qpos[:, self.q] = value
-
-
-def free_box(
-    name: str, size: tuple[float, float, float], *, mass: float, rgba: str, friction: float = 1.0, condim: int = 3
-) -> str:
-    """MJCF of a free box; `size`: half lengths in m, `mass` in kg."""
-    sx, sy, sz = size
-    return f"""
-    <body name="{name}" pos="0.5 0 {sz}">
-      <freejoint name="{name}"/>
-      <geom name="{name}" type="box" size="{sx} {sy} {sz}" mass="{mass}" friction="{friction} 0.005 0.0001"
-            condim="{condim}" solref="0.01 1" rgba="{rgba}"/>
-    </body>"""
-
-
-def planar_fixture(name: str, inner: str, *, z: float = 0.0) -> str:
-    """MJCF of a heavy fixture whose pose (x, y, yaw) differs per episode and never moves in one.
-
-    Its pose lives in qpos (joints `<name>_x`, `<name>_y`, `<name>_yaw`), so one model serves all envs. An armature of
-    1e8 kg makes it immovable: 100 N for 10 s moves it 50 µm.
-    """
-    return f"""
-    <body name="{name}" pos="0 0 {z}" gravcomp="1">
-      <joint name="{name}_x" type="slide" axis="1 0 0" armature="1e8"/>
-      <joint name="{name}_y" type="slide" axis="0 1 0" armature="1e8"/>
-      <joint name="{name}_yaw" type="hinge" axis="0 0 1" armature="1e8"/>{inner}
-    </body>"""
-
-
-def fold(angle: Array, period: float) -> Array:
-    """`angle` folded into [-period/2, period/2): a square's yaw differs by less than a quarter turn from any other."""
-    return (angle + period / 2) % period - period / 2
-
 
 @dataclass(frozen=True)
 class Task:
-    """Base class. Fields are parameters; class variables are what the subclass is."""
+    """Base class. Fields are parameters; class variables define the subclass."""
 
     horizon: int = 80  # control steps to truncation
     timestep: float = 0.01  # s, physics
@@ -178,7 +59,7 @@ class Task:
         return ""
 
     def xml(self) -> str:
-        """The whole scene.
+        """Return the MJCF of the scene.
 
         MuJoCo scales the solver's tolerance by the mean inertia of a constraint island. The 1e8 kg of a
         `planar_fixture` in contact would stop the solver eight digits early (grasps leak), so that scale is fixed. The
@@ -237,19 +118,19 @@ class Task:
         raise NotImplementedError
 
     def task_index(self, scene: Scene) -> NDArray[np.int64]:
-        """[M] which of `instructions` the episode was told."""
+        """Return the indices [M] of the episodes' instructions in `instructions`."""
         return np.zeros(len(scene.qpos), dtype=np.int64)
 
     def success(self, at: Any, scene: Scene) -> Bool:
-        """[M] bool: the goal condition holds now (the env counts how long)."""
+        """Return whether [M] the goal condition holds now (the env counts the steps)."""
         raise NotImplementedError
 
     def failure(self, at: Any, scene: Scene) -> Bool | None:
-        """[M] bool: nothing can mend the episode any more; it terminates without success. None: never."""
+        """Return whether [M] the episode has failed and terminates without success. None: never."""
         return None
 
     def dense(self, at: Any, scene: Scene) -> Array:
-        """[M] reward in [0, 1] per step, for `reward="dense"`; for "shaped" the potential Φ."""
+        """Return [M] reward in [0, 1] per step, for `reward="dense"`; for "shaped" the potential Φ."""
         raise NotImplementedError
 
     def decorate(self, at: Any, model: mujoco.MjModel, data: mujoco.MjData, extra: Array) -> None:
@@ -266,51 +147,3 @@ class Task:
             "start_opening": self.start_opening,
             "instructions": self.instructions,
         }
-
-
-def arm_features(scene: Scene) -> dict[str, Array]:
-    """The arm's part of `observation.state`, the same in every task (14 numbers)."""
-    return {
-        "tcp": scene.tcp,
-        "yaw": scene.yaw,
-        "tcp_vel": scene.tcp_vel,
-        "yaw_rate": scene.yaw_rate,
-        "opening": scene.opening,
-        "gripper": scene.gripper,
-        "lag": scene.lag,
-    }
-
-
-_AXES = {1: ("",), 2: ("_x", "_y"), 3: ("_x", "_y", "_z"), 4: ("_x", "_y", "_z", "_yaw")}
-
-
-@dataclass(frozen=True)
-class StateLayout:
-    """Which slice of `observation.state` holds which named group."""
-
-    slices: dict[str, slice] = field(default_factory=dict)
-    names: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, groups: Mapping[str, Array]) -> StateLayout:
-        slices, names = {}, []
-        for key, value in groups.items():
-            width = 1 if value.ndim == 1 else value.shape[1]
-            slices[key] = slice(len(names), len(names) + width)
-            axes = _AXES.get(width, tuple(f"_{i}" for i in range(width)))
-            names += [key + a for a in axes]
-        return cls(slices=slices, names=tuple(names))
-
-    @property
-    def size(self) -> int:
-        return len(self.names)
-
-    def pack(self, groups: Mapping[str, Array], out: NDArray[np.float32]) -> None:
-        """Write `groups` into `out` [M Ds]."""
-        for key, where in self.slices.items():
-            value = groups[key]
-            out[:, where] = value if value.ndim == 2 else value[:, None]
-
-    def unpack(self, state: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """Views of `state` [B Ds] by name: [B] for single numbers, [B k] else."""
-        return {k: state[:, w.start] if w.stop - w.start == 1 else state[:, w] for k, w in self.slices.items()}

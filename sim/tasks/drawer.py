@@ -9,9 +9,10 @@ from typing import NamedTuple
 import mujoco
 import numpy as np
 
-from robopolicy.sim.experts.waypoints import Expert
+from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets
 from robopolicy.sim.tasks import register
-from robopolicy.sim.tasks.base import Array, Bool, Joint, Range, Scene, Task, fold, planar_fixture
+from robopolicy.sim.tasks.base import Task
+from robopolicy.sim.tasks.scene import Array, Bool, Joint, Range, Scene, fold, planar_fixture
 
 # Cabinet frame: origin on the table below the middle of the closed drawer's front face, +y into the cabinet, so the
 # drawer opens along -y and the fingers, which open along y at home, straddle the handle bar from above.
@@ -23,11 +24,12 @@ _WOOD, _DARK_WOOD, _METAL = "0.72 0.56 0.38 1", "0.55 0.41 0.27 1", "0.35 0.37 0
 class DrawerExpert(Expert):
     """Above the handle, descend, close, pull."""
 
+    task: Drawer
     phases = 4
     offset = (0.03, 0.03, 0.015, 0.4)
     noise = 1.2
 
-    def plan(self, f, phase):
+    def plan(self, f: Groups, phase: Phase) -> Targets:
         tcp, yaw = f["tcp"], f["yaw"] + f["turn"]
         handle = tcp + f["handle_rel"]
         grasp = handle + self.bias[:, :3]
@@ -38,7 +40,7 @@ class DrawerExpert(Expert):
         turn = np.where(phase <= 1, yaw + self.bias[:, 3], f["yaw"] + f["lag"][:, 3])
         return pos, turn, np.where(phase <= 1, 1.0, -1.0)
 
-    def done(self, f, phase, gap, turn, clock):
+    def done(self, f: Groups, phase: Phase, gap: Array, turn: Array, clock: Array) -> Bool:
         return np.select(
             [phase == 0, phase == 1, phase == 2],
             [(gap < 0.015) & (turn < 0.1) | (clock > 30), (gap < 0.01) | (clock > 12), clock >= 5],
@@ -74,7 +76,7 @@ class Drawer(Task):
 
     def bodies(self) -> str:
         hidden = 'contype="0" conaffinity="0"'
-        # What collides: the cabinet's block, the drawer's front with the box behind it as one block, bar and posts.
+        # Collisions: the cabinet's block, the drawer's front with the box behind it as one block, bar and posts.
         # The drawer's block is inside the cabinet's; parent and child do not collide.
         drawer = f"""
       <body name="drawer" gravcomp="1">
@@ -122,7 +124,7 @@ class Drawer(Task):
         at.slide.place(qpos, 0.0)
 
     def _handle(self, at: Cabinet, scene: Scene) -> Array:
-        """[M 3] m, middle of the bar."""
+        """Return [M 3] m, middle of the bar."""
         yaw, out = at.yaw.pos(scene), _STAND + at.slide.pos(scene)
         x = at.x.pos(scene) + out * np.sin(yaw)
         y = at.y.pos(scene) - out * np.cos(yaw)

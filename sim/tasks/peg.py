@@ -10,10 +10,11 @@ import mujoco
 import numpy as np
 
 from robopolicy.sim.arm import ARM_DOF, TCP
-from robopolicy.sim.experts.waypoints import Expert
+from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets
 from robopolicy.sim.kinematics import forward
 from robopolicy.sim.tasks import register
-from robopolicy.sim.tasks.base import Array, BodySpec, Bool, Joint, Range, Scene, Task, fold, planar_fixture
+from robopolicy.sim.tasks.base import Task
+from robopolicy.sim.tasks.scene import Array, BodySpec, Bool, Joint, Range, Scene, fold, planar_fixture
 
 # Collision bits: 1 table and objects, 2 arm (sim/arm.py), 4 walls, which meet arm and peg but not the table below.
 _WALL_BITS, _FREE_BITS, _HELD_BITS = (
@@ -25,18 +26,19 @@ _ORANGE, _BLUE = "0.9 0.6 0.2 1", "0.35 0.5 0.75 1"
 class PegExpert(Expert):
     """Align the tip above the hole, then insert, keeping it aligned."""
 
+    task: PegEasy
     phases = 2
     offset = (0.001, 0.001, 0.0, 0.04)  # m m m rad: it presses beside the hole or jams
     noise = 0.5
     grip = -0.375  # the fingers stay where they are, at the peg's faces
 
-    def plan(self, f, phase):
+    def plan(self, f: Groups, phase: Phase) -> Targets:
         height = np.where(phase == 0, 0.005, -self.task.depth - 0.005)  # m, tip over the hole's mouth
         pos = f["tcp"] + f["mouth_rel"] + self.bias[:, :3]
         pos[:, 2] += height
         return pos, f["yaw"] + f["turn"] + self.bias[:, 3], np.full(len(phase), self.grip)
 
-    def done(self, f, phase, gap, turn, clock):
+    def done(self, f: Groups, phase: Phase, gap: Array, turn: Array, clock: Array) -> Bool:
         return (gap < 0.001) & (turn < 0.02) | (clock > 25)
 
 
@@ -136,7 +138,7 @@ class PegEasy(Task):
         return Tip(scene.tcp + self.reach * hand_z, scene.yaw)
 
     def _mouth(self, at: Hole, scene: Scene) -> Array:
-        """[M 3] m, the middle of the hole's upper rim."""
+        """Return [M 3] m, the middle of the hole's upper rim."""
         x, y = at.x.pos(scene), at.y.pos(scene)
         return np.stack([x, y, np.full_like(x, self.depth)], axis=1)
 
@@ -204,7 +206,7 @@ class Peg(PegEasy):
             qpos[i, at.peg.q + 3 : at.peg.q + 7] = quat
 
     def _axis(self, at: Hole, scene: Scene) -> Array:
-        """[M 3] the peg's own z axis, away from the tip."""
+        """Return [M 3] the peg's own z axis, away from the tip."""
         w, x, y, z = at.peg.quat(scene).T
         return np.stack([2 * (x * z + w * y), 2 * (y * z - w * x), 1 - 2 * (x * x + y * y)], axis=1)
 

@@ -8,18 +8,19 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
-from robopolicy.sim.experts.waypoints import Expert
+from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets
 from robopolicy.sim.tasks import register
-from robopolicy.sim.tasks.base import Array, BodySpec, Bool, Range, Scene, Task, fold, free_box
+from robopolicy.sim.tasks.base import Task
+from robopolicy.sim.tasks.scene import Array, BodySpec, Bool, Range, Scene, fold, free_box
 
 
 class PickExpert(Expert):
     """Go above the cube, descend, close, lift."""
 
     phases = 4
-    noise = 1.9  # of the limits: zero-mean, yet enough to spoil seven grasps of eight at imperfection 1
+    noise = 1.9  # of the limits: zero-mean, yet enough to spoil seven grasps of eight at expert noise 1
 
-    def plan(self, f, phase):
+    def plan(self, f: Groups, phase: Phase) -> Targets:
         grasp = f["cube"] + self.bias[:, :3]
         above = grasp + np.array([0, 0, 0.08])
         lift = f["tcp"] * [1, 1, 0] + np.array([0, 0, 0.20])
@@ -28,7 +29,7 @@ class PickExpert(Expert):
         grip = np.where(phase <= 1, 1.0, -1.0)
         return pos, yaw, grip
 
-    def done(self, f, phase, gap, turn, clock):
+    def done(self, f: Groups, phase: Phase, gap: Array, turn: Array, clock: Array) -> Bool:
         return np.select(
             [phase == 0, phase == 1, phase == 2],
             [(gap < 0.02) & (turn < 0.1) | (clock > 25), (gap < 0.006) | (clock > 12), clock >= 5],

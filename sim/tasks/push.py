@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
-from robopolicy.sim.experts.waypoints import Expert
+from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets
 from robopolicy.sim.tasks import register
-from robopolicy.sim.tasks.base import Array, BodySpec, Bool, Range, Scene, Task, fold, free_box
+from robopolicy.sim.tasks.base import Task
+from robopolicy.sim.tasks.scene import Array, BodySpec, Bool, Range, Scene, fold, free_box
 
 
 class PushExpert(Expert):
@@ -21,7 +22,7 @@ class PushExpert(Expert):
     noise = 1.1
     hurry = 5.0
 
-    def plan(self, f, phase):
+    def plan(self, f: Groups, phase: Phase) -> Targets:
         along, left = self._line(f)
         pos = np.empty((self.num_envs, 3))
         start = f["block"][:, :2] - along * 0.08
@@ -33,18 +34,18 @@ class PushExpert(Expert):
         yaw = np.clip(np.arctan2(along[:, 1], along[:, 0]), -1.2, 1.2) + self.bias[:, 3]
         return pos, yaw, -np.ones(self.num_envs)
 
-    def done(self, f, phase, gap, turn, clock):
+    def done(self, f: Groups, phase: Phase, gap: Array, turn: Array, clock: Array) -> Bool:
         return (gap < np.where(phase == 0, 0.02, 0.01)) | (clock > 25)
 
-    def retry(self, f, phase):
-        """The block slipped off to the side, or lies behind the gripper."""
+    def retry(self, f: Groups, phase: Phase) -> Bool:
+        """Return whether the block slipped to the side, or lies behind the gripper."""
         along, left = self._line(f)
         ahead = along[:, 0] * f["block_rel"][:, 0] + along[:, 1] * f["block_rel"][:, 1]
         aside = np.abs(along[:, 0] * f["block_rel"][:, 1] - along[:, 1] * f["block_rel"][:, 0])
         return (phase == 2) & (left > 0.01) & ((ahead < 0.02) | (aside > 0.025))
 
     @staticmethod
-    def _line(f):
+    def _line(f: Groups) -> tuple[Array, Array]:
         """Unit vector from block to mark [N 2], and the way left [N] m."""
         left = np.sqrt((f["goal_rel"] ** 2).sum(axis=1))
         return f["goal_rel"] / np.maximum(left, 1e-6)[:, None], left

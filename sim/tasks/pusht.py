@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 import mujoco
 import numpy as np
+from torch import Tensor
 
-from robopolicy.sim.experts.waypoints import Expert
+from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets
 from robopolicy.sim.tasks import register
-from robopolicy.sim.tasks.base import Array, Bool, Joint, Range, Scene, Task, fold
-from robopolicy.sim.tblock_geometry import Tee, rotate
+from robopolicy.sim.tasks.base import Task
+from robopolicy.sim.tasks.scene import Array, Bool, Joint, Range, Scene, fold
+from robopolicy.sim.tblock_geometry import TBlockGeometry, rotate
 
 _BALL = 0.012  # m, radius of the ball at the stick's end; it pushes at the T's half height, so the T stays flat
 _HEIGHT = 0.035  # m, of the T
@@ -24,6 +26,7 @@ class PushTExpert(Expert):
     """Greedy planar pushing: take the contact whose best straight push leaves the least error, travel included; go
     around the T to it; push until pushing there helps no more; choose again."""
 
+    task: PushT
     phases = 1
     offset = (0.006, 0.006, 0.0, 0.08)  # m m m rad: where it believes the target to be
     noise = 0.5
@@ -33,43 +36,43 @@ class PushTExpert(Expert):
 
     def __init__(self, *args: Any, **kw: Any) -> None:
         super().__init__(*args, **kw)
-        self.tee: Tee = self.task.tee
+        self.tblock: TBlockGeometry = self.task.tblock
         self.contact = np.full(self.num_envs, -1)
 
-    def reset(self, mask, *, episode_seed):
+    def reset(self, mask: Tensor | None, *, episode_seed: Tensor) -> None:
         super().reset(mask, episode_seed=episode_seed)
         self.contact[slice(None) if mask is None else mask.numpy()] = -1
 
-    def plan(self, f, phase):
-        tee, c = self.tee, self.tee.contacts
+    def plan(self, f: Groups, phase: Phase) -> Targets:
+        tblock, c = self.tblock, self.tblock.contacts
         left = np.arctan2(f["turn_sin"], f["turn_cos"])  # rad still to turn
         yaw = self.task.goal_yaw - left
         shift, turn = rotate(f["to_goal"] + self.bias[:, :2], -yaw), left + self.bias[:, 3]
         tool, lag = f["tool"], rotate(f["lag"][:, :2], -yaw)
-        here, off = tee.nearest(tool)
+        here, off = tblock.nearest(tool)
 
         rows = np.arange(self.num_envs)
         held = np.maximum(self.contact, 0)
         ahead = -(lag * c.normal[held]).sum(axis=1)  # m that the stick is yet to move by what is commanded already
-        length = tee.best(shift, turn, held[:, None])[0][:, 0]
+        length = tblock.best(shift, turn, held[:, None])[0][:, 0]
         stale = (self.contact < 0) | (length - ahead < self.stop)
         if stale.any():
             r = rows[stale]
             length[r], self.contact[r] = self._choose(shift[r], turn[r], here[r])
         k = self.contact
         normal, gap = c.normal[k], tool - c.point[k]
-        height = (gap * normal).sum(axis=1) - tee.tool  # m between stick and edge
+        height = (gap * normal).sum(axis=1) - tblock.tool  # m between stick and edge
         side = gap[:, 1] * normal[:, 0] - gap[:, 0] * normal[:, 1]
-        pushing = (np.abs(side) < 0.014) & (height < tee.margin + 0.006) & (height > -0.01)
+        pushing = (np.abs(side) < 0.014) & (height < tblock.margin + 0.006) & (height > -0.01)
         # Pushing: slide along the contact's normal line, a little ahead of the stick.
         depth = height - np.minimum(height + length, self.push)
         depth = np.where(np.abs(side) > 0.005, np.maximum(depth, 0.003), depth)  # get onto that line before touching
-        touch = c.point[k] + (tee.tool + depth)[:, None] * normal
+        touch = c.point[k] + (tblock.tool + depth)[:, None] * normal
         # Travelling: follow the ring the shorter way round; from inside it, get out first.
-        size = len(tee.ring)
+        size = len(tblock.ring)
         way = (c.ring[k] - here + size // 2) % size - size // 2
         reach = np.where(off > 0.006, 3, 12)
-        carrot = tee.ring[(here + np.clip(way, -reach, reach)) % size]
+        carrot = tblock.ring[(here + np.clip(way, -reach, reach)) % size]
         target = np.where(pushing[:, None], touch, carrot)
         pos = f["tcp"].copy()
         pos[:, :2] += rotate(target - tool, yaw)
@@ -78,15 +81,15 @@ class PushTExpert(Expert):
 
     def _choose(self, shift: Array, turn: Array, here: Array) -> tuple[Array, Array]:
         """Lengths to push [m] and contacts of the best pushes from ring samples `here` [m]."""
-        tee, size = self.tee, len(self.tee.ring)
-        length, left = tee.best(shift, turn)
-        way = np.abs((tee.contacts.ring - here[:, None] + size // 2) % size - size // 2) * 0.005
+        tblock, size = self.tblock, len(self.tblock.ring)
+        length, left = tblock.best(shift, turn)
+        way = np.abs((tblock.contacts.ring - here[:, None] + size // 2) % size - size // 2) * 0.005
         cost = left + self.step_cost * (way / 0.015 + length / 0.009 + 6.0)
         cost = np.where(length > self.stop, cost, np.inf)
         best = np.where(np.isinf(cost.min(axis=1)), left.argmin(axis=1), cost.argmin(axis=1))
         return length[np.arange(len(best)), best], best
 
-    def done(self, f, phase, gap, turn, clock):
+    def done(self, f: Groups, phase: Phase, gap: Array, turn: Array, clock: Array) -> Bool:
         return np.zeros(self.num_envs, dtype=bool)
 
 
@@ -98,11 +101,11 @@ class TBlock(NamedTuple):
     yaw: Joint
 
     def pos(self, scene: Scene) -> Array:
-        """[M 2] m, centre of mass."""
+        """Return [M 2] m, centre of mass."""
         return np.stack([self.x.pos(scene), self.y.pos(scene)], axis=1)
 
     def vel(self, scene: Scene) -> Array:
-        """[M 2] m/s."""
+        """Return [M 2] m/s."""
         return np.stack([self.x.vel(scene), self.y.vel(scene)], axis=1)
 
 
@@ -131,8 +134,8 @@ class PushT(Task):
     start_opening = 0.012
 
     @cached_property
-    def tee(self) -> Tee:
-        return Tee(self.unit, tool=_BALL)
+    def tblock(self) -> TBlockGeometry:
+        return TBlockGeometry(self.unit, tool=_BALL)
 
     def tool(self) -> str:
         z = 0.1034 + _TCP_Z - _HEIGHT / 2  # m along the hand: the ball meets the T at its centre's height
@@ -147,18 +150,18 @@ class PushT(Task):
             f"""
       <geom name="tee_{k}" type="box" pos="{x} {y} 0" size="{a} {b} {_HEIGHT / 2}" contype="0" conaffinity="2"
             mass="{self.mass * a * b / (1.75 * self.unit**2)}" rgba="0.45 0.5 0.62 1"/>"""
-            for k, (x, y, a, b) in enumerate(self.tee.boxes)
+            for k, (x, y, a, b) in enumerate(self.tblock.boxes)
         )
         goal = "".join(
             f'<geom type="box" pos="{x} {y} 0" size="{a} {b} 0.0005" contype="0" conaffinity="0" rgba="0.5 0.8 0.5 1"/>'
-            for x, y, a, b in self.tee.boxes
+            for x, y, a, b in self.tblock.boxes
         )
         return f"""
     <body name="goal" pos="{self.goal_x} {self.goal_y} 0.0005" euler="0 0 {self.goal_yaw}">{goal}</body>
     <body name="tee" pos="0 0 {_HEIGHT / 2}">
       <joint name="tee_x" type="slide" axis="1 0 0" damping="{self.drag}"/>
       <joint name="tee_y" type="slide" axis="0 1 0" damping="{self.drag}"/>
-      <joint name="tee_yaw" type="hinge" axis="0 0 1" damping="{self.drag * self.tee.radius**2}"/>{boxes}
+      <joint name="tee_yaw" type="hinge" axis="0 0 1" damping="{self.drag * self.tblock.radius**2}"/>{boxes}
     </body>"""
 
     @property
@@ -181,14 +184,14 @@ class PushT(Task):
         qpos[:, 6] += angle  # keeps the tool's yaw
 
     def _error(self, at: TBlock, scene: Scene) -> tuple[Array, Array]:
-        """[M 2] m from the T to the target, and [M] rad that it must turn."""
+        """Return [M 2] m from the T to the target, and [M] rad that it must turn."""
         shift = np.array([self.goal_x, self.goal_y]) - at.pos(scene)
         return shift, fold(self.goal_yaw - at.yaw.pos(scene), 2 * np.pi)
 
     def coverage(self, at: TBlock, scene: Scene) -> Array:
-        """[M] in [0, 1]: covered part of the target."""
+        """Return [M] in [0, 1]: covered part of the target."""
         shift, turn = self._error(at, scene)
-        return self.tee.coverage(rotate(-shift, np.full_like(turn, -self.goal_yaw)), -turn)
+        return self.tblock.coverage(rotate(-shift, np.full_like(turn, -self.goal_yaw)), -turn)
 
     def observe(self, at: TBlock, scene: Scene) -> Mapping[str, Array]:
         shift, turn = self._error(at, scene)
@@ -209,5 +212,5 @@ class PushT(Task):
 
     def dense(self, at: TBlock, scene: Scene) -> Array:
         shift, turn = self._error(at, scene)
-        error = np.sqrt((shift**2).sum(axis=1)) + self.tee.turn_length * np.abs(turn)
+        error = np.sqrt((shift**2).sum(axis=1)) + self.tblock.turn_length * np.abs(turn)
         return 0.5 * (1 - np.tanh(8 * error)) + 0.5 * self.coverage(at, scene)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
-from robopolicy.sim.experts.waypoints import Expert
+from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets
 from robopolicy.sim.tasks import register
-from robopolicy.sim.tasks.base import Array, Bool, Range, Scene, Task
+from robopolicy.sim.tasks.base import Task
+from robopolicy.sim.tasks.scene import Array, Bool, Range, Scene
 
 
 class ReachExpert(Expert):
@@ -20,10 +21,10 @@ class ReachExpert(Expert):
     offset = (0.01, 0.01, 0.01, 0.0)
     noise = 1.0
 
-    def plan(self, f, phase):
+    def plan(self, f: Groups, phase: Phase) -> Targets:
         return f["target"] + self.bias[:, :3], f["yaw"] + f["lag"][:, 3], np.ones(self.num_envs)
 
-    def done(self, f, phase, gap, turn, clock):
+    def done(self, f: Groups, phase: Phase, gap: Array, turn: Array, clock: Array) -> Bool:
         return np.zeros(self.num_envs, dtype=bool)
 
 

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import mujoco
 import numpy as np
 
-from robopolicy.sim.experts.waypoints import Expert
+from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets
 from robopolicy.sim.tasks import register
-from robopolicy.sim.tasks.base import Array, BodySpec, Bool, Range, Scene, Task, fold, free_box
+from robopolicy.sim.tasks.base import Task
+from robopolicy.sim.tasks.scene import Array, BodySpec, Bool, Range, Scene, fold, free_box
 
 
 class StackExpert(Expert):
@@ -20,7 +21,7 @@ class StackExpert(Expert):
     phases = 8
     offset = (0.012, 0.012, 0.006, 0.25)  # m m m rad; it shifts the grasp and, again, the place where it lets go
 
-    def plan(self, f, phase):
+    def plan(self, f: Groups, phase: Phase) -> Targets:
         tcp, cube = f["tcp"], f["tcp"] + f["cube_rel"]
         up = np.array([0.0, 0.0, 1.0])
         grasp = cube + self.bias[:, :3]
@@ -47,7 +48,7 @@ class StackExpert(Expert):
         grip = np.where((phase <= 1) | (phase >= 6), 1.0, -1.0)
         return pos, yaw, grip
 
-    def done(self, f, phase, gap, turn, clock):
+    def done(self, f: Groups, phase: Phase, gap: Array, turn: Array, clock: Array) -> Bool:
         height = f["tcp"][:, 2]
         return np.select(
             [phase == 0, phase == 1, phase == 2, phase == 3, phase == 4, phase == 5, phase == 6],
@@ -114,7 +115,7 @@ class Stack(Task):
         at.lower.place(qpos, x - dx, y - dy, self.cube_half, draw["blue_yaw"])
 
     def _to_goal(self, at: Cubes, scene: Scene) -> Array:
-        """[M 3] m from the upper cube's centre to where it belongs."""
+        """Return [M 3] m from the upper cube's centre to where it belongs."""
         return at.lower.pos(scene) + np.array([0.0, 0.0, 2 * self.cube_half]) - at.upper.pos(scene)
 
     def observe(self, at: Cubes, scene: Scene) -> Mapping[str, Array]:

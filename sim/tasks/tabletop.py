@@ -1,4 +1,4 @@
-"""Tabletop: three cubes and a button. What to do with which of them is said by the instruction, and by nothing else.
+"""Tabletop: three cubes and a button. The instruction alone says which one to pick up, to push or to press.
 
 Seven goals in one scene: pick up or push away the red, the green or the blue cube, or press the button. Where things
 lie does not depend on the goal, so a picture or a state alone tells a policy nothing about it.
@@ -15,92 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError, closest
-from robopolicy.core.types import TASK
-from robopolicy.sim.experts.waypoints import Expert
+from robopolicy.sim.experts.tabletop import TabletopExpert
 from robopolicy.sim.tasks import register
-from robopolicy.sim.tasks.base import Array, BodySpec, Bool, Joint, Range, Scene, Task, fold, free_box, planar_fixture
+from robopolicy.sim.tasks.base import Task
+from robopolicy.sim.tasks.scene import Array, BodySpec, Bool, Joint, Range, Scene, fold, free_box, planar_fixture
+from robopolicy.sim.tasks.tabletop_goals import COLOURS, CUBES, GOALS, PRESS, SENTENCES
 
-COLOURS = {"red": "0.8 0.15 0.15 1", "green": "0.15 0.6 0.2 1", "blue": "0.15 0.3 0.85 1"}
-GOALS = (*(f"pick_{c}" for c in COLOURS), *(f"push_{c}" for c in COLOURS), "press")
-_CUBES = len(COLOURS)
-_PRESS = len(GOALS) - 1
-
-# How a goal is worded. "varied" is what a policy for unseen wordings learns from; "unseen" has other sentences, mostly
-# of the same words.
-_WORDS: dict[str, dict[str, tuple[str, ...]]] = {
-    "plain": {
-        "pick": ("pick up the {} cube",),
-        "push": ("push the {} cube away",),
-        "press": ("press the button",),
-    },
-    "varied": {
-        "pick": ("pick up the {} cube", "lift the {} cube", "grab the {} block and raise it", "take the {} block"),
-        "push": ("push the {} cube away", "shove the {} cube forward", "slide the {} block away",
-                 "move the {} block forward"),
-        "press": ("press the button", "push the button down", "hit the button", "press the white button"),
-    },
-    "unseen": {
-        "pick": ("raise the {} block", "take the {} cube and lift it"),
-        "push": ("slide the {} cube forward", "move the {} block away from you"),
-        "press": ("push down the white button", "hit the white button"),
-    },
-}  # fmt: skip
-_CELLS = 6  # places on the table, in two rows
+_CELLS = 6  # positions on the table, in two rows
 _ROWS = (0.42, 0.60)  # m: a cube can be pushed 5 cm towards the other row, and a finger fits behind one of the far row
 _COLUMNS = {"seen": (-0.15, 0.0, 0.15), "unseen": (-0.075, 0.075, 0.225)}  # m
 _TOP = 0.045  # m, the button's, at rest
-
-
-class TabletopExpert(Expert):
-    """Go above (or behind) what the instruction names, descend, close, then lift, push or press."""
-
-    phases = 4
-    offset = (0.014, 0.014, 0.008, 0.3)
-    noise = 1.0
-
-    def act(self, obs):
-        self.goal = self.task.goal_of(obs[TASK].numpy())  # [N]
-        return super().act(obs)
-
-    def plan(self, f, phase):
-        n, goal, tcp = np.arange(self.num_envs), self.goal, f["tcp"]
-        pick, push = goal < _CUBES, (goal >= _CUBES) & (goal < _PRESS)
-        rel = np.stack([*(f[f"{c}_rel"] for c in COLOURS), f["button_rel"]], axis=1)
-        turn = np.stack([*(f[f"{c}_turn"] for c in COLOURS), 0 * f["yaw"]], axis=1)
-        which = np.where(goal == _PRESS, _CUBES, goal % _CUBES)
-        aim = tcp + rel[n, which] + self.bias[:, :3]
-        first, early = phase == 0, phase <= 1
-        at, kind = np.array([0.0, 0.0, 0.08]), [pick[:, None], push[:, None]]
-        behind = aim * [1, 1, 0] + np.array([-0.06, 0, 0])
-        above = np.select(kind, [aim + at, behind + at], aim + at)
-        there = np.select(kind, [aim, behind + [0, 0, 0.02]], aim + [0, 0, 0.015])
-        # A push aims 1 cm a step beyond contact: slowly, or the cube tips.
-        forth = aim * [1, 1, 0] + [-0.016, 0, 0.02]
-        last = np.select(kind, [tcp * [1, 1, 0] + [0, 0, 0.20], forth], aim - [0, 0, 0.02])
-        pos = np.select([first[:, None], (phase <= 2)[:, None]], [above, there], last)
-        held = f["yaw"] + f["lag"][:, 3]
-        yaw = np.where(pick, np.where(early, f["yaw"] + turn[n, which] + self.bias[:, 3], held), 0.0)
-        return pos, yaw, np.where(pick & early, 1.0, -1.0)
-
-    def done(self, f, phase, gap, turn, clock):
-        pick = self.goal < _CUBES
-        return np.select(
-            [phase == 0, phase == 1, phase == 2],
-            [
-                (gap < 0.02) & (turn < 0.1) | (clock > 25),
-                (gap < np.where(pick, 0.006, 0.01)) | (clock > 12),
-                (clock >= 5) | ~pick,
-            ],
-            False,
-        )
-
-    def retry(self, f, phase):
-        """The cube was lost on the way up, or slipped aside of the push."""
-        n, which = np.arange(self.num_envs), self.goal % _CUBES
-        rel = np.stack([f[f"{c}_rel"] for c in COLOURS], axis=1)[n, which]
-        lost = (self.goal < _CUBES) & (f["tcp"][:, 2] > 0.09) & (rel[:, 2] < -0.05)
-        push = (self.goal >= _CUBES) & (self.goal < _PRESS)
-        return (phase == 3) & (lost | push & ((np.abs(rel[:, 1]) > 0.03) | (rel[:, 0] < 0.0)))
 
 
 class Things(NamedTuple):
@@ -118,10 +42,10 @@ class Tabletop(Task):
 
     only: the goals of `GOALS` that episodes have; (): all.
     wording: "plain": one sentence a goal; "varied": four; "unseen": two others, to evaluate on.
-    told: "other": the instruction names another goal than the episode's own (a control).
-    judged: which goal counts, the episode's own or the one it was told.
+    instruction_goal: "other": the instruction names another goal than the episode's own (a control).
+    success_goal: which goal counts, the episode's "own" or the "instructed" one.
     positions: "unseen": columns between and beside those of training.
-    distractors: further objects on the table, which nothing ever asks for; at most two.
+    distractors: further objects on the table that no instruction names, at most two.
     """
 
     hold: int = 3
@@ -135,41 +59,46 @@ class Tabletop(Task):
     range_yaw: float = float(np.pi / 4)
     only: tuple[str, ...] = ()
     wording: Literal["plain", "varied", "unseen"] = "plain"
-    told: Literal["own", "other"] = "own"
-    judged: Literal["own", "told"] = "own"
+    instruction_goal: Literal["own", "other"] = "own"
+    success_goal: Literal["own", "instructed"] = "own"
     positions: Literal["seen", "unseen"] = "seen"
     distractors: int = 0
 
     name = "tabletop"
-    extra_size = 2 + _CUBES  # the goal that counts, the index of the instruction, where each cube began along x
+    extra_size = 2 + CUBES  # the goal that counts, the index of the instruction, where each cube began along x
     expert = TabletopExpert
 
     def __post_init__(self) -> None:
-        for key, known in (("wording", _WORDS), ("told", ("own", "other")), ("judged", ("own", "told")),
-                           ("positions", _COLUMNS)):  # fmt: skip
+        choices = {
+            "wording": SENTENCES,
+            "instruction_goal": ("own", "other"),
+            "success_goal": ("own", "instructed"),
+            "positions": _COLUMNS,
+        }
+        for key, known in choices.items():
             if (found := getattr(self, key)) not in known:
                 raise ConfigError(f"tabletop: {key}={found!r} is unknown. {closest(str(found), known)}")
         for goal in self.only:
             if goal not in GOALS:
                 raise ConfigError(f"tabletop: only={goal!r} is no goal. {closest(goal, GOALS)}")
-        if not 0 <= self.distractors <= _CELLS - _CUBES - 1:
+        if not 0 <= self.distractors <= _CELLS - CUBES - 1:
             raise ConfigError(f"tabletop: distractors must be from 0 to 2, found {self.distractors}")
-        if self.told == "other" and len(self.goals) < 2:
-            raise ConfigError("tabletop: told='other' needs two goals at least; widen `only`")
+        if self.instruction_goal == "other" and len(self.goals) < 2:
+            raise ConfigError("tabletop: instruction_goal='other' needs two goals at least; widen `only`")
 
     @property
     def goals(self) -> NDArray[np.int64]:
-        """[G] the goals that episodes have, as indices into GOALS; instructions come in this order."""
+        """Return [G] the goals that episodes have, as indices into GOALS; instructions come in this order."""
         return np.array([GOALS.index(g) for g in self.only or GOALS])
 
     @property
     def instructions(self) -> tuple[str, ...]:  # type: ignore[override]
         named = [GOALS[g].partition("_") for g in self.goals]
-        return tuple(text.format(c) for verb, _, c in named for text in _WORDS[self.wording][verb])
+        return tuple(text.format(c) for verb, _, c in named for text in SENTENCES[self.wording][verb])
 
     def goal_of(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The goal [N], into GOALS, that the instruction of `index` [N] names."""
-        return self.goals[index // len(_WORDS[self.wording]["pick"])]
+        """Return the goal [N], into GOALS, that the instruction of `index` [N] names."""
+        return self.goals[index // len(SENTENCES[self.wording]["pick"])]
 
     def bodies(self) -> str:
         size = (self.cube_half,) * 3
@@ -189,16 +118,16 @@ class Tabletop(Task):
 
     @property
     def ranges(self) -> Mapping[str, Range]:
-        def places(*things: str) -> dict[str, Range]:
+        def pose_ranges(*things: str) -> dict[str, Range]:
             x = {f"{name}_x": (-self.range_x, self.range_x) for name in things}
             y = {f"{name}_y": (-self.range_y, self.range_y) for name in things}
             yaw = {f"{name}_yaw": (-self.range_yaw, self.range_yaw) for name in things if name != "button"}
             return {**x, **y, **yaw}
 
-        cells = {f"cell_{k}": (0.0, 1.0) for k in range(_CELLS)}  # their order says what lies where
+        cells = {f"cell_{k}": (0.0, 1.0) for k in range(_CELLS)}  # their order says which object lies where
         whole = {"goal": (0.0, 1.0), "other": (0.0, 1.0), "sentence": (0.0, 1.0), **cells}
         # Distractors last: drawn by position, the rest of a seed's scene is the same with and without them.
-        return {**whole, **places(*COLOURS, "button"), **places(*("purple", "yellow")[: self.distractors])}
+        return {**whole, **pose_ranges(*COLOURS, "button"), **pose_ranges(*("purple", "yellow")[: self.distractors])}
 
     def bind(self, model: mujoco.MjModel) -> Things:
         x, y, button = (Joint.find(model, k) for k in ("stand_x", "stand_y", "button"))
@@ -212,22 +141,23 @@ class Tabletop(Task):
         def place(k: int, name: str) -> tuple[Array, Array]:
             return rows[cell[:, k] // 3] + draw[f"{name}_x"], columns[cell[:, k] % 3] + draw[f"{name}_y"]
 
-        heights = (*(self.cube_half,) * _CUBES, 0.015, 0.012)
+        heights = (*(self.cube_half,) * CUBES, 0.015, 0.012)
         for k, (name, body) in enumerate(zip((*COLOURS, "purple", "yellow"), (*at.cubes, *at.distractors))):  # noqa: B905
             x, y = place(k, name)
             body.place(qpos, x, y, heights[k], draw[f"{name}_yaw"])
-            if k < _CUBES:
+            if k < CUBES:
                 extra[:, 2 + k] = x
         x, y = place(_CELLS - 1, "button")
-        at.x.place(qpos, x), at.y.place(qpos, y)
+        at.x.place(qpos, x)
+        at.y.place(qpos, y)
 
-        count, per = len(self.goals), len(_WORDS[self.wording]["pick"])
+        count, per = len(self.goals), len(SENTENCES[self.wording]["pick"])
         own = (draw["goal"] * count).astype(np.int64)
-        told = own
-        if self.told == "other":
-            told = (own + 1 + (draw["other"] * (count - 1)).astype(np.int64)) % count
-        extra[:, 0] = self.goals[own if self.judged == "own" else told]
-        extra[:, 1] = told * per + (draw["sentence"] * per).astype(np.int64)
+        instructed = own
+        if self.instruction_goal == "other":
+            instructed = (own + 1 + (draw["other"] * (count - 1)).astype(np.int64)) % count
+        extra[:, 0] = self.goals[own if self.success_goal == "own" else instructed]
+        extra[:, 1] = instructed * per + (draw["sentence"] * per).astype(np.int64)
 
     def task_index(self, scene: Scene) -> NDArray[np.int64]:
         return scene.extra[:, 1].astype(np.int64)
@@ -241,11 +171,11 @@ class Tabletop(Task):
         return {**found, "button_rel": self._button(at, scene) - scene.tcp, "button": at.button.pos(scene)}
 
     def _button(self, at: Things, scene: Scene) -> Array:
-        """[M 3] m, the middle of its top."""
+        """Return [M 3] m, the middle of its top."""
         return np.stack([at.x.pos(scene), at.y.pos(scene), _TOP - at.button.pos(scene)], axis=1)
 
     def achieved(self, at: Things, scene: Scene) -> Bool:
-        """[M 7]: which of GOALS hold now."""
+        """Return whether [M 7] each of GOALS holds now."""
         pos = np.stack([c.pos(scene) for c in at.cubes], axis=1)  # [M 3 3]
         picked = pos[..., 2] - self.cube_half > self.lift
         pushed = (pos[..., 0] - scene.extra[:, 2:] > self.push) & (pos[..., 2] < 1.5 * self.cube_half)
@@ -257,10 +187,10 @@ class Tabletop(Task):
     def dense(self, at: Things, scene: Scene) -> Array:
         goal, n = scene.extra[:, 0].astype(np.int64), np.arange(len(scene.extra))
         pos = np.stack([*(c.pos(scene) for c in at.cubes), self._button(at, scene)], axis=1)
-        which = np.where(goal == _PRESS, _CUBES, goal % _CUBES)
+        which = np.where(goal == PRESS, CUBES, goal % CUBES)
         near = 1 - np.tanh(8 * np.sqrt(((pos[n, which] - scene.tcp) ** 2).sum(axis=1)))
-        cube = pos[n, np.minimum(which, _CUBES - 1)]
-        forth = (cube[:, 0] - scene.extra[n, 2 + np.minimum(which, _CUBES - 1)]) / self.push
-        done = np.select([goal < _CUBES, goal < _PRESS], [(cube[:, 2] - self.cube_half) / self.lift, forth],
+        cube = pos[n, np.minimum(which, CUBES - 1)]
+        forth = (cube[:, 0] - scene.extra[n, 2 + np.minimum(which, CUBES - 1)]) / self.push
+        done = np.select([goal < CUBES, goal < PRESS], [(cube[:, 2] - self.cube_half) / self.lift, forth],
                          at.button.pos(scene) / self.press)  # fmt: skip
         return 0.4 * near + 0.6 * np.clip(done, 0, 1)

@@ -58,7 +58,7 @@ def test_a_state_without_objects_is_the_arm_s_and_experts_do_as_well(env):
     whole = sim.make("reach", 2, seed=3, **{**SEEING, "objects": True, "cameras": ()})
     assert len(env.spec.observation[STATE].names) == 14 < len(whole.spec.observation[STATE].names)
     assert not any("target" in n for n in env.spec.observation[STATE].names) and env.spec.digest != whole.spec.digest
-    experts = [e.make_expert(imperfection=0.5) for e in (env, whole)]
+    experts = [e.make_expert(expert_noise=0.5) for e in (env, whole)]
     seeds = torch.tensor([5, 6])
     seen = [e.reset(seeds) for e in (env, whole)]
     for expert in experts:

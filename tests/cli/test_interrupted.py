@@ -66,7 +66,7 @@ def test_the_quickstart_records_again_what_was_interrupted(
         return invoke(name, *overrides, **settings) if name == "demos" else exit()
 
     monkeypatch.setattr(quickstart, "invoke", until_training)
-    command = ["quickstart", "task=reach", f"out={tmp_path}", "demos=3", "imperfection=0"]
+    command = ["quickstart", "task=reach", f"out={tmp_path}", "demos=3", "expert_noise=0"]
     ctrl_c()
     assert main([*command, "bc_steps=5"]) == 130
     assert recorded(tmp_path / "data") == "part"
@@ -93,7 +93,7 @@ def test_the_quickstart_says_that_wandb_does_not_start(
     monkeypatch.setattr(logger, "_wandb", broken)
     monkeypatch.setattr(quickstart, "invoke", until_refinement)
     with pytest.raises(SystemExit):
-        main(["quickstart", "task=reach", f"out={tmp_path}", "demos=2", "imperfection=0", "bc_steps=1"])
+        main(["quickstart", "task=reach", f"out={tmp_path}", "demos=2", "expert_noise=0", "bc_steps=1"])
     assert "RuntimeError: another interface" in caplog.text
     assert recorded(tmp_path / "data") == "whole"
     assert list((tmp_path / "bc" / "checkpoints").glob("step_*")), "the training goes on"

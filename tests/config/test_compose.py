@@ -139,7 +139,7 @@ def test_numbers_of_the_residual_have_a_range(expected: str, overrides: list[str
             train("algo=residual", override)
 
 
-@pytest.mark.parametrize("key", ["demos", "bc_steps", "rl_steps", "episodes", "videos", "imperfection", "threads"])
+@pytest.mark.parametrize("key", ["demos", "bc_steps", "rl_steps", "episodes", "videos", "expert_noise", "threads"])
 def test_numbers_of_the_quickstart_have_a_range(key: str) -> None:
     with pytest.raises(UsageError, match=rf"^{key}: expected (int|float) .*, found -1"):
         compose(find_verb("quickstart"), [f"{key}=-1"])

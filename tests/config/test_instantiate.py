@@ -197,7 +197,7 @@ def test_a_node_names_only_what_is_registered_for_its_slot(target: Any) -> None:
 def test_what_the_verbs_build_is_no_argument_of_a_node(slot: str) -> None:
     """A checkpoint cannot have a tracker or a loop built: these write files."""
 
-    def taken(algo, coevolve, expert, look, loop, policy, task, tracker, world, world_model) -> None: ...
+    def taken(algo, coevolve, expert, loop, policy, task, tracker, world, world_model, world_model_report) -> None: ...
 
     name = registry.names(slot)[0]
     assert [p.split(":")[0] for p in b.call_problems(taken, {slot: {"_target_": name}})] == [slot]

@@ -59,7 +59,7 @@ def installed(name: str) -> None:
 
 def trajectories(env: VecEnv, seeds: torch.Tensor, steps: int) -> dict[int, torch.Tensor]:
     """{seed: [steps Ds] successors} of the episodes `seeds`, under the expert where there is one, else noise."""
-    expert = env.make_expert(imperfection=0.2) if hasattr(env, "make_expert") else None
+    expert = env.make_expert(expert_noise=0.2) if hasattr(env, "make_expert") else None
     obs = env.reset(seeds)
     if expert is not None:
         expert.reset(None, episode_seed=env.episode_seed)

@@ -14,7 +14,7 @@ from robopolicy.core.types import STATE, Renderable, Stateful, VecEnv
 from robopolicy.sim.env import SimEnv
 
 TASKS = sim.task_names()
-# At imperfection 0 over 64 episodes. Peg insertion slips.
+# At expert noise 0 over 64 episodes. Peg insertion slips.
 EXPERT_BAR = {"peg": 0.85}
 pytestmark = pytest.mark.parametrize("task", TASKS)
 
@@ -114,7 +114,7 @@ def test_demonstrations_are_a_function_of_the_seed(task):
 
     def actions(order: list[int]) -> torch.Tensor:
         env = sim.make(task, len(order))
-        expert = env.make_expert(imperfection=0.5)
+        expert = env.make_expert(expert_noise=0.5)
         obs = env.reset(seeds[order])
         expert.reset(None, episode_seed=env.episode_seed)
         out = []

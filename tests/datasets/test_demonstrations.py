@@ -14,7 +14,8 @@ from torch import Tensor
 from robopolicy.core.errors import ConfigError, DataError
 from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import STATE, Obs
-from robopolicy.datasets.demonstrations import EpisodeBuffer, record_demos
+from robopolicy.datasets.demonstrations import record_demos
+from robopolicy.datasets.episode_buffer import EpisodeBuffer
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.datasets.metadata import RecordingMeta, num_episodes, recorded
@@ -29,7 +30,7 @@ class PointExpert:
     Its speed depends on the seed, so that episodes differ in length.
     """
 
-    imperfection = 0.25
+    expert_noise = 0.25
 
     def __init__(self, num_envs: int) -> None:
         self.step = torch.zeros(num_envs, dtype=torch.int64)
@@ -83,7 +84,7 @@ def test_the_first_successes_in_seed_order_are_kept(tmp_path: Path, num_envs: in
     assert (done.episodes, done.attempted, done.successes) == (8, attempted, 8)
     assert done.frames == loaded.num_frames
     facts = RecordingMeta.load(tmp_path / "d").provenance
-    assert (facts["attempted"], facts["successes"], facts["imperfection"]) == (attempted, 8, 0.25)
+    assert (facts["attempted"], facts["successes"], facts["expert_noise"]) == (attempted, 8, 0.25)
     assert facts["env"] == {"id": "point", "digest": "point-1", "horizon": 12}
 
 
@@ -195,7 +196,7 @@ def test_an_interrupted_recording_of_something_else_stays(tmp_path: Path) -> Non
     path = tmp_path / "d"
     interrupted(path, 4)
     point = {"env": PointEnv(2), "expert": PointExpert(2), "out": path}
-    with pytest.raises(DataError, match=r"something else: run_seed was 0, now 1\. .* overwrite=true"):
+    with pytest.raises(DataError, match=r"another command: run_seed was 0, now 1\. .* overwrite=true"):
         record_demos(episodes=20, run_seed=1, **point)
     with pytest.raises(DataError, match="it holds 4 episodes, now 3 are asked for"):
         record_demos(episodes=3, **point)

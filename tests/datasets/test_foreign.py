@@ -18,7 +18,7 @@ from robopolicy.datasets.checks import check_timestamps, limit_slack, outside_li
 from robopolicy.datasets.files import read_json, visible  # noqa: E402
 from robopolicy.datasets.hdf5.contents import BrokenError, leaves  # noqa: E402
 from robopolicy.datasets.info_models import Column  # noqa: E402
-from robopolicy.datasets.spans import EpisodeTable, Span, blocks_of, check_blocks, check_spans  # noqa: E402
+from robopolicy.datasets.spans import EpisodeSpans, Span, blocks_of, check_blocks, check_spans  # noqa: E402
 from scripts import foreign_datasets, foreign_hdf5  # noqa: E402
 from scripts.foreign_data import Case, Templates, problems  # noqa: E402
 
@@ -130,8 +130,8 @@ def test_size_of_pictures(shape, names, size) -> None:
         assert column.picture_size() == size
 
 
-def _table(*index: int) -> EpisodeTable:
-    return EpisodeTable(np.array(index), None, None, {})
+def _table(*index: int) -> EpisodeSpans:
+    return EpisodeSpans(np.array(index), None, None, {})
 
 
 def test_numbers_of_episodes_by_hand() -> None:
@@ -151,7 +151,7 @@ def test_spans_of_film_by_hand() -> None:
     blocks, stamps = blocks_of(np.repeat([0, 1], 5)), np.tile(np.arange(5) / 10, 2)
 
     def found(first: Span, second: Span, stamps: np.ndarray = stamps) -> list[tuple[str, int | None]]:
-        table = EpisodeTable(np.array([0, 1]), None, None, {"top": [first, second]})
+        table = EpisodeSpans(np.array([0, 1]), None, None, {"top": [first, second]})
         return [(d.key.rpartition("/")[2], d.episode) for d in check_spans("top", table, blocks, stamps, 10).of(None)]
 
     one, two = Span(0, 0, 0.0, 0.5), Span(0, 0, 0.5, 1.0)

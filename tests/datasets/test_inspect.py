@@ -15,7 +15,7 @@ import pytest
 
 from robopolicy.cli.main import main
 from robopolicy.core.types import Feature
-from robopolicy.datasets.inspect import inspect, ranges
+from robopolicy.datasets.inspect import inspect
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.datasets.source import DatasetInfo
 from tests.datasets.conftest import ACTION, LENGTHS, OBSERVATION, episode
@@ -209,8 +209,3 @@ def test_frames_are_missing_at_the_end(dataset: Path) -> None:
     info.write_text(json.dumps({**json.loads(info.read_text()), "total_frames": 20}))
     (found,) = said(dataset)
     assert found.startswith("dataset: data/ holds 16 frames, meta/info.json says 20.")
-
-
-def test_ranges() -> None:
-    assert ranges(np.array([3])) == "frame 3" and ranges(np.array([1, 2, 3, 7])) == "frames 1–3, 7"
-    assert ranges(np.arange(0, 20, 2)) == "frames 0, 2, 4, 6, 8, 10 …"

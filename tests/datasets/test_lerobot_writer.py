@@ -85,7 +85,7 @@ def test_a_full_disk_leaves_a_message_and_what_there_is(tmp_path: Path) -> None:
             w._dataset.save_episode = full
             w.add_episode(**episode(1, 9))
 
-    with pytest.raises(DataError, match=r"episode 1 failed \(OSError.*No space.*of the 1 before it is in"):
+    with pytest.raises(DataError, match=r"episode 1 failed \(OSError.*No space.*The 1 episodes before it are in"):
         record()
     assert not (tmp_path / "a").exists()
 

@@ -1,4 +1,4 @@
-"""Evaluation under other instructions: each variant is read, judged and written down on its own."""
+"""Evaluation under other instructions: each variant has its own rows."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def saved(node: dict, path: Path) -> Path:
 
 def test_each_variant_has_rows_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture):
     checkpoint = saved(VLA, tmp_path)
-    variants = {"seen": {}, "words": {"wording": "unseen"}, "told_wrong": {"told": "other"}}
+    variants = {"seen": {}, "paraphrases": {"wording": "unseen"}, "wrong_goal": {"instruction_goal": "other"}}
     first = evaluate(
         checkpoint=checkpoint, task=TASK_NODE, variants=variants, episodes=5, videos=0, out=tmp_path / "out"
     )
     found = {v: EpisodeTable.load(tmp_path / "out" / f"episodes-{v}.csv").frame for v in variants}
     assert first.frame["task"].tolist() == found["seen"]["task"].tolist()
-    for variant in ("words", "told_wrong"):
+    for variant in ("paraphrases", "wrong_goal"):
         assert found[variant]["seed"].tolist() == found["seen"]["seed"].tolist()
         assert all(found[variant]["task"] != found["seen"]["task"])
-    assert set(found["told_wrong"]["task"]) <= set(sim.make("tabletop", 1).spec.tasks)
+    assert set(found["wrong_goal"]["task"]) <= set(sim.make("tabletop", 1).spec.tasks)
     assert len({f["digest"][0] for f in found.values()}) == 3
-    assert "(words), test seeds" in capsys.readouterr().out
+    assert "(paraphrases), test seeds" in capsys.readouterr().out
 
 
 def test_a_policy_that_counts_tasks_refuses_other_words(tmp_path: Path):

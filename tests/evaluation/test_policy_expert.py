@@ -1,4 +1,4 @@
-"""behave.py: a policy as the one who shows the task; its noise belongs to the episode."""
+"""A policy as expert: its noise is keyed by the episode."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def test_without_noise_it_is_the_policy(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_episode_does_not_know_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    together = actions(SEEDS, monkeypatch, steps=5, imperfection=0.5)
-    alone = actions(SEEDS[2:3], monkeypatch, steps=5, imperfection=0.5)
+    together = actions(SEEDS, monkeypatch, steps=5, expert_noise=0.5)
+    alone = actions(SEEDS[2:3], monkeypatch, steps=5, expert_noise=0.5)
     torch.testing.assert_close(together[:, 2:3], alone)
 
 
-def test_episodes_have_levels_of_noise_up_to_the_imperfection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_episodes_have_levels_of_noise_up_to_expert_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     env = PointEnv(2_000)
-    shown = expert(env, monkeypatch, PointPolicy(), imperfection=0.5)
+    shown = expert(env, monkeypatch, PointPolicy(), expert_noise=0.5)
     shown.reset(None, episode_seed=episode_seeds("train", 1, 2_000))
     noise = shown._noise(2) / 0.1  # half widths of the limits
     # A uniform level times a normal number: variance 0.5² / 3.

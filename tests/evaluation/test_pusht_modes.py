@@ -10,7 +10,7 @@ from scripts.pusht_modes import modes, nearest_edge
 
 
 def test_the_nearest_edge_is_the_one_that_the_stick_stands_before():
-    corners = PushT().tee.corners
+    corners = PushT().tblock.corners
     middle = (corners + np.roll(corners, -1, axis=0)) / 2
     along = np.roll(corners, -1, axis=0) - corners  # counter-clockwise: outwards is to the right
     outwards = np.stack([along[:, 1], -along[:, 0]], axis=1) / np.linalg.norm(along, axis=1)[:, None]

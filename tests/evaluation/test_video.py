@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
-import torch
 
 from robopolicy.core.errors import DataError, SpecError
 from robopolicy.core.rng import episode_seeds
+from robopolicy.evaluation.mp4 import read_mp4
 from robopolicy.evaluation.rollout import evaluate
-from robopolicy.evaluation.video import INDEX, Mp4Writer, burn, choose, film, film_pairs, read_mp4
+from robopolicy.evaluation.video import INDEX, choose, film, film_pairs
 from tests.evaluation.points import FilmedPoint, make_rows
 from tests.fakes import PointEnv, PointPolicy
 
@@ -81,22 +80,3 @@ def test_pairs_show_what_changed_first(tmp_path):
     frames = list(read_mp4(paths[0]))
     assert frames[0].shape == (64, 2 * 96 + 4, 3)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([INDEX, *(p.name for p in paths)])
-
-
-def test_a_film_that_fails_leaves_nothing(tmp_path):
-    def break_off():
-        with Mp4Writer(tmp_path / "a.mp4", fps=10) as writer:
-            writer.add(np.zeros((32, 32, 3), dtype=np.uint8))
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        break_off()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_label_is_burnt_into_the_upper_edge():
-    plain = torch.full((3, 64, 96), 230, dtype=torch.uint8)
-    picture = burn(plain, "a label that is much too long for this picture", mark="failure", good=False)
-    assert picture.shape == (64, 96, 3)
-    assert (picture[0] < 230).all(axis=-1).any() and (picture[40:] == 230).all()
-    assert tuple(picture[2, 94]) == pytest.approx((214, 84, 72), abs=25)

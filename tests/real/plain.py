@@ -35,7 +35,7 @@ def frames(q: np.ndarray, profile: Profile) -> list[np.ndarray]:
     """[4 4] of every link at `q` [n]."""
     out, k = [np.eye(4)], profile.chain
     for i, angle in enumerate(q):
-        c, s, h = np.cos(angle), np.sin(angle), k.turns[i]
+        c, s, h = np.cos(angle), np.sin(angle), k.quarter_turns[i]
         turn = np.array([[1, 0, 0], [0, 0 if h else 1, -h], [0, h, 0 if h else 1]])
         step = np.eye(4)
         step[:3, :3] = turn @ np.array([[c, -s, 0], [s, c, 0], [0, 0, 1]])

@@ -7,7 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from robopolicy.real.ros2.episode_client import EpisodeClient, arm_command, processes
+from robopolicy.real.ros2.episode_client import EpisodeClient
+from robopolicy.real.ros2.processes import arm_command, processes
 from robopolicy.real.ros2.wiring import load_wiring
 
 TASK = {"_target_": "native", "task": "reach", "horizon": 12, "joint_noise": 0.0, "cameras": ("front",),
@@ -42,6 +43,7 @@ def main() -> None:
     import torch
     from rclpy.signals import SignalHandlerOptions
 
+    from robopolicy.real.deploy.deploy_config import DeployConfig
     from robopolicy.real.ros2 import policy_runtime
     from robopolicy.real.ros2.policy_node import PolicyNode
     from robopolicy.real.ros2.spin import run
@@ -60,11 +62,12 @@ def main() -> None:
             return super().act(obs, **how) * bool((picture > 0).any())
 
     policy_runtime.load_policy = lambda *_, **__: Seeing(env, [0.01, 0.01, -0.005, 0.0, -1.0])
-    options = policy_runtime.RuntimeOptions(Path("none"), TASK, settings={"tcp_speed": 0.5}, lockstep=True,
-                            record=Path(sys.argv[2]) if sys.argv[2] else None,
-                            operator=sys.argv[3] == "human")  # fmt: skip
+    config = DeployConfig(
+        checkpoint=Path("none"), task=TASK, safety={"tcp_speed": 0.5}, lockstep=True,
+        record=Path(sys.argv[2]) if sys.argv[2] else None, operator="keyboard" if sys.argv[3] == "human" else None,
+    )  # fmt: skip
     rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
-    run(PolicyNode(wiring, policy_runtime.runtimes(options, wiring), lockstep=True))
+    run(PolicyNode(wiring, policy_runtime.make_runtimes(config, wiring), lockstep=True))
 
 
 if __name__ == "__main__":

@@ -13,17 +13,18 @@ from trajectory_msgs.msg import JointTrajectory
 
 from robopolicy.real.control.robots import State
 from robopolicy.real.control.trajectory_spline import follow, shape
-from robopolicy.real.ros2.outputs import Goals, Positions, TrajectoryOutput
+from robopolicy.real.ros2.action_output import ActionOutput
+from robopolicy.real.ros2.outputs import PositionOutput, TrajectoryOutput
 from robopolicy.real.ros2.timeline import Timeline
-from robopolicy.real.ros2.trajectory_stream import TrajectoryStream
 from robopolicy.real.ros2.upsampling import broken_claims
 from robopolicy.real.ros2.wiring import Wiring, parse
 from robopolicy.real.safety import SafetyChain, load_profile
 from robopolicy.real.safety.body import Body
-from robopolicy.real.safety.chain import Measured
+from robopolicy.real.safety.decision import Measured
 from robopolicy.real.safety.profile import Profile
 from tests.real.adversary import targets
 from tests.real.controllers import PositionController, TrajectoryController, ratios
+from tests.real.streams import stream_of
 
 Array = NDArray[np.float64]
 S = 1_000_000_000
@@ -86,6 +87,8 @@ class Told:
         self.chain.deactivate()
         self.chain.activate(Measured(self.robot.read().q), self.clock())
 
+    def delay_begin(self, seconds) -> None: ...
+
     def tick(self):
         state = self.robot.read()
         decision = self.chain.filter(next(self.stream), None if state is None else Measured(state.q), self.clock())
@@ -131,15 +134,13 @@ class Line:
             action = SimpleNamespace(FollowJointTrajectory=SimpleNamespace(Goal=goal))
             sys.modules.setdefault("control_msgs", SimpleNamespace(action=action))
             sys.modules.setdefault("control_msgs.action", action)
-            self.output = Goals(node, self.wiring, self.fault, client=Client)
+            self.output = ActionOutput(node, self.wiring, self.fault, client=Client)
             self.sent = self.output._client.goals
         elif way.startswith("positions"):
-            self.output = Positions(node, self.wiring, None, sleep=lambda _: None, clock=lambda: self.now)
+            self.output = PositionOutput(node, self.wiring, None, sleep=lambda _: None, clock=lambda: self.now)
         else:
             self.output = TrajectoryOutput(node, self.wiring, None)
-        self.session = TrajectoryStream(
-            self.chain, lambda *parts: Told(*parts, stream), self.wiring, send=self.output.send, grip=lambda _: None
-        )
+        self.stream = stream_of(self.chain, lambda *parts: Told(*parts, stream), self.wiring, send=self.output.send)
         home = np.array(self.profile.data["home"])
         self.tick, self.way, self.per_tick = 1_000_000, way, round(self.wiring.tick_s * 1000)
         self.sag = np.zeros_like(home)
@@ -165,12 +166,12 @@ class Line:
         dt = self.wiring.dt_ns
         begin = self.tick * dt
         q = self.played[-1]
-        self.session.on_state(State(q + self.sag, np.zeros_like(q), 0.0), begin * 1e-9, self.now)
+        self.stream.arm.on_state(State(q + self.sag, np.zeros_like(q), 0.0), begin * 1e-9, self.now)
         if self.way == "control_points":
-            self.session.on_commanded(self.driver.at(self.tick - 1), (begin - dt) * 1e-9, self.now)
-        self.session.on_enable(enable, self.now)
+            self.stream.arm.on_commanded(self.driver.at(self.tick - 1), (begin - dt) * 1e-9, self.now)
+        self.stream.arm.on_enable(enable, self.now)
         if node:
-            self.session.pump(self.now)
+            self.stream.pump(self.now)
         new, self.sent[:] = list(self.sent), []
         if self.way.startswith("positions"):
             assert len(new) <= 1
@@ -220,7 +221,7 @@ class Line:
         home = np.array(self.profile.data["home"])
         self.sag = np.copysign(self.sag, home - self.played[-1])  # not beyond a limit, where no arm may begin
         self.run(5)
-        self.session.start(seed=0, now=self.now)
+        self.stream.start(seed=0, now=self.now)
 
     def ratios(self) -> dict[str, float]:
         """Of all that was played, to the maker's limits, at 1 kHz."""
@@ -249,14 +250,14 @@ def attacked(robot: str, way: str, *, ticks: int, seed: int, kind: str, **how) -
             if end == "deactivated" or way.startswith("positions"):
                 end = "emergency_stop" if way.startswith("positions") else end
             if end == "deactivated":
-                line.session.stop()
+                line.stream.stop()
             if end == "killed":
                 line.run(stop, node=False)
             elif end == "deactivated":
                 line.run(stop)
             else:
                 line.run(stop, enable=False)
-            line.session.stop()
+            line.stream.stop()
             line.run(5)
             seen[end], done = seen[end] + 1, done + life
     return line, seen

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from robopolicy.core.errors import DataError
-from robopolicy.evaluation.video import INDEX, Mp4Writer
+from robopolicy.evaluation.mp4 import Mp4Writer
+from robopolicy.evaluation.video import INDEX
 from robopolicy.reporting.html_report import write_report
 from robopolicy.reporting.run_reader import read_run
 from robopolicy.utils.provenance import write_provenance

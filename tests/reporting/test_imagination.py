@@ -9,7 +9,7 @@ from robopolicy.reporting.imagination import _differing, imagination
 from robopolicy.reporting.run_reader import read_run
 
 SUCCESS = {"precision": 0.98, "recall": 0.9, "episodes": 60, "positives": 20}
-TRUST = {"flagged_episodes": 0.05, "spearman_doubt_error": 0.61}
+TRUST = {"flagged_episodes": 0.05, "spearman_uncertainty_error": 0.61}
 OPEN_LOOP = {
     "1": {"model": 0.01, "linear": 0.02, "copy_last": 0.04, "windows": 9},
     "50": {"model": None, "linear": None, "copy_last": None, "windows": 0},
@@ -17,24 +17,24 @@ OPEN_LOOP = {
 
 
 def side(x: list[float], success: bool | None) -> dict[str, object]:
-    return {"state": [x, [0.0] * len(x)], "doubt": [[0.1] * len(x)], "success": success}
+    return {"state": [x, [0.0] * len(x)], "uncertainty": [[0.1] * len(x)], "success": success}
 
 
 def write(run: Path) -> None:
     run.mkdir()
     episode = {"seed": 7, "real": side([0.0, 1.0, 2.0], True), "imagined": side([0.0, 0.5], False)}
-    look = {"names": ["<x>", "y"], "bound": 0.3, "dt": 0.1, "kind": "policy", "model": "world", "episodes": [episode],
+    report = {"names": ["<x>", "y"], "bound": 0.3, "dt": 0.1, "kind": "policy", "model": "world", "episodes": [episode],
             "open_loop": OPEN_LOOP, "success": SUCCESS, "trust": TRUST, "stuck": "5 steps: y", "data": {}}  # fmt: skip
     gate = [
         {"step": 0, "accepted": True, "reason": "accepted: the first policy", "imagined": [0.5, 0.4, 0.6],
-         "kept": [0.5, 0.4, 0.6], "gain": None, "doubted": 0.02, "true": [0.45, 0.3, 0.6]},
+         "kept": [0.5, 0.4, 0.6], "gain": None, "uncertain": 0.02, "true": [0.45, 0.3, 0.6]},
         {"step": 100, "accepted": False, "reason": "refused: <b>worse</b>", "imagined": [0.3, 0.2, 0.4],
-         "kept": [0.5, 0.4, 0.6], "gain": [-0.2, -0.3, -0.1], "doubted": 0.4, "true": None},
+         "kept": [0.5, 0.4, 0.6], "gain": [-0.2, -0.3, -0.1], "uncertain": 0.4, "true": None},
     ]  # fmt: skip
     rounds = [{"round": 1, "real_steps": 480, "real_steps_total": 480, "imagined": [0.9, 0.8, 1.0],
                "true": [0.5, 0.3, 0.7], "gap": 0.4, "imagined_refitted": [0.6, 0.5, 0.7],
                "reason": "taken back: the model promised too much"}]  # fmt: skip
-    for name, data in (("look", look), ("gate", gate), ("rounds", rounds)):
+    for name, data in (("world_model_report", report), ("gate", gate), ("rounds", rounds)):
         (run / f"{name}.json").write_text(json.dumps(data))
 
 
@@ -54,16 +54,16 @@ def test_all_that_a_run_in_imagination_left(tmp_path: Path) -> None:
 
 def test_pictures_that_were_imagined(tmp_path: Path) -> None:
     write(tmp_path / "dreamt")
-    file = tmp_path / "dreamt" / "look.json"
-    look = json.loads(file.read_text())
+    file = tmp_path / "dreamt" / "world_model_report.json"
+    report = json.loads(file.read_text())
     assert "data:image/png" not in imagination([read_run(tmp_path / "dreamt")])
-    look["episodes"][0]["strips"] = {"<front>": "iVBORw0="}
+    report["episodes"][0]["strips"] = {"<front>": "iVBORw0="}
     none = {"mse": None, "psnr": None}
-    look["pictures"] = {"observation.images.front": {
+    report["pictures"] = {"observation.images.front": {
         "5": {"windows": 9, "model": {"mse": 0.001, "psnr": 30.04}, "copy_last": {"mse": 0.01, "psnr": 20.0}},
         "50": {"windows": 0, "model": none, "copy_last": none},
     }}  # fmt: skip
-    file.write_text(json.dumps(look))
+    file.write_text(json.dumps(report))
     page = imagination([read_run(tmp_path / "dreamt")])
     assert (
         'src="data:image/png;base64,iVBORw0="' in page and "&lt;front&gt;: real above" in page and "<front>" not in page

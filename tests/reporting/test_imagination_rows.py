@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from robopolicy.reporting.result_rows import ALL
-from scripts.imagination import BASES, CHUNKS, SEEDS, Arm, Trial, evidence, main
+from scripts.imagination import BASES, CHUNKS, SEEDS, Arm, ImaginationTrial, evidence, main
 from tests.evaluation.points import make_rows
 
 
@@ -65,8 +65,8 @@ def test_rows_of_another_kind_of_model_are_its_own() -> None:
 
 def test_another_kind_of_model_is_trained_in_a_folder_of_its_own(tmp_path: Path) -> None:
     options = Namespace(out=tmp_path, jobs=2)
-    plain = Trial(options, BASES["pick"], 0)
-    other = Trial(options, BASES["pick"], 0, model=CHUNKS, about=("loop.steps=5",))
+    plain = ImaginationTrial(options, BASES["pick"], 0)
+    other = ImaginationTrial(options, BASES["pick"], 0, model=CHUNKS, about=("loop.steps=5",))
     assert (plain.folder.name, plain.about) == ("pick-0", ())
     assert (other.folder.name, other.about) == ("pick-0-chunk_transformer", (f"world_model={CHUNKS}", "loop.steps=5"))
     assert plain.start == other.start, "both refine the same base"

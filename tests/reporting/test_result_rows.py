@@ -1,20 +1,14 @@
 from __future__ import annotations
 
-import importlib.util
 import json
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from robopolicy.core.errors import DataError
 from robopolicy.evaluation.statistics import wilson
-from robopolicy.reporting.acceptance import AcceptanceBar, judge, read_goals
-from robopolicy.reporting.result_rows import Evidence, measured, of_rows, pooled, read, read_all, write
-from robopolicy.reporting.results_page import generate, stale
+from robopolicy.reporting.result_rows import Evidence, of_rows, pooled, read, write
 from tests.evaluation.points import make_rows
 
-ROOT = Path(__file__).resolve().parents[2]
 WHERE = {"command": "robopolicy train task=pick", "commit": "abc123", "hardware": "2 cores"}
 
 
@@ -91,106 +85,3 @@ def test_bad_files_are_named(tmp_path):
     (tmp_path / "push.json").write_text(json.dumps(data))
     with pytest.raises(DataError, match="must have the id 'push'"):
         read(tmp_path / "push.json")
-
-
-BAR = AcceptanceBar(text="", setting="refined", metric="success_rate", min=0.97, count=2, episodes=500)
-
-
-@pytest.mark.parametrize(
-    ("rows", "status", "reason"),
-    [
-        ([], "not measured", "no such rows"),
-        ([rate(490, 0), rate(485, 1)], "met", ""),
-        ([rate(490, 0), rate(484, 1)], "not met", "1 of 2 rows miss it: refined seed 1"),
-        ([rate(484, 0)], "not met", "1 of 1 rows miss it: refined seed 0"),
-        ([rate(490, 0)], "incomplete", "1 of 2 training seeds"),
-        ([rate(490, 0), rate(98, 1, episodes=100)], "incomplete", "100 of 500 episodes"),
-        ([rate(490, 0), rate(490, 1), rate(484, 2)], "not met", "1 of 3 rows miss it: refined seed 2"),
-        ([rate(490, 0), rate(490, 1), rate(480, "all")], "met", ""),  # seeds count one by one
-        ([rate(490, 0, setting="base")], "not measured", "no such rows"),
-    ],
-)
-def test_bars(rows, status, reason):
-    found = judge(BAR, rows)
-    assert (found.status, found.reason) == (status, reason)
-
-
-def test_bars_on_other_fields_and_settings():
-    rows = [rate(490, s, setting=f"{t}/refined", env_steps=n) for t, s, n in [("a", 0, 10), ("a", 1, 20), ("b", 0, 30)]]
-    steps = AcceptanceBar(text="", setting="*/refined", metric="success_rate", field="env_steps", max=30, settings=2)
-    assert judge(steps, rows) == ("met", "10 to 30", "")
-    assert judge(replace(steps, min=None, max=None), rows).status == "shown"
-    every = {"text": "", "setting": "*/refined", "metric": "success_rate"}
-    assert judge(AcceptanceBar(**every, settings=3), rows).reason == "2 of 3 settings"
-    assert judge(AcceptanceBar(**every, count=2), rows).reason == "1 of 2 training seeds"
-    walls = AcceptanceBar(**every, field="wall_s", max=9)
-    assert judge(walls, rows) == ("incomplete", "–", "3 rows without wall_s")
-    ratio = [measured(id="speed", setting="rollout", metric="ratio", interval=0.9, command="x")]
-    assert judge(AcceptanceBar(text="", setting="rollout", metric="ratio", min=0.85), ratio) == ("met", "0.9", "")
-
-
-def docs_with(tmp_path, rows) -> Path:
-    docs = tmp_path / "docs"
-    write(rows, root=docs / "results")
-    bars = [{"id": "pick", "title": "Pick", "bars": [{"text": "≥ 97%", "setting": "refined", "metric": "success_rate",
-                                                      "min": 0.97}]}]  # fmt: skip
-    (docs / "results" / "bars.json").write_text(json.dumps(bars))
-    return docs
-
-
-def script():
-    spec = importlib.util.spec_from_file_location("results_script", ROOT / "scripts" / "results.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.main
-
-
-def test_page_shows_failure_as_plainly_as_success(tmp_path):
-    docs = docs_with(tmp_path, [rate(200, 0, setting="base"), rate(480, 0, notes="a|b")])
-    page = generate(docs)[docs / "results.md"]
-    assert "| [Pick](#pick) | ≥ 97% | 96.0% | **not met** (1 of 1 rows miss it: refined seed 0) |" in page
-    assert "| refined | success rate | 0 | 96.0% | 93.9% – 97.4% | 500 |  |  | a\\|b |" in page
-    assert "robopolicy train task=pick" in page and "commit abc123, 2 cores" in page
-    assert "img/results/pick.svg" in page
-
-
-def test_check_mode_fails_when_the_page_is_not_what_the_rows_give(tmp_path, capsys):
-    docs, main = docs_with(tmp_path, [rate(200, 0, setting="base"), rate(490, 0)]), script()
-    assert main(["--check", "--docs", str(docs)]) == 1 and "is missing" in capsys.readouterr().err
-    assert main(["--docs", str(docs)]) == 0
-    assert main(["--check", "--docs", str(docs)]) == 0
-    write([rate(480, 0)], root=docs / "results")
-    assert main(["--check", "--docs", str(docs)]) == 1
-    assert "results.md is not what the rows give" in capsys.readouterr().err
-    main(["--docs", str(docs)])
-    (docs / "img" / "results" / "old.svg").write_text("<svg/>")
-    assert stale(docs) == [f"{docs.as_posix()}/img/results/old.svg belongs to no experiment"]
-    (docs / "results" / "pick.json").write_text("[{}]")
-    assert main(["--check", "--docs", str(docs)]) == 2
-
-
-def test_readme_table_stands_between_its_marks(tmp_path):
-    rows = [rate(200, 0, setting="base"), rate(490, 0)]
-    docs = docs_with(tmp_path, [*rows, *(pooled([row]) for row in rows)])
-    readme = tmp_path / "README.md"
-    readme.write_text("a\n<!-- results: begin -->\nold\n<!-- results: end -->\nb\n")
-    text = generate(docs)[readme]
-    assert text.startswith("a\n<!-- results: begin -->\n| task |") and text.endswith("<!-- results: end -->\nb\n")
-    assert "| [Pick](docs/results.md#pick) | 40.0% (35.8–44.4) | 98.0% (96.4–98.9) |" in text and "old" not in text
-
-
-def test_our_own_results_are_valid_and_up_to_date(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    assert len(read_goals()) >= 10
-    read_all()
-    assert stale() == []
-
-
-def test_bars_with_typos_are_named(tmp_path):
-    path = tmp_path / "bars.json"
-    path.write_text('[{"id": "a", "title": "A", "bars": [{"text": "", "setting": "s", "metric": "m", "mim": 1}]}]')
-    with pytest.raises(DataError, match=r"bars\.json, a, bar 1: unknown key 'mim'. Did you mean 'min'"):
-        read_goals(path)
-    path.write_text('[{"id": "a", "title": "A", "bars": [{"text": "", "setting": "s"}]}]')
-    with pytest.raises(DataError, match=r"\['metric'\] must be given"):
-        read_goals(path)

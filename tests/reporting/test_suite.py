@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from robopolicy.cli import eval as eval_verb
 from robopolicy.cli import eval_suite
 from robopolicy.cli.eval import evaluate
 from robopolicy.cli.eval_suite import Job, Numbered, evaluate_suite
@@ -413,7 +414,8 @@ def test_an_imagined_world_is_built_as_one(run: Path, monkeypatch: pytest.Monkey
         built.append(slot)
         raise ConfigError("far enough")
 
-    monkeypatch.setattr(policy_ref, "build", build)
+    for module in (policy_ref, eval_verb):
+        monkeypatch.setattr(module, "build", build)
     for given in ({"world": {"_target_": "imagined"}}, {"task": {"_target_": "named_point"}}):
         with pytest.raises(ConfigError, match="far enough"):
             evaluate(checkpoint=run, **given)

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ import pytest
 from rich.console import Console
 
 from robopolicy.runs import logger
-from robopolicy.runs.logger import Tracker, auto_mode
+from robopolicy.runs.logger import Tracker, TrackerError, auto_mode
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -166,6 +167,43 @@ def test_auto_follows_wandbs_own_settings_then_the_login(setting: str, logged_in
         api=SimpleNamespace(is_authenticated=logged_in),
     )
     assert auto_mode(wandb) == mode
+
+
+def test_online_needs_a_login_whose_server_answers(refusing_server: str) -> None:
+    """An answer of any kind will do; without a login wandb would ask in the terminal."""
+    settings = SimpleNamespace(settings=SimpleNamespace(base_url=refusing_server))
+    wandb = SimpleNamespace(api=SimpleNamespace(is_authenticated=True), setup=lambda: settings)
+    logger._check_online(wandb)
+    wandb.api.is_authenticated = False
+    with pytest.raises(TrackerError, match="wandb=online"):
+        logger._check_online(wandb)
+
+
+@pytest.mark.parametrize("kept", ["../../../elsewhere", "", "a" * 65, "abc123"])
+def test_the_id_of_a_run_that_came_along_is_used_only_where_it_is_a_name(
+    kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It becomes part of a path."""
+    (tmp_path / "wandb_id").write_text(kept + "\n")
+    ids: list[str] = []
+    wandb = SimpleNamespace(Settings=lambda **_: None, init=lambda id, **_: ids.append(id))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setattr(logger, "_wandb", lambda: wandb)
+    Tracker(tmp_path, wandb="offline", quiet=True).close()
+    assert len(ids) == 1 and re.fullmatch(r"[A-Za-z0-9]{1,64}", ids[0])
+    assert (ids[0] == kept) == (kept == "abc123")
+
+
+@pytest.mark.parametrize("by_settings", [False, True])  # as `wandb disabled` writes them
+def test_disabled_wandb_is_not_started(by_settings: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    settings = SimpleNamespace(settings=SimpleNamespace(mode="disabled"))
+    wandb = SimpleNamespace(Settings=dict, init=lambda **how: started.append(how), setup=lambda: settings)
+    monkeypatch.setenv("WANDB_MODE", "" if by_settings else "disabled")
+    monkeypatch.setattr(logger, "_wandb", lambda: wandb)
+    tracker = Tracker(tmp_path)
+    tracker.close()
+    assert started == [] and tracker.failure == ""
 
 
 def test_wandb_failure_is_a_warning_at_once_and_at_the_end(

@@ -30,14 +30,16 @@ from robopolicy.policies.lerobot.config import decode
 from robopolicy.policies.lerobot.metadata import NOTE, read_metadata
 from robopolicy.policies.lerobot.policy import STEPS, pipeline
 from robopolicy.real.recording import mcap_files
-from robopolicy.real.recording.replay import read, rebuild, reproduce
+from robopolicy.real.recording.recording import read
+from robopolicy.real.recording.replay import rebuild, reproduce
 from robopolicy.real.ros2.urdf import check_urdf
 from robopolicy.real.ros2.wiring import load_wiring
 from robopolicy.real.safety import SafetyError, load_profile
 from robopolicy.real.safety.command_limiter import CommandLimiter
-from robopolicy.real.safety.profile import Profile, settings_of
+from robopolicy.real.safety.profile import Profile
 from robopolicy.real.safety.profile_data import check_data
 from robopolicy.real.safety.risk import RiskCritic
+from robopolicy.real.safety.settings import settings_of
 from robopolicy.reporting.html_report import write_report
 from robopolicy.reporting.imagination import imagination
 from robopolicy.reporting.run_reader import read_run
@@ -402,7 +404,7 @@ def test_episode_rows_hold_what_they_say(tmp_path: Path, column: str, value: Any
 
 def test_a_report_runs_no_script_of_a_run(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
-    gate = {"step": evil, "imagined": [0.5, 0.4, 0.6], "kept": [0.5, 0.4, 0.6], "true": None, "doubted": 0.1,
+    gate = {"step": evil, "imagined": [0.5, 0.4, 0.6], "kept": [0.5, 0.4, 0.6], "true": None, "uncertain": 0.1,
             "reason": evil, "accepted": True}  # fmt: skip
     run = tmp_path / "run"
     (run / "videos").mkdir(parents=True)
@@ -412,7 +414,7 @@ def test_a_report_runs_no_script_of_a_run(tmp_path: Path) -> None:
     )
     (run / "spec.json").write_text(json.dumps({evil: evil}))
     (run / "metrics.jsonl").write_text(f'{{"step": 1e999, "{evil}": 1}}\n{{"step": {"9" * 350}}}\n' + "[" * 10_000)
-    for data in ([gate], [{**gate, "step": 1, "doubted": evil}], {"x": 1}, [3], [[[]]]):
+    for data in ([gate], [{**gate, "step": 1, "uncertain": evil}], {"x": 1}, [3], [[[]]]):
         (run / "gate.json").write_text(json.dumps(data))
         assert evil not in imagination([read_run(run)])
         page = write_report(run, tmp_path / "out.html").read_text()

@@ -13,12 +13,13 @@ import pytest
 
 from robopolicy import sim
 from robopolicy.cli import compare
+from robopolicy.cli.robustness import robustness
 from robopolicy.config.instantiate import build
 from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
 from robopolicy.core.specs import check_fits
 from robopolicy.evaluation import policy_ref
+from robopolicy.evaluation.mp4 import Mp4Writer
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of
-from robopolicy.evaluation.video import Mp4Writer
 from robopolicy.policies.lerobot.metadata import annotate_policy
 from robopolicy.runs.checkpointer import save_policy
 from robopolicy.runs.inputs import same_input, there
@@ -27,7 +28,8 @@ from robopolicy.sim.suites import gymnasium
 from robopolicy.utils import atomic, storage
 from robopolicy.utils.atomic import remove_leftovers, write_atomically
 from robopolicy.world_models.envs.starts import made_from
-from robopolicy.world_models.evaluation.world_model_report import look
+from robopolicy.world_models.evaluation.world_model_report import write_world_model_report
+from robopolicy.world_models.training.round_runner import RoundRunner
 from scripts import hostile_inputs
 
 
@@ -127,14 +129,14 @@ def test_deep_links_of_runs_are_found(tmp_path: Path, run: Path, outside: Path) 
         PolicyRef.of(policy, "latest", None)
 
 
-# --- looking --------------------------------------------------------------------------------------------------------
+# --- world model report ----------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_looked_at_in_a_run_with_links(run: Path, outside: Path) -> None:
+def test_no_world_model_report_of_a_run_with_links(run: Path, outside: Path) -> None:
     says(run, "seed: 1\n")
-    (run / "look.json").symlink_to(outside)
-    with pytest.raises(ConfigError, match=r"look\.json"):
-        look(run_dir=run)
+    (run / "world_model_report.json").symlink_to(outside)
+    with pytest.raises(ConfigError, match=r"world_model_report\.json"):
+        write_world_model_report(run_dir=run)
 
 
 @pytest.mark.parametrize(
@@ -143,17 +145,17 @@ def test_nothing_is_looked_at_in_a_run_with_links(run: Path, outside: Path) -> N
 def test_a_world_names_its_model(run: Path, world: str) -> None:
     (run / "config.yaml").write_text(f"world: {{{world}}}\n")
     with pytest.raises(ConfigError, match=r"world\.model"):
-        look(run_dir=run)
+        write_world_model_report(run_dir=run)
 
 
-def test_what_cannot_be_looked_at_is_a_config_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_world_model_report_is_a_config_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run / "config.yaml").write_text("world: {model: x}\n")
     monkeypatch.setattr(
         "robopolicy.world_models.evaluation.world_model_report.load_world", lambda _: SimpleNamespace(report={})
     )
     monkeypatch.setattr("robopolicy.world_models.evaluation.world_model_report.find_world", lambda _: run / "missing")
     with pytest.raises(ConfigError, match="world"):
-        look(run_dir=run)
+        write_world_model_report(run_dir=run)
 
 
 # --- configs --------------------------------------------------------------------------------------------------------
@@ -253,6 +255,7 @@ def test_a_runs_task_that_cannot_be_built_is_a_config_error(run: Path, monkeypat
 
 def test_what_deploys_a_run_refuses_its_damaged_task(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, and in the policy node."""
+    from robopolicy.real.deploy.deploy_config import DeployConfig
     from robopolicy.real.deploy.deployment import prepare
     from robopolicy.real.ros2.observation import one_env
 
@@ -264,11 +267,11 @@ def test_what_deploys_a_run_refuses_its_damaged_task(run: Path, monkeypatch: pyt
     monkeypatch.setattr("robopolicy.real.deploy.deployment.build", fail)
     monkeypatch.setattr("robopolicy.real.ros2.observation.build", fail)
     with pytest.raises(ConfigError, match="task"):
-        prepare(run / "saved")
+        prepare(DeployConfig(checkpoint=run / "saved"))
     with pytest.raises(ConfigError, match="task"):
         one_env({"_target_": "native", "task": "reach"})
     with pytest.raises(MemoryError):  # a user's own task: the traceback helps
-        prepare(run / "saved", task={"_target_": "native", "task": "reach"})
+        prepare(DeployConfig(checkpoint=run / "saved", task={"_target_": "native", "task": "reach"}))
 
 
 def test_a_runs_task_starts_no_more_processes_than_there_are_cores(run: Path) -> None:
@@ -287,3 +290,24 @@ def test_a_step_that_is_no_number_fits_nothing() -> None:
     check_fits(spec, env)
     with pytest.raises(SpecError, match="dt"):
         check_fits(replace(spec, dt=float("nan")), env)
+
+
+def test_robustness_refuses_a_runs_damaged_task(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    says(run, "task: {_target_: native, task: reach}\n")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("robopolicy.envs.perturbations.build", fail)
+    with pytest.raises(ConfigError, match="task"):
+        robustness(checkpoint=run / "saved", episodes=1)
+    with pytest.raises(MemoryError):  # a user's own task: the traceback helps
+        robustness(checkpoint=run / "saved", episodes=1, task={"_target_": "native", "task": "reach"})
+
+
+@pytest.mark.parametrize("text", ["loop: {steps: 9}\n", "seed: 7\n", "{}\n"])
+def test_rounds_refit_no_model_that_does_not_say_how_it_was_trained(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    rounds = SimpleNamespace(config={"world": {"model": str(tmp_path)}}, _rollouts=lambda _: {"a": "b"}, share=0.25)
+    with pytest.raises(ConfigError, match=r"world\.model"):
+        RoundRunner._refitting(rounds, {}, tmp_path / "model", 1)  # type: ignore[arg-type]

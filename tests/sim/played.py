@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 
-def success(env: Any, seeds: torch.Tensor, *, imperfection: float = 0.0) -> int:
+def success(env: Any, seeds: torch.Tensor, *, expert_noise: float = 0.0) -> int:
     """How many of the episodes `seeds` its expert brings to success."""
-    expert = env.make_expert(imperfection=imperfection)
+    expert = env.make_expert(expert_noise=expert_noise)
     obs = env.reset(seeds)
     expert.reset(None, episode_seed=env.episode_seed)
     todo, count = set(seeds.tolist()), 0

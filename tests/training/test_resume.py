@@ -259,7 +259,7 @@ def test_other_demonstrations_than_it_began_with_are_refused(
     config = (run / "config.yaml").read_text()  # the same path, other episodes
     (run / "config.yaml").write_text(config.replace(str(folder / "data"), str(tmp_path / "data")))
     assert main([a.replace(f"run_dir={folder / 'bc'}", f"run_dir={run}") for a in arguments]) == 1
-    assert re.search(r"is not what the run began with: normalizer\.\S+ was .* Restore it", capsys.readouterr().err)
+    assert re.search(r"differs from the data of the run: normalizer\.\S+ was .* Restore it", capsys.readouterr().err)
 
 
 def test_a_simulation_that_diverges_costs_its_episodes_and_nothing_else(

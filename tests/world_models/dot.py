@@ -35,7 +35,7 @@ def small(episodes: Episodes, **changes: object) -> RSSM:
     """A tiny model in the units of `episodes`."""
     torch.manual_seed(0)
     given = {"units": 16, "variables": 4, "classes": 4, "width": 16, "depth": 16, "unroll": 3, "memory": 3,
-             "doubters": 2, "block": 16, **changes}  # fmt: skip
+             "disagreement_heads": 2, "block": 16, **changes}  # fmt: skip
     model = RSSM(replace(SEEN, observation=episodes.observation), **given)  # type: ignore[arg-type]
     model.fit(episodes)
     return model

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ SPEC = EnvSpec(
 
 
 class PointDynamics(Dynamics):
-    """next = state + action + `drift` · (draw > ½); doubt is |y|; beyond x = 9 is outside; x < −5 breaks down."""
+    """next = state + action + `drift` · (draw > ½); uncertainty |y|; x > 9 is outside the data; x < −5 diverges."""
 
     def __init__(self, *, drift: float = 0.0) -> None:
         super().__init__()
@@ -59,15 +60,15 @@ class NearOrigin(nn.Module):
         self.window = 2
         self.register_buffer("threshold", torch.tensor(0.5))
 
-    def marks(self, features: Tensor) -> Tensor:
+    def frame_scores(self, features: Tensor) -> Tensor:
         near = (features[..., 0].abs() < 0.05).float()
         return torch.stack([near, near], dim=-1)
 
-    def judge(self, marks: Tensor) -> Tensor:
-        return marks[:, -2:, 0].amin(-1)
+    def window_score(self, frame_scores: Tensor) -> Tensor:
+        return frame_scores[:, -2:, 0].amin(-1)
 
     def forward(self, features: Tensor) -> Tensor:
-        return self.judge(self.marks(features))
+        return self.window_score(self.frame_scores(features))
 
 
 def point_world(*, bound: float = 1.0, drift: float = 0.0) -> World:
@@ -109,3 +110,15 @@ def walk(lengths: list[int], *, seed: int = 0, success: list[bool] | None = None
         seeds=torch.arange(len(lengths)), observation={STATE: Feature((dims,), names=names)}, action_spec=POINT_ACTION,
         dt=0.1, tasks=("go to the origin",),
     )  # fmt: skip
+
+
+def with_state(episodes: Episodes, state: torch.Tensor, names: tuple[str, ...]) -> Episodes:
+    feature = Feature((state.shape[1],), names=names)
+    return replace(episodes, obs={STATE: state}, observation={STATE: feature})
+
+
+def relative(lengths: list[int]) -> Episodes:
+    """[x, y, goal (differs per episode), goal − x, a constant]: the fourth follows from the others."""
+    episodes = walk(lengths, dims=3)
+    x, y, goal = episodes.obs[STATE].T
+    return with_state(episodes, torch.stack([x, y, goal, goal - x, 0 * x + 7], 1), ("x", "y", "goal", "rel", "seven"))

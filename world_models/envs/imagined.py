@@ -1,53 +1,46 @@
-"""ImaginedEnv: a world model as a `VecEnv`, so that what learns in a simulator learns in imagination unchanged.
+"""Present a world model as a `VecEnv`, so that algorithms train in imagination unchanged.
 
-It ends episodes for four reasons: success (terminated, reward 1), the horizon (truncated), doubt or a state beyond the
-data (terminated with a pessimistic value: nothing is ever bootstrapped from a state that is not believed), and numbers
-that are not finite (truncated, not valid).
+An episode ends for four reasons: success (terminated, reward 1), the horizon (truncated), an unreliable state and
+non-finite numbers (truncated, not valid). A state of high uncertainty or outside the data is unreliable; it terminates
+with a pessimistic value, so no value is bootstrapped from it.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from robopolicy.config.schema import Count, Node, Positive
 from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.core.rng import keyed_uniform
 from robopolicy.core.specs import with_cameras
 from robopolicy.core.types import EnvSpec, Obs, Step, check_action
-from robopolicy.utils.storage import MANIFEST
-from robopolicy.world_models.envs.seed_queue import SeedQueue
-from robopolicy.world_models.envs.starts import Part, Where, fitting, own_starts, starts_of
-from robopolicy.world_models.evaluation.calibration import faults
+from robopolicy.envs.episode_queue import EpisodeQueue
 from robopolicy.world_models.models.dynamics import History, by_blocks
-from robopolicy.world_models.models.world import World, find_world, load_world
+from robopolicy.world_models.models.world import World
 
 _START_STREAM, _DRAW_STREAM = 9101, 9102
 
 
 class ImaginedEnv:
-    """N episodes dreamed at once.
+    """N imagined episodes at once.
 
-    `held_out`: starts that the model was not trained on, nor this env begins in unless it was told to; None where that
-    is not known. `whole`: primitive steps of the episodes that a policy is judged by; None: as many as of any other.
-    `gate`: node of what decides which updates of a training in here are kept; None: all are.
+    `held_out`: function that returns starts outside the model's training data; None: unknown. `whole`: primitive steps
+    of the episodes of evaluations; None: `horizon`. `gate`: node of the gate that decides which updates are kept; None:
+    all are kept.
 
     Args:
         world: trained and calibrated.
         starts: where episodes begin, `world.memory` frames each; the seed of an episode chooses one.
         num_envs: N. seed: names the stream of training episodes.
         horizon: primitive steps to truncation; None: the env's own.
-        trust: times the calibrated bound on doubt; larger believes more.
-        pessimism: value of a state that is not believed, given as reward at the step that leads there.
-        sampled: what is uncertain is drawn; False takes the likeliest.
-        cameras: whose pictures it shows; None: all that are modelled. Others are never made.
+        trust: factor of the calibrated bound on uncertainty; larger allows more.
+        pessimism: value of an uncertain state, given as reward of the step into it.
+        sampled: draw outcomes; False takes the likeliest.
+        cameras: names of the cameras to observe; None: all modelled ones. Others are never decoded.
 
     Raises:
         ConfigError: an uncalibrated world, no starts, or a pessimism that is better than the worst return.
@@ -79,8 +72,8 @@ class ImaginedEnv:
             raise ConfigError("world.starts: holds no frame to start from")
         if pessimism > 0.0:
             raise ConfigError(
-                f"world.pessimism: expected at most 0, the return of an episode that fails, found {pessimism}: doubt "
-                "would pay"
+                f"world.pessimism: expected at most 0, the return of an episode that fails, found {pessimism}. A "
+                "positive one rewards uncertain states."
             )
         self.world, self.starts, self.num_envs = world.eval(), starts, num_envs
         self.device = torch.device("cpu")
@@ -92,21 +85,21 @@ class ImaginedEnv:
             resumable=True,
         )  # fmt: skip
         self._low, self._high = torch.tensor([self.spec.action.low, self.spec.action.high])
-        self.queue = SeedQueue(seed, num_envs)
+        self.queue = EpisodeQueue(seed, {})
         self.episode_seed = torch.zeros(num_envs, dtype=torch.int64)
         self._t = torch.zeros(num_envs, dtype=torch.int64)
         self._latent = torch.zeros(num_envs, world.dynamics.latent_dim)
-        self._marks = torch.zeros(num_envs, world.success.window, 2)  # of the last latents, newest last
+        self._frame_scores = torch.zeros(num_envs, world.success.window, 2)  # of the last latents, newest last
         self._episode = torch.zeros(num_envs)  # uniform number of the episode
-        # What episodes begin with, made when a start is chosen for the first time.
+        # First latents and scores, computed when a start is chosen for the first time.
         self._known = torch.zeros(len(starts), dtype=torch.bool)
         self._first_latent = torch.empty(len(starts), world.dynamics.latent_dim)
-        self._first_marks = torch.empty(len(starts), world.success.window, 2)
+        self._first_scores = torch.empty(len(starts), world.success.window, 2)
         self.reset()
 
     # -- VecEnv ------------------------------------------------------------------------------------------------------
     def reset(self, seeds: Tensor | None = None) -> Obs:
-        self.queue.start(seeds)
+        self.queue.start(seeds, num_envs=self.num_envs)
         self._begin(torch.arange(self.num_envs))
         return self.observe()
 
@@ -117,17 +110,17 @@ class ImaginedEnv:
         dynamics, latent = self.world.dynamics, self._latent
         draw = keyed_uniform(self.episode_seed, self._t, (1,), stream=_DRAW_STREAM)[:, 0]
         imagined = dynamics.step(latent, executed, episode=self._episode, draw=draw if self.sampled else None)
-        marks = self._marked(imagined.latent)
-        score = self.world.success.judge(torch.cat([self._marks, marks[:, None]], dim=1))
-        bad = ~(torch.isfinite(imagined.latent).all(1) & torch.isfinite(imagined.doubt) & torch.isfinite(score))
+        frame_scores = self._score_frames(imagined.latent)
+        score = self.world.success.window_score(torch.cat([self._frame_scores, frame_scores[:, None]], dim=1))
+        bad = ~(torch.isfinite(imagined.latent).all(1) & torch.isfinite(imagined.uncertainty) & torch.isfinite(score))
         after = torch.where(bad[:, None], latent, imagined.latent)
-        doubted = ((imagined.doubt > self.trust * self.world.bound) | dynamics.outside(after)) & ~bad
-        success = (score > self.world.success.threshold) & ~bad & ~doubted
+        uncertain = ((imagined.uncertainty > self.trust * self.world.bound) | dynamics.outside(after)) & ~bad
+        success = (score > self.world.success.threshold) & ~bad & ~uncertain
         self._t += 1
-        terminated = success | doubted
+        terminated = success | uncertain
         truncated = ((self._t >= self.spec.horizon) & ~terminated) | bad
-        marks = torch.where(bad[:, None], self._marks[:, -1], marks)
-        self._latent, self._marks = after, torch.cat([self._marks[:, 1:], marks[:, None]], dim=1)
+        frame_scores = torch.where(bad[:, None], self._frame_scores[:, -1], frame_scores)
+        self._latent, self._frame_scores = after, torch.cat([self._frame_scores[:, 1:], frame_scores[:, None]], dim=1)
         next_obs = self.observe()
         obs, ended = next_obs, terminated | truncated
         if bool(ended.any()):
@@ -140,143 +133,64 @@ class ImaginedEnv:
             next_obs=next_obs,
             executed=executed,
             steps=torch.ones(self.num_envs, dtype=torch.int64),
-            reward=success.float() + self.pessimism * doubted.float(),
+            reward=success.float() + self.pessimism * uncertain.float(),
             terminated=terminated,
             truncated=truncated,
             success=success,
             valid=~bad,
-            info={"doubt": torch.where(bad, 0.0, imagined.doubt), "doubted": doubted, "diverged": bad},
+            info={"uncertainty": torch.where(bad, 0.0, imagined.uncertainty), "uncertain": uncertain, "diverged": bad},
         )
 
     def observe(self) -> Obs:
-        """The observation to act on now, e.g. after `load_state_dict`."""
+        """Return the observation to act on now, e.g. after `load_state_dict`."""
         return self.world.dynamics.decode(self._latent, self.spec.observation)
 
     # -- Stateful ----------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         return {
-            "latent": self._latent.clone(), "marks": self._marks.clone(), "t": self._t.clone(),
+            "latent": self._latent.clone(), "frame_scores": self._frame_scores.clone(), "t": self._t.clone(),
             "episode_seed": self.episode_seed.clone(), **self.queue.state_dict(), "digest": self.spec.digest,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        older = "window" in state  # of a run begun before every state was marked once
-        window = (self.num_envs, self.world.success.window)
-        shapes = {"window": (*window, self._latent.shape[1])} if older else {
-            "latent": self._latent.shape, "marks": (*window, 2)
-        }  # fmt: skip
+        shapes = {"latent": self._latent.shape, "frame_scores": self._frame_scores.shape}
         if state["digest"] != self.spec.digest or any(state[k].shape != shape for k, shape in shapes.items()):
             raise CheckpointError(
                 f"{self.spec.id}: the saved state is of world {state['digest']} with {len(state['t'])} envs; this one "
                 f"is {self.spec.digest} with {self.num_envs}. Resume with the world model it was saved under."
             )
-        if older:
-            marks = self._marked(state["window"].flatten(0, 1)).unflatten(0, window)
-            state = {**state, "latent": state["window"][:, -1], "marks": marks}
-        self._latent, self._marks, self._t = (state[k].clone() for k in ("latent", "marks", "t"))
+        self._latent, self._frame_scores, self._t = (state[k].clone() for k in ("latent", "frame_scores", "t"))
         self.episode_seed = state["episode_seed"].clone()
         self.queue.load_state_dict(state)
         self._episode = self._choose(self.episode_seed)[1]
 
     # -- inside ------------------------------------------------------------------------------------------------------
     @torch.no_grad()
-    def _marked(self, latent: Tensor) -> Tensor:
-        """What success is judged by, [B 2] of latents [B C]."""
-        return by_blocks(lambda x: (self.world.marks(x),), latent)[0]
+    def _score_frames(self, latent: Tensor) -> Tensor:
+        """Return the success scores [B 2] of latents [B C]."""
+        return by_blocks(lambda x: (self.world.frame_scores(x),), latent)[0]
 
     def _begin(self, rows: Tensor) -> None:
         """Start the next episodes in the queue in `rows` [M]."""
-        seeds = self.queue.next(len(rows))
+        seeds = torch.from_numpy(self.queue.next(len(rows))[0])
         chosen, unit = self._choose(seeds)
         self._encode(chosen[~self._known[chosen]].unique())
         self.episode_seed = self.episode_seed.clone()  # steps handed out before keep the seeds they were made with
         self.episode_seed[rows] = seeds
         self._episode[rows] = unit
         self._latent = self._latent.index_copy(0, rows, self._first_latent[chosen])
-        self._marks = self._marks.index_copy(0, rows, self._first_marks[chosen])
+        self._frame_scores = self._frame_scores.index_copy(0, rows, self._first_scores[chosen])
         self._t[rows] = 0
 
     def _encode(self, starts: Tensor) -> None:
-        """Make known what `starts` [M] begin with: an encoder takes longer than all the steps in which few begin."""
+        """Encode `starts` [M] once: the encoder takes longer than the steps between few new episodes."""
         if len(starts):
             windows = self.world.windows(self.starts.take(starts))
             self._first_latent[starts] = windows[:, -1]
-            self._first_marks[starts] = self._marked(windows.flatten(0, 1)).unflatten(0, windows.shape[:2])
+            self._first_scores[starts] = self._score_frames(windows.flatten(0, 1)).unflatten(0, windows.shape[:2])
             self._known[starts] = True
 
     def _choose(self, seeds: Tensor) -> tuple[Tensor, Tensor]:
-        """What episodes `seeds` [M] begin with: the number of a start [M], and the uniform number [M] of a member."""
+        """Return the start [M] and the member's uniform number [M] of episodes `seeds` [M]."""
         unit = keyed_uniform(seeds, torch.zeros_like(seeds), (2,), stream=_START_STREAM)
         return (unit[:, 0].double() * len(self.starts)).long(), unit[:, 1]
-
-
-def make(
-    model: Path | None = None,
-    *,
-    num_envs: Count,
-    seed: int = 0,
-    which: Literal["latest", "best"] = "latest",
-    starts: Path | None = None,
-    part: Part = "train",
-    start_at: Where = "first",
-    horizon: Count | None = None,
-    branch: Count | None = None,
-    trust: Positive = 1.0,
-    pessimism: float = 0.0,
-    sampled: bool = True,
-    cameras: tuple[str, ...] | None = None,
-    even_if_bad: bool = False,
-    gate: Node | None = None,
-) -> ImaginedEnv:
-    """The env imagined by a trained world model.
-
-    Args:
-        model: run directory of `train algo=world_model`. which: its newest or best checkpoint.
-        starts: dataset whose states episodes begin in, all of it; None: what the model was made from.
-        part: which episodes of that: those that it learned from, those that it was calibrated and judged on, or all.
-        start_at: "first" frames of its episodes, or "any" before a success.
-        branch: primitive steps after which an episode is cut, so that little is imagined on top of what was imagined;
-            it then begins in any state of `starts` or `part` before a success (MBPO, Janner et al. 2019). The gate and
-            the judge of rounds play whole episodes all the same. None: whole ones from `start_at`.
-        even_if_bad: also one whose open-loop error is worse than that of copying the last state.
-        horizon, trust, pessimism, sampled, cameras, gate: see ImaginedEnv.
-
-    Raises:
-        ConfigError: no model or starts named, a model that predicts worse than no model, branches that are no shorter
-            than episodes.
-        CheckpointError: not a whole and trained model. SpecError, DataError: starts that do not fit it.
-    """
-    if model is None:
-        raise ConfigError("world.model: needs a value. Add world.model=<run directory of train algo=world_model>")
-    world = load_world(model, which=which)
-    bad = faults(world.report)
-    if bad and not even_if_bad:
-        raise ConfigError(
-            f"world.model={model}: on held-out episodes it is not fit to learn in:\n  - " + "\n  - ".join(bad)
-            + "\nTrain it longer or on more data; to look at it nevertheless: world.even_if_bad=true."
-        )  # fmt: skip
-    whole = horizon or world.spec.horizon
-    if branch and (branch >= whole or start_at == "any"):
-        raise ConfigError(
-            f"world.branch={branch}: begins in any state and cuts episodes of {whole} steps; expected fewer, and "
-            "world.start_at left as it is"
-        )
-    where: Where = "any" if branch else start_at
-    if starts is not None:
-        together = starts_of(fitting(starts, world), world.memory, where=where)
-    else:
-        together = own_starts(model, world, part, where=where)
-    text = (find_world(model, which=which) / MANIFEST).read_bytes()
-    text += repr((where, branch or horizon, trust, pessimism, sampled)).encode() + _bytes(together)
-    text += b"" if cameras is None else repr(tuple(cameras)).encode()
-    env = ImaginedEnv(
-        world, together, num_envs, seed=seed, horizon=branch or horizon, trust=trust, pessimism=pessimism,
-        sampled=sampled, cameras=cameras, digest=hashlib.sha256(text).hexdigest()[:16],
-    )  # fmt: skip
-    env.held_out, env.gate = partial(own_starts, model, world, "held_out"), gate
-    env.whole, env.spec = whole, replace(env.spec, branches=branch is not None)
-    return env
-
-
-def _bytes(starts: History) -> bytes:
-    return b"".join(v.contiguous().numpy().tobytes() for _, v in sorted(starts.obs.items()))

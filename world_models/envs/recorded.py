@@ -1,7 +1,7 @@
-"""RecordedEnv: a dataset as a `VecEnv`, so that what learns off-policy in a simulator learns without one.
+"""Present a dataset as a `VecEnv`, so that off-policy algorithms train on it unchanged.
 
-Nobody can act in it: a step answers with the action that was recorded and what that led to. Replays store `executed`,
-so they hold the recording as it was, with the base actions of the policy at hand. No step of a true env is taken.
+Actions have no effect: a step returns the recorded action as `executed`, and its recorded result. Replays store
+`executed`, so they hold the recording, with the base actions of the current policy.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from robopolicy.core.rng import keyed_uniform
 from robopolicy.core.types import EnvSpec, Obs, Step, check_action
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.lerobot_reader import load_episodes
-from robopolicy.world_models.envs.seed_queue import SeedQueue
+from robopolicy.envs.episode_queue import EpisodeQueue
 
 _STREAM = 9421
 
 
 class RecordedEnv:
-    """N recorded episodes at once; the seed of an episode chooses which.
+    """N recorded episodes at once; the seed of an episode chooses one.
 
-    The state after an episode's last action is not in a dataset. Where the task ended there it is not needed, and the
-    last frame stands in for it; elsewhere the step has no length and is not valid.
+    A dataset lacks the state after an episode's last action. After a terminated episode the last frame replaces it;
+    elsewhere the step has no length and is not valid.
 
     Raises:
-        DataError: nothing says which actions were rewarded.
+        DataError: the dataset has neither rewards nor successes.
     """
 
     def __init__(self, episodes: Episodes, num_envs: int, *, seed: int = 0, name: str = "dataset") -> None:
         if not episodes.outcomes:
             raise DataError(f"{name}: has neither rewards nor successes, which learning from its transitions needs")
         self.episodes, self.num_envs, self.device = episodes, num_envs, torch.device("cpu")
-        self.queue = SeedQueue(seed, num_envs)
+        self.queue = EpisodeQueue(seed, {})
         content = episodes.action.numpy().tobytes() + episodes.starts.numpy().tobytes()
         self.spec = EnvSpec(
             id=f"recorded {name}", observation=episodes.observation, action=episodes.action_spec, tasks=episodes.tasks,
@@ -50,7 +50,7 @@ class RecordedEnv:
         self.reset()
 
     def reset(self, seeds: Tensor | None = None) -> Obs:
-        self.queue.start(seeds)
+        self.queue.start(seeds, num_envs=self.num_envs)
         self._begin(torch.arange(self.num_envs))
         return self.observe()
 
@@ -80,7 +80,7 @@ class RecordedEnv:
         )
 
     def observe(self) -> Obs:
-        """The observations to act on now."""
+        """Return the observations to act on now."""
         return {k: self.episodes.obs[k][self._frame] for k in self.spec.observation}
 
     def state_dict(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class RecordedEnv:
 
     def _begin(self, rows: Tensor) -> None:
         """Start the next episodes in the queue in `rows` [M]."""
-        seeds = self.queue.next(len(rows))
+        seeds = torch.from_numpy(self.queue.next(len(rows))[0])
         unit = keyed_uniform(seeds, torch.zeros_like(seeds), (1,), stream=_STREAM)[:, 0].double()
         self.episode_seed, self._frame = self.episode_seed.clone(), self._frame.clone()
         self.episode_seed[rows] = seeds
@@ -106,7 +106,7 @@ class RecordedEnv:
 
 
 def make(dataset: Path | None = None, *, num_envs: Count, seed: int = 0) -> RecordedEnv:
-    """The env of a dataset, without its pictures.
+    """Build the env of a dataset, without its images.
 
     Raises:
         ConfigError: no dataset is named.

@@ -1,4 +1,4 @@
-"""Where imagined episodes begin: real frames, told apart by whether the model has learned from them."""
+"""Choose the real frames in which imagined episodes begin, from training or held-out data."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Where = Literal["first", "any"]
 
 
 def starts_of(episodes: Episodes, length: int, *, where: Where = "first") -> History:
-    """First frames of all episodes, or all frames before a success, with `length` − 1 frames before them.
+    """Return first frames of all episodes, or all frames before a success, with `length` − 1 earlier frames.
 
     Raises:
-        ConfigError: any frame may be asked for, and nobody says which episodes succeed.
+        ConfigError: `where` is "any" and the successes of episodes are unknown.
     """
     if where == "first":
         return History.before(episodes, episodes.starts[:-1], length)
@@ -39,13 +39,13 @@ def starts_of(episodes: Episodes, length: int, *, where: Where = "first") -> His
 
 
 def own_starts(model: Path, world: World, part: Part, *, where: Where = "first") -> History:
-    """Starts in the data that `model` was made from.
+    """Return starts in the data of `model`.
 
     Args:
-        part: of the episodes that it has learned from, of those that it was calibrated and judged on, or of all.
+        part: episodes of its training, held-out episodes, or all.
 
     Raises:
-        ConfigError: it does not lie in a run that says what it was made from, or that data does not fit it.
+        ConfigError: its run does not name the data, or the data does not fit it.
     """
     parts = []
     paths, holdout = made_from(model)
@@ -58,25 +58,25 @@ def own_starts(model: Path, world: World, part: Part, *, where: Where = "first")
 
 
 def made_from(model: Path) -> tuple[list[Path], float]:
-    """Datasets that a model was made from, and the share of their episodes that it was not shown (`loop.holdout`)."""
+    """Return the datasets of a model, and the share of held-out episodes (`loop.holdout`)."""
     config = (read_config(run) if (run := run_of(model)) is not None else None) or {}
     loop = config.get("loop") or {}
     named = [config.get("dataset"), *(loop.get("data") or {}).values()]
     if not (paths := [Path(p) for p in named if p]):
-        raise ConfigError(f"world.starts: {model} does not say what it was trained on. Add world.starts=<dataset>.")
+        raise ConfigError(f"world.starts: {model} does not name its training data. Add world.starts=<dataset>.")
     return paths, HOLDOUT if (share := loop.get("holdout")) is None else float(share)
 
 
 def run_of(model: Path) -> Path | None:
-    """The run directory that a model lies in."""
+    """Return the run directory of a model."""
     return next((p for p in (model, *model.resolve().parents) if (p / "config.yaml").is_file()), None)
 
 
 def fitting(path: Path, world: World) -> Episodes:
-    """The episodes of a dataset that is of the world's env.
+    """Load a dataset of the world's env.
 
     Raises:
-        ConfigError: it is not; all differences are listed.
+        ConfigError: it is of another env; all differences are listed.
     """
     episodes = load_episodes(path, needed=world.spec.observation)
     said = {"needs": "the world model", "offers": str(path)}

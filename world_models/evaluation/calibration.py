@@ -1,4 +1,4 @@
-"""The last stage of a world's training: calibrate threshold and bound on held-out episodes, report on others."""
+"""Calibrate threshold and bound of a trained world on held-out episodes, and report on others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from robopolicy.world_models.evaluation.ranking import spearman
 from robopolicy.world_models.evaluation.validation import (
     Rollout,
     copy_last,
-    doubts,
     dream,
     fit_linear,
     open_loop,
@@ -21,6 +20,7 @@ from robopolicy.world_models.evaluation.validation import (
     scores,
     succeeded,
     success_windows,
+    uncertainties,
 )
 from robopolicy.world_models.models.success import choose_threshold, verdict
 from robopolicy.world_models.models.world import World
@@ -32,29 +32,28 @@ _RANKED = 2_000  # sequences by which members are ranked
 def assess(
     world: World, train: Episodes, calibration: Episodes, validation: Episodes, *, believed: float
 ) -> dict[str, Any]:
-    """Set what success looks like, its threshold, `bound` and the members' order from `calibration`; report on
-    `validation`.
+    """Calibrate the success classifier, `bound` and the members' order on `calibration`; report on `validation`.
 
     Args:
-        believed: share of held-out episodes that the bound leaves alone from beginning to end.
+        believed: share of held-out episodes that stay below the bound.
     """
     world.eval()
     _rank(world, calibration)
-    world.success.request_images(success_windows(world, calibration))
+    world.success.calibrate(success_windows(world, calibration))
     called, truth = per_episode(scores(world, calibration), calibration), succeeded(calibration)
     world.success.threshold.fill_(choose_threshold(called, truth, world.success.precision))
-    most = per_episode(doubts(world, calibration)[0], calibration)
+    most = per_episode(uncertainties(world, calibration)[0], calibration)
     world.bound.copy_(torch.quantile(most, believed))
 
-    doubt, error = doubts(world, validation)
+    uncertainty, error = uncertainties(world, validation)
     known = ~error.isnan()
-    flagged = doubt > world.bound
-    judged = verdict(
+    flagged = uncertainty > world.bound
+    outcome = verdict(
         per_episode(scores(world, validation), validation), succeeded(validation), float(world.success.threshold)
     )
     state = train.obs[STATE]
     std = torch.where(state.std(0) > 0, state.std(0), 1.0)
-    wrap = getattr(getattr(world.dynamics, "coordinates", None), "wrap", lambda x: x)
+    wrap = getattr(getattr(world.dynamics, "state_transform", None), "wrap", lambda x: x)
     with torch.no_grad():
         rollouts: dict[str, Rollout] = {
             "model": dream(world, likeliest=False),
@@ -74,13 +73,13 @@ def assess(
         "by_number": {str(k): {n: e[k]["by_number"] for n, e in errors.items()} for k in windows},
         "pictures": pictures,
         "names": list(world.spec.observation[STATE].names or ()),
-        "success": {**judged.to_dict(), "wanted": world.success.precision},
+        "success": {**outcome.to_dict(), "wanted": world.success.precision},
         "trust": {
             "bound": float(world.bound),
             "believed": believed,
             "flagged_episodes": float((per_episode(flagged.float(), validation) > 0).float().mean()),
             "flagged_steps": float(flagged.float().mean()),
-            "spearman_doubt_error": spearman(doubt[known].tolist(), error[known].tolist()),
+            "spearman_uncertainty_error": spearman(uncertainty[known].tolist(), error[known].tolist()),
             "error_believed": float(rest.mean()) if len(rest) else None,
             "error_flagged": float(suspect.mean()) if len(suspect) else None,
         },
@@ -101,11 +100,10 @@ def _pictures(rollouts: dict[str, Rollout], episodes: Episodes, key: str, memory
 
 
 def faults(report: dict[str, Any]) -> list[str]:
-    """Why the model is not to be learned in, one sentence each.
+    """Return the reasons not to train in the model, one sentence each.
 
-    Horizons at which its open-loop error is not below that of copying the last state, cameras whose pictures are at
-    none better than copied, and a success classifier that has not the precision that was asked of it: every false alarm
-    is a reward.
+    Open-loop errors not below those of copying the last state, images no better than copied ones at any horizon, and a
+    success classifier below its required precision: every false alarm is a reward.
     """
     found, success = [], report["success"]
     if success["recall"] == 0.0 or success["precision"] < success["wanted"]:
@@ -124,7 +122,7 @@ def faults(report: dict[str, Any]) -> list[str]:
 
 
 def no_better(report: dict[str, Any]) -> str:
-    """Horizons, each with the numbers of the state whose error is not below that of copying them; "" where none is."""
+    """Return horizons with the numbers of the state that are predicted no better than by copying, or ""."""
     found = []
     for k, errors in report["by_number"].items():
         model, copied = errors["model"], errors["copy_last"]
@@ -134,7 +132,7 @@ def no_better(report: dict[str, Any]) -> str:
 
 
 def summary(report: dict[str, Any]) -> str:
-    """A few lines for the terminal."""
+    """Return a few lines for the terminal."""
     lines = ["open-loop error in deviations, held-out episodes (model · linear · copy-last):"]
     for k, e in report["open_loop"].items():
         if e["windows"]:
@@ -151,8 +149,8 @@ def summary(report: dict[str, Any]) -> str:
         f"{s['positives']} successes"
     )
     lines.append(
-        f"doubt: bound {t['bound']:.3g} ends {100 * t['flagged_episodes']:.1f}% of held-out episodes; rank correlation "
-        f"with the error {t['spearman_doubt_error']:.2f}"
+        f"uncertainty: bound {t['bound']:.3g} ends {100 * t['flagged_episodes']:.1f}% of held-out episodes; rank "
+        f"correlation with the error {t['spearman_uncertainty_error']:.2f}"
     )
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""What a world makes of a policy, with error bars: the same starts in every member, doubt counted against it."""
+"""Evaluate a policy in a world model with intervals: the same starts in every member, uncertainty as failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from robopolicy.world_models.envs.imagined import ImaginedEnv
 from robopolicy.world_models.models.dynamics import History
 from robopolicy.world_models.models.world import World
 
-FEWEST = 10  # starts that say anything of a policy
+FEWEST = 10  # starts of a meaningful evaluation
 _VALIDATION = 1 << 40  # the first seed of the validation split: these episodes are never learned from
 _ENVS = 500
 
@@ -46,17 +46,17 @@ class ImaginedEvaluation(ImaginedEnv):
 
     @classmethod
     def crossed(cls, env: ImaginedEnv, count: int) -> ImaginedEvaluation:
-        """Every member of `env`'s world from the same `count` held-out starts, all believed as far as `env` does.
+        """Return the evaluation of every member of `env`'s world from the same `count` held-out starts.
 
         Raises:
-            ConfigError: too few starts that the model was not trained on, or it is not known which these are.
+            ConfigError: too few held-out starts, or unknown ones.
         """
         if env.held_out is None:
             raise ConfigError("world.gate: this env does not say which starts its model was not trained on")
         starts = env.held_out()
         if len(starts) < FEWEST:
             raise ConfigError(
-                "world.gate: a policy is judged from starts that the model was not trained on, at least "
+                "world.gate: a policy is evaluated from held-out starts, at least "
                 f"{FEWEST}; there are {len(starts)}. Record more, or raise loop.holdout of the model's training."
             )
         chosen = torch.linspace(0, len(starts) - 1, min(count, len(starts))).round().long()
@@ -71,17 +71,17 @@ class ImaginedEvaluation(ImaginedEnv):
         )  # fmt: skip
 
     def _choose(self, seeds: Tensor) -> tuple[Tensor, Tensor]:
-        """Others, which nobody asked for, begin as some of these do."""
+        """Return start and unit of `seeds` [M]; other seeds use those of the nearest known seed."""
         row = self._order[torch.searchsorted(self._sorted, seeds).clamp_(max=len(self.seeds) - 1)]
         return self.start[row], self.unit[row]
 
 
 @dataclass(frozen=True)
 class ImaginedScores:
-    """What came of M members × S starts, each [M S] bool."""
+    """Outcomes of M members × S starts, each [M S] bool."""
 
-    success: Tensor  # believed to its end
-    doubted: Tensor  # ended where the model is not to be believed: counted as a failure
+    success: Tensor
+    uncertain: Tensor  # ended by high uncertainty: counted as a failure
     diverged: Tensor  # the model's numbers were not finite: counted as a failure
 
     @property
@@ -89,17 +89,17 @@ class ImaginedScores:
         return float(self.success.double().mean())
 
     def interval(self, *, level: float, resamples: int, seed: int = 0) -> Interval:
-        """Success: the lower limit holds doubted episodes for failures, the upper one for successes."""
+        """Return success; uncertain episodes are failures in the lower limit, successes in the upper one."""
         low = crossed_bootstrap(self.success.double(), level=level, resamples=resamples, seed=seed)
-        high = crossed_bootstrap((self.success | self.doubted).double(), level=level, resamples=resamples, seed=seed)
+        high = crossed_bootstrap((self.success | self.uncertain).double(), level=level, resamples=resamples, seed=seed)
         return Interval(low.value, low.low, max(low.high, high.high))
 
 
-def evaluate_in_imagination(policy: Policy, exam: ImaginedEvaluation) -> ImaginedScores:
-    """Run `policy` through all episodes of `exam`; the global generator is left as it was."""
+def evaluate_in_imagination(policy: Policy, evaluation: ImaginedEvaluation) -> ImaginedScores:
+    """Run `policy` through all episodes of `evaluation`; the global generator is left as it was."""
     with torch.random.fork_rng():
-        rows = evaluate(policy, exam, exam.seeds)
-    return scores_of(rows, members=len(exam.unit.unique()))
+        rows = evaluate(policy, evaluation, evaluation.seeds)
+    return scores_of(rows, members=len(evaluation.unit.unique()))
 
 
 def scores_of(rows: EpisodeTable, *, members: int) -> ImaginedScores:
@@ -110,9 +110,9 @@ def scores_of(rows: EpisodeTable, *, members: int) -> ImaginedScores:
 
 
 def crossed_bootstrap(values: Tensor, *, level: float, resamples: int = 2000, seed: int = 0) -> Interval:
-    """Percentile interval of the mean of `values` [M S], members and starts both drawn anew with replacement.
+    """Percentile interval of the mean of `values` [M S], members and starts both resampled with replacement.
 
-    So what the members disagree on widens it, and what depends on the start. One member is not drawn.
+    Disagreement of members and dependence on the start widen it. A single member is not resampled.
     """
     generator = torch.Generator().manual_seed(seed)
     members, starts = values.shape

@@ -1,4 +1,4 @@
-"""Do policies rank in imagination as they do in truth?"""
+"""Compare the order of policies in imagination with their true order."""
 
 from __future__ import annotations
 
@@ -6,29 +6,17 @@ import math
 import random
 from collections.abc import Sequence
 
+from scipy.stats import rankdata
+
 from robopolicy.core.errors import ConfigError
 from robopolicy.evaluation.statistics import Interval
 
-FEWEST = 4  # policies whose order says anything
-
-
-def ranks(values: Sequence[float]) -> list[float]:
-    """1 for the smallest; equal values share the mean of their ranks."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    found, i = [0.0] * len(values), 0
-    while i < len(order):
-        j = i
-        while j + 1 < len(order) and values[order[j + 1]] == values[order[i]]:
-            j += 1
-        for k in order[i : j + 1]:
-            found[k] = (i + j) / 2 + 1
-        i = j + 1
-    return found
+FEWEST = 4  # policies of a meaningful order
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
-    """Rank correlation, ties shared; 0 where all of one side are equal: it orders nothing."""
-    x, y = ranks(a), ranks(b)
+    """Return the rank correlation, with mean ranks for ties; 0 where all values of one side are equal."""
+    x, y = rankdata(a).tolist(), rankdata(b).tolist()
     middle = (len(x) + 1) / 2
     top = math.fsum((p - middle) * (q - middle) for p, q in zip(x, y, strict=True))
     bottom = math.sqrt(math.fsum((p - middle) ** 2 for p in x) * math.fsum((q - middle) ** 2 for q in y))
@@ -38,7 +26,7 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
 def rank_correlation(
     imagined: Sequence[float], true: Sequence[float], *, level: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> Interval:
-    """Spearman of two success rates of the same P policies, with the percentile interval of a bootstrap over policies.
+    """Return the rank correlation of two success rates of P policies, with a bootstrap interval over policies.
 
     Raises:
         ConfigError: unequal numbers of policies, or too few.

@@ -1,4 +1,4 @@
-"""Real rollouts of a policy: their rows, which say how often it succeeds, and their episodes, to learn from."""
+"""Roll a policy out in an env, and return both the rows of its episodes and the episodes themselves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.types import TASK, Obs, Step, VecEnv
-from robopolicy.datasets.demonstrations import EpisodeBuffer
+from robopolicy.datasets.episode_buffer import EpisodeBuffer
 from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.envs.wrappers import Wrapper
 from robopolicy.evaluation.episode_table import EpisodeTable
@@ -19,7 +19,7 @@ from robopolicy.policies.base import Policy
 
 
 class RecordingEnv(Wrapper):
-    """Keeps every episode that ends in it, by its seed; of repeats the first."""
+    """Keep every finished episode by its seed; the first one of each seed."""
 
     def __init__(self, env: VecEnv) -> None:
         super().__init__(env)
@@ -42,7 +42,7 @@ class RecordingEnv(Wrapper):
 
 
 def roll_out(policy: Policy, env: VecEnv, seeds: Tensor, *, policy_id: str = "") -> tuple[EpisodeTable, list[Any]]:
-    """The rows of `seeds` and their episodes, both in that order; `env` emits single frames."""
+    """Return the rows and the episodes of `seeds`, in that order; `env` emits single frames."""
     recorded = RecordingEnv(env)
     with torch.random.fork_rng():
         rows = evaluate(policy, cast(VecEnv, recorded), seeds, policy_id=policy_id)
@@ -50,14 +50,13 @@ def roll_out(policy: Policy, env: VecEnv, seeds: Tensor, *, policy_id: str = "")
 
 
 def record_rollouts(policy: Policy, env: VecEnv, seeds: Tensor, out: Path, *, facts: Mapping[str, Any]) -> EpisodeTable:
-    """Roll out `seeds` and write them all, failures and near misses too, as a LeRobotDataset v3 in `out`.
+    """Roll out `seeds` and write all episodes, failures too, as a LeRobotDataset v3 in `out`.
 
-    Pictures too, where the env shows them: a model of pictures is refitted on these episodes.
-
-    Episodes whose physics broke down are in the rows, as failures, and not in the dataset.
+    The dataset has the env's images. Episodes with a physics fault are in the rows, as failures, not in the dataset.
+    An existing dataset is replaced.
 
     Args:
-        facts: go into `meta/robopolicy.json`. A dataset that an interrupted recording left is replaced.
+        facts: provenance for `meta/robopolicy.json`.
     """
     rows, episodes = roll_out(policy, env, seeds)
     spec = env.spec
@@ -65,10 +64,7 @@ def record_rollouts(policy: Policy, env: VecEnv, seeds: Tensor, out: Path, *, fa
         out, observation=spec.observation, action=spec.action, dt=spec.dt, tasks=spec.tasks, overwrite=True,
         provenance={"env": {"id": spec.id, "digest": spec.digest, "horizon": spec.horizon}, **facts},
     ) as writer:  # fmt: skip
-        for e in episodes:
-            if e.valid:
-                writer.add_episode(
-                    obs=e.obs, action=e.action, reward=e.reward, success=e.success, terminated=e.terminated,
-                    task=e.task, seed=e.seed,
-                )  # fmt: skip
+        for episode in episodes:
+            if episode.valid:
+                writer.add_episode(**episode.columns())
     return rows

@@ -1,4 +1,4 @@
-"""How good a world is on episodes that it was not trained on: open-loop errors beside baselines, scores, doubt."""
+"""Validate a world model on held-out episodes: open-loop errors beside baselines, success scores, uncertainty."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def open_loop_pictures(
     stride: int = 5,
     memory: int = 1,
 ) -> dict[int, dict[str, Any]]:
-    """As `open_loop`, of the pictures `key`.
+    """Compute `open_loop` of the images `key`.
 
     Returns:
         {k: {"windows", "mse": mean squared error of numbers from 0 to 1, "psnr": of that mean, in dB}}.
@@ -100,7 +100,7 @@ def _windows(episodes: Episodes, k: int, stride: int, memory: int, key: str) -> 
 
 
 def copy_last(history: History, action: Tensor, key: str) -> Tensor:
-    """Nothing ever moves."""
+    """Predict the last frame for all steps."""
     last = history.obs[key][:, -1:]
     return last.expand(-1, action.shape[1], *last.shape[2:])
 
@@ -130,7 +130,7 @@ def fit_linear(episodes: Episodes, *, ridge: float = 1e-6) -> Rollout:
 
 
 def dream(world: World, *, likeliest: bool) -> Rollout:
-    """The world's own rollout: what is uncertain drawn as in imagination, or the likeliest of it."""
+    """Return the world's own rollout: outcomes drawn as in imagination, or the likeliest ones."""
 
     @torch.no_grad()
     def rollout(history: History, action: Tensor, key: str) -> Tensor:
@@ -148,7 +148,7 @@ def dream(world: World, *, likeliest: bool) -> Rollout:
 
 @torch.no_grad()
 def scores(world: World, episodes: Episodes) -> Tensor:
-    """[F] success scores of every frame and the action taken there."""
+    """Return [F] success scores of every frame and the action taken there."""
     out = []
     for frames in torch.arange(episodes.num_frames).split(_ROWS):
         window = world.windows(History.before(episodes, frames, world.memory))
@@ -158,36 +158,36 @@ def scores(world: World, episodes: Episodes) -> Tensor:
 
 @torch.no_grad()
 def success_windows(world: World, episodes: Episodes) -> Tensor:
-    """[S W+1 F]: what success is told by, at every frame where an action succeeded."""
+    """Return the classifier's inputs [S W+1 F] of every frame where an action succeeded."""
     frames = episodes.success.nonzero()[:, 0]
     window = world.windows(History.before(episodes, frames, world.memory))
-    return world.judged(window, world.after(window, episodes.action[frames]))
+    return world.success_features(window, world.after(window, episodes.action[frames]))
 
 
 @torch.no_grad()
-def doubts(world: World, episodes: Episodes) -> tuple[Tensor, Tensor]:
-    """[F] doubt at every frame, and [F] error of the likeliest step in deviations of a state (NaN at last frames)."""
+def uncertainties(world: World, episodes: Episodes) -> tuple[Tensor, Tensor]:
+    """Return uncertainty [F] and error [F] of the likeliest step, in deviations of the state (NaN at last frames)."""
     state, dynamics = episodes.obs[STATE], world.dynamics
-    doubt, after = [], []
+    uncertainty, after = [], []
     for frames in torch.arange(episodes.num_frames).split(_ROWS):
         latent = dynamics.encode(History.before(episodes, frames, dynamics.memory))[:, -1]
         imagined = dynamics.step(latent, episodes.action[frames], episode=torch.zeros(len(frames)), draw=None)
-        doubt.append(imagined.doubt)
+        uncertainty.append(imagined.uncertainty)
         after.append(dynamics.decode(imagined.latent, (STATE,))[STATE])
     std = state.std(0).clamp_min(1e-9)
     error = torch.full((len(state),), torch.nan)
     follows = episodes.episode_of[1:] == episodes.episode_of[:-1]
     miss = (torch.cat(after)[:-1] - state[1:]).abs()
     error[:-1] = torch.where(follows, (miss / std).mean(1), torch.nan)
-    return torch.cat(doubt), error
+    return torch.cat(uncertainty), error
 
 
 def per_episode(values: Tensor, episodes: Episodes) -> Tensor:
-    """[E] highest of `values` [F] in each episode."""
+    """Return [E] highest of `values` [F] in each episode."""
     out = torch.full((episodes.num_episodes,), -torch.inf, dtype=values.dtype)
     return out.scatter_reduce(0, episodes.episode_of, values, "amax")
 
 
 def succeeded(episodes: Episodes) -> Tensor:
-    """[E] bool: success held at some frame."""
+    """Return whether [E] success held at some frame."""
     return per_episode(episodes.success.float(), episodes) > 0

@@ -1,8 +1,8 @@
-"""What `robopolicy report` shows of a world: real and imagined episodes side by side, and how far both are believed.
+"""Write the data of the report on a world model: real and imagined episodes side by side.
 
-Of a policy that was trained in imagination: its real episodes, and what it does in the world from the same first
-frames with the same noise. Of a world model: held-out episodes, and what it makes of their actions from the first frame
-on. All of it goes to look.json in the run directory, films of real episodes to videos/real.
+For a policy trained in imagination: its real episodes, and imagined ones from the same first frames with the same
+noise. For a world model: held-out episodes, and their actions imagined from the first frame on. The data goes to
+world_model_report.json in the run directory, films of real episodes to videos/real.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ from robopolicy.world_models.models.dynamics import History
 from robopolicy.world_models.models.world import World, find_world, load_world
 from robopolicy.world_models.training.data import split, take
 
-LOOK = "look.json"
+REPORT = "world_model_report.json"
 _DIGITS = 5
-_FITS = ("fit_trajectories", "fit_world_model")  # loops that train what is looked at
-_MOMENTS = 12  # of an episode in a strip of pictures
+_MODEL_LOOPS = ("fit_trajectories", "fit_world_model")  # loops that train a world model
+_MOMENTS = 12  # images of an episode in a strip
 
 
-def look(*, run_dir: Path, episodes: Count = 3) -> Path | None:
-    """Look at `episodes` of them, unless that was done for these very weights; None where the run is of no world.
+def write_world_model_report(*, run_dir: Path, episodes: Count = 3) -> Path | None:
+    """Write the report on `episodes` episodes, unless one of the same weights exists; None for a run without a world.
 
     Raises:
-        RobopolicyError: model, policy or data are not there any more, or do not fit one another; the run has a link
-            out of itself, or says of itself what cannot be.
+        RobopolicyError: model, policy or data are missing or do not fit together; the run has a link out of its
+            folder, or an invalid config.
     """
     check_links(run_dir, where=str(run_dir), error=ConfigError)
     with refusing(f"{run_dir}: its world", ConfigError):
-        return _look(run_dir, episodes)
+        return _write_report(run_dir, episodes)
 
 
-def _look(run_dir: Path, episodes: int) -> Path | None:
+def _write_report(run_dir: Path, episodes: int) -> Path | None:
     config = read_config(run_dir) or {}
-    trains_world = (config.get("loop") or {}).get(TARGET) in _FITS
+    trains_world = (config.get("loop") or {}).get(TARGET) in _MODEL_LOOPS
     if not trains_world and not config.get("world"):
         return None
     model = run_dir if trains_world else _newest_model(run_dir, config)
@@ -70,7 +70,7 @@ def _look(run_dir: Path, episodes: int) -> Path | None:
     policy = None if trains_world or not config.get("task") else find_policy(run_dir)
     ident = hashlib.sha256((find_world(model) / MANIFEST).read_bytes()).hexdigest()[:16]
     ident += f" {policy_digest(policy)[:16] if policy else 'data'} {episodes}"
-    out = run_dir / LOOK
+    out = run_dir / REPORT
     if out.is_file() and _ident_of(out) == ident:
         return out
     if policy is None:
@@ -91,12 +91,12 @@ def _look(run_dir: Path, episodes: int) -> Path | None:
 def _ident_of(out: Path) -> object:
     try:
         return read_json(out, finite=False).get("of")
-    except CheckpointError:  # damaged: it is made again
+    except CheckpointError:  # damaged: written again
         return None
 
 
 def _newest_model(run_dir: Path, config: dict[str, Any]) -> Path:
-    """The one that the run began with, or that its last round ended with."""
+    """Return the model of the run's beginning, or of its last round."""
     file = run_dir / "rounds.json"
     found = parse_json(read_bytes(file), str(file), finite=False) if file.is_file() else []
     done = len(found) if isinstance(found, list) else 0
@@ -108,13 +108,13 @@ def _newest_model(run_dir: Path, config: dict[str, Any]) -> Path:
 
 
 def _of_data(world: World, model: Path, count: int) -> list[dict[str, Any]]:
-    """Validation episodes, successes and failures in turns, and the same actions imagined."""
+    """Return validation episodes, successes and failures alternating, and their actions imagined."""
     paths, holdout = made_from(model)
     parts = [fitting(path, world) for path in paths]
     held = concatenate([take(e, split(e, holdout)[2]) for e in parts])
     won = succeeded(held)
-    turns = torch.cat([won.nonzero()[:, 0].argsort() * 2, (~won).nonzero()[:, 0].argsort() * 2 + 1])
-    order = torch.cat([won.nonzero()[:, 0], (~won).nonzero()[:, 0]])[turns.argsort()][:count]
+    alternating = torch.cat([won.nonzero()[:, 0].argsort() * 2, (~won).nonzero()[:, 0].argsort() * 2 + 1])
+    order = torch.cat([won.nonzero()[:, 0], (~won).nonzero()[:, 0]])[alternating.argsort()][:count]
     rollout, shown = dream(world, likeliest=False), []
     keys = [k for k in world.spec.observation if k == STATE or k.startswith(IMAGES)]
     for e in order.tolist():
@@ -129,14 +129,14 @@ def _of_data(world: World, model: Path, count: int) -> list[dict[str, Any]]:
 
 
 def _of_policy(policy: Policy, config: dict[str, Any], world: World, run_dir: Path, count: int) -> list[dict[str, Any]]:
-    """Validation episodes of the policy in the true task, filmed where it can be, and from the same starts imagined."""
+    """Return validation episodes of the policy in the true task, with films, and imagined from the same starts."""
     seeds = episode_seeds("validation", 0, count)
     env = build(own_task(config) or {}, "task", num_envs=count, seed=0)
     rows, real = roll_out(policy, env, seeds)
     try:
         video.film(policy, env, rows, run_dir / "videos" / "real", seeds=seeds.tolist(), label="real")
     except Exception as error:  # a machine that cannot render loses nothing else
-        print(f"no films: {type(error).__name__}: {error}. `robopolicy doctor` says how to mend rendering.")
+        print(f"no films: {type(error).__name__}: {error}. `robopolicy doctor` explains how to repair rendering.")
     frames = {k: torch.stack([e.obs[k][0] for e in real]) for k in real[0].obs}
     if missing := {k for k in world.spec.observation if k != TASK} - set(frames):
         raise SpecError(
@@ -145,11 +145,11 @@ def _of_policy(policy: Policy, config: dict[str, Any], world: World, run_dir: Pa
         )
     starts = History.first(frames, world.spec.action.dim, world.memory)
     numbers, options = torch.arange(count), config["world"]
-    exam = ImaginedEvaluation(
+    evaluation = ImaginedEvaluation(
         world, starts, count, seeds=seeds, start=numbers, unit=(numbers + 0.5) / count,
         trust=1.0 if options.get("trust") is None else options["trust"], sampled=options.get("sampled") is not False,
     )  # fmt: skip
-    _, imagined = roll_out(policy, exam, seeds)
+    _, imagined = roll_out(policy, evaluation, seeds)
     return [
         {"seed": int(a.seed), "real": _side(world, a.obs, a.action, bool(a.success.any())),
          "imagined": _side(world, b.obs, b.action, bool(b.success.any())), "strips": _strips(a.obs, b.obs)}
@@ -159,14 +159,14 @@ def _of_policy(policy: Policy, config: dict[str, Any], world: World, run_dir: Pa
 
 @torch.no_grad()
 def _side(world: World, obs: Obs, action: Tensor, success: bool | None) -> dict[str, Any]:
-    """One side of an episode: states [T Ds], what the members disagree on at each [T], and how it ended."""
+    """Return one side of an episode: states [T Ds], uncertainty [T] and success."""
     latent = world.dynamics.encode(History.along(obs, action, world.dynamics.memory))[:, -1]
-    doubt = world.dynamics.step(latent, action, episode=torch.zeros(len(action)), draw=None).doubt
-    return {"state": _rounded(obs[STATE]), "doubt": _rounded(doubt[:, None]), "success": success}
+    uncertainty = world.dynamics.step(latent, action, episode=torch.zeros(len(action)), draw=None).uncertainty
+    return {"state": _rounded(obs[STATE]), "uncertainty": _rounded(uncertainty[:, None]), "success": success}
 
 
 def _strips(real: Obs, imagined: Obs) -> dict[str, str]:
-    """{camera: PNG in base64}: moments of the real pictures above the imagined ones of the same steps."""
+    """Return {camera: PNG in base64} with real images above imagined ones of the same steps."""
     found = {}
     for key in (k for k in real if k.startswith(IMAGES) and k in imagined):
         steps = torch.linspace(0, min(len(real[key]), len(imagined[key])) - 1, _MOMENTS).round().long()
@@ -179,6 +179,6 @@ def _strips(real: Obs, imagined: Obs) -> dict[str, str]:
 
 
 def _rounded(values: Tensor) -> list[Sequence[float | None]]:
-    """[D] curves of T numbers each; what is not finite is null."""
+    """Return [D] curves of T numbers each; non-finite numbers are None."""
     return [[float(f"{v:.{_DIGITS}g}") if abs(v) < float("inf") else None for v in column]
             for column in values.double().T.tolist()]  # fmt: skip

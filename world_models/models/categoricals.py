@@ -39,7 +39,7 @@ def straight_through(log_p: Tensor) -> Tensor:
 
 
 def keyed(draw: Tensor, count: int) -> Tensor:
-    """`count` uniform numbers [B count] that follow from one [B]; NaN where that is."""
+    """Return `count` uniform numbers [B count] that follow from one [B]; NaN where that is."""
     unit = keyed_uniform(draw.nan_to_num(0.0).view(torch.int32).long(), torch.zeros_like(draw).long(), (count,),
                          stream=_STREAM)  # fmt: skip
     return torch.where(draw.isnan()[:, None], torch.nan, unit)
@@ -51,9 +51,9 @@ def divergence(p: Tensor, q: Tensor) -> Tensor:
 
 
 def balanced(posterior: Tensor, prior: Tensor, *, balance: float, free: float) -> tuple[Tensor, Tensor]:
-    """The loss [...] whose gradient moves the prior `balance` of the way and the posterior the rest, and the KL [...].
+    """Return the balanced KL loss [...] and the KL [...].
 
-    Each side is free below `free` nats, where it has no gradient.
+    The prior gets the share `balance` of the gradient, the posterior the rest. Each has none below `free` nats.
     """
     to_prior = divergence(posterior.detach(), prior)
     to_posterior = divergence(posterior, prior.detach())

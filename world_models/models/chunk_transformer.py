@@ -1,10 +1,10 @@
-"""Dynamics of action chunks: a causal transformer looks at a state and at what is done from there, H actions at once.
+"""Predict the dynamics of action chunks by a causal transformer over a state and H actions.
 
-A one-step model is fed its own error after every action. Here nothing is fed back within a chunk: the change at every
-step follows from the state that the chunk began in and from the actions up to then, so a whole chunk is one pass, in
-training as in `chunk`, and errors are compounded once in H steps. What is left to chance, as whether a grasp holds, is
-drawn once a chunk too: a mode stays itself from its first step to its last. Trajectory models of this kind: Janner et
-al. 2021 (Trajectory Transformer); here states are continuous and the outcome a mixture.
+A one-step model feeds its own error back after every action. Here nothing is fed back within a chunk: the change at
+every step follows from the first state of the chunk and the actions so far. So a chunk is one pass, in training and in
+`chunk`, and errors compound once in H steps. Random outcomes, as whether a grasp holds, are drawn once a chunk too: the
+mode stays the same for all of its steps. Similar model: Trajectory Transformer (Janner et al. 2021); here states are
+continuous and outcomes a mixture.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from robopolicy.config.schema import Count, Positive
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import STATE, TASK, EnvSpec, Metrics, Obs
 from robopolicy.datasets.episodes import Episodes
-from robopolicy.networks.precision import Precision, computing
-from robopolicy.networks.transformer import Attention, feed_forward
+from robopolicy.networks.precision import Precision
+from robopolicy.world_models.models.chunk_predictor import Member
 from robopolicy.world_models.models.dynamics import Dynamics, History, Imagined, by_blocks
-from robopolicy.world_models.models.state_transform import StateTransform, check_sizes, hyperbolic, round_up
+from robopolicy.world_models.models.state_transform import StateTransform, check_sizes, hyperbolic
 
 
 class Latent(NamedTuple):
@@ -36,57 +36,20 @@ class Latent(NamedTuple):
     luck: Tensor  # [...] uniform number of the chunk, −1 for the likeliest outcome; of no meaning where none is taken
 
 
-class Member(nn.Module):
-    """A transformer with causal attention over the steps of a chunk, and M modes of what becomes of it."""
-
-    def __init__(
-        self, in_dim: int, out_dim: int, *, chunk: int, modes: int, width: int, depth: int, attention_heads: int,
-        precision: Precision,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        self.enter = nn.Linear(in_dim, width)
-        self.position = nn.Parameter(0.02 * torch.randn(chunk, width))
-        self.attention = nn.ModuleList(Attention(width, attention_heads) for _ in range(depth))
-        self.feed = nn.ModuleList(feed_forward(width, 2) for _ in range(depth))
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2 * depth + 1))
-        self.change = nn.Linear(width + in_dim, round_up(modes * out_dim))
-        self.odds = nn.Linear(width, round_up(modes))
-        self.modes, self.out_dim = modes, out_dim
-        self.precision: Precision = precision
-        self.register_buffer("before", torch.ones(chunk, chunk, dtype=torch.bool).tril()[None, None], persistent=False)
-        with torch.no_grad():  # at first all modes are alike, and next to nothing moves
-            self.change.weight.mul_(0.1)
-            each = self.change.weight[: modes * out_dim].view(modes, out_dim, -1)
-            each.copy_(each[:1].expand_as(each).clone())
-            for parameter in (self.change.bias, self.odds.weight, self.odds.bias):
-                parameter.zero_()
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Changes [B H M Ds] of every step in deviations of one, and logits [B M], of inputs x [B H F]."""
-        h = self.enter(x) + self.position
-        with computing(self.precision, x.device):  # not what reads a state or moves it
-            for i, (attend, feed) in enumerate(zip(self.attention, self.feed, strict=True)):
-                h = h + attend(self.norms[2 * i](h), self.before)
-                h = h + feed(self.norms[2 * i + 1](h))
-        h = self.norms[-1](h)
-        change = self.change(torch.cat([h, x], dim=-1))[..., : self.modes * self.out_dim]
-        return change.unflatten(-1, (self.modes, self.out_dim)), self.odds(h[:, 0])[..., : self.modes]
-
-
 class ChunkTransformer(Dynamics):
     """E members over the changes of the state [Ds] along H actions.
 
     A mode's density is hyperbolic, with a spread for every step of the chunk and number. Its odds follow from the state
     and the first action, so they are the same whether the others are known yet or not. What is drawn for the first step
-    of a chunk holds for all of it, whatever `draw` says later.
+    of a chunk holds for the whole chunk; later values of `draw` are ignored.
 
     Args:
         chunk: H. chunks: in a row in a training sequence, each from where the one before was imagined to end.
-        heads: E; one of them dreams an episode, all of them doubt. modes: M.
+        heads: E; one of them dreams an episode, all of them estimate uncertainty. modes: M.
         width, depth, attention_heads: of each transformer.
-        min_spread: floor of a mode's spread, in deviations of a step. periods, fine: see Coordinates.
+        min_spread: floor of a mode's spread, in deviations of a step. periods, fine: see StateTransform.
         block: rows computed at once when stepping. Padded to it, a row's result does not depend on how many there are.
-        precision: what the transformers' blocks compute in; what reads a state or moves it is float32.
+        precision: of the transformers' blocks; layers that read or move a state are float32.
 
     Raises:
         ConfigError: a width or block with which it would, or that attention_heads does not divide.
@@ -119,12 +82,12 @@ class ChunkTransformer(Dynamics):
             )
         self.spec, self.chunk_size, self.unroll = spec, chunk, chunk * chunks
         self.heads, self.modes, self.min_spread, self.block = heads, modes, min_spread, block
-        self.coordinates = StateTransform(spec.observation[STATE], spec.action, periods=periods, fine=fine)
-        self.size, self.action_dim = self.coordinates.size, spec.action.dim
+        self.state_transform = StateTransform(spec.observation[STATE], spec.action, periods=periods, fine=fine)
+        self.size, self.action_dim = self.state_transform.size, spec.action.dim
         self.latent_dim = 2 * self.size + chunk * self.action_dim + 2
-        self.feature_dim = self.coordinates.feature_dim
+        self.feature_dim = self.state_transform.feature_dim
         self.members = nn.ModuleList(
-            Member(self.coordinates.in_dim, self.size, chunk=chunk, modes=modes, width=width, depth=depth,
+            Member(self.state_transform.in_dim, self.size, chunk=chunk, modes=modes, width=width, depth=depth,
                    attention_heads=attention_heads, precision=precision) for _ in range(heads)
         )  # fmt: skip
         start = torch.linspace(math.log(0.1), math.log(1.0), modes)[:, None] + 0.5 * torch.arange(1, chunk + 1).log()
@@ -132,13 +95,13 @@ class ChunkTransformer(Dynamics):
 
     # -- Dynamics ----------------------------------------------------------------------------------------------------
     def fit(self, episodes: Episodes) -> None:
-        self.coordinates.fit(episodes)
+        self.state_transform.fit(episodes)
 
     def widen(self, episodes: Episodes) -> None:
-        self.coordinates.widen(episodes)
+        self.state_transform.widen(episodes)
 
     def encode(self, history: History) -> Tensor:
-        """Every frame begins a chunk."""
+        """Encode frames; every frame begins a chunk."""
         state = history.obs[STATE]
         done = state.new_zeros(*state.shape[:-1], self.chunk_size, self.action_dim)
         nothing = state.new_zeros(state.shape[:-1])
@@ -150,15 +113,15 @@ class ChunkTransformer(Dynamics):
         return {k: obs[k] for k in keys}
 
     def features(self, latent: Tensor) -> Tensor:
-        return self.coordinates.features(latent[..., : self.size])
+        return self.state_transform.features(latent[..., : self.size])
 
     def outside(self, latent: Tensor) -> Tensor:
-        return self.coordinates.outside(latent[..., : self.size])
+        return self.state_transform.outside(latent[..., : self.size])
 
     def mixed(self, latent: Tensor, other: Tensor, swap: Tensor) -> Tensor:
         """States by their numbers; what a chunk was about is dropped."""
         state = torch.where(swap, other, latent)[..., : self.size]
-        return torch.cat([self.coordinates.derive(state), torch.zeros_like(latent[..., self.size :])], dim=-1)
+        return torch.cat([self.state_transform.derive(state), torch.zeros_like(latent[..., self.size :])], dim=-1)
 
     @torch.no_grad()
     def step(self, latent: Tensor, action: Tensor, *, episode: Tensor, draw: Tensor | None) -> Imagined:
@@ -167,7 +130,7 @@ class ChunkTransformer(Dynamics):
 
     @torch.no_grad()
     def chunk(self, latent: Tensor, action: Tensor, *, episode: Tensor, draw: Tensor | None) -> Imagined:
-        """H steps at once, of latents [B C] at which a chunk begins: latents [B H C] and doubts [B H].
+        """H steps at once, of latents [B C] at which a chunk begins: latents [B H C] and uncertainties [B H].
 
         The same as `step` with each of the actions [B H Da] in turn, and `draw` [B] at the first of them.
 
@@ -177,12 +140,12 @@ class ChunkTransformer(Dynamics):
         taken = self._split(latent).taken
         if bool(((taken > 0) & (taken < self.chunk_size)).any()):
             raise ValueError(f"latent: expected ones at which a chunk begins, found {taken.tolist()} actions taken of "
-                             f"{self.chunk_size}. Encode them anew, or use step.")  # fmt: skip
+                             f"{self.chunk_size}. Encode them again, or use step.")  # fmt: skip
         draw = torch.full_like(episode, torch.nan) if draw is None else draw
         return Imagined(*by_blocks(self._chunk_block, latent, action, draw, self._who(episode), block=self.block))
 
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
-        """−log p per predicted number and transition, of whole chunks of the mode that they were."""
+        """Return −log p per predicted number and transition, of whole chunks of the mode that they were."""
         nll, error = self._unrolled(batch)
         valid = batch["valid"]
         count = valid.sum(dim=(0, 1)).clamp_min(1)
@@ -203,7 +166,7 @@ class ChunkTransformer(Dynamics):
         return torch.cat([latent.state, latent.begun, *rest], dim=-1)
 
     def _who(self, episode: Tensor) -> Tensor:
-        """[B] the member that dreams."""
+        """Return the member [B] that imagines."""
         return (episode * self.heads).long().clamp_(max=self.heads - 1)
 
     def _step_block(self, latent: Tensor, action: Tensor, draw: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
@@ -214,26 +177,25 @@ class ChunkTransformer(Dynamics):
         luck = torch.where(begins, draw.nan_to_num(-1.0), at.luck)
         rows = torch.arange(len(latent), device=latent.device)
         done = torch.where(begins[:, None, None], 0.0, at.done)
-        done[rows, k] = self.coordinates.units(action)
-        change, doubt = self._predicted(begun, done, member, luck)
-        state = self.coordinates.advance(at.state, change[rows, k])
-        return self._join(Latent(state, begun, done, (k + 1).to(latent), luck)), doubt[rows, k]
+        done[rows, k] = self.state_transform.units(action)
+        change, uncertainty = self._predicted(begun, done, member, luck)
+        state = self.state_transform.advance(at.state, change[rows, k])
+        return self._join(Latent(state, begun, done, (k + 1).to(latent), luck)), uncertainty[rows, k]
 
     def _chunk_block(self, latent: Tensor, action: Tensor, draw: Tensor, member: Tensor) -> tuple[Tensor, Tensor]:
         begun, luck = latent[:, : self.size], draw.nan_to_num(-1.0)
-        done = self.coordinates.units(action)
-        change, doubt = self._predicted(begun, done, member, luck)
+        done = self.state_transform.units(action)
+        change, uncertainty = self._predicted(begun, done, member, luck)
         at, rows = begun, []
         for k in range(self.chunk_size):
-            at = self.coordinates.advance(at, change[:, k])
+            at = self.state_transform.advance(at, change[:, k])
             known = (torch.arange(self.chunk_size, device=done.device) <= k)[:, None]
             taken = torch.full_like(luck, k + 1)
             rows.append(self._join(Latent(at, begun, torch.where(known, done, 0.0), taken, luck)))
-        return torch.stack(rows, dim=1), doubt
+        return torch.stack(rows, dim=1), uncertainty
 
     def _predicted(self, begun: Tensor, done: Tensor, member: Tensor, luck: Tensor) -> tuple[Tensor, Tensor]:
-        """Changes [B H Ds] as `member` [B] has them with `luck` [B], < 0 for the likeliest, and all members' doubt
-        [B H]."""
+        """Return changes [B H Ds] by `member` [B] with `luck` [B] (< 0: the likeliest), and the uncertainty [B H]."""
         means, expected = [], []
         x = self._inputs(begun, done)
         rows = torch.arange(len(begun), device=begun.device)
@@ -243,19 +205,21 @@ class ChunkTransformer(Dynamics):
             drawn = (weight.cumsum(-1) < luck[:, None]).sum(-1).clamp_(max=self.modes - 1)
             mode = torch.where(luck < 0, weight.argmax(-1), drawn)
             means.append(change[rows, :, mode])
-            expected.append((weight[:, None, :, None] * change).sum(2) * self.coordinates.predicted)
-        doubt = torch.stack(expected).std(0, correction=0).amax(-1)  # of one member, nothing
-        return torch.stack(means)[member, rows], doubt
+            expected.append((weight[:, None, :, None] * change).sum(2) * self.state_transform.predicted)
+        uncertainty = torch.stack(expected).std(0, correction=0).amax(-1)  # of one member, nothing
+        return torch.stack(means)[member, rows], uncertainty
 
     def _inputs(self, begun: Tensor, done: Tensor) -> Tensor:
-        """[B H F]: at every step the state that the chunk began in, and its action."""
-        features = self.coordinates.features(begun)[:, None].expand(-1, self.chunk_size, -1)
+        """Return [B H F], at every step the state that the chunk began in, and its action."""
+        features = self.state_transform.features(begun)[:, None].expand(-1, self.chunk_size, -1)
         return torch.cat([features, done], dim=-1)
 
     def _unrolled(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """−log p [E B chunks] of chunks, per predicted number, and mean absolute error [E B L] of the mode that fits
-        best, in deviations of the state."""
-        state, valid, number = batch[STATE], batch["valid"], self.coordinates.predicted.sum()
+        """Return −log p [E B chunks] per predicted number, and the mean absolute error [E B L] of the best mode.
+
+        The error is in deviations of the state.
+        """
+        state, valid, number = batch[STATE], batch["valid"], self.state_transform.predicted.sum()
         spread = self.min_spread + self.log_spread.exp()
         nll, error = [], []
         for e, member in enumerate(self.members):
@@ -263,15 +227,15 @@ class ChunkTransformer(Dynamics):
             parts = zip(state[e, :, 1:].split(self.chunk_size, 1), batch["action"][e].split(self.chunk_size, 1),
                         valid[e].split(self.chunk_size, 1), strict=True)  # fmt: skip
             for true, action, there in parts:
-                change, logits = member(self._inputs(at, self.coordinates.units(action)))
-                reached = self.coordinates.advance(at[:, None, None], change.cumsum(1))  # [B H M Ds]
-                missed = self.coordinates.difference(reached, true[:, :, None])
-                each = (hyperbolic(missed, spread[e]) * self.coordinates.predicted).sum(-1)
+                change, logits = member(self._inputs(at, self.state_transform.units(action)))
+                reached = self.state_transform.advance(at[:, None, None], change.cumsum(1))  # [B H M Ds]
+                missed = self.state_transform.difference(reached, true[:, :, None])
+                each = (hyperbolic(missed, spread[e]) * self.state_transform.predicted).sum(-1)
                 joint = logits.log_softmax(-1) - torch.where(there[:, :, None], each, 0.0).sum(1)  # [B M]
                 nll.append(torch.where(there.any(1), -joint.logsumexp(-1), 0.0) / number)
                 best = joint.argmax(-1)[:, None, None, None].expand(-1, self.chunk_size, 1, self.size)
                 way = reached.gather(2, best)[:, :, 0]
-                error.append((self.coordinates.wrap(way - true).abs() / self.coordinates.std).mean(-1).detach())
+                error.append((self.state_transform.wrap(way - true).abs() / self.state_transform.std).mean(-1).detach())
                 at = way[:, -1]
         shape = (self.heads, -1)
         return (torch.stack(nll).unflatten(0, shape).transpose(1, 2),

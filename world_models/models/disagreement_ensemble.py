@@ -1,7 +1,7 @@
-"""What a latent model does not know: small networks that guess its next step, and how much they differ.
+"""Estimate epistemic uncertainty by the disagreement of small networks (Sekar et al. 2020, Plan2Explore).
 
-They are trained on the same targets and begin differently, so they agree where there was data. A model's own spread
-does not tell this: it is as wide where the data is random as where there was none (Sekar et al. 2020, Plan2Explore).
+The networks predict the next latent from different initial weights, so they agree where there is data. The model's own
+spread cannot tell missing data from random data.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from robopolicy.networks.critics import EnsembleLayerNorm, EnsembleLinear
 
 
 class DisagreementEnsemble(nn.Module):
-    """E networks of one hidden layer, [B in_dim] → [E B out_dim], that begin differently."""
+    """E networks of one hidden layer with different initial weights, [B in_dim] → [E B out_dim]."""
 
     def __init__(self, heads: int, in_dim: int, out_dim: int, *, width: int) -> None:
         super().__init__()
@@ -27,10 +27,9 @@ class DisagreementEnsemble(nn.Module):
 
 
 def disagreement(log_p: Tensor) -> Tensor:
-    """[B] nats per variable that members' predictions [E B Z K] tell of which member made them.
+    """Return the mutual information [B] of member and outcome, in nats per variable, of log probabilities [E B Z K].
 
-    Mutual information of member and outcome: entropy of the mean minus mean entropy (Houlsby et al. 2011). What all
-    members hold for random does not count.
+    Entropy of the mean minus mean entropy (Houlsby et al. 2011); randomness on which the members agree cancels.
     """
     p = log_p.exp()
     mean = p.mean(0)

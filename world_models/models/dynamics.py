@@ -1,4 +1,4 @@
-"""The interface of learned dynamics: encode, step, decode and a loss. Randomness comes from the caller.
+"""Interface of learned dynamics: encode, step, decode and a loss. The caller gives the random numbers.
 
 Everything that differs between an ensemble on states, a recurrent latent model and a transformer lies behind it;
 success, trust and the imagined env know no more than this.
@@ -22,20 +22,20 @@ class Imagined(NamedTuple):
     """One imagined step of B states."""
 
     latent: Tensor  # [B C]
-    doubt: Tensor  # [B] how far the model knows that it does not know; calibrated by `World.bound`
+    uncertainty: Tensor  # [B] disagreement of the members; `World.bound` is its calibrated limit
 
 
 @dataclass(frozen=True)
 class History:
-    """B windows of S frames in a row, and what was done at each: all that latents are made from."""
+    """B windows of S consecutive frames and their actions, from which latents are encoded."""
 
     obs: Obs  # [B S ...]
     action: Tensor  # [B S Da] taken at each frame; the last one leads out of the window
-    fresh: Tensor  # [B S] bool: nothing is known of what came before this frame; the first one of a window is so too
+    fresh: Tensor  # [B S] bool: the history begins with this frame; always true for the first one of a window
 
     @classmethod
     def before(cls, episodes: Episodes, frames: Tensor, length: int) -> Self:
-        """What led to `frames` [B] and they themselves, S = `length`.
+        """Return the histories of `frames` [B], S = `length`, with the frames last.
 
         An episode's first frame is repeated where it has none before it, and all of these are fresh.
         """
@@ -46,25 +46,25 @@ class History:
 
     @classmethod
     def along(cls, obs: Obs, action: Tensor, length: int) -> Self:
-        """As `before`, of every frame of one episode [T ...]."""
+        """Return the histories of every frame of one episode [T ...], like `before`."""
         index = (torch.arange(len(action))[:, None] + torch.arange(1 - length, 1)).clamp_min(0)
         return cls({k: v[index] for k, v in obs.items()}, action[index], index == 0)
 
     @classmethod
     def first(cls, obs: Obs, action_dim: int, length: int = 1) -> Self:
-        """Of frames [B ...] before which there was nothing, repeated as often as a window has frames."""
+        """Return histories of first frames [B ...], repeated to the length of a window."""
         repeated = {k: v[:, None].expand(-1, length, *v.shape[1:]) for k, v in obs.items()}
         rows = len(next(iter(obs.values())))
         return cls(repeated, torch.zeros(rows, length, action_dim), torch.ones(rows, length, dtype=torch.bool))
 
     @classmethod
     def join(cls, parts: list[Self]) -> Self:
-        """All of several, in a row."""
+        """Concatenate several histories."""
         obs = {k: torch.cat([p.obs[k] for p in parts]) for k in parts[0].obs}
         return cls(obs, torch.cat([p.action for p in parts]), torch.cat([p.fresh for p in parts]))
 
     def take(self, rows: Tensor) -> Self:
-        """Those of `rows` [M]."""
+        """Return the histories of `rows` [M]."""
         return type(self)({k: v[rows] for k, v in self.obs.items()}, self.action[rows], self.fresh[rows])
 
     def to(self, device: torch.device | str) -> Self:
@@ -93,7 +93,7 @@ class Dynamics(nn.Module):
 
     @classmethod
     def reads(cls, offered: Mapping[str, Feature]) -> dict[str, Feature]:
-        """Which of the features that a dataset offers are modelled."""
+        """Return the offered features that are modelled."""
         return {k: f for k, f in offered.items() if k in (STATE, TASK)}
 
     def fit(self, episodes: Episodes) -> None:
@@ -112,11 +112,11 @@ class Dynamics(nn.Module):
 
     @abstractmethod
     def features(self, latent: Tensor) -> Tensor:
-        """[... feature_dim] normalised, for what is learned on latents [... C]."""
+        """Return normalised features [... feature_dim] of latents [... C], as inputs of classifiers."""
 
     @abstractmethod
     def step(self, latent: Tensor, action: Tensor, *, episode: Tensor, draw: Tensor | None) -> Imagined:
-        """The next latent.
+        """Return the next latent.
 
         Args:
             latent: [B C]. action: [B Da] physical units, within limits.
@@ -129,7 +129,7 @@ class Dynamics(nn.Module):
         """Loss of sequences {key: [E B L+1 ...], "action": [E B L Da], "valid": [E B L] bool}."""
 
     def outside(self, latent: Tensor) -> Tensor:
-        """[B] bool: far from all that the data has shown."""
+        """Return whether [B] a latent is far from the data."""
         return torch.zeros(len(latent), dtype=torch.bool, device=latent.device)
 
     def mixed(self, latent: Tensor, other: Tensor, swap: Tensor) -> Tensor:
@@ -137,15 +137,15 @@ class Dynamics(nn.Module):
         return torch.where(swap, other, latent)
 
     def rank(self, error: Tensor) -> None:
-        """Take note of the members' held-out `error` [E], where some shall dream and others only doubt."""
+        """Take note of the members' held-out `error` [E], so that the best members imagine."""
 
     def member_errors(self, batch: dict[str, Any]) -> Tensor:
-        """[E] held-out error of each member, for `rank`."""
+        """Return [E] held-out error of each member, for `rank`."""
         return torch.zeros(self.heads)
 
 
 def by_blocks(function: Callable[..., Any], *inputs: Tensor, block: int = 64) -> tuple[Tensor, ...]:
-    """`function` of [N ...] inputs, which returns tensors [N ...], in blocks of equal size.
+    """Apply `function` to inputs [N ...] in blocks of equal size; it returns tensors [N ...].
 
     The last block is filled up with copies of its first row: so a row's result does not depend on how many there are.
     """

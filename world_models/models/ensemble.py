@@ -1,12 +1,11 @@
-"""An ensemble of dynamics on states whose members tell phases of contact apart.
+"""Ensemble of dynamics on states, whose members are mixtures over phases of contact.
 
-A Gaussian over the next state has no good answer where a grasp either holds or slips: its mean is a cube that half
-follows the hand, and samples of it shake a held cube loose. Here every member is a mixture of M phases, each with
-dynamics of its own (a linear part and a network) and a spread of its own that does not depend on the state; a rollout
-draws the phase and takes its *mean*. Free motion gets a narrow phase, an object at rest stays at rest exactly enough,
-and what is uncertain about a contact is which phase comes next.
+A Gaussian over the next state fails where a grasp either holds or slips: its mean is a cube that half follows the hand,
+and its samples shake a held cube loose. Here every member is a mixture of M phases. A phase has its own dynamics, a
+linear part and a network, and its own constant spread. A rollout draws the phase and takes its *mean*. Free motion has
+a narrow phase, and an object at rest stays at rest. The next phase is the uncertain part of a contact.
 
-Trained on short open-loop unrolls: the phase that explains the truth best is followed, from the state imagined so far.
+Training uses short open-loop unrolls, which follow the phase that explains the data best.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ class PhaseEnsemble(Dynamics):
     tails that keep a rare hard contact from ruling the gradient.
 
     Args:
-        heads: E. elites: the best of them on held-out data, which dream; all of them doubt.
+        heads: E. elites: the best of them on held-out data, which dream; all of them estimate uncertainty.
         width, depth: hidden layers. phases: M.
         unroll: L steps of a training sequence.
         min_spread: floor of a phase's spread, in deviations of a step.
-        periods, fine: see Coordinates.
+        periods, fine: see StateTransform.
         block: rows computed at once when stepping. Padded to it, a row's result does not depend on how many there are.
 
     Raises:
@@ -66,11 +65,11 @@ class PhaseEnsemble(Dynamics):
         super().__init__()
         check_sizes({"width": width, "block": block})
         self.spec = spec
-        self.coordinates = StateTransform(spec.observation[STATE], spec.action, periods=periods, fine=fine)
+        self.state_transform = StateTransform(spec.observation[STATE], spec.action, periods=periods, fine=fine)
         self.heads, self.elites, self.phases = heads, min(elites, heads), phases
         self.unroll, self.min_spread, self.block = unroll, min_spread, block
-        size, in_dim = spec.observation[STATE].shape[0], self.coordinates.in_dim
-        self.latent_dim, self.feature_dim = size, self.coordinates.feature_dim
+        size, in_dim = spec.observation[STATE].shape[0], self.state_transform.in_dim
+        self.latent_dim, self.feature_dim = size, self.state_transform.feature_dim
         sizes = [in_dim] + [width] * depth
         self.linears = nn.ModuleList(EnsembleLinear(heads, a, b) for a, b in pairwise(sizes))
         self.norms = nn.ModuleList(EnsembleLayerNorm(heads, width) for _ in range(depth))
@@ -87,10 +86,10 @@ class PhaseEnsemble(Dynamics):
 
     # -- Dynamics ----------------------------------------------------------------------------------------------------
     def fit(self, episodes: Episodes) -> None:
-        self.coordinates.fit(episodes)
+        self.state_transform.fit(episodes)
 
     def widen(self, episodes: Episodes) -> None:
-        self.coordinates.widen(episodes)
+        self.state_transform.widen(episodes)
 
     def encode(self, history: History) -> Tensor:
         return history.obs[STATE]
@@ -100,13 +99,13 @@ class PhaseEnsemble(Dynamics):
         return {k: obs[k] for k in keys}
 
     def features(self, latent: Tensor) -> Tensor:
-        return self.coordinates.features(latent)
+        return self.state_transform.features(latent)
 
     def outside(self, latent: Tensor) -> Tensor:
-        return self.coordinates.outside(latent)
+        return self.state_transform.outside(latent)
 
     def mixed(self, latent: Tensor, other: Tensor, swap: Tensor) -> Tensor:
-        return self.coordinates.derive(torch.where(swap, other, latent))
+        return self.state_transform.derive(torch.where(swap, other, latent))
 
     @torch.no_grad()
     def step(self, latent: Tensor, action: Tensor, *, episode: Tensor, draw: Tensor | None) -> Imagined:
@@ -119,16 +118,16 @@ class PhaseEnsemble(Dynamics):
         mean, logits = self.predict(latent.expand(self.heads, *latent.shape), action.expand(self.heads, *action.shape))
         weight = logits.softmax(-1)
         # Numbers that follow from others, or never change, are not trained: the members' say on them is noise.
-        expected = (weight[..., None] * mean).sum(2) * self.coordinates.predicted  # [E B Ds]
-        doubt = expected.std(0, correction=0).amax(-1) if self.heads > 1 else latent.new_zeros(len(latent))
+        expected = (weight[..., None] * mean).sum(2) * self.state_transform.predicted  # [E B Ds]
+        uncertainty = expected.std(0, correction=0).amax(-1) if self.heads > 1 else latent.new_zeros(len(latent))
         rows = torch.arange(len(latent), device=latent.device)
         chosen = weight[member, rows]  # [B M]
         drawn = (chosen.cumsum(-1) < draw[:, None]).sum(-1).clamp_(max=self.phases - 1)
         phase = torch.where(draw.isnan(), chosen.argmax(-1), drawn)
-        return self.coordinates.advance(latent, mean[member, rows, phase]), doubt
+        return self.state_transform.advance(latent, mean[member, rows, phase]), uncertainty
 
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
-        """−log p per predicted number and transition, over an open-loop unroll of the phases that fit best."""
+        """Return −log p per predicted number and transition, over an open-loop unroll of the phases that fit best."""
         nll, error = self._unrolled(batch)
         valid = batch["valid"]
         assert nll.shape == valid.shape, f"loss {tuple(nll.shape)} of transitions {tuple(valid.shape)}"
@@ -148,7 +147,7 @@ class PhaseEnsemble(Dynamics):
     # -- inside ------------------------------------------------------------------------------------------------------
     def predict(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Means [E B M Ds] of the phases, in deviations of a step, and their logits [E B M]; inputs are [E B ...]."""
-        x = self.coordinates.inputs(state, action)
+        x = self.state_transform.inputs(state, action)
         h = x
         for linear, norm in zip(self.linears, self.norms, strict=True):
             h = F.silu(norm(linear(h)))
@@ -159,22 +158,22 @@ class PhaseEnsemble(Dynamics):
 
     @property
     def spread(self) -> Tensor:
-        """[E 1 M Ds] of the phases, in deviations of a step."""
+        """Return [E 1 M Ds] of the phases, in deviations of a step."""
         return self.min_spread + self.log_spread.exp()[:, None]
 
     def _unrolled(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """−log p [E B L] per predicted number, and mean absolute error [E B L] in deviations of the state."""
-        state, coordinates = batch[STATE], self.coordinates
-        counts = coordinates.predicted
+        """Return −log p [E B L] per predicted number, and mean absolute error [E B L] in deviations of the state."""
+        state, transform = batch[STATE], self.state_transform
+        counts = transform.predicted
         spread, number = self.spread, counts.sum()
         at, nll, error = state[:, :, 0], [], []
         for k in range(batch["action"].shape[2]):
             mean, logits = self.predict(at, batch["action"][:, :, k])
-            missed = coordinates.difference(at, state[:, :, k + 1])[:, :, None] - mean
+            missed = transform.difference(at, state[:, :, k + 1])[:, :, None] - mean
             log_p = -(hyperbolic(missed, spread) * counts).sum(-1)
             joint = logits.log_softmax(-1) + log_p  # [E B M]
             nll.append(-joint.logsumexp(-1) / number)
             best = joint.argmax(-1)[..., None, None].expand(-1, -1, 1, self.latent_dim)
-            at = coordinates.advance(at, mean.gather(2, best)[:, :, 0])
-            error.append((coordinates.wrap(at - state[:, :, k + 1]).abs() / coordinates.std).mean(-1))
+            at = transform.advance(at, mean.gather(2, best)[:, :, 0])
+            error.append((transform.wrap(at - state[:, :, k + 1]).abs() / transform.std).mean(-1))
         return torch.stack(nll, dim=-1), torch.stack(error, dim=-1)

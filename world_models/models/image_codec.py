@@ -1,33 +1,37 @@
-"""Pictures of one camera, in and out of vectors, as how they differ from the mean one.
+"""Encode and decode images of a camera as differences to the mean image.
 
-A robot's cameras stand still: nearly all of a picture is the same in every frame. The mean picture is taken from the
-data, and what is encoded and decoded is the difference to it, in units of its deviation. Small convolutions encode.
-Imagination decodes at every step and encodes only at an episode's beginning, so the decoder is the one that has to be
-cheap: it draws squares of 4 × 4 pixels, each from a few numbers of its own, and needs nothing but products of matrices.
+A robot's cameras stand still, so frames differ little. The codec takes the mean image from the data, and encodes and
+decodes the difference to it in units of its deviation. Small convolutions encode. Imagination decodes at every step and
+encodes only at the beginning of an episode, so the decoder must be cheap: it draws squares of 4 × 4 pixels by matrix
+products alone.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from robopolicy.core.errors import SpecError
+from robopolicy.core.types import IMAGES, EnvSpec, Obs
 
 _SMALLEST = 4  # pixels of a side that are left when no more are halved
-_SQUARE = 4  # pixels of a side of what is drawn at once
+_SQUARE = 4  # pixels of a side of the decoder's squares
 _AT_ONCE = 1024  # pictures that are floats at the same time
+Through = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 
 
-class Pictures(nn.Module):
+class ImageCodec(nn.Module):
     """Encoder and decoder of one camera.
 
     Args:
         shape: (3, h, w); sides of 4 · 2ⁿ pixels with the same n ≥ 1, e.g. 32 × 32 or 64 × 64.
-        feature_dim: F, of what pictures are decoded from. depth: channels of the first layer; each layer doubles them.
-        out_dim: D, of what pictures are encoded to, and of the decoder's hidden layer.
+        feature_dim: F, input size of the decoder. depth: channels of the first layer; each layer doubles them.
+        out_dim: D, output size of the encoder, and size of the decoder's hidden layer.
 
     Raises:
-        SpecError: other sides.
+        SpecError: an image of other sides.
     """
 
     mean: Tensor
@@ -69,20 +73,65 @@ class Pictures(nn.Module):
         self.spread.fill_(max(square / pictures.numel(), 1e-8) ** 0.5)
 
     def units(self, pictures: Tensor) -> Tensor:
-        """uint8 [... 3 h w] as differences to the mean picture, in deviations."""
+        """Return uint8 [... 3 h w] as differences to the mean picture, in deviations."""
         return (pictures / 255.0 - self.mean) / self.spread
 
     def encode(self, units: Tensor) -> Tensor:
-        """[B D] of [B 3 h w]."""
+        """Return [B D] of [B 3 h w]."""
         encoded: Tensor = self.down(units)
         return encoded
 
     def decode(self, features: Tensor) -> Tensor:
-        """[B 3 h w], differences to the mean picture in deviations, of [B F]."""
+        """Return [B 3 h w], differences to the mean picture in deviations, of [B F]."""
         drawn = self.squares(features).view(len(features), *self.grid, self.mean.shape[0], _SQUARE, _SQUARE)
         return drawn.permute(0, 3, 1, 4, 2, 5).reshape(len(features), *self.mean.shape)
 
     def picture(self, units: Tensor) -> Tensor:
-        """uint8 pictures: inverse of `units`, within what a picture can show."""
+        """Return uint8 pictures: inverse of `units`, within what a picture can show."""
         shown = torch.addcmul(255.0 * self.mean, units, 255.0 * self.spread)
         return shown.round_().clamp_(0.0, 255.0).to(torch.uint8)
+
+
+class CameraCodecs(nn.ModuleDict):
+    """Codecs of all cameras of `spec`, by the key of their images. Arguments: see ImageCodec."""
+
+    def __init__(self, spec: EnvSpec, *, feature_dim: int, depth: int, out_dim: int) -> None:
+        cameras = {k: f"camera_{i}" for i, k in enumerate(k for k in spec.observation if k.startswith(IMAGES))}
+        super().__init__({
+            name: ImageCodec(key, spec.observation[key].shape, feature_dim=feature_dim, depth=depth, out_dim=out_dim)
+            for key, name in cameras.items()
+        })  # fmt: skip
+        self.cameras = cameras
+
+    def codec(self, key: str) -> ImageCodec:
+        """Return the codec of the images `key`."""
+        codec = self[self.cameras[key]]
+        assert isinstance(codec, ImageCodec)
+        return codec
+
+    def fit(self, obs: Obs) -> None:
+        """Take mean and spread of every camera's images."""
+        for key in self.cameras:
+            self.codec(key).fit(obs[key])
+
+    def units(self, obs: Obs) -> dict[str, Tensor]:
+        """Return every camera's images as differences to the mean image, in deviations."""
+        return {key: self.codec(key).units(obs[key]) for key in self.cameras}
+
+    def encode(self, units: dict[str, Tensor], through: Through) -> list[Tensor]:
+        """Encode units [B S 3 h w] of every camera into [B S D]; `through` applies a network in its precision."""
+        return [
+            through(self.codec(k).encode, units[k].flatten(0, 1)).unflatten(0, units[k].shape[:2]) for k in self.cameras
+        ]
+
+    def losses(
+        self, features: Tensor, units: dict[str, Tensor], there: Tensor, *, weight: float, through: Through
+    ) -> dict[str, Tensor]:
+        """Return half the weighted squared errors [B S] of images decoded from `features`, the frames of `there`."""
+        found = {}
+        for key in self.cameras:
+            shown = through(self.codec(key).decode, features)
+            error = (shown - units[key][there]).square().sum((1, 2, 3))
+            missed = torch.zeros(there.shape, device=error.device).masked_scatter(there, 0.5 * weight * error)
+            found[f"picture.{key.removeprefix(IMAGES)}"] = missed
+        return found

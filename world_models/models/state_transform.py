@@ -1,9 +1,9 @@
-"""Coordinates: which numbers of the state a model predicts, and in which units.
+"""Choose the numbers of the state that a model predicts, and their units.
 
-States are redundant: cube − tool is there beside cube and tool. Predicted one by one, they drift apart in a rollout and
-the contact, which lives in their difference, is lost. So exact linear relations are found in the data; only an
-independent set is predicted, the slowest numbers first (an object at rest is kept, not its distance to a moving
-hand), and the others follow from it. Numbers that never change within an episode are kept as they are.
+States are redundant: they hold cube − tool beside cube and tool. Single predictions of these drift apart in a rollout,
+and the contact, which depends on their difference, is lost. So the transform finds exact linear relations in the data.
+The model predicts an independent set, the slowest numbers first (an object at rest rather than its distance to a moving
+hand), and computes the others. Numbers that never change within an episode stay constant.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from robopolicy.datasets.episodes import Episodes
 # Matrix products whose sizes are multiples of this treat all rows alike, bit for bit (others have rows at the edge).
 ROWS = 16
 _EXACT = 1e-4  # a relation is exact where what it leaves unexplained is below this share of the deviation
-_ROWS = 20_000  # frames that relations are looked for in
+_ROWS = 20_000  # frames in which relations are searched
 _WIDER = 0.25  # of the range seen, on each side, that a state may lie outside of it
 
 
 def round_up(size: int) -> int:
-    """The next multiple of ROWS."""
+    """Return the next multiple of ROWS."""
     return -(-size // ROWS) * ROWS
 
 
@@ -123,50 +123,52 @@ class StateTransform(nn.Module):
     def wrap(self, difference: Tensor) -> Tensor:
         """Differences [... Ds] of angles to the nearest turn."""
         period = self.period.to(difference.dtype)
-        turns = torch.where(period > 0, torch.round(difference / period.clamp_min(1e-12)), 0.0)
-        return difference - turns * period
+        revolutions = torch.where(period > 0, torch.round(difference / period.clamp_min(1e-12)), 0.0)
+        return difference - revolutions * period
 
     def difference(self, before: Tensor, after: Tensor) -> Tensor:
-        """What must be predicted to get from `before` to `after` [... Ds], in deviations of a step; 0 elsewhere."""
+        """Return the change from `before` to `after` [... Ds] in deviations of a step; 0 for derived numbers."""
         scaled = self.wrap(after - before) / self.delta_std.clamp_min(1e-12)
         return torch.where(self.predicted > 0, scaled, 0.0)
 
     def advance(self, state: Tensor, change: Tensor) -> Tensor:
-        """The state [... Ds] after `change` [... Ds], in deviations of a step: inverse of `difference`."""
+        """Return the state [... Ds] after `change` [... Ds], in deviations of a step: inverse of `difference`."""
         return self.derive(state + torch.where(self.predicted > 0, change * self.delta_std, 0.0))
 
     def derive(self, state: Tensor) -> Tensor:
-        """`state` [... Ds] with angles wrapped, and with what follows from other numbers made of these anew."""
+        """Return `state` [... Ds] with wrapped angles and recomputed derived numbers."""
         moved = self.wrap(state)
         derived = (moved @ self.relation.T)[..., : self.size] + self.offset
         return torch.where(self.is_derived, self.wrap(derived), moved)
 
     @property
     def is_derived(self) -> Tensor:
-        """[Ds] bool: follows from the others."""
+        """Return whether [Ds] a number follows from the others."""
         return self.relation[: self.size].abs().sum(1) > 0
 
     def features(self, state: Tensor) -> Tensor:
-        """[... 2·Ds]: the state at both scales."""
+        """Return [... 2·Ds], the state at both scales."""
         coarse = ((state - self.mean) / self.std).clamp(-5.0, 5.0)
         return torch.cat([coarse, (self.fine * state / self.std).clamp(-3.0, 3.0)], dim=-1)
 
     def inputs(self, state: Tensor, action: Tensor) -> Tensor:
-        """[... in_dim]: features of the state, and the action with its limits as ±1."""
+        """Return [... in_dim], features of the state, and the action with its limits as ±1."""
         return torch.cat([self.features(state), self.units(action)], dim=-1)
 
     def units(self, action: Tensor) -> Tensor:
-        """[... Da] with its limits as ±1."""
+        """Return [... Da] with its limits as ±1."""
         return (action - self.centre) / self.reach
 
     def outside(self, state: Tensor) -> Tensor:
-        """[...] bool: some number is far from all that the data has shown."""
+        """Return whether [...] some number is far from the data."""
         return ((state < self.low) | (state > self.high)).any(-1)
 
 
 def hyperbolic(missed: Tensor, spread: Tensor) -> Tensor:
-    """−log p of what is `missed`, up to a constant: near its mean a Gaussian, with tails in which a rare hard contact
-    does not rule the gradient."""
+    """Return −log p of the error `missed` up to a constant: Gaussian near 0, with heavier tails.
+
+    The tails limit the gradient of rare hard contacts.
+    """
     return torch.sqrt(1.0 + (missed / spread).square()) - 1.0 + spread.log()
 
 
@@ -183,7 +185,7 @@ def _relations(x: Tensor, moves: Tensor, change: Tensor, std: Tensor, angle: Ten
     size = x.shape[1]
     keep = torch.ones(size, dtype=torch.bool)
     relation, offset = torch.zeros(size, size, dtype=x.dtype), torch.zeros(size, dtype=x.dtype)
-    # What follows from others by a sum has their unit. Numbers at rest come first; 5% do not count as a difference.
+    # Derived numbers have the unit of their summands. Numbers at rest come first; 5% do not count as a difference.
     speed = torch.where(moves, (20.0 * change.clamp_min(1e-30).log()).round(), -torch.inf)
     kept: list[int] = []
     for j in speed.argsort(stable=True).tolist():

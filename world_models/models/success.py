@@ -1,17 +1,16 @@
-"""When an imagined episode has succeeded: a classifier of a window of latents, and a threshold with evidence.
+"""Classify success from a window of latents, with a threshold that is calibrated on held-out episodes.
 
-A task counts as done once it has been for some steps, and how many is not told. So every latent has a score of its own,
-by the same network, and the lowest of them is that of the window, where older ones are let off by as much as the data
-asks for. A dataset does not hold the state after an episode's last action, which is the newest of them: the model's
-likeliest successor stands there, in training as later.
+A task counts as done after an unknown number of steps. So one network scores every latent, and a window has the lowest
+of these scores, with a learned allowance for older latents. A dataset lacks the state after an episode's last action;
+the model's likeliest successor replaces it, in training and later.
 
-Data that was never there cannot say no: where every closed hand high above the table holds a cube, an empty one looks
-like a success too, and a policy in imagination finds that out. So a second network tells recorded successes from ones
-with some of their numbers taken from elsewhere, and what is not like a recorded success is none.
+Without negative examples a classifier accepts unseen states: if every closed hand above the table holds a cube, an
+empty hand resembles success too, and a policy in imagination exploits that. So a second network separates recorded
+successes from mixtures with numbers of other states; a window unlike recorded successes is no success.
 
-It is trained on far more positives than there are in life, so its output is a score, not a probability. What counts is
-decided on held-out episodes: an imagined episode succeeds where its score passes the threshold for the first time, so
-precision and recall are counted over episodes, in which one false alarm in eighty frames is a false success.
+Training uses more positives than the data has, so the output is a score, not a probability. An imagined episode
+succeeds where its score first passes the threshold. Precision and recall are therefore counted over held-out episodes:
+one false alarm in eighty frames is a false success.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from robopolicy.core.errors import DataError
 from robopolicy.core.types import Metrics
 from robopolicy.networks.mlp import MLP
 
-_FASTER = 10.0  # a few numbers that have further to go than weights have
+_FASTER = 10.0  # step size of few parameters that move further than weights
 _UNLIKE = -1e4  # below any score
 
 
 class Lasting(nn.Module):
-    """Score of windows [B W+1 F]: the lowest of its states', older ones let off by what is learned."""
+    """Score windows [B W+1 F] by the lowest score of their states, with a learned allowance for older ones."""
 
     def __init__(self, feature_dim: int, *, window: int, width: int, depth: int, embedding: int) -> None:
         super().__init__()
         self.embed = MLP(feature_dim, embedding, width=width, depth=depth, norm=True)
         self.head = nn.Linear(embedding, 1)
-        self.age = nn.Parameter(torch.zeros(window))  # oldest first: what a step more lets off
+        self.age = nn.Parameter(torch.zeros(window))  # oldest first: allowance of each further step
 
     def each(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Score [...] of every state by itself, features [... F], and its embedding [... embedding]."""
@@ -69,7 +68,7 @@ class SuccessClassifier(nn.Module):
         window: W latents before the newest; success may have to last that many steps more.
         weight_decay: AdamW's. Successes are few and their windows alike: without much of it they are learned by heart.
         precision: of episodes, that the threshold shall reach on held-out data.
-        alike: share of held-out successes that shall look like successes.
+        alike: share of held-out successes that must count as like a success.
         min_positives: successful episodes that training needs; a quarter of that for each held-out part.
     """
 
@@ -98,19 +97,19 @@ class SuccessClassifier(nn.Module):
         sizes = {"window": window, "width": width, "depth": depth, "embedding": embedding}
         self.done, self.real = Lasting(feature_dim, **sizes), Lasting(feature_dim, **sizes)
         self.register_buffer("threshold", torch.tensor(torch.nan))  # on `done`; NaN until calibrated
-        self.register_buffer("least", torch.tensor(-torch.inf))  # on `real`; before it is calibrated all look alike
+        self.register_buffer("least", torch.tensor(-torch.inf))  # on `real`; −∞ until calibrated
 
     def forward(self, features: Tensor) -> Tensor:
-        """Score [B] of features [B W+1 F]; where they do not look like a success, lower than any other."""
-        return self.judge(self.marks(features))
+        """Return scores [B] of features [B W+1 F]; the lowest score where they are unlike a success."""
+        return self.window_score(self.frame_scores(features))
 
-    def marks(self, features: Tensor) -> Tensor:
-        """[... 2] of single states' features [... F]: all that `judge` has to know of them."""
+    def frame_scores(self, features: Tensor) -> Tensor:
+        """Return scores [... 2] of single states' features [... F], the inputs of `window_score`."""
         return torch.stack([self.done.each(features)[0], self.real.each(features)[0]], dim=-1)
 
-    def judge(self, marks: Tensor) -> Tensor:
-        """Score [B] of windows of marks [B W+1 2]."""
-        done, real = marks.unbind(-1)
+    def window_score(self, frame_scores: Tensor) -> Tensor:
+        """Return scores [B] of windows from scores of their frames [B W+1 2]."""
+        done, real = frame_scores.unbind(-1)
         return torch.where(self.real.lowest(real) >= self.least, self.done.lowest(done), _UNLIKE)
 
     def loss(self, features: Tensor, label: Tensor, mixed: Tensor) -> tuple[Tensor, Metrics]:
@@ -128,8 +127,8 @@ class SuccessClassifier(nn.Module):
         return entropy + self.contrast * contrast + unreal, metrics
 
     @torch.no_grad()
-    def request_images(self, successes: Tensor) -> None:
-        """Calibrate what looks like a success by held-out ones, features [S W+1 F]."""
+    def calibrate(self, successes: Tensor) -> None:
+        """Calibrate the likeness to successes on held-out ones, features [S W+1 F]."""
         self.least.copy_(torch.quantile(self.real(successes)[0], 1.0 - self.alike))
 
     def check_enough(self, positives: dict[str, int]) -> None:
@@ -157,11 +156,11 @@ def supervised_contrast(embedding: Tensor, label: Tensor, *, temperature: float)
 
 @dataclass(frozen=True)
 class SuccessVerdict:
-    """How a threshold separates E episodes by their highest score."""
+    """Separation of E episodes by a threshold on their highest score."""
 
     threshold: float
     precision: float
-    set_retrieval_memory: float
+    recall: float
     predicted: float  # share of episodes called successes
     actual: float
     episodes: int
@@ -178,7 +177,7 @@ def verdict(score: Tensor, success: Tensor, threshold: float) -> SuccessVerdict:
     return SuccessVerdict(
         threshold,
         precision=hits / max(1, int(called.sum())),
-        set_retrieval_memory=hits / max(1, int(success.sum())),
+        recall=hits / max(1, int(success.sum())),
         predicted=int(called.sum()) / max(1, n),
         actual=int(success.sum()) / max(1, n),
         episodes=n,
@@ -187,15 +186,15 @@ def verdict(score: Tensor, success: Tensor, threshold: float) -> SuccessVerdict:
 
 
 def choose_threshold(score: Tensor, success: Tensor, precision: float) -> float:
-    """The threshold between two scores [E] that reaches `precision` with the most recall, amid all that do as well.
+    """Return the threshold between two scores [E] with the highest recall among those that reach `precision`.
 
     Where none reaches it, the one with the highest precision.
     """
     edges = score.double().unique()
     middle = torch.cat([edges[:1] - 1.0, (edges[1:] + edges[:-1]) / 2])
     found = [verdict(score, success, float(t)) for t in middle]
-    good = [v for v in found if v.precision >= precision and v.set_retrieval_memory > 0] or [
+    good = [v for v in found if v.precision >= precision and v.recall > 0] or [
         v for v in found if v.precision == max(f.precision for f in found)
     ]
-    most = [v.threshold for v in good if v.set_retrieval_memory == max(g.set_retrieval_memory for g in good)]
+    most = [v.threshold for v in good if v.recall == max(g.recall for g in good)]
     return most[len(most) // 2]

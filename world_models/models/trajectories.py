@@ -28,7 +28,7 @@ from robopolicy.utils.provenance import version
 from robopolicy.utils.storage import load_weights, read_tensors, verify, write_manifest, write_tensors
 from robopolicy.world_models.models.windows import Tokens, Window
 
-FORMAT = 1
+FORMAT = 2
 FOLDER = "trajectories"
 _CLIP = 10.0  # of a denoised token, in deviations; nothing in the data lies far beyond
 
@@ -46,10 +46,10 @@ class Trajectories(Tokens):
     """p(window | its first state), denoised in K steps of DDPM. `report` is empty until the training has ended.
 
     Args:
-        spec: what the data holds, and at which rate.
+        spec: features and rate of the data.
         network: makes the Denoiser from `horizon` L, `action_dim` (size of a token) and `cond_dim`.
         length: L. denoising_steps: K. prediction: see DiffusionPolicy.
-        periods, fine: see Coordinates.
+        periods, fine: see StateTransform.
         node: from which `load_trajectories` rebuilds it.
     """
 
@@ -73,7 +73,7 @@ class Trajectories(Tokens):
         super().__init__(spec, length=length, periods=periods, fine=fine)
         self.prediction, self.node = prediction, node
         self.report: dict[str, Any] = {}
-        self.network = network(horizon=length, action_dim=self.token_dim, cond_dim=self.coordinates.feature_dim)
+        self.network = network(horizon=length, action_dim=self.token_dim, cond_dim=self.state_transform.feature_dim)
         scheduler = DDPMScheduler(denoising_steps, beta_schedule="squaredcos_cap_v2", timestep_spacing="trailing")
         scheduler.set_timesteps(denoising_steps)
         self.register_buffer("alpha_bar", scheduler.alphas_cumprod)  # [K] from the least noisy step to the noisiest
@@ -91,17 +91,19 @@ class Trajectories(Tokens):
         return self.errors(tokens, window.state[:, 0], step, torch.randn_like(tokens))[0].mean(), {}
 
     def errors(self, tokens: Tensor, first: Tensor, step: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """[B] squared errors per modelled number of tokens [B L C] under `noise` of steps [B], 0 the least noisy, and
-        those [B] of predicting nothing."""
+        """Return squared errors [B] per modelled number of tokens [B L C], and those [B] of predicting 0.
+
+        `noise` is that of denoising steps [B]; step 0 is the least noisy.
+        """
         signal, spread = (x.sqrt()[:, None, None] for x in (self.alpha_bar[step], 1.0 - self.alpha_bar[step]))
         noise = noise * self.counts
         target = {"epsilon": noise, "sample": tokens, "v_prediction": signal * noise - spread * tokens}[self.prediction]
         x = signal * tokens + spread * noise
-        predicted = self.network(x, step / len(self.alpha_bar), self.coordinates.features(first))
+        predicted = self.network(x, step / len(self.alpha_bar), self.state_transform.features(first))
         return self._per_number(predicted - target), self._per_number(target)
 
     def _per_number(self, error: Tensor) -> Tensor:
-        """[B] mean square of [B L C] over what is modelled."""
+        """Return the mean square [B] of [B L C] over the modelled numbers."""
         return (error.square() * self.counts).mean(1).sum(-1) / self.counts.sum()
 
     # -- sampling ----------------------------------------------------------------------------------------------------
@@ -113,7 +115,7 @@ class Trajectories(Tokens):
         is left of them, as the flags do, in the steps after that.
         """
         noise = noise * self.counts
-        cond, times = self.network.embed_cond(self.coordinates.features(first)), self.network.embed_time(self.times)
+        cond, times = self.network.embed_cond(self.state_transform.features(first)), self.network.embed_time(self.times)
         x = noise[:, 0]
         for i, time in enumerate(times):
             from_x, from_prediction, c0, c1, std = self.steps[:, i]

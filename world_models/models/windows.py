@@ -1,9 +1,8 @@
-"""Windows of recorded behaviour, and the tokens that a diffusion model is told them in.
+"""Cut windows of recorded behaviour, and encode them as tokens for a diffusion model.
 
-Token k of L holds action k, where it leads, and two flags: success, and the end of the task. Where it leads is told as
-the way from the first state less what a linear model of first state and actions so far says of it, in deviations of
-that difference: the plain part of the dynamics is exact from the start, small steps are as sharp as long ones, and
-states follow their actions.
+Token k of L holds action k, the state after it, and two flags: success, and the end of the task. The state is encoded
+as the residual of a linear model of the first state and the actions so far, in deviations of that residual. So the
+linear part of the dynamics is exact from the start, and small and large steps have the same precision.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Window(NamedTuple):
 
 
 def whole(episodes: Episodes, length: int) -> Tensor:
-    """[W] frames at which a window of `length` transitions may begin: none crosses its episode's end.
+    """Return [W] frames at which a window of `length` transitions may begin: none crosses its episode's end.
 
     Either the state after the last of them is recorded too, or the task ends before.
     """
@@ -46,9 +45,9 @@ def whole(episodes: Episodes, length: int) -> Tensor:
 
 
 def cut(episodes: Episodes, begins: Tensor, length: int) -> Window:
-    """The windows that begin at frames [B] of `whole`; after the task's end its last frame, action and flags repeat.
+    """Return the windows from frames [B] of `whole`; after the task's end, last frame, action and flags repeat.
 
-    The state that ended the task is not recorded: from there on the window says nothing of states (see encode).
+    The state at the task's end is not recorded, so later states of the window are not encoded (see encode).
     """
     last = (episodes.starts[1:] - 1)[episodes.episode_of[begins]]
     frames = torch.minimum(begins[:, None] + torch.arange(length + 1), last[:, None])
@@ -61,7 +60,7 @@ class Tokens(nn.Module):
     """Units of windows [B L], and the linear model; NaN until `fit`.
 
     Args:
-        spec: what the data holds, and at which rate. length: L. periods, fine: see Coordinates.
+        spec: features and rate of the data. length: L. periods, fine: see StateTransform.
     """
 
     linear: Tensor
@@ -74,7 +73,7 @@ class Tokens(nn.Module):
         super().__init__()
         self.spec, self.length = spec, length
         self.state_dim, self.action_dim = spec.observation[STATE].shape[0], spec.action.dim
-        self.coordinates = StateTransform(spec.observation[STATE], spec.action, periods=periods, fine=fine)
+        self.state_transform = StateTransform(spec.observation[STATE], spec.action, periods=periods, fine=fine)
         self.normalizer = Normalizer({}, spec.action)
         self.token_dim = self.action_dim + self.state_dim + _FLAGS
         inputs = 1 + self.state_dim + length * self.action_dim
@@ -86,9 +85,9 @@ class Tokens(nn.Module):
 
     def fit(self, episodes: Episodes, windows: Window) -> None:
         """Take units from the episodes, and from the windows in them, that it is trained on."""
-        self.coordinates.fit(episodes)
+        self.state_transform.fit(episodes)
         self.normalizer.fit(episodes)
-        predicted, going = self.coordinates.predicted, ~windows.terminated  # where it leads is recorded
+        predicted, going = self.state_transform.predicted, ~windows.terminated  # where it leads is recorded
         inputs = self._inputs(windows.state[:, 0], self.normalizer.normalize(ACTION, windows.action)).double()
         way = self._ways(windows).double() * predicted
         self.linear.zero_()
@@ -121,7 +120,7 @@ class Tokens(nn.Module):
         low, high = torch.tensor([self.spec.action.low, self.spec.action.high], device=tokens.device)
         action = self.normalizer.unnormalize(ACTION, action).clamp(low, high)
         way = left * self.ways + self._straight(first, self.normalizer.normalize(ACTION, action))
-        after = self.coordinates.advance(first[:, None], way / self.coordinates.delta_std.clamp_min(1e-12))
+        after = self.state_transform.advance(first[:, None], way / self.state_transform.delta_std.clamp_min(1e-12))
         flags = flags * self.flag[1] + self.flag[0]
         flags = torch.where(self.final > 0, flags.mean(-1, keepdim=True), flags)  # two sayings of one thing
         success, terminated = (flags > 0.0).unbind(-1)
@@ -134,19 +133,19 @@ class Tokens(nn.Module):
         )
 
     def _ways(self, window: Window) -> Tensor:
-        """[B L Ds] from the first state."""
-        return self.coordinates.wrap(window.state[:, 1:] - window.state[:, :1])
+        """Return [B L Ds] from the first state."""
+        return self.state_transform.wrap(window.state[:, 1:] - window.state[:, :1])
 
     def _inputs(self, first: Tensor, action: Tensor) -> Tensor:
-        """[B 1+Ds+L·Da] of the linear model; `action` normalised."""
-        state = (first - self.coordinates.mean) / self.coordinates.std
+        """Return [B 1+Ds+L·Da] of the linear model; `action` normalised."""
+        state = (first - self.state_transform.mean) / self.state_transform.std
         return torch.cat([torch.ones_like(state[:, :1]), state, action.flatten(1)], dim=-1)
 
     def _straight(self, first: Tensor, action: Tensor) -> Tensor:
-        """[B L Ds] ways as the linear model has them."""
+        """Return [B L Ds] ways as the linear model has them."""
         return torch.einsum("bi,kid->bkd", self._inputs(first, action), self.linear)
 
 
 def _signs(window: Window) -> Tensor:
-    """[B L 2] flags as ±1."""
+    """Return [B L 2] flags as ±1."""
     return torch.stack([window.success, window.terminated], dim=-1).float() * 2.0 - 1.0

@@ -1,4 +1,4 @@
-"""A world: dynamics, what success is, and the bound up to which both are believed. One directory on disk.
+"""World model: dynamics, success classifier and a bound on uncertainty, stored in one directory.
 
 model/    world.json (the config nodes that rebuild it) · spec.json · report.json · model.safetensors · manifest.json
 """
@@ -25,12 +25,12 @@ from robopolicy.utils.storage import load_weights, read_tensors, verify, write_m
 from robopolicy.world_models.models.dynamics import Dynamics, History
 from robopolicy.world_models.models.success import SuccessClassifier
 
-FORMAT = 3  # 1: success was judged by an action, not by where it leads; 2: without a look at whether it looks real
+FORMAT = 4
 FOLDER = "model"
 
 
 class World(nn.Module):
-    """What is learned of an environment. `report` says how well; it is empty until the training has ended.
+    """Learned model of an environment. `report` holds its quality; it is empty until the end of training.
 
     Args:
         spec: the env that is modelled, as its data describes it.
@@ -47,49 +47,48 @@ class World(nn.Module):
         self.spec, self.dynamics, self.success = spec, dynamics, success
         self.nodes = nodes
         self.report: dict[str, Any] = {}
-        self.register_buffer("bound", torch.tensor(torch.nan))  # on `Imagined.doubt`; NaN until calibrated
+        self.register_buffer("bound", torch.tensor(torch.nan))  # on `Imagined.uncertainty`; NaN until calibrated
 
     def score(self, latents: Tensor, after: Tensor) -> Tensor:
-        """[B] of windows of latents [B W C], and what an action led to from the last of them [B C]."""
-        score: Tensor = self.success(self.judged(latents, after))
+        """Return scores [B] of windows of latents [B W C] and the next latents [B C]."""
+        score: Tensor = self.success(self.success_features(latents, after))
         return score
 
-    def marks(self, latent: Tensor) -> Tensor:
-        """[B 2] of latents [B C], each by itself: see SuccessClassifier.judge."""
-        return self.success.marks(self.dynamics.features(latent))
+    def frame_scores(self, latent: Tensor) -> Tensor:
+        """Return scores [B 2] of latents [B C], see SuccessClassifier.window_score."""
+        return self.success.frame_scores(self.dynamics.features(latent))
 
     @torch.no_grad()
     def after(self, latents: Tensor, action: Tensor) -> Tensor:
-        """[B C]: where action [B Da] leads most likely from the last of [B W C]."""
+        """Return the likeliest latents [B C] after action [B Da] from the last of [B W C]."""
         member = torch.zeros(len(latents), device=latents.device)
         return self.dynamics.step(latents[:, -1], action, episode=member, draw=None).latent
 
-    def judged(self, latents: Tensor, after: Tensor) -> Tensor:
-        """[B W+1 F]: what success is told by."""
+    def success_features(self, latents: Tensor, after: Tensor) -> Tensor:
+        """Return the inputs [B W+1 F] of the success classifier."""
         return self.dynamics.features(torch.cat([latents, after[:, None]], dim=1))
 
     @property
     def memory(self) -> int:
-        """S: frames of a history whose last `success.window` latents are as good as they get."""
+        """S: frames of history for the last `success.window` latents."""
         return self.success.window + self.dynamics.memory - 1
 
     def windows(self, history: History) -> Tensor:
-        """The last latents of histories [B S ...] that success is judged on: [B W C]."""
+        """Return the last latents [B W C] of histories [B S ...], for the success classifier."""
         return self.dynamics.encode(history)[:, -self.success.window :]
 
     def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Metrics]:
         """Both losses, which share no weights, so one optimiser serves both."""
         loss, metrics = self.dynamics.loss(batch)
-        judged, label = batch["judged"], batch["label"]
-        windows = self.windows(judged)
-        after = self.after(windows, judged.action[:, -1])
+        history, label = batch["success_history"], batch["label"]
+        windows = self.windows(history)
+        after = self.after(windows, history.action[:, -1])
         mixed = self._mixed(torch.cat([windows, after[:, None]], dim=1), label, int(batch["mixing"]))
-        other, more = self.success.loss(self.judged(windows, after), label, self.dynamics.features(mixed))
+        other, more = self.success.loss(self.success_features(windows, after), label, self.dynamics.features(mixed))
         return loss + other, {**metrics, **more}
 
     def _mixed(self, latents: Tensor, label: Tensor, seed: int) -> Tensor:
-        """As many as succeed of [P W+1 C], each with a share of its numbers, along the whole window, from one that does
-        not; the share is drawn evenly for each."""
+        """Return the successes of [P W+1 C], each with a uniform share of its numbers from a window without success."""
         good, other = latents[label > 0.5], latents[label <= 0.5]
         if not len(other):
             return good[:0]
@@ -126,7 +125,7 @@ def make_world(spec: EnvSpec, nodes: dict[str, Any]) -> World:
 
 
 def find_world(path: Path | str, *, which: Literal["latest", "best"] = "latest") -> Path:
-    """The model directory that a run directory, checkpoint or model directory stands for."""
+    """Return the model directory that a run directory, checkpoint or model directory stands for."""
     path = Path(path)
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such directory; expected a run directory of `train algo=world_model`")
@@ -160,7 +159,7 @@ def load_world(path: Path | str, *, which: Literal["latest", "best"] = "latest")
     report = read_json(folder / "report.json", finite=False)
     if not report:
         raise CheckpointError(
-            f"{folder}: its training has not ended, so nothing says how far it can be believed. Repeat the command "
+            f"{folder}: its training has not ended, so it is not calibrated. Repeat the command "
             "that began it: it goes on."
         )
     spec = read_spec(read_json(folder / "spec.json", finite=False))

@@ -1,7 +1,7 @@
-"""What world models learn from: datasets mixed by weight, split by episode seed, cut into sequences.
+"""Prepare data for world models: datasets mixed by weight, split by episode seed, cut into sequences.
 
 A dataset holds the observation *before* each action and not the one after an episode's last action. So an episode of
-n frames has n − 1 transitions to learn dynamics from, and success is a property of (frame, action), never of a frame.
+n frames has n − 1 transitions for the dynamics. Success is a property of (frame, action), not of a frame.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from robopolicy.world_models.models.dynamics import History
 
 HOLDOUT = 0.15  # share of episodes that a model is not trained on, where its config does not say
 _SPLIT_STREAM, _DRAW_STREAM = 9201, 9202
-_NEAR = 15  # frames before an episode's end that are looked at more often for negatives: they look like success
+_NEAR = 15  # frames before an episode's end that are drawn more often as negatives: they resemble success
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Mixture:
 
 
 def mix(sources: Mapping[str, Episodes], weights: Mapping[str, float]) -> Mixture:
-    """All sources as one; a source without a weight gets its share of frames.
+    """Join all sources; a source without a weight gets its share of frames.
 
     Raises:
         ConfigError: no sources, a weight of an unknown source, or of nothing.
@@ -83,7 +83,7 @@ def mix(sources: Mapping[str, Episodes], weights: Mapping[str, float]) -> Mixtur
 
 
 def take(episodes: Episodes, mask: Tensor) -> Episodes:
-    """The episodes of `mask` [E] bool."""
+    """Return the episodes of `mask` [E] bool."""
     frames = torch.repeat_interleave(mask, episodes.lengths)
     lengths = episodes.lengths[mask]
     return replace(
@@ -154,12 +154,12 @@ class Sequences:
         return cls(torch.minimum(index, end), index[:, 1:] <= end)
 
 
-class Batches:
+class WorldModelBatches:
     """Training batches as a pure function of (seed, step): resuming needs no state but the step.
 
     Args:
         heads: members of the ensemble; each draws its own sequences.
-        unroll: L. window: S frames that latents of the frame to judge success by are made from.
+        unroll: L. window: S frames of history of the labelled frames.
         labelled: (frame, action) pairs for the success classifier, half of them positive.
     """
 
@@ -195,8 +195,11 @@ class Batches:
         self.near = ((left <= _NEAR) & ~episodes.success).nonzero()[:, 0]
 
     def __getitem__(self, step: int) -> dict[str, Any]:
-        """Of training step `step`: {key: [E B L+1 ...], "action": [E B L Da], "valid": [E B L] bool}, "judged": History
-        of P frames and "label" [P] float, success after the action at its last one; "mixing", a seed."""
+        """Return the batch of training step `step`.
+
+        {key: [E B L+1 ...], "action": [E B L Da], "valid": [E B L] bool, "success_history": History of P frames,
+        "label": [P] float, success after the action at the last frame, "mixing": seed}.
+        """
         generator = torch.Generator().manual_seed(step_seed(self.seed, step, stream=_DRAW_STREAM))
         u = torch.rand(2, self.heads, self.batch_size, generator=generator)
         source = torch.searchsorted(self.edges, u[0]).clamp_(max=len(self.sizes) - 1)
@@ -208,13 +211,13 @@ class Batches:
             self._some(self.near, half // 2, generator),
             self._some(self.negative, self.labelled - half - half // 2, generator),
         ]
-        judged = torch.cat(parts)
+        labelled_frames = torch.cat(parts)
         batch = {k: self.episodes.obs[k][frames] for k in self.keys}
         batch |= {"action": self.episodes.action[frames[..., :-1]], "valid": self.valid[rows]}
-        batch["label"] = self.episodes.success[judged].float()
+        batch["label"] = self.episodes.success[labelled_frames].float()
         batch["mixing"] = torch.randint(2**31, (1,), generator=generator)
-        history = History.before(self.episodes, judged, self.window)
-        return {"judged": history.to(self.device), **{k: v.to(self.device) for k, v in batch.items()}}
+        history = History.before(self.episodes, labelled_frames, self.window)
+        return {"success_history": history.to(self.device), **{k: v.to(self.device) for k, v in batch.items()}}
 
     @staticmethod
     def _some(pool: Tensor, count: int, generator: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""Training a world model: sample → update → log → checkpoint, then calibrate and report."""
+"""Train a world model: sample → update → log → checkpoint, then calibrate and report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from robopolicy.algos.bc import BC
 from robopolicy.config.plan import resolve
 from robopolicy.config.schema import Count, Fraction, Natural, Node, NonNegative, Positive
 from robopolicy.core.errors import CheckpointError, ConfigError, DataError, SpecError
-from robopolicy.core.protocols import Tracker
+from robopolicy.core.protocols import LogsMetrics
 from robopolicy.core.rng import step_seed
 from robopolicy.core.specs import with_cameras
 from robopolicy.core.types import STATE, EnvSpec, Feature, Metrics
@@ -27,80 +27,47 @@ from robopolicy.world_models.evaluation.calibration import assess, summary
 from robopolicy.world_models.evaluation.validation import succeeded
 from robopolicy.world_models.models.dynamics import Dynamics
 from robopolicy.world_models.models.world import World, load_world, make_world
-from robopolicy.world_models.training.data import HOLDOUT, Batches, Mixture, check_learnable, mix, split
+from robopolicy.world_models.training.data import HOLDOUT, Mixture, WorldModelBatches, check_learnable, mix, split
 from robopolicy.world_models.training.supervised import learn
 
 Features = dict[str, Feature]
 
 
 def fit(
-    *,
-    world_model: Node,
-    success: Node,
-    dataset: Path | None,
-    incomplete: bool,
-    steps: Count,
-    batch_size: Count,
-    seed: int,
-    device: torch.device,
-    tracker: Tracker,
-    checkpointer: Any,
-    init: Path | None = None,
-    data: dict[str, Path] | None = None,
-    mix_weights: dict[str, NonNegative] | None = None,
-    labelled: Count = 256,
-    holdout: Fraction = HOLDOUT,
-    cameras: tuple[str, ...] | None = None,
-    believed: Fraction = 0.95,
-    lr: Positive = 1e-3,
-    warmup: Natural = 200,
-    weight_decay: NonNegative = 1e-5,
-    clip_norm: Positive = 10.0,
-    ema_decay: Fraction = 0.998,
-    log_every: Count = 100,
-    save_every: Natural = 2_000,
-) -> Metrics:
-    """Train dynamics and success classifier on the same data, going on from the newest checkpoint where there is one.
+    *, world_model: Node, success: Node, dataset: Path | None, incomplete: bool, steps: Count, batch_size: Count,
+    seed: int, device: torch.device, tracker: LogsMetrics, checkpointer: Any, init: Path | None = None,
+    data: dict[str, Path] | None = None, mix_weights: dict[str, NonNegative] | None = None, labelled: Count = 256,
+    holdout: Fraction = HOLDOUT, cameras: tuple[str, ...] | None = None, believed: Fraction = 0.95, lr: Positive = 1e-3,
+    warmup: Natural = 200, weight_decay: NonNegative = 1e-5, clip_norm: Positive = 10.0, ema_decay: Fraction = 0.998,
+    log_every: Count = 100, save_every: Natural = 2_000,
+) -> Metrics:  # fmt: skip
+    """Train dynamics and success classifier on the same data, continuing from the newest checkpoint.
 
     Args:
         world_model: node of a Dynamics. success: node of a SuccessClassifier.
-        dataset: the source called "dataset". data: further ones, {name: path}; mix_weights: {name: weight}, by frames
-            where not given.
-        init: run of a model whose weights, and units of the state, this one begins with; None: from scratch.
+        dataset: the source "dataset". data: further ones, {name: path}; mix_weights: {name: weight}, default by frames.
+        init: run of a model whose weights and state units this one starts with; None: from scratch.
         batch_size: sequences per member and update. labelled: pairs for the classifier, half of them successes.
-        holdout: share of episodes kept out of the training, half for calibration and half for the report.
-        cameras: whose pictures are modelled, where the model knows pictures; None: all that the data has.
-        believed: see `assess`.
+        holdout: share of held-out episodes, half for calibration and half for the report.
+        cameras: cameras to model; None: all of the data. believed: see `assess`.
 
     Returns:
         The report's main numbers, `steps`, `parameters` and `wall_s`, seconds in this process.
 
     Raises:
         ConfigError, DataError, SpecError: data that cannot teach a world model; see world_models/training/data.py.
-        CheckpointError: a resumed run finds other data than it began with; `init` is of another shape.
+        CheckpointError: a resumed run finds other data; `init` is of another shape.
     """
     began = time.perf_counter()
-    paths = {**({"dataset": dataset} if dataset is not None else {}), **(data or {})}
-    reads = getattr(resolve(world_model, "world_model"), "reads", Dynamics.reads)
-    sources = {name: _load(Path(path), name, incomplete, cameras, reads) for name, path in paths.items()}
-    mixture = mix(sources, mix_weights or {})
-    spec = _spec({n: Path(p) for n, p in paths.items()}, mixture.episodes)
-    torch.manual_seed(step_seed(seed, 0, stream=1))
-    world = make_world(spec, {"world_model": world_model, "success": success}).to(device)
-    check_learnable(mixture.episodes, unroll=world.dynamics.unroll, key=world.dynamics.unroll_key)
-    parts = _parts(mixture, holdout, world)
-    train = parts["train"].episodes
-    if init is not None:
-        load_weights(world, load_world(init).state_dict(), where=f"loop.init={init}")
-        world.dynamics.widen(train)
-    else:
-        world.dynamics.fit(train)
+    paths = {n: Path(p) for n, p in {**({"dataset": dataset} if dataset is not None else {}), **(data or {})}.items()}
+    nodes = {"world_model": world_model, "success": success}
+    world, parts = _build(nodes, paths, incomplete, cameras, mix_weights or {}, holdout, init, seed, device)
     algo = BC(
         cast(Policy, world), steps=steps, lr=lr, warmup=warmup, weight_decay=weight_decay,
         part_decay={"success": world.success.weight_decay}, clip_norm=clip_norm, ema_decay=ema_decay,
     )  # fmt: skip
     average = cast(World, algo.policy)
-    batches = Batches(
+    batches = WorldModelBatches(
         parts["train"], heads=world.dynamics.heads, unroll=world.dynamics.unroll, batch_size=batch_size,
         window=world.memory, labelled=labelled, seed=seed, device=device,
     )  # fmt: skip
@@ -109,13 +76,34 @@ def fit(
         steps=steps, seed=seed, device=device, tracker=tracker, checkpointer=checkpointer, log_every=log_every,
         save_every=save_every,
     )  # fmt: skip
-    if not average.report:  # else the run was at its end before
+    if not average.report:  # else the run had ended before
         held = (parts[name].episodes for name in ("train", "calibration", "validation"))
         average.report = assess(average.cpu(), *held, believed=believed)
         tracker.log({f"report/{k}": v for k, v in _numbers(average).items()}, steps)
         checkpointer.save(steps, policy=average, state=snapshot())
     print(summary(average.report))
     return {**_numbers(average), "steps": steps, "wall_s": time.perf_counter() - began}
+
+
+def _build(
+    nodes: dict[str, Node], paths: dict[str, Path], incomplete: bool, cameras: tuple[str, ...] | None,
+    weights: dict[str, float], holdout: float, init: Path | None, seed: int, device: torch.device,
+) -> tuple[World, dict[str, Mixture]]:  # fmt: skip
+    """Load the data and build the world that it describes, in the units of the training part."""
+    reads = getattr(resolve(nodes["world_model"], "world_model"), "reads", Dynamics.reads)
+    mixture = mix({n: _load(p, n, incomplete, cameras, reads) for n, p in paths.items()}, weights)
+    spec = _spec(paths, mixture.episodes)
+    torch.manual_seed(step_seed(seed, 0, stream=1))
+    world = make_world(spec, nodes).to(device)
+    check_learnable(mixture.episodes, unroll=world.dynamics.unroll, key=world.dynamics.unroll_key)
+    parts = _parts(mixture, holdout, world)
+    train = parts["train"].episodes
+    if init is not None:
+        load_weights(world, load_world(init).state_dict(), where=f"loop.init={init}")
+        world.dynamics.widen(train)
+    else:
+        world.dynamics.fit(train)
+    return world, parts
 
 
 def _load(
@@ -129,7 +117,7 @@ def _load(
 
 
 def _spec(paths: dict[str, Path], episodes: Episodes) -> EnvSpec:
-    """The env as the data describes it; without a description, the longest episode is its horizon."""
+    """Return the env as the data describes it; without a description, the longest episode is its horizon."""
     metas = [m for p in paths.values() if (m := RecordingMeta.load(p)) is not None]
     envs = [m.provenance["env"] for m in metas if isinstance(m.provenance.get("env"), dict)]
     names = {str(e["id"]) for e in envs if "id" in e}
@@ -165,11 +153,12 @@ def _parts(mixture: Mixture, holdout: float, world: World) -> dict[str, Mixture]
 
 def _check_same_data(saved: dict[str, torch.Tensor], world: World) -> None:
     """Other data of the same spec shows in the units that were taken of it."""
-    units = {n: b for n, b in world.state_dict().items() if ".coordinates." in n or n.endswith((".mean", ".spread"))}
+    state = world.state_dict()
+    units = {n: b for n, b in state.items() if ".state_transform." in n or n.endswith((".mean", ".spread"))}
     for name, value in units.items():
         if not torch.allclose(saved[name], value, rtol=1e-4, atol=1e-7, equal_nan=True):
             raise CheckpointError(
-                f"dataset: is not what the run began with: {name.rsplit('.', 1)[-1]} of its frames differs. "
+                f"dataset: differs from the data of the run: {name.rsplit('.', 1)[-1]} of its frames differs. "
                 "Restore it, or give a new run_dir."
             )
 

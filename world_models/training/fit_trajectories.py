@@ -1,4 +1,4 @@
-"""Training of trajectories: windows of episodes → update → log → checkpoint, then judged on episodes kept out of it."""
+"""Train a trajectory model on windows of episodes, and evaluate it on held-out episodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from robopolicy.algos.bc import BC
 from robopolicy.config.schema import Count, Fraction, Natural, Node, NonNegative, Positive
 from robopolicy.core.errors import CheckpointError, DataError, SpecError
-from robopolicy.core.protocols import Tracker
+from robopolicy.core.protocols import LogsMetrics
 from robopolicy.core.rng import step_seed
 from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import STATE, TASK, Metrics
@@ -25,76 +25,51 @@ from robopolicy.world_models.models.windows import cut, whole
 from robopolicy.world_models.training.data import HOLDOUT, check_learnable, mix, split, take
 from robopolicy.world_models.training.supervised import learn
 
-_JUDGED, _FITTED = 2_000, 50_000  # windows that errors are measured on, and that units are taken from
-_JUDGE_SEED, _DRAW_STREAM = 9401, 9402
+_EVALUATED, _FITTED = 2_000, 50_000  # windows that errors are measured on, and that units are taken from
+_EVALUATION_SEED, _DRAW_STREAM = 9401, 9402
 
 
 def fit(
-    *,
-    world_model: Node,
-    dataset: Path | None,
-    incomplete: bool,
-    steps: Count,
-    batch_size: Count,
-    seed: int,
-    device: torch.device,
-    tracker: Tracker,
-    checkpointer: Any,
-    data: dict[str, Path] | None = None,
-    min_windows: Count = 1_000,
-    holdout: Fraction = HOLDOUT,
-    lr: Positive = 1e-3,
-    warmup: Natural = 200,
-    weight_decay: NonNegative = 1e-5,
-    clip_norm: Positive = 1.0,
-    ema_decay: Fraction = 0.998,
-    log_every: Count = 100,
+    *, world_model: Node, dataset: Path | None, incomplete: bool, steps: Count, batch_size: Count, seed: int,
+    device: torch.device, tracker: LogsMetrics, checkpointer: Any, data: dict[str, Path] | None = None,
+    min_windows: Count = 1_000, holdout: Fraction = HOLDOUT, lr: Positive = 1e-3, warmup: Natural = 200,
+    weight_decay: NonNegative = 1e-5, clip_norm: Positive = 1.0, ema_decay: Fraction = 0.998, log_every: Count = 100,
     save_every: Natural = 2_000,
-) -> Metrics:
-    """Train on all windows of the data alike, going on from the newest checkpoint where there is one.
+) -> Metrics:  # fmt: skip
+    """Train on all windows of the data with equal weight, continuing from the newest checkpoint.
 
     Args:
         world_model: node of Trajectories.
         dataset, data: one dataset, and further ones by name.
-        min_windows: that training needs at least; a tenth of it for the held-out part.
-        holdout: share of episodes kept out, to judge by.
+        min_windows: least number of training windows; the held-out part needs a tenth.
+        holdout: share of held-out episodes, for evaluation.
 
     Returns:
         Denoising errors of both parts, `steps`, `parameters` and `wall_s`, seconds in this process.
 
     Raises:
         DataError, SpecError: too few windows, pictures, several tasks; see check_learnable and mix in data.py.
-        CheckpointError: a resumed run finds other data than it began with.
+        CheckpointError: a resumed run finds other data.
     """
     began = time.perf_counter()
     paths = {**({"dataset": dataset} if dataset is not None else {}), **(data or {})}
-    sources = {name: load_states(Path(path), name, incomplete=incomplete) for name, path in paths.items()}
-    episodes = mix(sources, {}).episodes
-    check_learnable(episodes, unroll=1)
-    torch.manual_seed(step_seed(seed, 0, stream=1))
-    spec = PolicySpec(episodes.observation, episodes.action_spec, episodes.dt, 1, 1, 1, episodes.tasks)
-    model = make_trajectories(spec, world_model)
-    length = model.length
-    parts = _parts(episodes, length, holdout, min_windows)
+    model, parts = _build(world_model, paths, incomplete, holdout, min_windows, seed)
     train, begins = parts["train"]
-    model.fit(train, cut(train, _some(begins, _FITTED), length))
+    length = model.length
     model.to(device)
     algo = BC(
         cast(Policy, model), steps=steps, lr=lr, warmup=warmup, weight_decay=weight_decay, clip_norm=clip_norm,
         ema_decay=ema_decay,
     )  # fmt: skip
     average = cast(Trajectories, algo.policy)
-
-    def batch(step: int) -> dict[str, Tensor]:
-        return _batch(train, begins, length, batch_size, step_seed(seed, step, stream=_DRAW_STREAM), device)
-
     snapshot = learn(
-        algo, batch, name="trajectories", check_same_data=partial(_check_same_data, model=average), steps=steps,
-        seed=seed, device=device, tracker=tracker, checkpointer=checkpointer, log_every=log_every,
-        save_every=save_every,
+        algo,
+        lambda step: _batch(train, begins, length, batch_size, step_seed(seed, step, stream=_DRAW_STREAM), device),
+        name="trajectories", check_same_data=partial(_check_same_data, model=average), steps=steps, seed=seed,
+        device=device, tracker=tracker, checkpointer=checkpointer, log_every=log_every, save_every=save_every,
     )  # fmt: skip
-    if not average.report:  # else the run was at its end before
-        average.report = judge(average.cpu(), parts)
+    if not average.report:  # else the run had ended before
+        average.report = evaluate_denoising(average.cpu(), parts)
         tracker.log({f"report/{k}": v for k, v in average.report["denoising"].items()}, steps)
         checkpointer.save(steps, policy=average, state=snapshot())
     errors = average.report["denoising"]
@@ -103,16 +78,32 @@ def fit(
             "wall_s": time.perf_counter() - began}  # fmt: skip
 
 
+def _build(
+    node: Node, paths: dict[str, Path], incomplete: bool, holdout: float, min_windows: int, seed: int
+) -> tuple[Trajectories, dict[str, tuple[Episodes, Tensor]]]:
+    """Load the data and build the model, in the units of the training part."""
+    sources = {name: load_states(Path(path), name, incomplete=incomplete) for name, path in paths.items()}
+    episodes = mix(sources, {}).episodes
+    check_learnable(episodes, unroll=1)
+    torch.manual_seed(step_seed(seed, 0, stream=1))
+    spec = PolicySpec(episodes.observation, episodes.action_spec, episodes.dt, 1, 1, 1, episodes.tasks)
+    model = make_trajectories(spec, node)
+    parts = _parts(episodes, model.length, holdout, min_windows)
+    train, begins = parts["train"]
+    model.fit(train, cut(train, _some(begins, _FITTED), model.length))
+    return model, parts
+
+
 @torch.no_grad()
-def judge(model: Trajectories, parts: dict[str, tuple[Episodes, Tensor]]) -> dict[str, Any]:
+def evaluate_denoising(model: Trajectories, parts: dict[str, tuple[Episodes, Tensor]]) -> dict[str, Any]:
     """Denoising errors of each part, under the same noise; `nothing` is that of predicting 0 on the held-out one."""
     model.eval()
     levels, found, windows = len(model.alpha_bar), {}, {}
     by_level: dict[str, list[float]] = {}
     for name, (episodes, begins) in parts.items():
-        window = cut(episodes, _some(begins, _JUDGED), model.length)
+        window = cut(episodes, _some(begins, _EVALUATED), model.length)
         tokens = model.encode(window)
-        generator = torch.Generator().manual_seed(_JUDGE_SEED)
+        generator = torch.Generator().manual_seed(_EVALUATION_SEED)
         noise = torch.randn(tokens.shape, generator=generator)
         step = torch.randint(levels, (len(tokens),), generator=generator)
         inputs = zip(*(x.split(512) for x in (tokens, window.state[:, 0], step, noise)), strict=True)
@@ -152,7 +143,7 @@ def _parts(episodes: Episodes, length: int, holdout: float, min_windows: int) ->
 
 
 def _some(begins: Tensor, most: int) -> Tensor:
-    """At most so many of them, evenly spaced."""
+    """Return at most `most` of `begins`, evenly spaced."""
     return begins[torch.linspace(0, len(begins) - 1, min(most, len(begins)), dtype=torch.float64).long()]
 
 
@@ -171,5 +162,5 @@ def _check_same_data(saved: dict[str, Tensor], model: Trajectories) -> None:
             saved[name], value, rtol=1e-4, atol=1e-7, equal_nan=True
         ):
             raise CheckpointError(
-                f"dataset: is not what the run began with: {name} differs. Restore it, or give a new run_dir."
+                f"dataset: differs from the data of the run: {name} differs. Restore it, or give a new run_dir."
             )

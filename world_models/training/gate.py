@@ -1,9 +1,9 @@
-"""The gate: an update made in imagination is kept only where evaluation by the model says that it is one.
+"""Keep an update made in imagination only where the evaluation by the model shows an improvement.
 
-To a loop it is `evaluate` and `checkpointer`: at every evaluation point it lets the world judge the policy from starts
-that the model was not trained on, and accepts it where it is better than the one accepted last beyond the error bars.
-Learning may go on from what was refused, for as long as `patience` says; what comes out is what was accepted. No env
-step is taken for that, and what the true task says, where it is asked, is written down and never acted upon.
+A loop uses the gate as `evaluate` and `checkpointer`. At every evaluation the world evaluates the policy from held-out
+starts; the gate accepts a significant improvement over the last accepted policy. Learning may continue from refused
+policies for `patience` evaluations; the training returns the accepted policy. The gate takes no real env step. Success
+in the true task, if measured, is logged and never used.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from robopolicy.world_models.evaluation.imagined_evaluation import (
 )
 
 LEVEL = 0.95  # of the intervals that are shown
-_DIVERGED = 0.01  # share of episodes without finite numbers from which on nothing is believed
+_DIVERGED = 0.01  # largest share of episodes with non-finite numbers
 
 
 class Gate:
-    """Accepts or takes back what `algo` has learned since the policy that was accepted last.
+    """Accept or reject the updates of `algo` since the last accepted policy.
 
     Args:
-        algo: its `state_dict` is what is gone back to: weights, critics and optimisers.
-        exam: the episodes that policies are compared on, the same ones every time.
-        truth: what the true env says of a policy, to be logged; None: nobody asks it.
-        path: file that the decisions go to, with their reasons; None: nowhere.
+        algo: its `state_dict` is restored: weights, critics and optimisers.
+        evaluation: the episodes that policies are compared on, the same ones every time.
+        truth: evaluation in the true env, for the log; None: without.
+        path: file of the decisions and their reasons; None: no file.
         level: of the interval of the gain, whose lower end must be above 0.
-        enforce: False decides and writes down, and takes nothing back.
-        patience: policies in a row that may be refused and learned on from; the next one is taken back. None: any
-            number. Off-policy learning, whose critics have to see what goes wrong, begins anew where it is taken back.
+        enforce: False decides and logs, and restores nothing.
+        patience: refused policies in a row from which learning continues; the next one is restored. None: any number.
+            Off-policy critics must see failures, and off-policy learning starts again after a restore.
     """
 
     def __init__(
         self,
         *,
         algo: Any,
-        exam: ImaginedEvaluation,
+        evaluation: ImaginedEvaluation,
         truth: Callable[[Policy, int], Metrics] | None = None,
         path: Path | None = None,
         level: float = 0.8,
@@ -59,16 +59,16 @@ class Gate:
         enforce: bool = True,
         patience: int | None = None,
     ) -> None:
-        self.algo, self.exam, self.truth, self.path = algo, exam, truth, path
+        self.algo, self.evaluation, self.truth, self.path = algo, evaluation, truth, path
         self.level, self.resamples, self.enforce, self.patience = level, resamples, enforce, patience
-        self.refused = 0  # policies in a row that were, and are learned on from
+        self.refused = 0  # refused policies in a row
         self.accepted: dict[str, Any] | None = None  # state of the algorithm
-        self.marks: ImaginedScores | None = None  # of the policy that was accepted last
+        self.scores: ImaginedScores | None = None  # of the policy that was accepted last
         self.true: Metrics = {}  # of that policy too
         self.records: list[dict[str, Any]] = []
 
     def __call__(self, policy: Policy, step: int) -> Metrics:
-        """Judge `policy`, which must be the algorithm's, and accept it, go on from it or go back.
+        """Evaluate `policy`, which must be the algorithm's, and accept it, continue from it or restore.
 
         Returns:
             `rank`: imagined success of the algorithm's policy, now accepted; −1 where it was not and learning goes on
@@ -77,47 +77,47 @@ class Gate:
         Raises:
             RobopolicyError: already the first policy leaves what the model can compute.
         """
-        marks = evaluate_in_imagination(policy, self.exam)
-        gain, refusal = self._decide(marks)
-        if self.marks is None and refusal:
+        scores = evaluate_in_imagination(policy, self.evaluation)
+        gain, refusal = self._decide(scores)
+        if self.scores is None and refusal:
             raise RobopolicyError(f"world.gate: {refusal}. Train the world model longer, at a lower rate, or on more.")
         accepted = not refusal
         if accepted or not self.enforce:
-            self.accepted, self.marks, self.refused = copy.deepcopy(self.algo.state_dict()), marks, 0
+            self.accepted, self.scores, self.refused = copy.deepcopy(self.algo.state_dict()), scores, 0
             self.true = {} if self.truth is None else self.truth(policy, step)
         else:
             self.refused += 1
             if self.patience is not None and self.refused > self.patience:
                 self.go_back()
-        return self._write(step, marks, gain, accepted, refusal)
+        return self._write(step, scores, gain, accepted, refusal)
 
     def go_back(self) -> None:
-        """Make the algorithm what was accepted last."""
+        """Restore the algorithm's last accepted state."""
         self.algo.load_state_dict(copy.deepcopy(self.accepted))
         self.refused = 0
 
-    def _decide(self, marks: ImaginedScores) -> tuple[Interval | None, str]:
-        """The gain over the policy that was accepted last, and why it is refused; "" where it is not."""
-        lost = float(marks.diverged.double().mean())
+    def _decide(self, scores: ImaginedScores) -> tuple[Interval | None, str]:
+        """Return the gain over the last accepted policy, and the reason of a refusal or ""."""
+        lost = float(scores.diverged.double().mean())
         if lost > _DIVERGED:
             return None, f"the model has diverged: its numbers are not finite in {100 * lost:.0f}% of the episodes"
-        if self.marks is None:
+        if self.scores is None:
             return None, ""
-        difference = marks.success.double() - self.marks.success.double()
+        difference = scores.success.double() - self.scores.success.double()
         gain = crossed_bootstrap(difference, level=self.level, resamples=self.resamples)
         if gain.low > 0.0:
             return gain, ""
         points = f"{100 * gain.value:+.1f} points ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
-        doubted, before = (float(m.doubted.double().mean()) for m in (marks, self.marks))
+        uncertain, before = (float(m.uncertain.double().mean()) for m in (scores, self.scores))
         why = "is not surely better" if gain.value > 0.0 else "is not better"
-        if doubted > before:
-            why += f", it goes where the model is not to be believed in {100 * doubted:.0f}% (was {100 * before:.0f}%)"
+        if uncertain > before:
+            why += f", the model is too uncertain in {100 * uncertain:.0f}% of the episodes (was {100 * before:.0f}%)"
         return gain, f"{why}: {points}"
 
-    def _write(self, step: int, marks: ImaginedScores, gain: Interval | None, accepted: bool, refusal: str) -> Metrics:
-        assert self.marks is not None
-        imagined = marks.interval(level=LEVEL, resamples=self.resamples)
-        kept = self.marks.interval(level=LEVEL, resamples=self.resamples)
+    def _write(self, step: int, scores: ImaginedScores, gain: Interval | None, accepted: bool, refusal: str) -> Metrics:
+        assert self.scores is not None
+        imagined = scores.interval(level=LEVEL, resamples=self.resamples)
+        kept = self.scores.interval(level=LEVEL, resamples=self.resamples)
         said = "the first policy" if gain is None and accepted else "" if gain is None else (
             f"{100 * gain.value:+.1f} points ({100 * gain.low:+.1f} to {100 * gain.high:+.1f})"
         )  # fmt: skip
@@ -126,14 +126,15 @@ class Gate:
         true = [self.true.get(k) for k in ("success_rate", "success_low", "success_high")] if self.true else None
         self.records.append({
             "step": step, "accepted": accepted, "reason": reason, "imagined": list(imagined), "kept": list(kept),
-            "gain": None if gain is None else list(gain), "doubted": float(marks.doubted.double().mean()), "true": true,
+            "gain": None if gain is None else list(gain), "uncertain": float(scores.uncertain.double().mean()),
+            "true": true,
         })  # fmt: skip
         self._save()
         print(f"gate, step {step}: {100 * imagined.value:.1f}% in imagination, {reason}")
         numbers = {
             "rank": -1.0 if self.refused else kept.value, "accepted": float(accepted),
             "imagined_success": imagined.value, "imagined_low": imagined.low, "imagined_high": imagined.high,
-            "doubted": self.records[-1]["doubted"],
+            "uncertain": self.records[-1]["uncertain"],
         }  # fmt: skip
         numbers |= {} if gain is None else {"gain": gain.value, "gain_low": gain.low, "gain_high": gain.high}
         if self.true:
@@ -149,25 +150,25 @@ class Gate:
             write_atomically(self.path, json.dumps(self.records, indent=1) + "\n")
 
     def keeping(self, checkpointer: Checkpoints) -> Keeping:
-        """`checkpointer`, with what the gate remembers in it."""
+        """Return `checkpointer` that saves the gate's state too."""
         return Keeping(checkpointer, self)
 
     def state_dict(self) -> dict[str, Any]:
-        if self.marks is None:
-            return {"accepted": None, "marks": None, "true": {}, "records": [], "refused": 0}
-        marks = {k: getattr(self.marks, k) for k in ("success", "doubted", "diverged")}
-        return {"accepted": self.accepted, "marks": marks, "true": self.true, "records": self.records,
+        if self.scores is None:
+            return {"accepted": None, "scores": None, "true": {}, "records": [], "refused": 0}
+        scores = {k: getattr(self.scores, k) for k in ("success", "uncertain", "diverged")}
+        return {"accepted": self.accepted, "scores": scores, "true": self.true, "records": self.records,
                 "refused": self.refused}  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.accepted, self.true, self.records = state["accepted"], dict(state["true"]), list(state["records"])
         self.refused = state["refused"]
-        self.marks = None if state["marks"] is None else ImaginedScores(**state["marks"])
+        self.scores = None if state["scores"] is None else ImaginedScores(**state["scores"])
         self._save()
 
 
 class Keeping:
-    """A run's checkpoints, in which the gate lies beside the loop's own state."""
+    """Checkpoints of a run with the gate's state beside the loop's own."""
 
     def __init__(self, inner: Checkpoints, gate: Gate) -> None:
         self.inner, self.gate = inner, gate
@@ -182,7 +183,7 @@ class Keeping:
         return self.inner.save(step, policy=policy, state={**state, "gate": self.gate.state_dict()}, best=best)
 
     def finish(self) -> None:
-        """After the loop: what was refused last is not what comes out of the training."""
+        """After the loop, restore the last accepted policy where the newest was refused."""
         state = self.inner.latest() if self.gate.refused else None
         if state is not None:
             self.gate.go_back()
@@ -211,12 +212,12 @@ def gate(
     enforce: bool = True,
     patience: Natural | None = None,
 ) -> Gate:
-    """The gate of a training in `env`.
+    """Build the gate of a training in `env`.
 
     Args:
         starts: of held-out episodes; each is dreamed by every member. level, enforce, patience: see Gate.
     """
     return Gate(
-        algo=algo, exam=ImaginedEvaluation.crossed(env, starts), truth=truth, path=run_dir / "gate.json", level=level,
-        resamples=resamples, enforce=enforce, patience=patience,
+        algo=algo, evaluation=ImaginedEvaluation.crossed(env, starts), truth=truth, path=run_dir / "gate.json",
+        level=level, resamples=resamples, enforce=enforce, patience=patience,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a round of imagination and real rollouts came to: kept, taken back, or the end of them all."""
+"""Decide on a round of imagination and real rollouts: keep, drop, or stop."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from robopolicy.world_models.training.gate import LEVEL
 
 
 def parted(imagined: Interval, true: Interval) -> bool:
-    """They lie beyond each other's intervals."""
+    """Return whether the intervals do not overlap."""
     return imagined.low > true.high or imagined.high < true.low
 
 
 def record_of(
     number: int,
     rows: EpisodeTable,
-    judged: dict[str, Any],
+    evaluations: dict[str, Any],
     *,
     gate: list[dict[str, Any]],
     used: int,
     rival: float | None,
     left: int,
 ) -> dict[str, Any]:
-    """What a round came to, and what follows.
+    """Return the record of a round and its consequences.
 
     Args:
-        rival: true success of what would be given up for it.
-        left: rounds, this one included, in which the refitted model and the truth may part before all is over.
+        rival: true success of the policy that it would replace.
+        left: rounds, this one included, that may end with a significant gap.
     """
     true, steps = rows.success_rate(level=LEVEL), int(rows.frame["length"].sum())
-    imagined, after = Interval(*judged["imagined"]), Interval(*judged["imagined_refitted"])
+    imagined, after = Interval(*evaluations["imagined"]), Interval(*evaluations["imagined_refitted"])
     accepted = not gate or any(d["accepted"] for d in gate[1:])
     promised = imagined.low > true.high  # too much
-    before = Interval(*(judged.get("before") or (0.0, 0.0, 0.0)))  # given where no gate has compared them
+    before = Interval(*(evaluations.get("before") or (0.0, 0.0, 0.0)))  # given where no gate has compared them
     worse = rival is not None and true.high < rival  # surely: a later round has learned from more
     apart = parted(imagined, true) and parted(after, true)
     stop = ""
@@ -57,8 +57,8 @@ def record_of(
         "kept" if kept else f"taken back: {', '.join(objections)}" if objections else "nothing that the gate accepted"
     )
     reason += f"; the refitted model says {_said(after)}"
-    if judged["faults"]:
-        reason += f", and is not fit to learn in ({'; '.join(judged['faults'])})"
+    if evaluations["faults"]:
+        reason += f", and is not fit to learn in ({'; '.join(evaluations['faults'])})"
     return {
         "round": number, "episodes": len(rows), "real_steps": steps, "real_steps_total": used + steps,
         "imagined": list(imagined), "true": list(true), "gap": imagined.value - true.value,
@@ -69,7 +69,7 @@ def record_of(
 
 
 def apart_in_a_row(records: list[dict[str, Any]]) -> int:
-    """Newest rounds whose refitted model and truth still parted."""
+    """Return the number of newest rounds in a row with a significant gap after refitting."""
     return next((n for n, r in enumerate(reversed(records)) if not r.get("apart")), len(records))
 
 

@@ -1,4 +1,4 @@
-"""The training loop of every model of recorded data: sample → update → log → checkpoint. What follows judges it."""
+"""Train a model of recorded data: sample → update → log → checkpoint."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from robopolicy.algos.bc import BC
-from robopolicy.core.protocols import Tracker
+from robopolicy.core.protocols import LogsMetrics
 from robopolicy.core.rng import seed_generators, step_seed
 from robopolicy.core.types import Metrics
 from robopolicy.core.untrusted import refusing
@@ -24,7 +24,7 @@ def learn(
     steps: int,
     seed: int,
     device: torch.device,
-    tracker: Tracker,
+    tracker: LogsMetrics,
     checkpointer: Any,
     log_every: int,
     save_every: int,
@@ -32,13 +32,12 @@ def learn(
     """Update `algo` up to `steps` times, going on from the newest checkpoint where there is one.
 
     Args:
-        algo: whose averaged model has a `report`: that of a run which was at its end before is taken over, else it is
-            empty, and for the caller to make and save.
-        batch: the batch of a step, a function of its number alone. name: what the progress bar calls it.
-        check_same_data: is given the saved model's tensors; raises where they are of other data.
+        algo: its averaged model has a `report`: that of a finished run, else empty for the caller to fill and save.
+        batch: the batch of a step, a function of its number alone. name: label of the progress bar.
+        check_same_data: takes the saved model's tensors and raises where they are of other data.
 
     Returns:
-        What makes the state to save with the finished model.
+        Function that returns the state to save with the finished model.
     """
     average = cast(Any, algo.policy)
     state = checkpointer.latest()

@@ -1,9 +1,8 @@
-"""Synthetic experience: recorded behaviour, denoised towards what a policy would have done (Jackson et al. 2024).
+"""Generate synthetic experience: recorded behaviour, denoised towards a policy (Jackson et al. 2024).
 
-A window begins in a recorded state. While it is denoised its actions are moved up the policy's log-likelihood, and the
-states follow because the model knows which actions lead where: what comes out is on-policy as far as the data reaches.
-States are never pulled anywhere: they follow their actions. `guidance` trades the two: 0 is the behaviour of the data,
-more is nearer to the policy and further from what the model has seen.
+A window begins in a recorded state. During denoising its actions are moved up the policy's log-likelihood, and the
+states follow by the model. The result is on-policy within the range of the data. `guidance` 0 is the behaviour of the
+data; more is nearer to the policy and further from the data.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class Synthetic:
         self.windows, self.guidance, self.spread, self.seed = windows, guidance, spread, seed
 
     def __call__(self, number: int) -> tuple[Episodes, Obs]:
-        """The `number`-th lot as episodes, and their replay features; see Replay.of_episodes."""
+        """Return the `number`-th lot as episodes, and their replay features; see Replay.of_episodes."""
         generator = torch.Generator().manual_seed(step_seed(self.seed, number, stream=_STREAM))
         first = self.first[torch.randint(len(self.first), (self.windows,), generator=generator)]
         seeds = torch.randint(1 << _SEED_BITS, (self.windows,), generator=generator)
@@ -139,7 +138,7 @@ def as_episodes(window: Window, spec: PolicySpec, seeds: Tensor) -> Episodes:
 
 
 def guide_of(policy: Policy, model: Trajectories, seeds: Tensor, *, guidance: NonNegative, spread: Positive) -> Guide:
-    """What moves denoised actions up the log-likelihood of `policy`.
+    """Return the guide that moves denoised actions up the log-likelihood of `policy`.
 
     A denoised action is uncertain by the variance v that is left in it, so the move is `guidance`·v·∇log π, that of
     classifier guidance: large while little is decided, nothing at the end, when the states must fit. The gradient is
@@ -169,7 +168,7 @@ def guide_of(policy: Policy, model: Trajectories, seeds: Tensor, *, guidance: No
 
 
 def _slope(policy: LikelihoodPolicy, model: Trajectories, frames: Episodes, action: Tensor) -> Tensor:
-    """[B L Da] gradient of the log-density of the chunks that `policy` plans in turn, in the model's action units."""
+    """Return the gradient [B L Da] of the log-density of `policy`'s successive chunks, in the model's action units."""
     (count, length, dim), every = action.shape, policy.spec.n_action_steps
     total = action.new_zeros(())
     with torch.enable_grad():

@@ -1,6 +1,6 @@
 """`robopolicy convert recording=<dataset> bag.wiring=…`: a LeRobotDataset v3 as rosbag2 bags, one an episode.
 
-The way back of real/ros2/bags/to_dataset.py, with the same names: what a wiring's robot would have sent and been told
+The inverse of real/ros2/bags/to_dataset.py, with the same names: a robot's messages and commands
 (`robopolicy.real.ros2.bags.messages`), so that every frame is found again exactly.
 """
 
@@ -26,7 +26,7 @@ from robopolicy.datasets.tables import Columns, read_table
 from robopolicy.real.datasets.bag_options import BagOptions
 from robopolicy.real.datasets.converted import Converted
 from robopolicy.real.ros2.bags.checks import FASTER, SLOWER
-from robopolicy.real.ros2.bags.messages import BEGIN, BagDrive, S, messages_of, per_step
+from robopolicy.real.ros2.bags.messages import BEGIN, BagEpisode, S, messages_of, per_step
 from robopolicy.real.ros2.bags.to_dataset import RATE_KEY, SUCCESS_KEY, TASK_KEY
 from robopolicy.real.ros2.bags.writer import BagWriter
 from robopolicy.real.ros2.joint_state_adapter import GRIPPER, NamedJoints, joints_of
@@ -45,14 +45,14 @@ def export_bags(
     """Write each episode of a dataset as a bag `<out>/episode_000000`.
 
     A bag's metadata hold the rate, the instruction (`options.task`, where it is given) and, where the dataset knows,
-    whether the episode succeeded; the way back reads them there.
+    whether the episode succeeded; to_dataset.py reads them there.
 
     Raises:
         DataError: `out` is there, and is not to be replaced or is no folder of bags; the dataset is not readable, or
             its names are not those of the wiring.
         SpecError: its actions are no absolute joint targets; `bag.action=measured` leaves them out.
-        ConfigError: the wiring has no topic that says what joints were told.
-        CheckpointError: the disk is full; nothing is left behind.
+        ConfigError: the wiring has no topic of joint commands.
+        CheckpointError: the disk is full; no bag is left behind.
     """
     robot, source = load_wiring(str(options.wiring)), DatasetInfo.open(dataset)
     columns = _Columns(source, robot, commanded=options.action == "commanded")
@@ -83,7 +83,7 @@ def export_bags(
 
 
 def _check_out(dataset: Path, out: Path, overwrite: bool) -> None:
-    """Refuse to replace what is no folder of bags, or holds the dataset itself."""
+    """Refuse to replace a folder that holds no bags, or the dataset itself."""
     if not out.exists():
         return
     if not overwrite:
@@ -96,11 +96,11 @@ def _check_out(dataset: Path, out: Path, overwrite: bool) -> None:
 
 
 class _Columns:
-    """Which column of a dataset is what on a wiring's topics; raises DataError where one has no place."""
+    """Map a dataset's columns to a wiring's topics; raises DataError where one has no place."""
 
     def __init__(self, source: DatasetInfo, wiring: Wiring, *, commanded: bool) -> None:
         self.source, self.wiring, self.commanded = source, wiring, commanded
-        self.remarks: list[str] = []  # what people should know
+        self.remarks: list[str] = []  # for the user
         names = source.offered[STATE].names if STATE in source.offered else None
         if names is None:
             raise DataError(f"{source.root}: {STATE} is missing or its elements have no names; a bag needs its joints")
@@ -140,7 +140,7 @@ class _Columns:
         return Columns(table, starts, self.source)(HUMAN, ()).astype(bool), starts.numpy()
 
     def _remark(self) -> None:
-        """Note what has no place on the wiring's topics, and rates that the way back would refuse."""
+        """Note columns without a place on the wiring's topics, and rates that to_dataset.py would refuse."""
         w, action = self.wiring, self.source.meta.action if self.source.meta else None
         if self.commanded and w.topics["gripper"] is None and w.gripper and action and action.gripper is not None:
             raise DataError(
@@ -176,10 +176,10 @@ class _Columns:
                     starts=torch.tensor([0, end - begin]), **part,
                 )  # fmt: skip
 
-    def drive(self, episode: Episodes, number: int) -> BagDrive:
+    def drive(self, episode: Episodes, number: int) -> BagEpisode:
         """Episode `number` by the wiring's joints."""
 
-        def last_twice(rows: Array) -> Array:  # what came after the last action is not in a dataset
+        def last_twice(rows: Array) -> Array:  # a dataset has no state after the last action
             return np.concatenate([rows, rows[-1:]])
 
         rows = episode.obs[STATE].double().numpy()
@@ -188,17 +188,17 @@ class _Columns:
             qd = state[:, self.at["vel"]]
         else:  # a node needs them; of the joints' positions then
             qd = last_twice(np.gradient(q[:-1], episode.dt, axis=0)) if len(rows) > 1 else np.zeros_like(q)
-        told = grip = None
+        commanded = grip = None
         if self.commanded:
             targets, grip = self._targets(episode)
-            told = np.concatenate([q[:1], targets])
+            commanded = np.concatenate([q[:1], targets])
         human = None
         if self._human is not None:
             marks, starts = self._human
             human = marks[starts[number] : starts[number + 1]]
-        return BagDrive(
+        return BagEpisode(
             dt_ns=episode.dt * S, q=q, qd=qd, opening=None if self.opening is None else state[:, self.opening],
-            features=state[:, self._features_at], told=told, grip=grip, human=human,
+            features=state[:, self._features_at], commanded=commanded, grip=grip, human=human,
             pictures={key: episode.obs[key].numpy() for key in self.cameras},
         )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""A drive as a robot would have sent it, and been told: messages on the topics of a wiring, by time.
+"""An episode as messages and commands of a robot on the topics of a wiring, by time.
 
 A topic has as many messages in a control step as its rate gives, the first of them at the step's beginning; joints and
 commands between frames lie on a line, everything else stays until the next frame.
@@ -25,7 +25,7 @@ BEGIN = S  # ns of the recorder's clock, and of the arm's, at which every bag be
 Message = tuple[str, int, Any]  # topic, ns since the beginning, message
 
 
-class BagDrive(NamedTuple):
+class BagEpisode(NamedTuple):
     """One episode of T control steps, by the wiring's joints; T + 1 rows where a step's end counts too."""
 
     dt_ns: float
@@ -33,46 +33,46 @@ class BagDrive(NamedTuple):
     qd: Array  # [T+1 n] rad/s
     opening: Array | None  # [T+1] m
     features: Array  # [T+1 K]
-    told: Array | None  # [T+1 n] rad, where the arm is told to be at each step's beginning
-    grip: Array | None  # [T] m, told in each step
+    commanded: Array | None  # [T+1 n] rad, commanded at each step's beginning
+    grip: Array | None  # [T] m, commanded in each step
     human: NDArray[np.bool_] | None  # [T]
     pictures: dict[str, NDArray[np.uint8]]  # [T 3 H W]
 
 
-def messages_of(drive: BagDrive, features: Sequence[str], wiring: Wiring) -> list[Iterator[Message]]:
+def messages_of(episode: BagEpisode, features: Sequence[str], wiring: Wiring) -> list[Iterator[Message]]:
     """Of each topic, in order."""
-    made = [_states(drive, wiring), _commands(drive, wiring), _grip(drive, wiring)]
+    made = [_states(episode, wiring), _commands(episode, wiring), _grip(episode, wiring)]
     if features:
         topic, names = wiring.topic("features"), tuple(features)
-        made.append(_held(drive, topic, lambda row, ns: messages.joint_state(names, ns, drive.features[row])))
-    for key, taken in drive.pictures.items():
-        made.append(_pictures(drive, taken, wiring.cameras[key]))
-    if (human := drive.human) is not None:
+        made.append(_held(episode, topic, lambda row, ns: messages.joint_state(names, ns, episode.features[row])))
+    for key, taken in episode.pictures.items():
+        made.append(_pictures(episode, taken, wiring.cameras[key]))
+    if (human := episode.human) is not None:
         last = len(human) - 1
-        made.append(_held(drive, wiring.topic("intervention"),
+        made.append(_held(episode, wiring.topic("intervention"),
                           lambda row, ns: Bool(data=bool(human[min(row, last)]))))  # fmt: skip
     return made
 
 
-def _states(drive: BagDrive, w: Wiring) -> Iterator[Message]:
+def _states(episode: BagEpisode, w: Wiring) -> Iterator[Message]:
     topic, fingers = w.topic("joint_states"), np.array(list(w.gripper.values()))
     names, share = (*w.joints, *w.gripper), fingers / max(float(fingers @ fingers), 1e-12)
-    for ns, row, part in _times(drive, topic):
-        q, qd = _between(drive.q, row, part), _between(drive.qd, row, part)
-        opening = 0.0 if drive.opening is None else float(_between(drive.opening, row, part))
+    for ns, row, part in _times(episode, topic):
+        q, qd = _between(episode.q, row, part), _between(episode.qd, row, part)
+        opening = 0.0 if episode.opening is None else float(_between(episode.opening, row, part))
         position = np.concatenate([q, opening * share])
         velocity = np.concatenate([qd, np.zeros(len(share))])
         yield topic.name, ns, messages.joint_state(names, BEGIN + ns, position, velocity)
 
 
-def _commands(drive: BagDrive, w: Wiring) -> Iterator[Message]:
-    if drive.told is None:
+def _commands(episode: BagEpisode, w: Wiring) -> Iterator[Message]:
+    if episode.commanded is None:
         return
     if (topic := w.topics["joint_commands"]) is not None:
-        for ns, row, part in _times(drive, topic):
-            yield topic.name, ns, messages.joint_state(w.joints, BEGIN + ns, _between(drive.told, row, part))
+        for ns, row, part in _times(episode, topic):
+            yield topic.name, ns, messages.joint_state(w.joints, BEGIN + ns, _between(episode.commanded, row, part))
     elif w.output.type == "trajectory":
-        points = [(ns, _between(drive.told, row, part)) for ns, row, part in _times(drive, w.output)]
+        points = [(ns, _between(episode.commanded, row, part)) for ns, row, part in _times(episode, w.output)]
         for (ns, a), (then, b) in pairwise([*points, (points[-1][0] + w.dt_ns, points[-1][1])]):
             ahead = messages.trajectory(w.joints, BEGIN + ns, np.array([a, b]), then - ns)
             yield w.output.name, ns, ahead
@@ -83,22 +83,22 @@ def _commands(drive: BagDrive, w: Wiring) -> Iterator[Message]:
         )
 
 
-def _grip(drive: BagDrive, w: Wiring) -> Iterator[Message]:
+def _grip(episode: BagEpisode, w: Wiring) -> Iterator[Message]:
     topic = w.topics["gripper"]
-    if drive.grip is not None and topic is not None:
-        for row in np.flatnonzero(np.diff(drive.grip, prepend=np.inf)):  # a command comes after what it answers
-            at = round(row * drive.dt_ns) + w.dt_ns
-            yield topic.name, at, Float64(data=float(drive.grip[row]))
+    if episode.grip is not None and topic is not None:
+        for row in np.flatnonzero(np.diff(episode.grip, prepend=np.inf)):  # a command comes after its state
+            at = round(row * episode.dt_ns) + w.dt_ns
+            yield topic.name, at, Float64(data=float(episode.grip[row]))
 
 
-def _held(drive: BagDrive, topic: Topic, make: Callable[[int, int], Any]) -> Iterator[Message]:
-    """What `make` makes of a row and a stamp [ns]."""
-    for ns, row, _ in _times(drive, topic):
+def _held(episode: BagEpisode, topic: Topic, make: Callable[[int, int], Any]) -> Iterator[Message]:
+    """Yield messages that `make` builds of a row and a stamp [ns]."""
+    for ns, row, _ in _times(episode, topic):
         yield topic.name, ns, make(row, BEGIN + ns)
 
 
-def _pictures(drive: BagDrive, taken: NDArray[np.uint8], camera: CameraTopic) -> Iterator[Message]:
-    yield from _held(drive, camera, lambda row, ns: image(taken[min(row, len(taken) - 1)], ns, camera))
+def _pictures(episode: BagEpisode, taken: NDArray[np.uint8], camera: CameraTopic) -> Iterator[Message]:
+    yield from _held(episode, camera, lambda row, ns: image(taken[min(row, len(taken) - 1)], ns, camera))
 
 
 def per_step(dt: float, topic: Topic) -> int:
@@ -106,12 +106,12 @@ def per_step(dt: float, topic: Topic) -> int:
     return max(1, round(topic.rate_hz * dt))
 
 
-def _times(drive: BagDrive, topic: Topic) -> Iterator[tuple[int, int, float]]:
+def _times(episode: BagEpisode, topic: Topic) -> Iterator[tuple[int, int, float]]:
     """ns since the beginning, row, and the share of the way to the next row, of all messages on a topic."""
-    rows, count = len(drive.q), per_step(drive.dt_ns / S, topic)
+    rows, count = len(episode.q), per_step(episode.dt_ns / S, topic)
     for row in range(rows):
         for k in range(count if row < rows - 1 else 1):
-            yield round((row + k / count) * drive.dt_ns), row, k / count
+            yield round((row + k / count) * episode.dt_ns), row, k / count
 
 
 def _between(rows: Array, row: int, part: float) -> Array:

@@ -44,7 +44,7 @@ def bags_in(path: Path) -> list[Path]:
 
 
 class Bag:
-    """One bag. `about`: what its maker wrote into the `custom_data` of its metadata, text by key.
+    """Read one bag. `about`: the `custom_data` of its metadata, text by key.
 
     Args:
         path: its folder, or its file.
@@ -80,7 +80,7 @@ class Bag:
                 self.types |= dict(self._read(file, None))
 
     def topic(self, wired: str) -> str | None:
-        """What the bag calls the topic that the wiring calls `wired`; None where it has none.
+        """Return the bag's name of the topic that the wiring calls `wired`; None where it has none.
 
         A relative name may lie in any namespace.
 
@@ -166,13 +166,13 @@ def _files(path: Path) -> list[Path]:
 
 
 def _storage_of(path: Path) -> str:
-    """By the names of files, where nothing else says it."""
+    """Find the files by their names, without metadata."""
     first = path if path.is_file() else next(iter(_files(path)), path)
     return {suffix: storage for storage, suffix in SUFFIXES.items()}.get(first.suffix, first.suffix)
 
 
 def _about(path: Path) -> dict[str, Any]:
-    """What metadata.yaml says; nothing where there is none."""
+    """Read metadata.yaml; empty where there is none."""
     file = path / "metadata.yaml"
     if not file.is_file():
         return {}

@@ -1,4 +1,4 @@
-"""What a bag holds of a wiring's topics, as arrays over time."""
+"""A bag's messages on a wiring's topics, as arrays over time."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Streams:
     """A bag read as the wiring says.
 
     Args:
-        commanded: what the joints were told is needed.
+        commanded: joint commands are needed.
         image_size: (height, width) of pictures; None: as they come.
 
     Raises:
-        DataError: a topic is missing, of another type, or holds what the robot would not take.
+        DataError: a topic is missing, of another type, or holds messages that the robot would refuse.
     """
 
     def __init__(self, bag: Bag, wiring: Wiring, *, commanded: bool, image_size: tuple[int, int] | None) -> None:
@@ -51,7 +51,7 @@ class Streams:
 
     # -- at times -----------------------------------------------------------------------------------------------------
     def checked(self) -> Iterator[tuple[str, Stream, Topic, float]]:
-        """Name, stream, topic and patience [s] of what must come all the time."""
+        """List name, stream, topic and patience [s] of the topics that must not be silent."""
         w, dogs = self.wiring, self.wiring.watchdogs
         yield "joint_states", self.states, w.topic("joint_states"), min(dogs["state"].hold, dogs["state"].fault)
         if self.commands is not None:
@@ -70,8 +70,8 @@ class Streams:
             found = np.concatenate([found, self.features.values[newest(self.features, at)]], axis=1)
         return found
 
-    def told(self, at: Array) -> Array:
-        """[T Da] where joints, and the gripper, were told to be at `at` [T] s."""
+    def commanded_at(self, at: Array) -> Array:
+        """Return the commanded joints and gripper opening [T Da] at `at` [T] s."""
         n, measured = len(self.wiring.joints), self.states.values[newest(self.states, at)]
         joints = measured[:, :n] if self.commands is None else self._commanded(at)
         if not self.wiring.gripper:
@@ -105,7 +105,7 @@ class Streams:
 
     # -- inside -----------------------------------------------------------------------------------------------------
     def _find(self, topic: Topic | None, kind: type) -> str | None:
-        """What the bag calls `topic`; None where either has none."""
+        """Return the bag's name of `topic`; None where either has none."""
         name = None if topic is None else self.bag.topic(topic.name)
         if name is not None and (found := self.bag.types[name]) != (wanted := type_name(kind)):
             raise DataError(f"{self.bag.path}: {name!r} holds {found}, the wiring expects {wanted}")
@@ -122,7 +122,7 @@ class Streams:
         return name
 
     def _take(self, item: Item, read: Any, kind: type) -> Any:
-        """What `read` makes of the message."""
+        """Read a message."""
         try:
             return read(decode(item, kind))
         except SafetyError as error:

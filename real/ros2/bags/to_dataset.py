@@ -1,9 +1,8 @@
 """`robopolicy convert recording=<bag> wiring=…`: rosbag2 bags of a robot as a LeRobotDataset v3 to train on.
 
-What the wiring names becomes what joint_state_adapter.py understands: `observation.state` of joints, gripper and
-features by name, pictures by feature, absolute joint targets as actions. A frame holds what had *arrived* at its time,
-which is what a policy node would have seen then; an action is where the arm was told to be when the control step was
-over.
+Topics of the wiring become the columns of joint_state_adapter.py: `observation.state` of joints, gripper and features
+by name, pictures by feature, absolute joint targets as actions. A frame holds the messages that had *arrived* at its
+time, as a policy node would have seen them. An action is the commanded pose at the end of the control step.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from robopolicy.real.safety import load_profile
 from robopolicy.sim.arm import FINGER_STROKE
 
 Array = NDArray[np.float64]
-RATE = 20.0  # Hz, where nobody says it
+RATE = 20.0  # Hz, by default
 # In the custom_data of bags that were made of a dataset, whose frames are all kept:
 TASK_KEY, SUCCESS_KEY, RATE_KEY = "robopolicy.task", "robopolicy.success", "robopolicy.rate_hz"
-MOVED = 2e-3  # rad or m: what counts as the first motion
+MOVED = 2e-3  # rad or m: the first motion is larger
 
 
 class BagFrames(NamedTuple):
@@ -52,15 +51,11 @@ def convert_bags(
     Raises:
         DataError: a bag is damaged, lacks a topic, holds other types, or other cameras or another rate than the first;
             none is usable.
-        ConfigError: nothing says what was done, or, with `only_success`, whether it succeeded; the rate is too high.
+        ConfigError: the bag has no commands, or, with `only_success`, no success; the rate is too high.
     """
     o, robot = options, load_wiring(str(options.wiring))
     bags, left_out = [Bag(path) for path in bags_in(recording)], dict[str, str]()
-    tasks = [o.task or bag.about.get(TASK_KEY, "") for bag in bags]
-    if "" in tasks:
-        path = bags[tasks.index("")].path
-        raise ConfigError(f"bag.task: {path.name} does not say what was done; give the instruction, bag.task='…'")
-
+    tasks = _tasks_of(bags, o)
     rate = _rate_of(bags, o)
     if rate > 0.5 / robot.tick_s:
         raise ConfigError(f"bag.rate_hz: expected up to {0.5 / robot.tick_s:.0f}, found {rate:g}")
@@ -106,6 +101,15 @@ def convert_bags(
     return Converted(out, writer.num_episodes, frames, marked, left_out)
 
 
+def _tasks_of(bags: list[Bag], options: BagOptions) -> list[str]:
+    """Return the instruction of each bag."""
+    tasks = [options.task or bag.about.get(TASK_KEY, "") for bag in bags]
+    if "" in tasks:
+        path = bags[tasks.index("")].path
+        raise ConfigError(f"bag.task: {path.name} does not say what was done; give the instruction, bag.task='…'")
+    return tasks
+
+
 def _rate_of(bags: list[Bag], options: BagOptions) -> float:
     if options.rate_hz is not None:
         return options.rate_hz
@@ -130,7 +134,7 @@ def action_of(wiring: Wiring) -> ActionSpec:
 
 
 def features_of(streams: Streams, wiring: Wiring) -> dict[str, Feature]:
-    """What a policy would see."""
+    """Build the observations of a policy."""
     joints = load_profile(wiring.limits).joints
     names = [f"{j}.{what}" for what in ("pos", "vel") for j in joints] + ["gripper.pos"] * bool(wiring.gripper)
     names += streams.feature_names
@@ -142,7 +146,7 @@ def frames_of(streams: Streams, wiring: Wiring, dt: float, *, whole: bool = Fals
     """The control steps of a bag, from the first motion on; or the `whole` of it.
 
     Raises:
-        UnusableError: messages are missing, late or out of order; nothing moved.
+        UnusableError: messages are missing, late or out of order; or the arm did not move.
     """
     s = streams
     for name, stream, topic, patience in s.checked():
@@ -151,25 +155,25 @@ def frames_of(streams: Streams, wiring: Wiring, dt: float, *, whole: bool = Fals
     end = min(stream.arrived[-1] for _, stream, _, _ in s.checked())
     count = math.floor((end - begin) / dt + 1e-6)
     at = begin + dt * np.arange(count + 1)  # s; the last one only ends the step before it
-    told = s.told(at)
+    commanded = s.commanded_at(at)
     if not whole:
-        moved = np.flatnonzero(np.abs(told - told[0]).max(axis=1) > MOVED) if count > 0 else np.array([])
+        moved = np.flatnonzero(np.abs(commanded - commanded[0]).max(axis=1) > MOVED) if count > 0 else np.array([])
         if not len(moved):
             raise UnusableError("nothing moved")
-        at, told = at[max(0, moved[0] - 1) :], told[max(0, moved[0] - 1) :]
+        at, commanded = at[max(0, moved[0] - 1) :], commanded[max(0, moved[0] - 1) :]
     if len(at) < 4:
         raise UnusableError(f"only {len(at) - 1} control steps after the first motion")
     seen = at[:-1]
     spec = action_of(wiring)
-    inside = (np.array(spec.low) - MOVED <= told) & (told <= np.array(spec.high) + MOVED)  # NaN fails
+    inside = (np.array(spec.low) - MOVED <= commanded) & (commanded <= np.array(spec.high) + MOVED)  # NaN fails
     if (outside := ~inside).any():
         step, k = np.argwhere(outside)[0]
         raise UnusableError(
-            f"{spec.names[k]} was told {told[step, k]:.3f} {spec.units[k]}, expected {spec.low[k]:.3f} to "
+            f"{spec.names[k]} was told {commanded[step, k]:.3f} {spec.units[k]}, expected {spec.low[k]:.3f} to "
             f"{spec.high[k]:.3f}"
         )
     obs: dict[str, NDArray[Any]] = {STATE: s.state(seen).astype(np.float32), **s.pictures(seen)}
-    return BagFrames(obs, np.clip(told[1:], spec.low, spec.high), s.intervened(seen))
+    return BagFrames(obs, np.clip(commanded[1:], spec.low, spec.high), s.intervened(seen))
 
 
 def _brief(features: dict[str, Feature]) -> list[str]:

@@ -16,7 +16,7 @@ from rclpy.serialization import serialize_message
 
 from robopolicy.real.ros2.bags.reader import type_name
 
-VERSION = 8  # of metadata.yaml; newer rosbag2 reads it, and older ones down to Humble skip what they do not know
+VERSION = 8  # of metadata.yaml; newer rosbag2 reads it, and older ones down to Humble skip unknown keys
 SIZES = {"boolean": 1, "octet": 1, "char": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4,
          "int64": 8, "uint64": 8, "float": 4, "double": 8}  # bytes of CDR  # fmt: skip
 HEADER = 4  # bytes before a CDR message, from behind which alignment counts
@@ -51,7 +51,7 @@ class BagWriter:
             schema = self._writer.register_schema(kind, "ros2msg", definition(type(message)).encode())
             self._channels[name] = self._writer.register_channel(name, "cdr", schema, {"offered_qos_profiles": ""})
             self.types[name] = kind
-        data = serialize_message(message)[: HEADER + cdr_size(message)]  # behind it lies memory that nobody wrote
+        data = serialize_message(message)[: HEADER + cdr_size(message)]  # the memory behind it is uninitialised
         self._writer.add_message(self._channels[name], ns, data, ns, self.count[name])
         self.count[name] += 1
         first, last = self._times or (ns, ns)
@@ -73,7 +73,7 @@ class BagWriter:
     def _metadata(self) -> dict[str, Any]:
         first, last = self._times or (0, 0)
 
-        def span() -> dict[str, Any]:  # made anew each time: YAML would refer from one to the other
+        def span() -> dict[str, Any]:  # a new object each time: YAML would write references
             return {
                 "duration": {"nanoseconds": last - first}, "starting_time": {"nanoseconds_since_epoch": first},
                 "message_count": sum(self.count.values()),
@@ -137,7 +137,7 @@ def cdr_size(message: Any, at: int = 0) -> int:
 
 
 def _element(text: str) -> tuple[str, str]:
-    """Type of an element, and what makes an array of it."""
+    """Return the type of an element, and a function that makes an array of it."""
     if found := _SEQUENCE.fullmatch(text):
         return found[1], f"[<={found[2]}]" if found[2] else "[]"
     if found := _ARRAY.fullmatch(text):

@@ -29,7 +29,7 @@ def generate_launch_description() -> launch.LaunchDescription:
             DeclareLaunchArgument("checkpoint", description="run directory, checkpoint or policy directory"),
             DeclareLaunchArgument("wiring", default_value="fr3", description="preset in configs/robots/, or a file"),
             DeclareLaunchArgument(
-                "options", default_value="{}", description="JSON: of robopolicy.real.ros2.policy_runtime.RuntimeOptions"
+                "options", default_value="{}", description="JSON: fields of DeployConfig, e.g. safety"
             ),
             DeclareLaunchArgument("python", default_value="python3", description="that has robopolicy installed"),
             node,

@@ -1,8 +1,8 @@
-"""What the formats have in common: a file that is opened with care, and what it holds in words of ours."""
+"""Shared code of the HDF5 readers: open a file safely, read its parts and note the broken ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ Column = Any  # h5py.Dataset
 Rate = Annotated[float, pydantic.Field(strict=True, gt=0.0, allow_inf_nan=False)]  # Hz
 AGAIN = "The file is damaged or was edited: take it from its source again, or leave the episode out"
 _DEPTH = 16  # groups within one another; links may form a ring
-_MEMORY = 0.8  # of that which is free, for one column
+_MEMORY = 0.8  # share of the free memory for one column
 
 
 class BrokenError(DataError):
@@ -34,20 +34,35 @@ class BrokenError(DataError):
 
 
 class Defects(list[Defect]):
-    """What is wrong with the parts of a file."""
+    """Defects of the parts of a file."""
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Go on behind a block that a broken part ended."""
+        """Note a broken part and continue after the block."""
         try:
             yield
         except BrokenError as error:
             self.append(error.defect)
 
+    def collect[T, R](self, items: Iterable[T], read: Callable[[T], R]) -> list[R]:
+        """Return `read(item)` of all items; note those that are broken."""
+        found: list[R] = []
+        for item in items:
+            with self.noted():
+                found.append(read(item))
+        return found
+
+    def model[M: pydantic.BaseModel](self, model: type[M], text: Any, where: str) -> M:
+        """Return the JSON object `text` as `model`; where it is None or broken, `model()`."""
+        with self.noted():
+            if text is not None:
+                return modelled(model, parsed(text, where), where)
+        return model()
+
 
 @dataclass(frozen=True)
 class Trajectory:
-    """An episode of T control steps as it lies in the file; columns are read when they are indexed."""
+    """Episode of T control steps in the file; columns are read when they are indexed."""
 
     name: str
     obs: Mapping[str, Column]  # [T ...], or [T+1 ...] with the last successor
@@ -62,11 +77,12 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Contents:
-    """A file. `action`: the fields of `ActionSpec` that it settles; one value may stand for all channels.
+    """Content of a file.
 
-    `control`: what the file calls its actions, one of `controls` where that is known here. `successor`: observations
-    have one frame more than actions. `usual`: keys of which the state is made where all of them are there. `hints`:
-    what to say beside a key that must be given. `defects`: of parts that are left out of `episodes`.
+    `action`: the fields of `ActionSpec` that the file defines; one value may stand for all channels. `control`: the
+    file's name for its actions, one of `controls` if known. `successor`: observations have one frame more than
+    actions. `usual`: keys of the state if all exist. `hints`: {key: text for its error message}. `defects`: of parts
+    that are missing from `episodes`.
     """
 
     format: str
@@ -84,7 +100,7 @@ class Contents:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Group]:
-    """An HDF5 file to read.
+    """Open an HDF5 file to read.
 
     Raises:
         ConfigError: h5py is missing.
@@ -114,7 +130,7 @@ def numbered(group: Group, prefix: str) -> list[str]:
 
 
 def leaves(group: Group | Column, depth: int = 0) -> dict[str, Column]:
-    """Every dataset below a group by its path, in alphabetical order; a dataset itself is called "main".
+    """Return every dataset below a group by its path, in alphabetical order; a dataset itself is called "main".
 
     Raises:
         BrokenError: it leads into another file, is too large, or its groups form a ring.
@@ -132,7 +148,7 @@ def leaves(group: Group | Column, depth: int = 0) -> dict[str, Column]:
 
 
 def get(group: Group, key: str) -> Any:
-    """`group[key]`.
+    """Return `group[key]`.
 
     Raises:
         BrokenError: it is missing (the closest keys are offered), lies in another file, or is too large.
@@ -157,7 +173,7 @@ def get(group: Group, key: str) -> Any:
 
 
 def column(group: Group, key: str) -> Column:
-    """`group[key]`, a dataset of numbers with an axis of time.
+    """Return `group[key]`, a dataset of numbers with an axis of time.
 
     Raises:
         BrokenError: it is missing, a group, a single value, or holds something else than numbers.
@@ -170,8 +186,13 @@ def column(group: Group, key: str) -> Column:
     return found
 
 
+def optional_column(group: Group, key: str) -> Column | None:
+    """Return `column(group, key)`, or None where there is no such key."""
+    return column(group, key) if key in group else None
+
+
 def flags(values: Any, where: str) -> NDArray[np.bool_]:
-    """[T] yes or no, given as booleans or as 0 and 1; of arrays [T 1] the one element.
+    """Return [T] yes or no, given as booleans or as 0 and 1; of arrays [T 1] the one element.
 
     Raises:
         BrokenError: something else is among them: NaN, a fraction, a text.
@@ -187,7 +208,7 @@ def flags(values: Any, where: str) -> NDArray[np.bool_]:
 
 
 def whole_attribute(group: Group, key: str) -> int | None:
-    """A whole number among a group's attributes; None where it is not there.
+    """Return a whole number among a group's attributes; None where it is not there.
 
     Raises:
         BrokenError: it is no whole number.
@@ -202,7 +223,7 @@ def whole_attribute(group: Group, key: str) -> int | None:
 
 
 def parsed(text: Any, where: str) -> dict[str, Any]:
-    """A JSON object that a file carries as text.
+    """Return a JSON object that a file carries as text.
 
     Raises:
         BrokenError: it is none.
@@ -217,7 +238,7 @@ def parsed(text: Any, where: str) -> dict[str, Any]:
 
 
 def modelled[M: pydantic.BaseModel](model: type[M], data: Any, where: str) -> M:
-    """`data` as `model`.
+    """Return `data` as `model`.
 
     Raises:
         BrokenError: a value is missing or of another type; all are named.

@@ -1,4 +1,4 @@
-"""HDF5 files of others as a LeRobotDataset v3; which format a file has is read from its contents."""
+"""Convert HDF5 files of other projects into a LeRobotDataset v3; the content tells the format."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FORMATS = {
 
 
 class ConvertedFiles(NamedTuple):
-    """What became of a file."""
+    """Result of a conversion."""
 
     episodes: int
     frames: int
@@ -44,7 +44,7 @@ class ConvertedFiles(NamedTuple):
 
 
 def find_hdf5(recording: Path) -> Path | None:
-    """`recording` itself where it is HDF5, or the HDF5 file below it; None: there is none.
+    """Return `recording` itself where it is HDF5, or the HDF5 file below it; None: there is none.
 
     Raises:
         ConfigError: there are several.
@@ -64,7 +64,7 @@ def convert_hdf5(
     """Write a file as a dataset; everything is checked before the first episode is written.
 
     Raises:
-        ConfigError: facts that the file does not say are missing; h5py is.
+        ConfigError: facts that the file lacks are missing; h5py is missing.
         DataError: the file is cut off, of no known format, or has defects, all of which are listed.
     """
     with opened(path) as file:
@@ -101,11 +101,11 @@ def convert_hdf5(
 
 
 def inspect_hdf5(path: Path) -> tuple[Contents, list[Defect]]:
-    """A file, closed again, and everything that is wrong with it whatever it is to become.
+    """Return the content of a file and all of its defects, independent of conversion options.
 
     Raises:
         ConfigError: h5py is missing.
-        DataError: the file is cut off, of no known format, or lacks what belongs to it.
+        DataError: the file is cut off, of an unknown format, or lacks its JSON file.
     """
     with opened(path) as file:
         contents = _read(file, path, None)
@@ -125,7 +125,7 @@ def _read(file: Group, path: Path, filter_key: str | None) -> Contents:
 
 
 def _success(episode: Trajectory, options: Hdf5Options) -> NDArray[np.bool_]:
-    """[T]; what is known of the whole episode alone stands at its last frame."""
+    """Return success [T]; a value for the whole episode is set at its last frame."""
     known = episode.success if options.success is None else options.success
     if isinstance(known, np.ndarray):
         return known
@@ -135,7 +135,7 @@ def _success(episode: Trajectory, options: Hdf5Options) -> NDArray[np.bool_]:
 
 
 def _observations(episode: Trajectory, plan: ConversionPlan) -> dict[str, NDArray[Any]]:
-    """[T ...] each; the last successor, where there is one, is no frame."""
+    """Return observations [T ...], without the last successor."""
     length = len(episode.action)
     obs: dict[str, NDArray[Any]] = {}
     if plan.state:

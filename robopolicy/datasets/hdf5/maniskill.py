@@ -29,6 +29,7 @@ from robopolicy.datasets.hdf5.contents import (
     leaves,
     modelled,
     numbered,
+    optional_column,
 )
 
 _GRIPPER = {"gripper_meaning": "position: -1 closes, +1 opens"}
@@ -40,7 +41,7 @@ _POSE = {**_UNIT, "names": (*_XYZ, *_TURN, "gripper"), "frame": "base", "rotatio
 _POS = {**_UNIT, "names": (*_XYZ, "gripper"), "frame": "base", "rotation": "none", "gripper": 3}
 _JOINT = {**_UNIT, "names": (*(f"dq{i}" for i in range(1, 8)), "gripper"), "frame": "joint", "rotation": "joint",
           "gripper": 7}  # fmt: skip
-# What a Panda makes of an action, by control mode.
+# Meaning of a Panda's action, by control mode.
 CONTROL_MODES: Mapping[str, Mapping[str, Any]] = {
     "pd_ee_delta_pose": {**_POSE, "reference": "measured"},
     "pd_ee_target_delta_pose": {**_POSE, "reference": "commanded"},
@@ -92,7 +93,7 @@ def recognises(file: Group) -> bool:
 
 
 def read(file: Group, path: Path, filter_key: str | None) -> Contents:
-    """What the file holds; what is broken is among its `defects`.
+    """Return the content of the file; broken parts are in its `defects`.
 
     Raises:
         DataError: no JSON file beside it, or an unreadable one.
@@ -103,9 +104,9 @@ def read(file: Group, path: Path, filter_key: str | None) -> Contents:
     facts, found = modelled(_Facts, read_json(beside), beside.name), Defects()
     known = (facts.env_info.env_kwargs if facts.env_info else None) or _Kwargs()
     listed: dict[int, _Listed] = {}
-    for k, given in enumerate(facts.episodes):
+    for k, entry in enumerate(facts.episodes):
         with found.noted():
-            one = modelled(_Listed, given, f"{beside.name}, episodes.{k}")
+            one = modelled(_Listed, entry, f"{beside.name}, episodes.{k}")
             if listed.setdefault(one.episode_id, one) is not one:
                 raise BrokenError(f"{beside.name}, episodes.{k}, episode_id", f"is {one.episode_id} again")
     for name in numbered(file, "traj_"):
@@ -117,10 +118,7 @@ def read(file: Group, path: Path, filter_key: str | None) -> Contents:
     if len(modes) > 1:
         problem = f"its episodes have several control modes, {modes}"
         found.append(Defect(f"{beside.name}, control_mode", problem, "Convert them apart"))
-    episodes: list[Trajectory] = []
-    for one in listed.values():
-        with found.noted():
-            episodes.append(_trajectory(file, one, beside))
+    episodes = found.collect(listed.values(), lambda one: _trajectory(file, one, beside))
     arms, mode = _robots(known), modes[0] if modes else ""
     action = CONTROL_MODES.get(mode, {}) if not arms or arms <= {"panda", "panda_wristcam"} else {}
     return Contents(
@@ -149,6 +147,6 @@ def _trajectory(file: Group, listed: _Listed, beside: Path) -> Trajectory:
     seed = next(iter(seed), None) if isinstance(seed, list) else seed
     terminated = flags(column(group, "terminated")[()], f"{group.name}/terminated")
     return Trajectory(
-        group.name.lstrip("/"), obs, column(group, "actions"), column(group, "rewards") if "rewards" in group else None,
+        group.name.lstrip("/"), obs, column(group, "actions"), optional_column(group, "rewards"),
         success, bool(len(terminated) and terminated[-1]), seed=seed, length=listed.elapsed_steps,
     )  # fmt: skip

@@ -62,8 +62,8 @@ class _Space(pydantic.BaseModel):
 
 
 def read(file: Group, path: Path, filter_key: str | None) -> Contents:
-    """What the file holds; what is broken is among its `defects`."""
-    found, meta, env = Defects(), _MinariMeta(), _MinariEnv()
+    """Return the content of the file; broken parts are in its `defects`."""
+    found, meta = Defects(), _MinariMeta()
     names = numbered(file, "episode_")
     where = "metadata.json"
     with found.noted():
@@ -74,13 +74,8 @@ def read(file: Group, path: Path, filter_key: str | None) -> Contents:
     action: dict[str, Any] = {}
     with found.noted():
         action = _limits(meta.action_space, f"{where}, action_space") if meta.action_space else {}
-    with found.noted():
-        if meta.env_spec:
-            env = modelled(_MinariEnv, parsed(meta.env_spec, f"{where}, env_spec"), f"{where}, env_spec")
-    episodes: list[Trajectory] = []
-    for name in names:
-        with found.noted():
-            episodes.append(_trajectory(get(file, name)))
+    env = found.model(_MinariEnv, meta.env_spec or None, f"{where}, env_spec")
+    episodes = found.collect(names, lambda name: _trajectory(get(file, name)))
     return Contents(
         format="Minari", episodes=tuple(episodes), rate_hz=None, action=action, control="", controls=(),
         successor=True, provenance={"dataset_id": meta.dataset_id, "env": env.id}, defects=tuple(found),
@@ -99,7 +94,7 @@ def _meta(file: Group, beside: Path) -> _MinariMeta:
 
 
 def _limits(text: str, where: str) -> dict[str, Any]:
-    """`low` and `high` of a bounded Box."""
+    """Return `low` and `high` of a bounded Box."""
     space = modelled(_Space, parsed(text, where), where)
     try:
         low, high = (np.asarray(v, dtype=float).reshape(-1).tolist() for v in (space.low, space.high))
@@ -124,12 +119,12 @@ def _trajectory(episode: Group) -> Trajectory:
 
 
 def _number(value: Any) -> int | None:
-    """Not every dataset has seeds; some say so in words."""
+    """Return a seed as int; None where it is missing or a text."""
     return int(value) if isinstance(value, int | np.integer) else None
 
 
 def _success(episode: Group) -> NDArray[np.bool_] | None:
-    """[T] of infos["success"], of which there may be T, or T+1 with that of the reset; None: it is not there."""
+    """Return infos["success"] [T], without the value of the reset where there are T+1; None: it is not recorded."""
     if "infos" not in episode:
         return None
     infos, count = get(episode, "infos"), len(column(episode, "rewards"))

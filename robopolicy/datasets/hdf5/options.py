@@ -1,4 +1,4 @@
-"""What `robopolicy convert` may be told of HDF5 files, which seldom say everything."""
+"""Options of `robopolicy convert` for facts that HDF5 files lack."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from robopolicy.config.schema import Positive
 
 @dataclass(frozen=True)
 class ActionFacts:
-    """What an action means, as `robopolicy.core.types.ActionSpec`; None: as the file says.
+    """Meaning of an action, as `robopolicy.core.types.ActionSpec`; None: taken from the file.
 
     `units`, `low`, `high`: one for each channel, or one for all. `gripper`: the channel's index, or "none".
     """
@@ -29,13 +29,12 @@ class ActionFacts:
 
 @dataclass(frozen=True)
 class Hdf5Options:
-    """What an HDF5 file does not say, and what to take of it. None: as the file says.
+    """Facts that an HDF5 file lacks, and a selection of its content. None: taken from the file.
 
-    `task`: the instruction. `rate_hz`: control steps a second. `success`: of all episodes. `state`: keys that make up
-    `observation.state`, in this order; (): the format's usual ones, or all. `names`: the state's entries are named
-    after their keys; False leaves them nameless, for envs that call them otherwise. `cameras`: names of pictures to
-    take. `filter`: a filter key of robomimic's, such as "train". `clip`: actions beyond the limits were clamped when
-    they were executed.
+    `task`: the instruction. `rate_hz`: control steps a second. `success`: of all episodes. `state`: keys of
+    `observation.state`, in this order; (): the format's usual ones, or all. `names`: name the entries of the state
+    after their keys; False leaves them without names. `cameras`: names of the images to convert. `filter`: a filter
+    key of robomimic, such as "train". `clip`: the simulator clamped actions to the limits.
     """
 
     task: str | None = None

@@ -1,4 +1,4 @@
-"""How a file becomes a dataset: which columns, at which rate, with which actions; and everything that is in the way."""
+"""Plan the conversion of a file into a dataset: columns, rate and actions, with all defects."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ConversionPlan:
 
 
 def plan_of(contents: Contents, path: Path, options: Hdf5Options) -> ConversionPlan:
-    """What the file says together with what the user says.
+    """Join the facts of the file and of the user.
 
     Raises:
         ConfigError: facts are missing (all of them are asked for, by key), or the two contradict each other.
@@ -86,7 +86,7 @@ def check(contents: Contents, plan: ConversionPlan, options: Hdf5Options) -> lis
 
 
 def check_file(contents: Contents) -> list[Defect]:
-    """The same without a plan: of all columns that may be taken, and of limits as far as the file says them."""
+    """Check all columns that may be converted without a plan, and limits that the file defines."""
     if not contents.episodes:
         return []
     try:
@@ -108,7 +108,7 @@ def check_file(contents: Contents) -> list[Defect]:
 
 
 def picture_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """(3, h, w) of frames [T h w 3] or [T 3 h w]."""
+    """Return (3, h, w) of frames [T h w 3] or [T 3 h w]."""
     h, w = (shape[1], shape[2]) if shape[3] == 3 else (shape[2], shape[3])
     return 3, int(h), int(w)
 
@@ -126,10 +126,10 @@ def _please(contents: Contents, path: Path, missing: Mapping[str, str]) -> str:
 
 
 def _action(contents: Contents, options: Hdf5Options, dim: int) -> tuple[dict[str, Any], list[str]]:
-    """Fields of `ActionSpec`, and those that nobody knows."""
+    """Return fields of `ActionSpec`, and the names of unknown fields."""
     from_file = dict(contents.action)
     if len(from_file.get("names", ())) not in (0, dim):
-        from_file = {}  # another robot than the one that the control is known of
+        from_file = {}  # not the robot of the known controller
     asked = {f.name: getattr(options.action, f.name) for f in fields(options.action)}
     found = {**from_file, **{k: v for k, v in asked.items() if v is not None}}
     if found.get("gripper") == "none":
@@ -145,7 +145,7 @@ def _action(contents: Contents, options: Hdf5Options, dim: int) -> tuple[dict[st
 
 
 def _columns(contents: Contents, options: Hdf5Options) -> tuple[tuple[str, ...], dict[str, str], tuple[str, ...]]:
-    """Keys of the state, pictures by feature, and what is left."""
+    """Return keys of the state, image keys by feature, and the remaining keys."""
     offered = contents.episodes[0].obs
     pictures = {k for k, v in offered.items() if v.dtype == np.uint8 and len(v.shape) == 4 and 3 in v.shape[1:]}
     vectors = [k for k, v in offered.items() if v.dtype.kind in "fiub" and len(v.shape) in (1, 2)]

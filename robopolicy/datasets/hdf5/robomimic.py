@@ -28,6 +28,7 @@ from robopolicy.datasets.hdf5.contents import (
     leaves,
     modelled,
     numbered,
+    optional_column,
     parsed,
     whole_attribute,
 )
@@ -40,7 +41,7 @@ _GRIPPER = {"gripper_meaning": "velocity: -1 opens, +1 closes"}
 _POSE = ("dx", "dy", "dz", "drx", "dry", "drz")
 _UNIT = {"units": ("1",), "low": (-1.0,), "high": (1.0,), "reference": "measured", **_GRIPPER}
 _SITE = {"tcp": "gripper0_grip_site"}
-# (controller, deltas): what robosuite's single arms make of an action; sim/suites/robosuite.py has the first, too.
+# (controller, deltas) → meaning of an action of robosuite's single arms; sim/suites/robosuite.py has the first too.
 CONTROLLERS: Mapping[tuple[str, bool], Mapping[str, Any]] = {
     ("OSC_POSE", True): {**_UNIT, **_SITE, "names": (*_POSE, "gripper"), "rotation": "rotvec", "gripper": 6},
     ("OSC_POSITION", True): {**_UNIT, **_SITE, "names": (*_POSE[:3], "gripper"), "rotation": "none", "gripper": 3},
@@ -56,7 +57,7 @@ CONTROLLERS: Mapping[tuple[str, bool], Mapping[str, Any]] = {
 
 
 class _EnvKwargs(pydantic.BaseModel):
-    """`env_kwargs`, as far as any simulator has them."""
+    """Fields of `env_kwargs` that all simulators share."""
 
     control_freq: Rate | None = None
     reward_shaping: bool | None = None
@@ -94,7 +95,7 @@ def recognises(file: Group) -> bool:
 
 
 def read(file: Group, path: Path, filter_key: str | None) -> Contents:
-    """What the file holds, or the part of it that a filter key names; what is broken is among its `defects`.
+    """Return the content of the file, or of the part that a filter key names; broken parts are in its `defects`.
 
     Raises:
         DataError: no `env_args`.
@@ -103,13 +104,9 @@ def read(file: Group, path: Path, filter_key: str | None) -> Contents:
     data, found = file["data"], Defects()
     if "env_args" not in data.attrs:
         raise BrokenError(f"{path}, /data, attribute env_args", f"is missing. {closest('env_args', data.attrs)}")
-    args, problem = _EnvArgs(), _Problem()
     control, action = "", dict[str, Any]()
-    with found.noted():
-        args = modelled(_EnvArgs, parsed(data.attrs["env_args"], "env_args"), "env_args")
-    with found.noted():
-        if "problem_info" in data.attrs:
-            problem = modelled(_Problem, parsed(data.attrs["problem_info"], "problem_info"), "problem_info")
+    args = found.model(_EnvArgs, data.attrs["env_args"], "env_args")
+    problem = found.model(_Problem, data.attrs.get("problem_info"), "problem_info")
     known = args.env_kwargs or _EnvKwargs()
     with found.noted():
         if args.type == ROBOSUITE:
@@ -117,10 +114,8 @@ def read(file: Group, path: Path, filter_key: str | None) -> Contents:
     said = problem.language_instruction
     task = "".join(said) if said else None  # LIBERO's early files hold it letter by letter
     names = numbered(data, "demo_") if filter_key is None else _filtered(file, filter_key)
-    episodes: list[Trajectory] = []
-    for name in names:
-        with found.noted():
-            episodes.append(_trajectory(get(data, name), known.reward_shaping is False, task))
+    sparse = known.reward_shaping is False
+    episodes = found.collect(names, lambda name: _trajectory(get(data, name), sparse, task))
     with found.noted():
         total, frames = whole_attribute(data, "total"), sum(e.length or 0 for e in episodes)
         counted = len(episodes) == len(names) and all(e.length is not None for e in episodes)
@@ -135,7 +130,7 @@ def read(file: Group, path: Path, filter_key: str | None) -> Contents:
 
 
 def _trajectory(demo: Group, sparse: bool, task: str | None) -> Trajectory:
-    rewards = column(demo, "rewards") if "rewards" in demo else None
+    rewards = optional_column(demo, "rewards")
     success: NDArray[np.bool_] | None = None
     if sparse and rewards is not None:
         success = rewards[()] > 0
@@ -156,7 +151,7 @@ def _filtered(file: Group, key: str) -> list[str]:
 
 
 def _action(given: Any) -> tuple[str, dict[str, Any]]:
-    """The controller in words, and what its actions mean as far as that is known."""
+    """Return the controller's name, and the fields of `ActionSpec` that it defines."""
     where = "env_args.env_kwargs.controller_configs"
     config = given[0] if isinstance(given, list) and given else given or {}
     parts = config.get("body_parts") if isinstance(config, dict) else None
@@ -177,7 +172,7 @@ def _action(given: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _limits(given: float | list[float], facts: Mapping[str, Any], grip: float, where: str) -> tuple[float, ...]:
-    """One limit for each channel; the gripper's is robosuite's own, whatever the controller says."""
+    """Return one limit for each channel; robosuite itself sets that of the gripper."""
     arm = len(facts["names"]) - 1
     limits = given if isinstance(given, list) else [given] * arm
     if len(limits) != arm:
@@ -186,7 +181,7 @@ def _limits(given: float | list[float], facts: Mapping[str, Any], grip: float, w
 
 
 def _channels(facts: Mapping[str, Any]) -> str:
-    """Its channels in words, without the gripper's."""
+    """Return the names of the channels without the gripper."""
     return ", ".join(facts["names"][:-1])
 
 

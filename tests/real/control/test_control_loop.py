@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from robopolicy import sim
-from robopolicy.real.deploy.simulated_cell import SimulatedArm
+from robopolicy.real.deploy.simulated_arm import SimulatedArm
 from tests.real.control.test_robots import WIDE, Drive
 from tests.real.planning.test_chunking import Notes
 
@@ -27,7 +27,7 @@ def executed(stall: int) -> tuple[list[int], int]:
 
     policy.act = act
     it = SimulatedArm(env, policy, settings=WIDE)
-    it.loop.journal, it.loop.buffer.blend = notes, 0
+    it.loop.plans.journal, it.loop.buffer.blend = notes, 0
     it.begin(1)
     for tick in range(300):
         it.loop.tick()

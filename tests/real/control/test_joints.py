@@ -12,11 +12,11 @@ from robopolicy.core.errors import SpecError
 from robopolicy.real.control.control_loop import ControlLoop
 from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer
-from robopolicy.real.deploy.simulated_cell import SimulatedArm
+from robopolicy.real.deploy.simulated_arm import SimulatedArm
 from robopolicy.real.planning.planner import InlineRunner
 from robopolicy.real.ros2.urdf import check_urdf
 from robopolicy.real.safety import Mode, SafetyChain, SafetyError, load_profile, profile_names
-from robopolicy.real.safety.chain import Measured
+from robopolicy.real.safety.decision import Measured
 from robopolicy.sim.arm import FINGER_STROKE
 from tests import toy
 from tests.real.adversary import targets
@@ -32,8 +32,8 @@ def test_a_policy_that_hangs_is_held_and_its_old_chunk_refused():
     env = sim.make("reach", 1, joint_noise=0.0, horizon=2000)
     it = SimulatedArm(env, Drive(env, [0.01, 0.0, 0.0, 0.0, 0.0]), settings=WIDE)
     it.begin(1)
-    poll, hung = it.loop.runner.poll, [False]
-    it.loop.runner.poll = lambda now: None if hung[0] else poll(now)
+    poll, hung = it.loop.plans.runner.poll, [False]
+    it.loop.plans.runner.poll = lambda now: None if hung[0] else poll(now)
     seen, since = [], 0.0
     for tick in range(3000):
         if tick == 100:
@@ -198,12 +198,12 @@ def test_the_arm_is_seen_as_old_as_the_pictures_and_plans_count_from_then():
         ago.append(min(k for k, q in enumerate(reversed(was)) if np.array_equal(q, state.q)))
         return it._observe(state)
 
-    runner = InlineRunner(it.loop.runner.planner)
+    runner = InlineRunner(it.loop.plans.runner.planner)
     request = runner.request
     runner.request = lambda obs, step, seen, ahead: asked.append(it.time - seen) or request(obs, step, seen, ahead)
     it.loop = ControlLoop(
-        it.arm, it.chain, it.loop.decoder, runner, observe, it.loop.buffer, clock=lambda: it.time, lead=it.loop.lead,
-        age=age,
+        it.arm, it.chain, it.loop.decoder, runner, observe, it.loop.buffer, clock=lambda: it.time,
+        lead=it.loop.plans.lead, age=age,
     )  # fmt: skip
     read = it.arm.read
     it.arm.read = lambda: was.append(read().q) or read()
@@ -221,5 +221,11 @@ def test_a_robot_with_other_joints_is_refused():
     it.arm.joints = tuple(reversed(it.arm.joints))
     with pytest.raises(SafetyError, match="robot: joints"):
         ControlLoop(
-            it.arm, it.chain, it.loop.decoder, it.loop.runner, it.loop.sight.observe, it.loop.buffer, clock=lambda: 0.0
+            it.arm,
+            it.chain,
+            it.loop.decoder,
+            it.loop.plans.runner,
+            it.loop.observation_history.observe,
+            it.loop.buffer,
+            clock=lambda: 0.0,
         )

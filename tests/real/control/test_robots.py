@@ -19,10 +19,11 @@ from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer
 from robopolicy.real.control.robots import MujocoArm, Trouble
 from robopolicy.real.deploy import deploy, deployment
 from robopolicy.real.deploy.deploy import report
-from robopolicy.real.deploy.simulated_cell import Episode, SimulatedArm
+from robopolicy.real.deploy.deploy_config import DeployConfig
+from robopolicy.real.deploy.simulated_arm import Episode, SimulatedArm
 from robopolicy.real.safety import Mode, SafetyError, load_profile
 from robopolicy.real.safety.audit import joint_violations
-from robopolicy.real.safety.profile import Box
+from robopolicy.real.safety.settings import Box
 from robopolicy.sim.tasks import make_task
 from tests import toy
 
@@ -41,7 +42,7 @@ class Drive(Policy):
         return self.action.expand(1, self.spec.horizon, -1).clone()
 
 
-def cell(action: list[float], **options) -> SimulatedArm:
+def simulated_arm(action: list[float], **options) -> SimulatedArm:
     env = sim.make("reach", 1, joint_noise=0.0, horizon=20)
     return SimulatedArm(env, Drive(env, action), settings=WIDE, **options)
 
@@ -117,7 +118,7 @@ def test_a_resting_arm_bears_nineteen_lost_packets_and_no_more():
 
 
 def test_an_arm_that_hears_nothing_plays_the_certified_stop():
-    it = cell([0.02, 0.0, 0.0, 0.0, 0.0])
+    it = simulated_arm([0.02, 0.0, 0.0, 0.0, 0.0])
     it.begin(1)
     for _ in range(60):
         it.loop.tick()
@@ -135,7 +136,7 @@ def test_an_arm_that_hears_nothing_plays_the_certified_stop():
 @pytest.mark.parametrize("latency", [0.0, 0.1])
 @pytest.mark.parametrize("lost", [0.0, 0.05])
 def test_a_policy_drives_the_arm_and_the_arm_never_aborts(latency, lost):
-    it = cell([0.01, 0.01, -0.005, 0.0, -1.0], latency=latency, trouble=Trouble(drop=lost))
+    it = simulated_arm([0.01, 0.01, -0.005, 0.0, -1.0], latency=latency, trouble=Trouble(drop=lost))
     start = it.env.controller.pos[0].copy()
     episode = it.run(3)
     assert episode.aborted == "" and episode.mode in ("RUN", "HOLD")
@@ -147,7 +148,7 @@ def test_a_policy_drives_the_arm_and_the_arm_never_aborts(latency, lost):
 
 @pytest.mark.parametrize("trouble", [Trouble(frozen=True), Trouble(nan=True)])
 def test_a_sick_state_stops_the_arm(trouble):
-    it = cell([0.02, 0.0, 0.0, 0.0, 0.0])
+    it = simulated_arm([0.02, 0.0, 0.0, 0.0, 0.0])
     it.begin(1)
     modes = []
     for tick in range(260):
@@ -161,7 +162,7 @@ def test_a_sick_state_stops_the_arm(trouble):
 
 
 def test_a_policy_that_says_nan_is_held_and_named():
-    it = cell([np.nan, 0.0, 0.0, 0.0, 0.0])
+    it = simulated_arm([np.nan, 0.0, 0.0, 0.0, 0.0])
     episode = it.run(1)
     assert episode.mode in ("RUN", "HOLD") and not episode.success  # it holds, tries again, and holds
     assert np.abs(it.arm.data.qvel[:7]).max() < 0.01
@@ -169,7 +170,7 @@ def test_a_policy_that_says_nan_is_held_and_named():
 
 
 def test_a_dry_run_moves_nothing():
-    it = cell([0.02, 0.0, 0.0, 0.0, 0.0], shadow=True)
+    it = simulated_arm([0.02, 0.0, 0.0, 0.0, 0.0], shadow=True)
     it.env.reset(torch.tensor([1]))
     start = it.env.physics.qpos[0, :7].copy()
     it.run(1)
@@ -178,7 +179,7 @@ def test_a_dry_run_moves_nothing():
 
 def test_a_dry_run_has_no_way_to_the_arm(monkeypatch):
     """Whatever the loop does: there is nothing in it that writes."""
-    it = cell([0.02, 0.0, 0.0, 0.0, 0.0], shadow=True)
+    it = simulated_arm([0.02, 0.0, 0.0, 0.0, 0.0], shadow=True)
     monkeypatch.setattr(type(it.arm), "write", lambda *_: pytest.fail("it wrote"))
     it.begin(1)
     for _ in range(20):
@@ -189,17 +190,22 @@ def test_a_dry_run_has_no_way_to_the_arm(monkeypatch):
 def test_deploy_refuses_and_says_what_an_arm_s_limits_lack(monkeypatch, capsys):
     """A tracking error that empties the claim; a summary that says that there is no scene."""
     env = sim.make("reach", 1, joint_noise=0.0)
-    monkeypatch.setattr(deployment, "PolicyRef", SimpleNamespace(of=lambda *_: SimpleNamespace(ident="toy")))
+    monkeypatch.setattr(deployment, "PolicyRef", SimpleNamespace(of=lambda *_: SimpleNamespace(ident="toy", run=None)))
     monkeypatch.setattr(deployment, "task_of", lambda *_: {})
     monkeypatch.setattr(deployment, "build", lambda *_, **__: env)
     monkeypatch.setattr(deployment, "load_policy", lambda *_, **__: None)
     for module in (deploy, deployment):
         monkeypatch.setattr(module, "check_chunking", lambda *_: "")
     table = {"planes": [{"normal": [0, 0, 1], "offset": -0.1}]}
-    assert deployment.prepare(Path("x"), seeds=(0,), safety=table).settings["tracking_error"] is None
+
+    def tracking_error(**options):
+        made = deployment.prepare(DeployConfig(checkpoint=Path("x"), **options), seeds=(0,))
+        return made.config.settings()["tracking_error"]
+
+    assert tracking_error(safety=table) is None
     with pytest.raises(SafetyError, match="tracking_error"):
-        deployment.prepare(Path("x"), seeds=(0,), safety={**table, "tracking_error": 0.2})
-    assert deployment.prepare(Path("x"), seeds=(0,), safety=table, dry_run=True).settings["tracking_error"] == 0.2
+        tracking_error(safety={**table, "tracking_error": 0.2})
+    assert tracking_error(safety=table, dry_run=True) == 0.2
     done = [Episode(0, True, 1, "", "RUN", 0.0, 0.0, Counter())]
     monkeypatch.setitem(deploy.ROBOTS, "mujoco", lambda _: done)
     deploy.deploy(checkpoint=Path("x"))
@@ -259,9 +265,9 @@ def test_a_plan_that_is_a_little_late_is_hardly_felt(wait, most):
     policy.act = lambda *_, **__: (policy.action * torch.tensor([1.6, 1.2, 0.8, 0.4])[:, None])[None]
     it, gaps = SimulatedArm(env, policy, settings=WIDE), []
     it.loop.early = it.loop.grace = 0.02
-    request, poll, asked = it.loop.runner.request, it.loop.runner.poll, [0.0]
-    it.loop.runner.request = lambda *args: (asked.append(it.time), request(*args))
-    it.loop.runner.poll = lambda now: poll(now) if now >= asked[-1] + wait - 1e-9 else None
+    request, poll, asked = it.loop.plans.runner.request, it.loop.plans.runner.poll, [0.0]
+    it.loop.plans.runner.request = lambda *args: (asked.append(it.time), request(*args))
+    it.loop.plans.runner.poll = lambda now: poll(now) if now >= asked[-1] + wait - 1e-9 else None
     filtered, wanted = it.chain.filter, []
     it.chain.filter = lambda target, *args, **how: (wanted.append(target), filtered(target, *args, **how))[1]
     it.begin(1)

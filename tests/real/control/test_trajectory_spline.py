@@ -9,10 +9,10 @@ import torch
 from robopolicy import sim
 from robopolicy.real.control.joints import ChunkBuffer
 from robopolicy.real.control.robots import Trouble
-from robopolicy.real.control.trajectory_spline import behind, shape, spline
-from robopolicy.real.deploy.simulated_cell import SimulatedArm
+from robopolicy.real.control.trajectory_spline import shape, spline, steps_behind
+from robopolicy.real.deploy.simulated_arm import SimulatedArm
 from robopolicy.real.safety import Mode, load_profile
-from tests.real.control.test_robots import WIDE, Drive, cell
+from tests.real.control.test_robots import WIDE, Drive, simulated_arm
 
 PROFILE, T = load_profile("panda", tcp_speed=1.0), 0.05
 
@@ -45,12 +45,12 @@ def test_a_tool_is_slowed_too_and_what_is_slow_passes_bit_for_bit():
 
 @pytest.mark.parametrize("dt", [0.004, 0.005])  # 12.5 and 10 ticks a control step
 def test_calm_motion_passes_the_limits_untouched(dt):
-    episode = cell([0.006, 0.004, -0.003, 0.0, -1.0], dt=dt).run(3)
+    episode = simulated_arm([0.006, 0.004, -0.003, 0.0, -1.0], dt=dt).run(3)
     assert episode.changed == 0.0 and not episode.reasons
 
 
 def test_the_arm_is_where_it_is_told_to_be_and_the_decoder_knows():
-    it = cell([0.02, 0.0, 0.0, 0.0, -1.0])
+    it = simulated_arm([0.02, 0.0, 0.0, 0.0, -1.0])
     it.begin(3)
     gaps = []
     for _ in range(100):
@@ -67,8 +67,8 @@ def test_the_arm_is_where_it_is_told_to_be_and_the_decoder_knows():
 def trailing(monkeypatch, wait: float) -> tuple[list[float], float, int]:
     """Ticks that the command is behind what it is to follow, at full permitted speed, after 12 commands in a row were
     lost; s waited; ticks in which the limits changed the command since."""
-    monkeypatch.setattr("robopolicy.real.control.control_loop.WAIT", wait)
-    it = cell([0.02, 0.0, 0.0, 0.0, -1.0])
+    monkeypatch.setattr("robopolicy.real.control.control_loop.MAX_WAIT", wait)
+    it = simulated_arm([0.02, 0.0, 0.0, 0.0, -1.0])
     targets, filtered = [], it.chain.filter
     it.chain.filter = lambda target, *args, **how: (targets.append(target), filtered(target, *args, **how))[1]
     it.begin(3)
@@ -77,7 +77,7 @@ def trailing(monkeypatch, wait: float) -> tuple[list[float], float, int]:
         it.arm.trouble = Trouble(drop=float(60 <= tick < 72))
         decision = it.loop.tick()
         if tick > 72:
-            lags.append(behind(decision.command, targets[-1], targets[-1] - targets[-2]))
+            lags.append(steps_behind(decision.command, targets[-1], targets[-1] - targets[-2]))
             changed += decision.changed
         it.arm.advance()
         it.time += it.dt
@@ -94,7 +94,7 @@ def test_what_is_asked_for_waits_for_a_command_that_trails(monkeypatch):
 
 def test_what_is_ahead_is_hurried():
     """A stall in which the arm went on with its stop: the reference stood for all of it, the arm did not."""
-    it = cell([0.02, 0.0, 0.0, 0.0, -1.0])
+    it = simulated_arm([0.02, 0.0, 0.0, 0.0, -1.0])
     it.begin(3)
     for tick in range(130):
         if tick == 70:
@@ -129,7 +129,7 @@ def test_no_action_of_a_plan_is_lost_where_all_waits():
 
 
 def test_a_plan_that_is_put_off_is_done_later_in_full():
-    it = cell([0.0] * 5)
+    it = simulated_arm([0.0] * 5)
     buffer = ChunkBuffer(it.loop.buffer.spec)
     buffer.add(np.arange(20.0).reshape(4, 5), 0.0, 0.0)
     assert buffer.pop(0.0)[0] == 0.0
@@ -143,8 +143,8 @@ def test_a_policy_of_one_step_bridges_a_latency_of_one(latency):
     env = sim.make("reach", 1, joint_noise=0.0, horizon=60)
     it = SimulatedArm(env, Drive(env, [0.001, 0.0, 0.0, 0.0, 0.0], steps=1), settings=WIDE, latency=latency)
     it.loop.early, planned = 0.02, []
-    request = it.loop.runner.request
-    it.loop.runner.request = lambda *args: (planned.append(it.time), request(*args))[1]
+    request = it.loop.plans.runner.request
+    it.loop.plans.runner.request = lambda *args: (planned.append(it.time), request(*args))[1]
     it.begin(1)
     held = 0
     for tick in range(500):
@@ -163,7 +163,7 @@ def test_a_plan_is_dropped_after_a_stall_longer_than_it_may_be_late():
         it.loop.tick()
         it.arm.advance()
         it.time += it.dt
-    it.loop.runner.poll = lambda now: None  # nothing new
+    it.loop.plans.runner.poll = lambda now: None  # nothing new
     it.loop.buffer.clear()
     it.loop.buffer.add(np.zeros((1, 5)), it.time, it.time, it.time)  # due a control step later, and the stall too
     it.time += 14 * it.dt  # 56 ms; a policy of one step may be 50 late

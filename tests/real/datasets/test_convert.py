@@ -13,21 +13,21 @@ from robopolicy.core.errors import DataError
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.real.control.robots import Trouble
 from robopolicy.real.datasets.convert import convert, frames_of
-from robopolicy.real.deploy.simulated_cell import SimulatedArm
+from robopolicy.real.deploy.simulated_arm import SimulatedArm
 from robopolicy.real.recording.recorder import Recorder
-from robopolicy.real.recording.replay import read
+from robopolicy.real.recording.recording import read
 from tests.real.control.test_robots import WIDE, Drive
 
 SLOW, FAST = [0.001, 0.0005, -0.001, 0.0, -0.5], [0.02, 0.02, -0.02, 0.1, -1.0]
 
 
-def cell(folder: Path, action: list[float], *, horizon: int = 10, control: str = "delta_pose", **options):
+def simulated_arm(folder: Path, action: list[float], *, horizon: int = 10, control: str = "delta_pose", **options):
     env = sim.make("reach", 1, joint_noise=0.0, horizon=horizon, control=control)
     return SimulatedArm(env, Drive(env, action), settings=WIDE, recorder=Recorder(folder), **options)
 
 
 def recorded(folder: Path, action: list[float], seeds=(3,), **options):
-    it = cell(folder, action, **options)
+    it = simulated_arm(folder, action, **options)
     for seed in seeds:
         it.run(seed)
     return it, [read(p) for p in sorted(folder.glob("*.mcap"))]
@@ -58,7 +58,7 @@ def test_a_fast_policy_is_recorded_as_the_arm_was_commanded(tmp_path):
 
 
 def test_where_the_arm_was_held_frames_are_marked(tmp_path):
-    it, recorder_horizon = cell(tmp_path / "r", SLOW, horizon=14), 5
+    it, recorder_horizon = simulated_arm(tmp_path / "r", SLOW, horizon=14), 5
     sense, seen = it._observe, [0]
 
     def observe(state):
@@ -66,7 +66,7 @@ def test_where_the_arm_was_held_frames_are_marked(tmp_path):
         it.arm.trouble = Trouble(nan=seen[0] == recorder_horizon)
         return sense(state)
 
-    it.loop.sight.observe = observe
+    it.loop.observation_history.observe = observe
     advance, bad = it.arm.advance, [0]
 
     def heal():
@@ -94,7 +94,7 @@ def test_joint_actions_are_absolute(tmp_path):
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("data")
-    it = cell(root / "r", FAST)
+    it = simulated_arm(root / "r", FAST)
     it.run(3)
     sense = it.env.sense
     it.env.sense = lambda *state: (sense(*state)[0], np.array([True]))  # the second succeeds at once

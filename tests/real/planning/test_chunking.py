@@ -14,7 +14,7 @@ from robopolicy.core.specs import PolicySpec
 from robopolicy.policies.flow import FlowPolicy
 from robopolicy.policies.residual import ResidualPolicy
 from robopolicy.real.control.joints import ChunkBuffer, Delays
-from robopolicy.real.deploy.simulated_cell import SimulatedArm
+from robopolicy.real.deploy.simulated_arm import SimulatedArm
 from robopolicy.real.planning.chunking import RealtimePlanner, check_chunking
 from robopolicy.real.planning.planner import Planner
 from robopolicy.real.planning.remote_planner import RemotePlanner
@@ -50,20 +50,20 @@ class Notes:
         self.chunks.append((chunk.copy(), refused))
 
 
-def cell(chunking: str, *, latency: float = STEP) -> tuple[SimulatedArm, Notes, list]:
+def simulated_arm(chunking: str, *, latency: float = STEP) -> tuple[SimulatedArm, Notes, list]:
     """With what its planner was told lies ahead."""
     env = reach()
     it = SimulatedArm(env, flow(env), settings=WIDE, latency=latency, chunking=chunking)
     notes, told = Notes(), []
-    it.loop.journal = notes
-    plan = it.loop.runner.planner.plan
-    it.loop.runner.planner.plan = lambda obs, step, ahead=None: told.append(ahead) or plan(obs, step, ahead)
+    it.loop.plans.journal = notes
+    plan = it.loop.plans.runner.planner.plan
+    it.loop.plans.runner.planner.plan = lambda obs, step, ahead=None: told.append(ahead) or plan(obs, step, ahead)
     return it, notes, told
 
 
 def seams(chunking: str) -> tuple[float, list]:
     """How often the action changes its side, as a fraction of new chunks, over three episodes; what was told."""
-    it, notes, told = cell(chunking, latency=2 * STEP)
+    it, notes, told = simulated_arm(chunking, latency=2 * STEP)
     changes = chunks = 0
     for seed in (3, 4, 5):
         notes.actions.clear()
@@ -92,7 +92,7 @@ def test_rtc_keeps_to_a_side_where_async_changes_it():
 
 def test_a_frozen_prefix_is_what_was_executed():
     """Inpainted: bit for bit the actions that the loop took from the old chunk while the new one was planned."""
-    it, notes, told = cell("inpaint", latency=2 * STEP)
+    it, notes, told = simulated_arm("inpaint", latency=2 * STEP)
     it.run(3)
     assert len(told) > 4
     for ahead, (chunk, _) in list(zip(told, notes.chunks, strict=False))[1:]:
@@ -102,8 +102,8 @@ def test_a_frozen_prefix_is_what_was_executed():
 
 
 def test_the_forecast_follows_what_is_measured():
-    it, _, told = cell("rtc")
-    it.loop.runner.latency = 0.12  # more than it was started with
+    it, _, told = simulated_arm("rtc")
+    it.loop.plans.runner.latency = 0.12  # more than it was started with
     it.run(3)
     assert [a.delay for a in told if a is not None][:3] == [3, 3, 3], "the first chunk came three steps later"
     delays = Delays(STEP, first=0, most=4, window=3)
@@ -127,8 +127,8 @@ def test_without_an_old_chunk_it_plans_what_a_planner_does():
 
 
 def test_a_chunk_later_than_the_horizon_bridges_is_refused_and_the_arm_holds():
-    it, notes, _ = cell("rtc")
-    it.loop.runner.latency = 6 * STEP
+    it, notes, _ = simulated_arm("rtc")
+    it.loop.plans.runner.latency = 6 * STEP
     episode = it.run(3)
     assert not episode.success and episode.aborted == ""
     assert any("chunk_refused" in r and "0.300 s after its observation" in r for r in episode.reasons)
@@ -137,12 +137,12 @@ def test_a_chunk_later_than_the_horizon_bridges_is_refused_and_the_arm_holds():
 
 def test_a_planner_that_hangs_never_blocks_a_tick():
     """In its own thread: the old chunk is played to its end, then the arm holds, and goes on when there is a plan."""
-    it, notes, _ = cell("rtc")
-    go, chunks = threading.Event(), it.loop.runner.planner
+    it, notes, _ = simulated_arm("rtc")
+    go, chunks = threading.Event(), it.loop.plans.runner.planner
     go.set()
     plan = chunks.plan
     chunks.plan = lambda obs, step, ahead=None: plan(obs, step, ahead) if go.wait(60.0) else None
-    it.loop.runner = runner = ThreadRunner(chunks, latency=STEP, wait=60.0)
+    it.loop.plans.runner = runner = ThreadRunner(chunks, latency=STEP, wait=60.0)
     it.begin(1)
     modes = []
     for tick in range(700):

@@ -18,10 +18,11 @@ import pytest
 import robopolicy.real.planning.connections
 import robopolicy.real.planning.server
 from robopolicy.core.errors import ConfigError
+from robopolicy.real.planning.access_token import Token
 from robopolicy.real.planning.connections import CLIENTS, PER_PEER, WAITING, Connection, Connections
 from robopolicy.real.planning.planner import PlanningError
 from robopolicy.real.planning.remote_planner import RemotePlanner
-from robopolicy.real.planning.server import PolicyServer, Token
+from robopolicy.real.planning.server import PolicyServer
 from robopolicy.real.planning.wire import receive, send
 from robopolicy.real.planning.wire_messages import FRAME, WireError, encode
 from tests.fakes import PointPolicy

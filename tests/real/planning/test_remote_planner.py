@@ -23,10 +23,11 @@ import torch
 from robopolicy import sim
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import STATE
-from robopolicy.real.deploy.simulated_cell import SimulatedArm
+from robopolicy.real.deploy.simulated_arm import SimulatedArm
+from robopolicy.real.planning.access_token import Token, is_loopback
 from robopolicy.real.planning.planner import Planner, PlanningError
 from robopolicy.real.planning.remote_planner import RemotePlanner
-from robopolicy.real.planning.server import PolicyServer, Token, is_loopback
+from robopolicy.real.planning.server import PolicyServer
 from robopolicy.real.planning.wire import receive, send
 from robopolicy.real.planning.wire_messages import FRAME, PROTOCOL, WireError
 from tests.fakes import PointPolicy
@@ -276,4 +277,4 @@ def test_the_arm_holds_while_the_server_is_dead_and_goes_on_with_another():
     assert max(v for v, *_ in seen[250:400]) < 0.01, "it stands"
     assert any("planning_failed: server 127.0.0.1" in why for *_, why in seen[100:250])
     assert max(v for v, *_ in seen[550:]) > 0.05, "it goes on"
-    assert it.loop.runner.planner.connects == 2
+    assert it.loop.plans.runner.planner.connects == 2

@@ -16,20 +16,22 @@ from robopolicy.core.types import Feature
 from robopolicy.real.control.joints import Commanded
 from robopolicy.real.control.robots import Trouble
 from robopolicy.real.datasets.convert import value_of
-from robopolicy.real.deploy.simulated_cell import SimulatedArm
-from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder, describe, dumps
-from robopolicy.real.recording.replay import Recording, read, rebuild, replay, reproduce
+from robopolicy.real.deploy.simulated_arm import SimulatedArm
+from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder
+from robopolicy.real.recording.recording import Recording, read
+from robopolicy.real.recording.records import describe, dumps
+from robopolicy.real.recording.replay import rebuild, replay, reproduce
 from robopolicy.real.safety import Mode, SafetyChain, load_profile
-from robopolicy.real.safety.chain import Measured
-from robopolicy.real.safety.profile import Box, Plane, settings_of
+from robopolicy.real.safety.decision import Measured
 from robopolicy.real.safety.risk import RiskCritic
 from robopolicy.real.safety.safety_mode import Patience
+from robopolicy.real.safety.settings import Box, Plane, settings_of
 from tests import toy
 from tests.real.adversary import targets
 from tests.real.control.test_robots import WIDE, Drive
 
 
-def cell(folder: Path, action: list[float], *, horizon: int = 12, **options) -> SimulatedArm:
+def simulated_arm(folder: Path, action: list[float], *, horizon: int = 12, **options) -> SimulatedArm:
     env = sim.make("reach", 1, joint_noise=0.0, horizon=horizon)
     return SimulatedArm(env, Drive(env, action), settings=WIDE, recorder=Recorder(folder), **options)
 
@@ -38,7 +40,7 @@ def cell(folder: Path, action: list[float], *, horizon: int = 12, **options) -> 
 def lossy(tmp_path_factory) -> Path:
     """Two episodes of one chain, a tenth of the commands lost, limits at work."""
     folder = tmp_path_factory.mktemp("lossy")
-    it = cell(folder, [0.02, 0.02, -0.02, 0.0, -1.0], trouble=Trouble(drop=0.1))
+    it = simulated_arm(folder, [0.02, 0.02, -0.02, 0.0, -1.0], trouble=Trouble(drop=0.1))
     for seed in (3, 4):
         it.run(seed)
     assert it.loop.counts["lost"] > 0

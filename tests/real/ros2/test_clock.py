@@ -213,7 +213,7 @@ def test_callbacks_are_told_where_a_message_comes_from():
     assert got == [("m", b"abc"), ("m", b"abc"), ("m", None), ("m", None)]
 
 
-def test_a_session_that_slept_through_hours_wakes_at_once():
+def test_a_stream_that_slept_through_hours_wakes_at_once():
     """No loop over every tick that passed."""
     from tests.real.ros2.test_trajectory_stream import Wire
 
@@ -224,5 +224,5 @@ def test_a_session_that_slept_through_hours_wakes_at_once():
     wire.chain.resume = lambda *how: resumed.append(how) or resume(*how)
     wire.tick, wire.timeline.tick, wire.now = wire.tick + slept, wire.timeline.tick + slept, wire.now + slept * DT
     wire.step()
-    assert wire.session.mode is Mode.FAULT and wire.session.counts["missed"] > slept - 2 * KEPT
+    assert wire.stream.arm.mode is Mode.FAULT and wire.stream.arm.counts["missed"] > slept - 2 * KEPT
     assert len(resumed) < 1000

@@ -15,7 +15,8 @@ import pytest
 pytest.importorskip("rclpy")
 
 from robopolicy.real.datasets.convert import convert, frames_of
-from robopolicy.real.recording.replay import read, replay
+from robopolicy.real.recording.recording import read
+from robopolicy.real.recording.replay import replay
 from robopolicy.real.ros2 import policy_node, sim_arm_node
 from robopolicy.real.ros2.episode_client import EpisodeClient
 from robopolicy.real.ros2.sim_launcher import activate, episodes

@@ -18,12 +18,12 @@ from sensor_msgs.msg import CompressedImage
 from robopolicy import sim
 from robopolicy.core.errors import SpecError
 from robopolicy.real.control.robots import State
-from robopolicy.real.ros2 import topics as topics_module
+from robopolicy.real.ros2 import subscriptions as subscriptions_module
 from robopolicy.real.ros2.clock import ArmClock, stamps_of
 from robopolicy.real.ros2.images import ImageReader, image
 from robopolicy.real.ros2.observation import Observer
 from robopolicy.real.ros2.qos import profile_of
-from robopolicy.real.ros2.topics import Topics
+from robopolicy.real.ros2.subscriptions import Subscriptions
 from robopolicy.real.ros2.wiring import CameraTopic
 from robopolicy.real.safety import SafetyError, load_profile
 from tests.real.ros2.test_messages import HOME, WIRING
@@ -121,7 +121,7 @@ def test_the_policy_is_shown_the_newest_picture():
 
 
 class FakeNode:
-    """As much of a node as `Topics` needs."""
+    """As much of a node as `Subscriptions` needs."""
 
     def __init__(self) -> None:
         self.heard = {}
@@ -148,9 +148,10 @@ class FakeNode:
         return [driver] if name == WIRING.output.name else []
 
 
-class FakeSession:
+class FakeArm:
     def __init__(self, wiring=WIRING) -> None:
         self.counts, self.inputs, self.clock = Counter(), [], ArmClock(0.004)
+        self.chain = SimpleNamespace(profile=load_profile("panda"))
         self.stamps, self.running = stamps_of(wiring, self.clock), False
 
     def on_input(self, name, at):
@@ -166,16 +167,15 @@ class Camera:
 
 
 class Watched:
-    """Topics with a camera, on a clock of their own; the arm's clock is 1000 s ahead."""
+    """Subscriptions with a camera, on a clock of their own; the arm's clock is 1000 s ahead."""
 
     def __init__(self, monkeypatch, wiring=WIRING) -> None:
         self.now = 100.0
-        monkeypatch.setattr(topics_module.time, "monotonic", lambda: self.now)
-        self.node, self.camera, self.session = FakeNode(), Camera(), FakeSession(wiring)
-        self.topics = Topics(self.node, wiring, load_profile("panda"), self.camera, lambda: None, lambda why: None)
-        self.topics.session = self.session
+        monkeypatch.setattr(subscriptions_module.time, "monotonic", lambda: self.now)
+        self.node, self.camera, self.arm = FakeNode(), Camera(), FakeArm(wiring)
+        self.subscriptions = Subscriptions(self.node, wiring, self.camera, self.arm, lambda: None)
         self.wired = wiring.cameras[KEY]
-        self.session.clock.learn(1100.0, 100.0)
+        self.arm.clock.learn(1100.0, 100.0)
 
     def take(self, age: float) -> str:
         """A picture comes that was taken `age` s ago by the arm's clock; why it was refused."""
@@ -183,25 +183,25 @@ class Watched:
 
     def stamped(self, stamp: float) -> str:
         self.node.heard[self.wired.name](image(PICTURE, round(stamp * 1e9), self.wired))
-        return self.topics.refused.get(KEY, "")
+        return self.subscriptions.refused.get(KEY, "")
 
 
 def test_no_episode_begins_on_an_old_picture(monkeypatch):
     """Missing, silent or unreadable pictures speak against a start, and end no node."""
     it = Watched(monkeypatch)
-    assert it.topics.problems() == [f"{KEY}: nothing has come on {it.wired.name!r}"]
-    assert it.take(0.01) == "" and it.session.inputs == [KEY] and np.array_equal(it.camera.seen, PICTURE)
-    assert it.topics.problems() == []
+    assert it.subscriptions.problems() == [f"{KEY}: nothing has come on {it.wired.name!r}"]
+    assert it.take(0.01) == "" and it.arm.inputs == [KEY] and np.array_equal(it.camera.seen, PICTURE)
+    assert it.subscriptions.problems() == []
     it.now += 0.3
-    assert it.topics.problems() == [f"{KEY}: the newest on {it.wired.name!r} is 0.30 s old"]
-    it.session.clock.follow = True  # simulated time: the wall clock says nothing
-    assert it.topics.problems() == []
-    it.session.clock.follow = False
-    assert it.take(0.01) == "" and it.topics.problems() == []
+    assert it.subscriptions.problems() == [f"{KEY}: the newest on {it.wired.name!r} is 0.30 s old"]
+    it.arm.clock.follow = True  # simulated time: the wall clock says nothing
+    assert it.subscriptions.problems() == []
+    it.arm.clock.follow = False
+    assert it.take(0.01) == "" and it.subscriptions.problems() == []
     monkeypatch.setattr(ImageReader, "read", lambda *_: 1 / 0)
     it.take(0.005)
-    assert it.topics.problems() == [f"{KEY}: ZeroDivisionError: division by zero"]
-    assert it.session.counts[f"{KEY}_refused"] == 1
+    assert it.subscriptions.problems() == [f"{KEY}: ZeroDivisionError: division by zero"]
+    assert it.arm.counts[f"{KEY}_refused"] == 1
 
 
 LOOP = (1099.97, 1099.98, 1099.99)  # s, of pictures that were used
@@ -219,9 +219,9 @@ def test_a_picture_of_another_moment_is_not_used_and_the_next_good_one_is(stamps
     it.now += 0.04
     for stamp in stamps:
         assert it.stamped(stamp).startswith(f"{KEY}: stamp:"), stamp
-    assert it.session.counts[f"{KEY}_{reason}"] == it.session.counts[f"{KEY}_refused"] == len(stamps)
-    assert KEY in it.topics.problems()[0] and len(it.session.inputs) == 3
-    assert it.take(0.0) == "" and it.topics.problems() == [], "it recovers"
+    assert it.arm.counts[f"{KEY}_{reason}"] == it.arm.counts[f"{KEY}_refused"] == len(stamps)
+    assert KEY in it.subscriptions.problems()[0] and len(it.arm.inputs) == 3
+    assert it.take(0.0) == "" and it.subscriptions.problems() == [], "it recovers"
     assert it.stamped(LOOP[0]), "and what was used before stays refused"
 
 
@@ -231,12 +231,12 @@ def test_the_latency_of_a_camera_must_be_the_one_that_the_wiring_says(age, reaso
     wiring = replace(WIRING, cameras={**WIRING.cameras, KEY: replace(WIRING.cameras[KEY], latency_s=0.4)})
     it = Watched(monkeypatch, wiring)
     assert bool(it.take(age)) == bool(reason)
-    assert it.session.counts[f"{KEY}_{reason}"] == bool(reason)
-    assert not reason or KEY in it.topics.problems()[0]
+    assert it.arm.counts[f"{KEY}_{reason}"] == bool(reason)
+    assert not reason or KEY in it.subscriptions.problems()[0]
 
 
 def test_a_picture_cannot_be_dated_before_the_arm_has_said_what_time_it_is(monkeypatch):
     it = Watched(monkeypatch)
-    it.session.clock = ArmClock(0.004)
-    it.session.stamps = stamps_of(WIRING, it.session.clock)
-    assert it.take(0.0).startswith(f"{KEY}: stamp:") and it.session.counts[f"{KEY}_undated"] == 1
+    it.arm.clock = ArmClock(0.004)
+    it.arm.stamps = stamps_of(WIRING, it.arm.clock)
+    assert it.take(0.0).startswith(f"{KEY}: stamp:") and it.arm.counts[f"{KEY}_undated"] == 1

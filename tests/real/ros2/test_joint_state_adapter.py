@@ -17,11 +17,12 @@ from robopolicy.core.types import STATE, TASK, ActionSpec, Feature
 from robopolicy.policies.base import Policy
 from robopolicy.real.control.robots import State
 from robopolicy.real.datasets.convert import _effect
+from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.planning.planner import PlanningError
 from robopolicy.real.recording.recorder import Recorder
-from robopolicy.real.ros2 import policy_runtime as brain_module
+from robopolicy.real.ros2 import policy_runtime as runtime_module
 from robopolicy.real.ros2.joint_state_adapter import JointStateObserver, NamedJoints
-from robopolicy.real.ros2.policy_runtime import PolicyRuntime, RuntimeOptions
+from robopolicy.real.ros2.policy_runtime import PolicyRuntime
 from robopolicy.real.safety import Mode, SafetyError, load_profile
 from tests.real.planning.test_remote_planner import serving
 from tests.real.ros2.test_messages import HOME, WIRING
@@ -110,24 +111,22 @@ def test_actions_that_are_not_understood_are_refused(change, what):
 
 def test_it_drives_the_arm_behind_the_limits(monkeypatch, tmp_path):
     """To where it is told, within every limit, and no further once it is shown darkness."""
-    monkeypatch.setattr(brain_module, "load_policy", lambda *_, **__: Follow())
-    options = RuntimeOptions(tmp_path, None, settings={"tcp_speed": 0.5}, lockstep=True)
-    runtime = PolicyRuntime(options, WIRING)
+    monkeypatch.setattr(runtime_module, "load_policy", lambda *_, **__: Follow())
+    config = DeployConfig(checkpoint=tmp_path, safety={"tcp_speed": 0.5}, lockstep=True)
+    runtime = PolicyRuntime(config, WIRING)
     assert runtime.names == ("ball_x",) and runtime.cameras == {IMAGE: (3, 8, 8)} and runtime.spec.id == "panda"
     assert {dog.name for dog in runtime.chain().watchdogs} == {"state", "enable", "features", "joint_commands", IMAGE}
     assert runtime.chain().limiter.clock() == 0.0, "simulated time has no late ticks"
-    assert (
-        PolicyRuntime(replace(options, lockstep=False, process=False), WIRING).chain().limiter.clock is time.monotonic
-    )
-    slow = PolicyRuntime(replace(options, speed=0.1), WIRING).chain().profile.settings
+    assert PolicyRuntime(replace(config, lockstep=False, process=False), WIRING).chain().limiter.clock is time.monotonic
+    slow = PolicyRuntime(replace(config, speed=0.1), WIRING).chain().profile.settings
     assert (slow.tcp_speed, slow.velocity) == pytest.approx((0.05, 0.05)), "the second by default is 0.5"
     with pytest.raises(SafetyError, match="energy: the tank needs external torques"):
-        PolicyRuntime(replace(options, settings={"energy": 2.0}), WIRING).chain()
+        PolicyRuntime(replace(config, safety={"energy": 2.0}), WIRING).chain()
     late = replace(WIRING, cameras={IMAGE: replace(WIRING.cameras[IMAGE], latency_s=0.05)})
-    loop = PolicyRuntime(options, late).loop(Wire().session, runtime.chain(), lambda: 0.0)
-    assert loop.sight.age == 0.05 and loop.lead == 1, "asked for as much earlier"
+    loop = PolicyRuntime(config, late).loop(Wire().stream.arm, runtime.chain(), lambda: 0.0)
+    assert loop.observation_history.age == 0.05 and loop.plans.lead == 1, "asked for as much earlier"
     with pytest.raises(SpecError, match=r"chunking=rtc: .* pictures that are 0.05 s old"):
-        PolicyRuntime(replace(options, chunking="rtc"), late)
+        PolicyRuntime(replace(config, chunking="rtc"), late)
     wire = Wire(make_loop=runtime.loop, settings={"tcp_speed": 0.5})
     runtime.warm_up(State(HOME, np.zeros(7), 0.08))
     bright, dark = np.full((3, 8, 8), 200, np.uint8), np.zeros((3, 8, 8), np.uint8)
@@ -135,8 +134,8 @@ def test_it_drives_the_arm_behind_the_limits(monkeypatch, tmp_path):
     runtime.take_image(IMAGE, bright)
     wire.begin()
     wire.run(round(3.0 / DT))
-    assert wire.session.mode is Mode.RUN and wire.played[-1][0] == pytest.approx(0.4, abs=0.01)
-    assert wire.session.opening == pytest.approx(0.03)
+    assert wire.stream.arm.mode is Mode.RUN and wire.played[-1][0] == pytest.approx(0.4, abs=0.01)
+    assert wire.stream.arm.opening == pytest.approx(0.03)
     runtime.take_image(IMAGE, dark)
     wire.run(50)
     runtime.take(["ball_x"], [-0.4])
@@ -149,11 +148,11 @@ def test_it_drives_the_arm_behind_the_limits(monkeypatch, tmp_path):
 def test_a_server_plans_in_its_place(monkeypatch, tmp_path):
     """The weights stay there; recordings say whose they are; a server of another policy is refused."""
     policy = Follow()
-    monkeypatch.setattr(brain_module, "read_spec", lambda *_, **__: policy.spec)
-    monkeypatch.setattr(brain_module, "load_policy", pytest.fail)
+    monkeypatch.setattr(runtime_module, "read_spec", lambda *_, **__: policy.spec)
+    monkeypatch.setattr(runtime_module, "load_policy", pytest.fail)
     with serving(policy, ident="follow@1") as server:
-        options = RuntimeOptions(tmp_path, None, settings={"tcp_speed": 0.5}, server=f"127.0.0.1:{server.port}")
-        runtime = PolicyRuntime(options, WIRING, Recorder(tmp_path / "r"))
+        config = DeployConfig(checkpoint=tmp_path, safety={"tcp_speed": 0.5}, server=f"127.0.0.1:{server.port}")
+        runtime = PolicyRuntime(config, WIRING, Recorder(tmp_path / "r"))
         assert runtime.process is None and runtime.planner is runtime.policy
         runtime.warm_up(State(HOME, np.zeros(7), 0.08))
         runtime.begin(runtime.chain(), 3)
@@ -163,21 +162,21 @@ def test_a_server_plans_in_its_place(monkeypatch, tmp_path):
         assert runtime.policy.line is None
         runtime.policy.keys = ["observation.images.other"]
         with pytest.raises(SpecError, match=r"corrects one that sees \['observation.images.other'\]"):
-            brain_module._specs(runtime.policy)
+            runtime_module._specs(runtime.policy)
         unfit = replace(policy.spec, action=replace(policy.spec.action, tcp="flange"))
         lines = 0
         server.spec = unfit
-        monkeypatch.setattr(brain_module, "read_spec", lambda *_, **__: unfit)
+        monkeypatch.setattr(runtime_module, "read_spec", lambda *_, **__: unfit)
         with pytest.raises(SpecError, match="flange") as refused:  # which keeps all that it has seen alive
-            PolicyRuntime(options, WIRING)
+            PolicyRuntime(config, WIRING)
         until = time.monotonic() + 10.0
         while len(server.connections.open) > lines and time.monotonic() < until:
             time.sleep(0.01)
         assert len(server.connections.open) == lines, f"it has not hung up: {refused.value}"
         server.spec, other = policy.spec, replace(policy.spec, dt=policy.spec.dt / 2)
-        monkeypatch.setattr(brain_module, "read_spec", lambda *_, **__: other)
+        monkeypatch.setattr(runtime_module, "read_spec", lambda *_, **__: other)
         with pytest.raises(PlanningError, match="refuses: spec: the client expects another policy"):
-            PolicyRuntime(options, WIRING)
+            PolicyRuntime(config, WIRING)
 
 
 def _messages(folder):

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -283,15 +284,13 @@ def test_security_that_is_enforced_and_not_there_starts_nothing():
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_an_arm_with_a_scene_must_follow_as_closely_as_its_distance_says(dry_run):
     """The tracking error follows from the distance; a larger one is refused, but where nothing moves."""
-    from robopolicy.real.ros2.policy_runtime import PolicyRuntime, RuntimeOptions
+    from robopolicy.real.deploy.deploy_config import DeployConfig
+    from robopolicy.real.ros2.policy_runtime import PolicyRuntime
 
     def chain(**settings):
         runtime = PolicyRuntime.__new__(PolicyRuntime)
-        runtime.options, runtime.wiring, runtime.dry_run = (
-            RuntimeOptions(None, None, settings=settings),
-            WIRING,
-            dry_run,
-        )
+        runtime.config = DeployConfig(checkpoint=Path("none"), safety=settings, dry_run=dry_run)
+        runtime.wiring, runtime.dry_run = WIRING, dry_run
         runtime.recorder, runtime.names, runtime.cameras = None, (), {}
         return runtime.chain()
 

@@ -16,14 +16,16 @@ from trajectory_msgs.msg import JointTrajectory
 
 from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.ros2 import messages
-from robopolicy.real.ros2.outputs import ABORTED, CANCELED, Goals, Positions, TrajectoryOutput, output_of
-from robopolicy.real.ros2.trajectory_stream import TrajectoryStream
+from robopolicy.real.ros2.action_output import ABORTED, CANCELED, ActionOutput
+from robopolicy.real.ros2.commands import output_of
+from robopolicy.real.ros2.outputs import PositionOutput, TrajectoryOutput
 from robopolicy.real.ros2.wiring import WiringError, parse
 from robopolicy.real.safety import Mode, SafetyError
 from robopolicy.real.safety.audit import joint_violations
 from tests.real.ros2 import test_trajectory_stream as lines
 from tests.real.ros2.test_messages import changed
 from tests.real.ros2.test_trajectory_stream import DT, HOME, Sweep, Wire
+from tests.real.streams import stream_of
 
 STREAM = {
     "topics__trajectory": {
@@ -89,16 +91,19 @@ def test_a_way_to_the_driver_that_cannot_work_is_refused(changes, what):
 
 
 def test_the_wiring_chooses():
-    for changes, kind, message in ((STREAM, Positions, "Float64MultiArray"), ({}, TrajectoryOutput, "JointTrajectory")):
+    for changes, kind, message in (
+        (STREAM, PositionOutput, "Float64MultiArray"),
+        ({}, TrajectoryOutput, "JointTrajectory"),
+    ):
         wiring, node = parse(changed(**changes)), Node()
-        found = output_of(node, wiring, notice=pytest.fail, fault=pytest.fail)
+        found = output_of(node, wiring, on_mismatch=pytest.fail, on_failure=pytest.fail)
         assert type(found) is kind and node.kinds == [(message, wiring.output.name)]
 
 
 def test_a_controller_is_sent_splines_and_never_nothing():
     """An empty trajectory is no message for it: it plays what it has, which ends at rest."""
     wiring, node = parse(changed(topics__trajectory={"name": "x", "rate_hz": 250}, topics__joint_commands=None)), Node()
-    output = output_of(node, wiring, notice=pytest.fail, fault=pytest.fail)
+    output = output_of(node, wiring, on_mismatch=pytest.fail, on_failure=pytest.fail)
     output.send(7, np.zeros((0, 7)), 0)
     assert not node.sent
     output.send(7, np.tile(HOME, (5, 1)), 1)
@@ -127,10 +132,8 @@ class Stream(Wire):
         self.wiring, self.node = parse(changed(**STREAM)), Node()
         monkeypatch.setattr(lines, "WIRING", self.wiring)
         super().__init__(**{"echo": False, **how})
-        self.output = Positions(self.node, self.wiring, pytest.fail, sleep=lambda s: self.wait())
-        self.session = TrajectoryStream(
-            self.chain, how.get("make_loop", Sweep), self.wiring, send=self.output.send, grip=lambda opening: None
-        )
+        self.output = PositionOutput(self.node, self.wiring, pytest.fail, sleep=lambda s: self.wait())
+        self.stream = stream_of(self.chain, how.get("make_loop", Sweep), self.wiring, send=self.output.send)
         self.silent, self.timed_out, self.seen = 0, False, 0
 
     def tick_driver(self) -> None:
@@ -144,18 +147,18 @@ class Stream(Wire):
         self.played.append(np.array(new[0].data) if new else self.played[-1] if self.played else HOME)
 
     def wait(self) -> None:
-        """A tick passes in which the session plays a stop."""
+        """A tick passes in which the stream plays a stop."""
         self.tick_driver()
         self.tick, self.now = self.tick + 1, self.now + DT
 
     def step(self, *, node=True, states=True, enable=True) -> None:
         self.tick_driver()
         state = lines.State(self.played[-1].copy(), np.zeros(7), 0.08)
-        self.session.on_state(state, self.tick * DT, self.now)
+        self.stream.arm.on_state(state, self.tick * DT, self.now)
         if enable:
-            self.session.on_enable(True, self.now)
+            self.stream.arm.on_enable(True, self.now)
         if node:
-            self.session.pump(self.now)
+            self.stream.pump(self.now)
         self.tick, self.now = self.tick + 1, self.now + DT
 
     def violations(self) -> int:
@@ -171,9 +174,9 @@ def test_positions_are_the_commands_in_the_wiring_s_order(monkeypatch):
     wire = Stream(monkeypatch)
     wire.begin()
     wire.run(130)
-    assert wire.session.mode is Mode.RUN and wire.speed > 0.1
+    assert wire.stream.arm.mode is Mode.RUN and wire.speed > 0.1
     assert np.array_equal(wire.played[-1], wire.chain.limiter.c[0, -2]), "the last but the one on its way"
-    wire.session.pump(wire.now)
+    wire.stream.pump(wire.now)
     sent = wire.node.sent[-1]
     assert sent.layout.dim[0].label.split(",") == list(wire.wiring.joints) and len(sent.data) == 7
     commands = np.array([wire.played[0]] * 4 + wire.played)[:, None]
@@ -186,11 +189,11 @@ def test_what_was_not_sent_is_not_jumped_over(monkeypatch):
     wire.begin()
     wire.run(110)
     assert wire.speed > 0.3
-    before = wire.session.counts["missed"]
+    before = wire.stream.arm.counts["missed"]
     for _ in range(5):
         wire.run(1, node=False)
         wire.run(20)
-    assert wire.session.counts["missed"] - before == 5 and wire.session.mode is Mode.RUN and not wire.timed_out
+    assert wire.stream.arm.counts["missed"] - before == 5 and wire.stream.arm.mode is Mode.RUN and not wire.timed_out
     assert wire.violations() == 0
 
 
@@ -201,7 +204,7 @@ def test_two_missed_in_motion_are_a_fault_for_the_driver_stood_meanwhile(monkeyp
     wire.run(2, node=False)
     where = wire.played[-1]
     wire.run(100)
-    assert wire.session.mode is Mode.FAULT and "stream_gap" in "; ".join(wire.session.reasons)
+    assert wire.stream.arm.mode is Mode.FAULT and "stream_gap" in "; ".join(wire.stream.reasons)
     assert np.array_equal(wire.played[-1], where), "nothing more was sent"
 
 
@@ -212,7 +215,7 @@ def test_a_stop_is_not_streamed_to_a_driver_that_has_stopped(monkeypatch):
     wire.run(110)
     assert wire.speed > 0.3 and len(wire.output._left)
     wire.output.clock = lambda: time.monotonic() + 0.16
-    wire.session.stop()
+    wire.stream.stop()
     assert not wire.node.sent
 
 
@@ -222,15 +225,15 @@ def test_what_a_fault_has_ended_is_not_played_when_a_start_fails(monkeypatch):
     wire.run(110)
     wire.run(30, node=False)
     wire.run(200)
-    assert wire.session.mode is Mode.FAULT
+    assert wire.stream.arm.mode is Mode.FAULT
 
     def refuse(seed: int) -> None:
         raise SafetyError("no planner")
 
-    monkeypatch.setattr(wire.session.loop, "start", refuse)
+    monkeypatch.setattr(wire.stream.loop, "start", refuse)
     with pytest.raises(SafetyError, match="no planner"):
-        wire.session.start(seed=0, now=wire.now)
-    wire.session.stop()
+        wire.stream.start(seed=0, now=wire.now)
+    wire.stream.stop()
     assert not wire.node.sent
 
 
@@ -243,12 +246,12 @@ def test_a_silence_beyond_the_time_out_is_a_fault_and_nothing_more_is_sent(monke
     wire.run(30, node=False)
     assert wire.timed_out
     wire.run(200)
-    assert wire.session.mode is Mode.FAULT and "stream_timeout" in "; ".join(wire.session.reasons)
+    assert wire.stream.arm.mode is Mode.FAULT and "stream_timeout" in "; ".join(wire.stream.reasons)
     assert np.abs(wire.played[-1] - where).max() < 0.02 and wire.speed == 0.0
     wire.timed_out, wire.seen = False, 0
-    wire.session.start(seed=0, now=wire.now)
+    wire.stream.start(seed=0, now=wire.now)
     wire.run(50)
-    assert wire.session.mode is Mode.RUN and wire.speed > 0.0
+    assert wire.stream.arm.mode is Mode.RUN and wire.speed > 0.0
 
 
 def test_deactivating_in_full_motion_ends_in_the_certified_stop(monkeypatch):
@@ -259,12 +262,12 @@ def test_deactivating_in_full_motion_ends_in_the_certified_stop(monkeypatch):
     assert wire.speed > 0.3
     stop = wire.output._left.copy()
     before = len(wire.played)
-    wire.session.stop()
+    wire.stream.stop()
     wire.tick_driver()
     assert len(wire.played) - before == len(stop) + 1 and np.array_equal(wire.played[-len(stop) :], stop)
     wire.run(3)
     assert wire.speed == 0.0 and wire.violations() == 0
-    wire.session.stop()
+    wire.stream.stop()
     assert not wire.node.sent, "once"
 
 
@@ -272,9 +275,9 @@ def test_an_emergency_stop_is_streamed_too(monkeypatch):
     wire = Stream(monkeypatch)
     wire.begin()
     wire.run(110)
-    wire.session.on_enable(False, wire.now)
+    wire.stream.arm.on_enable(False, wire.now)
     wire.run(150, enable=False)
-    assert wire.session.mode is Mode.FAULT and wire.speed == 0.0 and wire.violations() == 0
+    assert wire.stream.arm.mode is Mode.FAULT and wire.speed == 0.0 and wire.violations() == 0
 
 
 # -- goals ----------------------------------------------------------------------------------------------------------
@@ -329,20 +332,20 @@ def control_msgs(monkeypatch):
 
 
 class GoalWire(Wire):
-    """The line of test_ros2_session whose trajectories come as goals."""
+    """The line of test_trajectory_stream whose trajectories come as goals."""
 
     def __init__(self, monkeypatch, **how) -> None:
         self.wiring = parse(changed(**ACTION))
         monkeypatch.setattr(lines, "WIRING", self.wiring)
         super().__init__(**how)
-        self.output = Goals(None, self.wiring, self.session_gave_up, client=Client)
+        self.output = ActionOutput(None, self.wiring, self.driver_gave_up, client=Client)
         self.client = self.output._client
-        self.session.send, self.taken = self.output.send, 0
+        self.stream.arm.send, self.taken = self.output.send, 0
 
     answers = True  # every goal is accepted as it comes
 
-    def session_gave_up(self, why: str) -> None:
-        self.session.on_driver(why)
+    def driver_gave_up(self, why: str) -> None:
+        self.stream.arm.on_driver_failure(why)
 
     def step(self, **how) -> None:
         for goal, _ in self.client.goals[self.taken :]:
@@ -367,9 +370,9 @@ def test_the_arm_plays_every_command_though_goals_are_rarer(goal_wire, delay):
     wire.run(450)
     wire.check()
     assert 88 <= len(wire.client.goals) <= 92, len(wire.client.goals)
-    assert not wire.refused and wire.session.counts["lost"] == wire.session.counts["foreign"] == 0
+    assert not wire.refused and wire.stream.arm.counts["lost"] == wire.stream.arm.counts["foreign"] == 0
     assert np.ptp(np.array(wire.played), axis=0).max() > 0.3
-    wire.session.stop()
+    wire.stream.stop()
     wire.run(150)
     assert wire.speed == 0.0, "the last goal ends in the certified stop"
     wire.check()
@@ -386,13 +389,13 @@ def test_a_driver_that_gives_up_is_a_fault(goal_wire, status, which, broken):
     wire.run(100)
     number = len(wire.client.goals)
     result = wire.client.answer(which)
-    assert wire.session.mode is Mode.RUN
+    assert wire.stream.arm.mode is Mode.RUN
     result.value = SimpleNamespace(status=status, result=SimpleNamespace(error_string="path tolerance"))
     result.done()
     wire.run(5)
-    assert (wire.session.mode is Mode.FAULT) is broken
+    assert (wire.stream.arm.mode is Mode.FAULT) is broken
     if broken:
-        reasons = "; ".join(wire.session.reasons)
+        reasons = "; ".join(wire.stream.reasons)
         assert "driver: goal" in reasons and "path tolerance" in reasons
         wire.run(20)
         assert len(wire.client.goals) == number, "a driver that has given up is left alone"
@@ -408,7 +411,7 @@ def test_a_rejected_goal_is_a_fault_and_a_missing_server_refuses(goal_wire):
     wire.run(50)
     wire.client.answer(-1, accepted=False)
     wire.step()
-    assert wire.session.mode is Mode.FAULT and "was rejected" in "; ".join(wire.session.reasons)
+    assert wire.stream.arm.mode is Mode.FAULT and "was rejected" in "; ".join(wire.stream.reasons)
     wire.output.close()
     assert wire.client.destroyed
 
@@ -417,12 +420,12 @@ def test_a_driver_that_never_answers_is_a_fault(goal_wire):
     wire = goal_wire()
     wire.begin()
     wire.run(100)
-    assert wire.session.mode is Mode.RUN
+    assert wire.stream.arm.mode is Mode.RUN
     wire.answers = False
     wire.run(45)
-    assert wire.session.mode is Mode.RUN, "0.18 s"
+    assert wire.stream.arm.mode is Mode.RUN, "0.18 s"
     wire.run(15)
-    assert wire.session.mode is Mode.FAULT and "has had no answer for 0.2 s" in "; ".join(wire.session.reasons)
+    assert wire.stream.arm.mode is Mode.FAULT and "has had no answer for 0.2 s" in "; ".join(wire.stream.reasons)
 
 
 def test_what_was_not_answered_in_one_episode_is_no_fault_of_the_next(goal_wire, monkeypatch):
@@ -431,9 +434,9 @@ def test_what_was_not_answered_in_one_episode_is_no_fault_of_the_next(goal_wire,
     wire.run(50)
     wire.answers = False
     wire.run(20)
-    wire.session.stop()
+    wire.stream.stop()
     assert len(wire.client.goals) > 2
-    monkeypatch.setattr(wire.output, "fault", pytest.fail)
+    monkeypatch.setattr(wire.output, "on_failure", pytest.fail)
     wire.output.send(10**7, np.tile(HOME, (5, 1)), 1)
 
 
@@ -441,4 +444,4 @@ def test_without_control_msgs_it_says_what_to_source(monkeypatch):
     monkeypatch.setitem(sys.modules, "control_msgs", None)
     wiring = parse(changed(**ACTION))
     with pytest.raises(WiringError, match=r"control_msgs.*source /opt/ros/\$ROS_DISTRO/setup.bash"):
-        output_of(Node(), wiring, notice=pytest.fail, fault=pytest.fail)
+        output_of(Node(), wiring, on_mismatch=pytest.fail, on_failure=pytest.fail)

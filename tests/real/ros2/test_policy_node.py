@@ -30,8 +30,10 @@ from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory
 
 from robopolicy.real.control.joint_order import JointOrder
-from robopolicy.real.recording.recorder import RecordedChain, Recorder, describe
-from robopolicy.real.recording.replay import read, reproduce
+from robopolicy.real.recording.recorder import RecordedChain, Recorder
+from robopolicy.real.recording.recording import read
+from robopolicy.real.recording.records import describe
+from robopolicy.real.recording.replay import reproduce
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.policy_node import PolicyNode
 from robopolicy.real.ros2.qos import profile_of
@@ -40,8 +42,8 @@ from robopolicy.real.ros2.teleop_keys import RemoteKeys
 from robopolicy.real.ros2.timeline import Timeline
 from robopolicy.real.ros2.wiring import parse
 from robopolicy.real.safety import Mode, SafetyChain, load_profile
-from robopolicy.real.safety.chain import Measured
-from robopolicy.real.safety.profile import Plane
+from robopolicy.real.safety.decision import Measured
+from robopolicy.real.safety.settings import Plane
 from tests.real.control.test_joints import urdf
 from tests.real.ros2 import test_messages as inputs
 from tests.real.ros2.test_joint_state_adapter import SPEC
@@ -159,6 +161,14 @@ class Rig:
         for node in (self.node, self.driver):
             self.executor.add_node(node)
 
+    @property
+    def stream(self):
+        return self.node.pipeline.stream
+
+    @property
+    def arm(self):
+        return self.stream.arm
+
     def until(self, condition, what: str) -> None:
         end = time.monotonic() + 60.0
         while not condition():
@@ -169,10 +179,10 @@ class Rig:
         for _ in range(count):
             tick = self.driver.tick
             self.driver.play()
-            session = self.node.session
+            stream = self.stream
             expected = tick * DT
-            self.until(lambda: session.clock.newest >= expected - 1e-6, "the state")  # noqa: B023
-            if self.node.pump() and session.active:
+            self.until(lambda: stream.arm.clock.newest >= expected - 1e-6, "the state")  # noqa: B023
+            if self.node.pump() and stream.arm.active:
                 self.until(lambda: bool(self.driver.answers), "a command")
 
     def quiet(self, count: int) -> None:
@@ -180,7 +190,7 @@ class Rig:
         for _ in range(count):
             self.driver.play()
             expected = (self.driver.tick - 1) * DT
-            self.until(lambda: self.node.session.clock.newest >= expected - 1e-6, "the state")  # noqa: B023
+            self.until(lambda: self.arm.clock.newest >= expected - 1e-6, "the state")  # noqa: B023
             self.node.pump()
 
     def close(self) -> None:
@@ -193,7 +203,7 @@ class Rig:
         assert self.node.trigger_configure() == OK, self.node.why
         pubs = list(self.driver.pub.values())
         self.until(lambda: all(p.get_subscription_count() for p in pubs), "subscriptions")
-        self.until(lambda: self.node.topics.output._out.get_subscription_count() > 0, "the driver")
+        self.until(lambda: self.node.pipeline.commands.output._out.get_subscription_count() > 0, "the driver")
         self.step(3)
 
     def reset(self) -> str:
@@ -218,29 +228,29 @@ def test_an_activation_that_fails_after_a_fault_leaves_nothing_half_begun(rig):
     assert rig.driver.speed > 0.3 and rig.runtime.told == [("end", None), "begin"]
     rig.driver.enabling = False
     rig.step(5)
-    assert rig.node.session.mode is Mode.FAULT
+    assert rig.arm.mode is Mode.FAULT
     assert "still braking" in rig.reset()
     rig.step(150)
     assert rig.driver.speed == 0.0
     assert "the operator must enable" in rig.reset()
-    assert rig.node.session.mode is Mode.FAULT and rig.runtime.told[-1] == "begin", "the episode goes on, faulted"
+    assert rig.arm.mode is Mode.FAULT and rig.runtime.told[-1] == "begin", "the episode goes on, faulted"
 
     rig.driver.enabling = True
     rig.step(2)
-    start, rig.node.session.loop.start = rig.node.session.loop.start, lambda seed=0: 1 / 0
+    start, rig.stream.loop.start = rig.stream.loop.start, lambda seed=0: 1 / 0
     assert "reset: ZeroDivisionError" in rig.reset(), "it began, and failed on the way"
-    assert not rig.node.session.active and rig.runtime.told[-2:] == ["begin", ("end", None)]
+    assert not rig.arm.active and rig.runtime.told[-2:] == ["begin", ("end", None)]
     still = rig.driver.played[-1]
     rig.step(20)
     assert np.array_equal(rig.driver.played[-1], still), "an activation that failed moves nothing"
     assert rig.node.trigger_deactivate() == OK
     assert rig.node.trigger_activate() == NO and "ZeroDivisionError" in rig.node.why
-    assert rig.runtime.told[-2:] == ["begin", ("end", None)] and not rig.node.session.active
+    assert rig.runtime.told[-2:] == ["begin", ("end", None)] and not rig.arm.active
 
-    rig.node.session.loop.start = start
+    rig.stream.loop.start = start
     assert rig.node.trigger_activate() == OK, rig.node.why
     rig.step(60)
-    assert rig.node.session.mode is Mode.RUN and rig.driver.speed > 0.1
+    assert rig.arm.mode is Mode.RUN and rig.driver.speed > 0.1
     begun, ended = rig.runtime.told.count("begin"), sum(t[0] == "end" for t in rig.runtime.told if t != "begin")
     assert begun == 4 and ended >= 3
 
@@ -264,13 +274,13 @@ def test_a_state_that_is_wrong_moves_nothing_and_one_of_no_numbers_holds_at_once
     assert np.array_equal(rig.driver.played[-1], still)
     assert rig.node.trigger_activate() == OK, rig.node.why
     rig.step(110)
-    assert rig.node.session.mode is Mode.RUN and rig.driver.speed > 0.3
+    assert rig.arm.mode is Mode.RUN and rig.driver.speed > 0.3
     say(next(make() for make, what in wrong if "'panda_joint7' is not finite" in what))
     rig.step()
-    assert rig.node.session.mode is Mode.HOLD and "state_unreadable" in rig.node.session.decision.reasons
-    assert rig.node.session.counts["joint_states_refused"] == 1
+    assert rig.arm.mode is Mode.HOLD and "state_unreadable" in rig.stream.decision.reasons
+    assert rig.arm.counts["joint_states_refused"] == 1
     rig.step(150)
-    assert rig.node.session.mode is Mode.RUN, "it went on by itself"
+    assert rig.arm.mode is Mode.RUN, "it went on by itself"
 
 
 # -- publishers -----------------------------------------------------------------------------------------------------
@@ -302,8 +312,8 @@ def second(rig, role):
 
 def alone_again(rig, role) -> None:
     """Until a publisher that has gone does not count any more."""
-    publishers, end = rig.node.topics._publishers[role], time.monotonic() + 20.0
-    while publishers.problems(rig.node.topics._graph(publishers.role), time.monotonic()):
+    publishers, end = rig.node.pipeline.subscriptions._publishers[role], time.monotonic() + 20.0
+    while publishers.problems(rig.node.pipeline.subscriptions._graph(publishers.role), time.monotonic()):
         assert time.monotonic() < end, role
         rig.step()
     rig.step(30)
@@ -332,20 +342,20 @@ def test_a_second_publisher_faults_a_running_arm_and_nothing_that_it_says_is_use
     """By name; a reset is refused while it speaks, and works once it is gone."""
     rig.meet()
     for role in ("joint_states", "joint_commands", "enable"):
-        if rig.node.session.active:
+        if rig.arm.active:
             assert not (why := rig.reset()), why
         else:
             assert rig.node.trigger_activate() == OK, rig.node.why
         rig.step(60)
-        assert rig.node.session.mode is Mode.RUN and rig.driver.speed > 0.05
-        session, other = rig.node.session, others(role)
-        newest, commanded, heard = session.newest, session.commanded, rig.node.handled
+        assert rig.arm.mode is Mode.RUN and rig.driver.speed > 0.05
+        stream, other = rig.stream, others(role)
+        newest, commanded, heard = stream.arm.newest, stream.arm.commanded, rig.node.handled
         other.publish(second(rig, role))
         rig.until(lambda: rig.node.handled > heard, "a message")  # noqa: B023
-        assert session.newest is newest and session.commanded is commanded, "it is not used"
+        assert stream.arm.newest is newest and stream.arm.commanded is commanded, "it is not used"
         rig.step()
-        assert session.mode is Mode.FAULT
-        assert any(reason.startswith(f"fault:publishers: {role}") for reason in session.decision.reasons)
+        assert stream.arm.mode is Mode.FAULT
+        assert any(reason.startswith(f"fault:publishers: {role}") for reason in stream.decision.reasons)
         rig.step(150)
         assert rig.driver.speed == 0.0 and f"publishers: {role}" in rig.reset()
         others.unmake(other)
@@ -384,11 +394,11 @@ def test_a_dry_run_can_publish_nothing_that_moves_anything(ros, output):
         rig.until(lambda: all(p.get_subscription_count() for p in rig.driver.pub.values()), "subscriptions")
         rig.quiet(3)
         assert rig.node.trigger_activate() == OK, rig.node.why
-        rig.until(lambda: rig.quiet(5) or rig.node.session.ticks > 20, "commands")
-        assert rig.node.session.mode is Mode.RUN
-        rig.until(lambda: rig.quiet(5) or rig.node.session.mode is Mode.FAULT, "the exception")
+        rig.until(lambda: rig.quiet(5) or rig.stream.ticks > 20, "commands")
+        assert rig.arm.mode is Mode.RUN
+        rig.until(lambda: rig.quiet(5) or rig.arm.mode is Mode.FAULT, "the exception")
         rig.quiet(100)
-        rig.node.session.write(HOME, 0.01, np.tile(HOME, (3, 1)))  # even so
+        rig.arm.write(HOME, 0.01, np.tile(HOME, (3, 1)))  # even so
         assert rig.reset() == "", "the arm stands"
         rig.quiet(10)
         assert rig.node.trigger_deactivate() == OK
@@ -428,10 +438,10 @@ def test_a_bystander_cannot_stop_the_arm(rig):
         rig.until(lambda: rig.node.bystanders, "the news of it")
         assert "trajectory" in rig.node.bystanders[0] and "DURABILITY" in rig.node.bystanders[0].upper()
         rig.step(50)
-        assert rig.node.session.mode is Mode.RUN and rig.driver.speed > 0.1
+        assert rig.arm.mode is Mode.RUN and rig.driver.speed > 0.1
         rig.driver.enabling = False
         rig.step(150)
-        assert rig.node.session.mode is Mode.FAULT and rig.driver.speed == 0.0
+        assert rig.arm.mode is Mode.FAULT and rig.driver.speed == 0.0
         rig.driver.enabling = True
         rig.step(3)
         assert rig.reset() == "", "nor does it speak against a reset"
@@ -453,7 +463,7 @@ def test_a_driver_that_cannot_hear_is_refused_and_taken_once_it_can(ros):
     other.create_subscription(JointTrajectory, name, lambda _: None, profile_of(rig.wiring.output))
     try:
         assert rig.node.trigger_configure() == OK, rig.node.why
-        rig.until(lambda: rig.node.topics.output._out.get_subscription_count() > 0, "the bystander")
+        rig.until(lambda: rig.node.pipeline.commands.output._out.get_subscription_count() > 0, "the bystander")
         rig.until(lambda: all(p.get_subscription_count() for p in rig.driver.pub.values()), "subscriptions")
         rig.quiet(3)
         assert rig.node.trigger_activate() == NO and "'driver'" in rig.node.why and "trajectory" in rig.node.why
@@ -463,12 +473,12 @@ def test_a_driver_that_cannot_hear_is_refused_and_taken_once_it_can(ros):
         assert rig.node.trigger_activate() == NO and "durability" in rig.node.why and "trajectory" in rig.node.why
         rig.driver.destroy_subscription(wrong)
         rig.driver.listen()
-        rig.until(lambda: rig.node.topics.output._out.get_subscription_count() > 1, "the driver")
-        rig.until(lambda: not rig.node.topics.output.problems(), "the end of the wrong one")
+        rig.until(lambda: rig.node.pipeline.commands.output._out.get_subscription_count() > 1, "the driver")
+        rig.until(lambda: not rig.node.pipeline.commands.output.problems(), "the end of the wrong one")
         rig.quiet(3)
         assert rig.node.trigger_activate() == OK, rig.node.why
         rig.step(20)
-        assert rig.node.session.mode is Mode.RUN
+        assert rig.arm.mode is Mode.RUN
     finally:
         rig.executor.remove_node(other)
         other.destroy_node()
@@ -511,11 +521,11 @@ def test_an_arm_without_a_scene_says_so(rig, monkeypatch):
     rig.until(lambda: rig.step(1) or rig.driver.speed == 0.0, "standstill")
     said.clear()
     table = Plane((0.0, 0.0, 1.0), -0.5)
-    rig.node.session.chain.tighten(planes=(table,), tracking_error=None)
+    rig.stream.chain.tighten(planes=(table,), tracking_error=None)
     assert rig.node.trigger_activate() == OK, rig.node.why
     assert not said and rig.node.claims == []
     assert rig.node.trigger_deactivate() == OK
-    rig.node.session.chain.tighten(planes=(table,), tracking_error=0.2)
+    rig.stream.chain.tighten(planes=(table,), tracking_error=0.2)
     assert rig.node.trigger_activate() == NO and "tracking_error" in rig.node.why
 
 
@@ -525,7 +535,7 @@ def test_a_driver_that_would_break_the_maker_s_limits_refuses_to_configure(ros):
     rig = Rig(parse(changed(**{**STREAM, "topics__trajectory": linear})))
     try:
         assert rig.node.trigger_configure() == NO
-        assert "topics.trajectory" in rig.node.why and "acceleration" in rig.node.why and rig.node.topics is None
+        assert "topics.trajectory" in rig.node.why and "acceleration" in rig.node.why and rig.node.pipeline is None
     finally:
         rig.close()
 
@@ -559,14 +569,14 @@ def test_the_gripper_is_told_again_and_again_and_who_comes_late_hears_it(rig):
     assert heard[0] == 0.04
     rig.driver.enabling = False
     rig.step(60)
-    assert rig.node.session.mode is Mode.FAULT
+    assert rig.arm.mode is Mode.FAULT
     before = len(heard)
     rig.until(lambda: rig.step(1) or len(heard) > before + 1, "it, again and again")
     assert set(heard) == {0.04}
     rig.step(150)
     rig.driver.enabling, begun = True, []
     rig.step(3)
-    rig.node.topics.commands.gripper.begin = lambda: begun.append(1)
+    rig.node.pipeline.commands.gripper.begin = lambda: begun.append(1)
     assert rig.reset() == "" and begun == [1], "it is told that another episode begins"
 
 
@@ -587,7 +597,7 @@ def test_a_hundred_lives_and_not_a_word_between_them(rig):
         rig.step(3)
         assert not rig.driver.answers, "it says nothing more"
     assert rig.node.trigger_deactivate() != OK
-    assert rig.node.trigger_cleanup() == OK and rig.node.session is None
+    assert rig.node.trigger_cleanup() == OK and rig.node.pipeline is None
 
 
 def test_the_arm_s_own_description_must_bear_out_the_limits(ros):
@@ -613,7 +623,7 @@ def test_the_arm_s_own_description_must_bear_out_the_limits(ros):
         assert rig.node.trigger_cleanup() == OK
         said.publish(String(data=urdf(own)))
         rig.meet()
-        rig.until(lambda: rig.node.topics._description is not None, "the description")
+        rig.until(lambda: rig.node.pipeline.subscriptions._description is not None, "the description")
         rig.step()
         assert rig.node.trigger_activate() == OK, rig.node.why
     finally:
@@ -626,19 +636,19 @@ def test_parameters_given_on_the_command_line_are_in_force(ros):
     rig = Rig()
     try:
         rig.meet()
-        assert rig.node.session.chain.profile.settings.tcp_speed == 0.11
-        assert rig.node.session.chain.profile.digest == load_profile("panda", **{**FAST, "tcp_speed": 0.11}).digest
+        assert rig.stream.chain.profile.settings.tcp_speed == 0.11
+        assert rig.stream.chain.profile.digest == load_profile("panda", **{**FAST, "tcp_speed": 0.11}).digest
         assert rig.node.get_parameter("seed").value == 7
         assert rig.node.trigger_activate() == OK, rig.node.why
         rig.step(200)
-        body = rig.node.session.chain.limiter.body
+        body = rig.stream.chain.limiter.body
         speed = np.linalg.norm(np.diff(body.at(np.array(rig.driver.played)).points[:, body.tcp], axis=0), axis=1)
         assert 0.05 < speed.max() / DT <= 0.11, "of the tool"
         loosened = rig.node.set_parameters([Parameter("safety.tcp_speed", value=1.0)])[0]
         assert not loosened.successful and "loosened only while inactive" in loosened.reason
         assert rig.node.trigger_deactivate() == OK
         assert rig.node.set_parameters([Parameter("safety.tcp_speed", value=0.2)])[0].successful
-        assert rig.node.session.chain.profile.settings.tcp_speed == 0.2
+        assert rig.stream.chain.profile.settings.tcp_speed == 0.2
     finally:
         rig.close()
 
@@ -649,7 +659,7 @@ def test_a_parameter_that_makes_no_sense_refuses_to_configure(ros, value):
     rig = Rig()
     try:
         assert rig.node.trigger_configure() == NO
-        assert "tcp_speed" in rig.node.why and rig.node.session is None
+        assert "tcp_speed" in rig.node.why and rig.node.pipeline is None
     finally:
         rig.close()
 
@@ -661,12 +671,18 @@ def test_a_configuration_that_fails_half_way_hears_nothing(ros):
     try:
         before = len(list(rig.node.subscriptions))
         odd = SimpleNamespace(
-            names=("cube",), cameras={}, dry_run=False, chain=rig.runtime.chain, close=lambda: None, end=lambda _: None
+            names=("cube",),
+            cameras={},
+            dry_run=False,
+            chain=rig.runtime.chain,
+            loop=rig.runtime.loop,
+            close=lambda: None,
+            end=lambda _: None,
         )
-        rig.node.make_brain = lambda: odd  # it has no `press`
+        rig.node.make_runtime = lambda: odd  # it has no `press`
         assert rig.node.trigger_configure() == NO and "press" in rig.node.why
-        assert len(list(rig.node.subscriptions)) == before and rig.node.topics is None
-        rig.node.make_brain = lambda: Toy(rig.wiring)
+        assert len(list(rig.node.subscriptions)) == before and rig.node.pipeline is None
+        rig.node.make_runtime = lambda: Toy(rig.wiring)
         assert rig.node.trigger_configure() == OK
     finally:
         rig.close()
@@ -680,11 +696,13 @@ def test_positions_over_dds_end_at_rest(ros):
     rig = Rig(parse(changed(**PATIENT, **stream)))
     try:
         rig.meet()
-        rig.node.topics.output.clock = lambda: rig.driver.tick * DT  # it waits, and hears no silence of a busy machine
+        rig.node.pipeline.commands.output.clock = lambda: (
+            rig.driver.tick * DT
+        )  # it waits, and hears no silence of a busy machine
         assert rig.node.trigger_activate() == OK, rig.node.why
         rig.step(110)
-        assert rig.driver.speed > 0.3 and rig.node.session.mode is Mode.RUN
-        left = len(rig.node.topics.output._left)
+        assert rig.driver.speed > 0.3 and rig.arm.mode is Mode.RUN
+        left = len(rig.node.pipeline.commands.output._left)
         assert rig.node.trigger_deactivate() == OK
         rig.until(lambda: len(rig.driver.answers) >= left, "the stop")
         stop = np.array([m.data for m in rig.driver.answers])
@@ -709,11 +727,15 @@ def test_keys_come_in_and_who_drives_goes_out(rig):
     assert set(heard) == {False}
     keys.publish(String(data="t"))
     rig.until(lambda: rig.runtime.pressed == ["t"], "the key")
-    rig.node.session.loop.driver = "rewind"
+    rig.stream.loop.driver = "rewind"
     rig.until(lambda: rig.step(2) or True in heard, "that a human drives")
     keys.publish(String(data="fire"))
-    rig.until(lambda: "keys" in rig.node.topics.refused, "the refusal")
-    assert "'fire' is no key" in rig.node.topics.refused["keys"] and operator() == "t" and operator() is None
+    rig.until(lambda: "keys" in rig.node.pipeline.subscriptions.refused, "the refusal")
+    assert (
+        "'fire' is no key" in rig.node.pipeline.subscriptions.refused["keys"]
+        and operator() == "t"
+        and operator() is None
+    )
 
 
 # -- Ctrl-C ---------------------------------------------------------------------------------------------------------
@@ -750,7 +772,7 @@ def test_goals_are_answered_over_dds(ros):
     Fibonacci = pytest.importorskip("test_msgs.action").Fibonacci
     from rclpy.action import ActionClient, ActionServer, GoalResponse
 
-    from robopolicy.real.ros2.outputs import Goals
+    from robopolicy.real.ros2.action_output import ActionOutput
 
     ros()
     node, server = Node("client"), Node("server")
@@ -766,8 +788,8 @@ def test_goals_are_answered_over_dds(ros):
         server, Fibonacci, "go", goal_callback=lambda goal: GoalResponse.ACCEPT if accept[0] else GoalResponse.REJECT,
         execute_callback=lambda handle: getattr(handle, end[0])() or Fibonacci.Result(),
     )  # fmt: skip
-    goals = Goals.__new__(Goals)
-    goals.wiring, goals.fault, goals.type, goals.every = wiring, said.append, SimpleNamespace(Goal=Goal), 5
+    goals = ActionOutput.__new__(ActionOutput)
+    goals.wiring, goals.on_failure, goals.type, goals.every = wiring, said.append, SimpleNamespace(Goal=Goal), 5
     goals._client, goals._number, goals._due = ActionClient(node, Fibonacci, "go"), 0, 0
     goals._unanswered = {}
     executor = EventsExecutor()

@@ -1,4 +1,4 @@
-"""When a message reached this process, and from whom, as the topics see it. No DDS."""
+"""When a message reached this process, and from whom, as the subscriptions see it. No DDS."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("rclpy")
 from std_msgs.msg import Bool, String
 
 from robopolicy.real.ros2 import messages
-from robopolicy.real.ros2 import topics as topics_module
+from robopolicy.real.ros2 import subscriptions as subscriptions_module
 from robopolicy.real.ros2.publishers import ALIVE
 from robopolicy.real.ros2.qos import profile_of
 from robopolicy.real.ros2.teleop_keys import FRESH, LOST
@@ -23,18 +23,18 @@ SYSTEM = 1.7e18  # ns of the system's clock at 0 s of ours
 
 
 class Inbox(Watched):
-    """Topics of a node that takes keys too; both clocks of the machine can be set."""
+    """Subscriptions of a node that takes keys too; both clocks of the machine can be set."""
 
     def __init__(self, monkeypatch) -> None:
         self.system = 0.0  # s by which the system's clock was set
         super().__init__(monkeypatch)
-        monkeypatch.setattr(topics_module.time, "time_ns", lambda: int(SYSTEM + (self.now + self.system) * 1e9))
+        monkeypatch.setattr(subscriptions_module.time, "time_ns", lambda: int(SYSTEM + (self.now + self.system) * 1e9))
         self.camera.press = self.pressed = []
         self.camera.press = self.pressed.append
-        self.topics._hear("keys", String, WIRING.topic("keys"), self.topics._on_key, lambda: None)
+        self.subscriptions._hear("keys", String, WIRING.topic("keys"), self.subscriptions._on_key, lambda: None)
         self.enabled, self.strangers = [], []
-        self.session.on_enable = lambda enabled, at: self.enabled.append((enabled, at))
-        self.session.on_stranger = self.strangers.append
+        self.arm.on_enable = lambda enabled, at: self.enabled.append((enabled, at))
+        self.arm.on_second_publisher = self.strangers.append
 
     def hear(self, role: str, message, *, waited: float = 0.0, gid: bytes | None = b"a") -> None:
         """A message is handled that came `waited` s ago."""
@@ -56,7 +56,7 @@ class Inbox(Watched):
 def test_a_message_is_as_old_as_its_receipt(waited, drained, system, age, monkeypatch):
     inbox = Inbox(monkeypatch)
     inbox.now -= drained
-    inbox.topics.empty(inbox.now)
+    inbox.subscriptions.empty(inbox.now)
     inbox.now, inbox.system = inbox.now + drained, system
     inbox.hear("enable", Bool(data=True), waited=waited)
     (enabled, at), = inbox.enabled  # fmt: skip
@@ -67,11 +67,11 @@ def test_keys_that_waited_move_nothing_but_a_stop_always_counts(monkeypatch):
     inbox = Inbox(monkeypatch)
     for text in ("w", "x", LOST, "stick 1 0 0 0"):
         inbox.hear("keys", String(data=text), waited=FRESH + 0.1)
-    assert inbox.pressed == ["x", LOST] and inbox.topics.refused["keys"].startswith("keys")
-    assert inbox.session.counts["keys_refused"] == 2
-    assert inbox.topics.refused["keys"] in inbox.topics.problems()
+    assert inbox.pressed == ["x", LOST] and inbox.subscriptions.refused["keys"].startswith("keys")
+    assert inbox.arm.counts["keys_refused"] == 2
+    assert inbox.subscriptions.refused["keys"] in inbox.subscriptions.problems()
     inbox.now += ALIVE + 0.01
-    assert not [p for p in inbox.topics.problems() if p.startswith("keys: ")], "it blocks no reset for good"
+    assert not [p for p in inbox.subscriptions.problems() if p.startswith("keys: ")], "it blocks no reset for good"
     inbox.hear("keys", String(data="w"), waited=FRESH - 0.1)
     assert inbox.pressed[-1] == "w"
 
@@ -81,17 +81,19 @@ def test_features_of_another_moment_are_not_used(monkeypatch):
     inbox = Inbox(monkeypatch)
     taken = []
     inbox.camera.take = lambda names, values: taken.append(list(values))
-    values = lambda stamp: messages.joint_state(("x",), round(stamp * 1e9), topics_module.np.zeros(1))  # noqa: E731
-    inbox.topics._hear("features", object, WIRING.topic("features"), inbox.topics._on_features, lambda: None)
+    values = lambda stamp: messages.joint_state(("x",), round(stamp * 1e9), subscriptions_module.np.zeros(1))  # noqa: E731
+    inbox.subscriptions._hear(
+        "features", object, WIRING.topic("features"), inbox.subscriptions._on_features, lambda: None
+    )
     there = inbox.now + 1000.0
     for stamp, reason in ((0.0, "unstamped"), (there + 3600.0, "ahead"), (there - 0.2, "late")):
         inbox.hear("features", values(stamp))
-        assert inbox.topics.refused.get("features", "").startswith("features: stamp")
-        assert inbox.session.counts[f"features_{reason}"] == 1
+        assert inbox.subscriptions.refused.get("features", "").startswith("features: stamp")
+        assert inbox.arm.counts[f"features_{reason}"] == 1
     inbox.hear("features", values(there))
     inbox.hear("features", values(there))
-    assert len(taken) == 1 and inbox.session.counts["features_repeated"] == 1
-    assert inbox.session.inputs == ["features"]
+    assert len(taken) == 1 and inbox.arm.counts["features_repeated"] == 1
+    assert inbox.arm.inputs == ["features"]
 
 
 @pytest.mark.parametrize("gid", [b"b", None])
@@ -104,29 +106,29 @@ def test_another_publisher_is_not_listened_to_while_the_arm_runs(gid, monkeypatc
     inbox.node.get_publishers_info_by_topic = lambda name: both
     first = b"a" if gid is not None else None
     inbox.hear("enable", Bool(data=True), gid=first)
-    inbox.session.running = True
+    inbox.arm.running = True
     inbox.hear("enable", Bool(data=True), gid=gid)
-    assert len(inbox.enabled) == 1 and inbox.topics.refused["enable"].startswith("publishers: enable")
-    assert inbox.strangers == [inbox.topics.refused["enable"]]
+    assert len(inbox.enabled) == 1 and inbox.subscriptions.refused["enable"].startswith("publishers: enable")
+    assert inbox.strangers == [inbox.subscriptions.refused["enable"]]
     loose = replace(WIRING.topic("enable"), reliability="best_effort")
     if gid is None:  # a bystander, whose messages cannot pass, does not count
         inbox.strangers.clear()
         both[1].qos_profile = profile_of(loose)
         inbox.hear("enable", Bool(data=True), gid=gid)
         assert not inbox.strangers and len(inbox.enabled) == 2
-    inbox.session.running = False
+    inbox.arm.running = False
     inbox.hear("enable", Bool(data=False), gid=gid)
-    assert inbox.enabled[-1][0] is False and "enable" not in inbox.topics.refused
+    assert inbox.enabled[-1][0] is False and "enable" not in inbox.subscriptions.refused
 
 
 def test_a_description_that_comes_late_stops_no_arm(monkeypatch):
     inbox = Inbox(monkeypatch)
     topic = replace(WIRING.topic("enable"), name="description")
-    inbox.topics._hear("robot_description", String, topic, inbox.topics._on_description, lambda: None)
-    inbox.session.running = True
+    inbox.subscriptions._hear("robot_description", String, topic, inbox.subscriptions._on_description, lambda: None)
+    inbox.arm.running = True
     both = [SimpleNamespace(node_name=n, endpoint_gid=[0], qos_profile=profile_of(topic)) for n in "ab"]
     inbox.node.get_publishers_info_by_topic = lambda name: both
     for gid in (b"a", b"b", None):
         who = None if gid is None else {"data": gid}
         inbox.node.heard["description"]((String(data="urdf"), {"received_timestamp": 0, "publisher_gid": who}))
-    assert not inbox.strangers and not inbox.topics.refused
+    assert not inbox.strangers and not inbox.subscriptions.refused

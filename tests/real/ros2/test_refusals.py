@@ -20,13 +20,13 @@ def test_an_enable_that_fell_silent_does_not_start_an_arm():
     """It had come, and all else goes on: its age alone is the reason."""
     wire = Wire()
     wire.run(5)
-    assert wire.session.refusals(wire.now) == []
+    assert wire.stream.arm.refusals(wire.now) == []
     wire.run(1500, enable=False)  # 6 s
     with pytest.raises(SafetyError, match="enable"):
-        wire.session.start(seed=0, now=wire.now)
-    assert len(wire.session.refusals(wire.now)) == 1
+        wire.stream.start(seed=0, now=wire.now)
+    assert len(wire.stream.arm.refusals(wire.now)) == 1
     wire.step()
-    wire.session.start(seed=0, now=wire.now)
+    wire.stream.start(seed=0, now=wire.now)
 
 
 class Graph:

@@ -10,8 +10,10 @@ import pytest
 from robopolicy.core.errors import ConfigError
 from robopolicy.real.control.robots import State
 from robopolicy.real.datasets.convert import frames_of
+from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.recording.recorder import Recorder
-from robopolicy.real.recording.replay import read, reproduce
+from robopolicy.real.recording.recording import read
+from robopolicy.real.recording.replay import reproduce
 from robopolicy.real.ros2.teleop_keys import FRESH, KNOWN, Forwarder, RemoteKeys
 from robopolicy.real.ros2.wiring import load_wiring
 from robopolicy.real.safety import Mode, SafetyError
@@ -20,6 +22,7 @@ from robopolicy.real.teleoperation.teleoperator import Drive
 from tests.real.control.test_robots import Drive as Policy
 from tests.real.ros2.test_trajectory_stream import DT, HOME, Wire
 from tests.real.ros2_graph import TASK
+from tests.real.streams import stream_of
 
 SLOW = [0.004, 0.002, -0.002, 0.0, 1.0]
 PLAIN = {k: v for k, v in TASK.items() if k not in ("cameras", "image_size")}
@@ -110,37 +113,36 @@ def test_what_is_pressed_is_forwarded_and_the_end_too():
 def runtime(monkeypatch, tmp_path):
     """(make, folder): a policy runtime of a policy that goes one way, recorded, whom a human may take over from."""
     pytest.importorskip("rclpy")
-    from robopolicy.real.ros2 import policy_runtime as brain_module
+    from robopolicy.real.ros2 import policy_runtime as runtime_module
 
     wiring, made = load_wiring("mujoco_panda"), []
 
     def make(task=PLAIN, **more):
-        env = brain_module.one_env(task)
-        monkeypatch.setattr(brain_module, "load_policy", lambda *_, **__: Policy(env, SLOW, steps=4))
-        options = brain_module.RuntimeOptions(
-            tmp_path, task, settings={"tcp_speed": 0.5}, lockstep=True, operator=True, drive=Drive(rewind_s=0.3), **more
-        )
-        made.append(brain_module.PolicyRuntime(options, wiring, Recorder(tmp_path / "r")))
+        env = runtime_module.one_env(task)
+        monkeypatch.setattr(runtime_module, "load_policy", lambda *_, **__: Policy(env, SLOW, steps=4))
+        config = DeployConfig(
+            checkpoint=tmp_path, task=task, safety={"tcp_speed": 0.5}, lockstep=True, operator="keyboard",
+            drive=Drive(rewind_s=0.3), **more,
+        )  # fmt: skip
+        made.append(runtime_module.PolicyRuntime(config, wiring, Recorder(tmp_path / "r")))
         return made[-1]
 
     yield make, tmp_path / "r"
-    for b in made:
-        b.close()
+    for found in made:
+        found.close()
 
 
 class Chained(Wire):
-    """A line whose session has the policy runtime's own chain."""
+    """A line whose stream has the policy runtime's own chain."""
 
     def __init__(self, runtime) -> None:
         super().__init__(settings={"tcp_speed": 0.5})
         self.chain = runtime.chain()
-        self.session = type(self.session)(
-            self.chain, runtime.loop, load_wiring("mujoco_panda"), send=self._send, grip=lambda opening: None
-        )
+        self.stream = stream_of(self.chain, runtime.loop, load_wiring("mujoco_panda"), send=self._send)
         self.runtime = runtime
 
     def step(self, **how) -> None:
-        self.session.on_input("features", self.now)
+        self.stream.arm.on_input("features", self.now)
         super().step(**how)
 
 
@@ -168,11 +170,13 @@ def test_a_human_takes_over_goes_back_corrects_and_hands_back(runtime):
     wire = begin(make())
     held = [(t, "a") for t in np.arange(0.55, 0.8, 0.05)]
     drive(wire, [(0.5, "t"), *held, (1.0, "b"), (1.6, "p")], 2.2)
-    counts = wire.session.loop.counts
-    assert wire.session.mode is Mode.RUN and counts["human"] > 5 and counts["rewind"] > 1 and counts["handed_over"] == 2
-    assert wire.session.loop.driver == "policy"
+    counts = wire.stream.loop.counts
+    assert (
+        wire.stream.arm.mode is Mode.RUN and counts["human"] > 5 and counts["rewind"] > 1 and counts["handed_over"] == 2
+    )
+    assert wire.stream.loop.driver == "policy"
     wire.check()
-    wire.session.stop()
+    wire.stream.stop()
     wire.runtime.end(True, mode="RUN")
     found = read(folder / "episode_000000.mcap")
     frames = frames_of(found)
@@ -192,10 +196,10 @@ def test_who_ends_or_is_gone_leaves_an_arm_that_stands(runtime, text, why):
     """Whoever drove: here the policy did."""
     wire = begin(runtime[0]())
     drive(wire, [(0.5, text)], 0.5)
-    assert wire.speed > 0.0 and not wire.session.loop.halted
+    assert wire.speed > 0.0 and not wire.stream.loop.halted
     drive(wire, [(0.0, text)], 1.0)
-    assert wire.session.loop.halted == why and wire.speed == 0.0
-    assert any(why in reason for reason in wire.session.reasons)
+    assert wire.stream.loop.halted == why and wire.speed == 0.0
+    assert any(why in reason for reason in wire.stream.reasons)
     drive(wire, [(0.0, "w")], 0.3)
     assert wire.speed == 0.0, "nothing moves it any more"
     wire.check()
@@ -207,7 +211,7 @@ def test_a_human_may_begin_and_keys_of_before_do_not_count(runtime):
         made.press("w")
     wire = begin(made)
     drive(wire, [], 0.5)
-    assert wire.session.loop.driver == "human" and wire.speed < 1e-3 and wire.session.loop.counts["human"] > 5
+    assert wire.stream.loop.driver == "human" and wire.speed < 1e-3 and wire.stream.loop.counts["human"] > 5
     drive(wire, [(0.1 + 0.05 * k, "w") for k in range(10)], 0.5)
     assert wire.speed > 0.0
     wire.check()

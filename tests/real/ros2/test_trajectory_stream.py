@@ -12,13 +12,13 @@ import pytest
 from robopolicy.real.control.robots import MujocoArm, State
 from robopolicy.real.ros2.clock import ArmClock
 from robopolicy.real.ros2.timeline import MATCH, Timeline
-from robopolicy.real.ros2.trajectory_stream import TrajectoryStream
 from robopolicy.real.ros2.wiring import load_wiring
 from robopolicy.real.safety import Mode, SafetyChain, SafetyError, load_profile
 from robopolicy.real.safety.audit import joint_violations
-from robopolicy.real.safety.chain import Measured
+from robopolicy.real.safety.decision import Measured
 from robopolicy.real.safety.safety_mode import Patience
 from robopolicy.sim.tasks import make_task
+from tests.real.streams import stream_of
 
 WIRING = load_wiring("mujoco_panda")
 DT, LEAD = WIRING.tick_s, WIRING.lead_ticks
@@ -40,6 +40,9 @@ class Sweep:
         self.chain.activate(Measured(state.q), self.clock())
         self.begin, self.home = self.clock(), state.q
 
+    def delay_begin(self, seconds) -> None:
+        self.begin += seconds
+
     def tick(self):
         state, now = self.robot.read(), self.clock()
         side = 1.0 if int((now - self.begin) / self.period) % 2 == 0 else -1.0
@@ -50,7 +53,7 @@ class Sweep:
 
 
 class Wire:
-    """An arm's driver and a session with a line between them that delays, loses and stalls."""
+    """An arm's driver and a stream with a line between them that delays, loses and stalls."""
 
     def __init__(
         self, *, make_loop=Sweep, lost=0.0, delay=0, seed=0, echo=True, settings=FAST, inputs=None, wiring=None,
@@ -61,9 +64,7 @@ class Wire:
         wiring = wiring or WIRING
         dogs = wiring.watchdogs
         self.chain = SafetyChain(self.profile, dt=DT, state=dogs["state"], enable=dogs["enable"], inputs=inputs)
-        self.session = TrajectoryStream(
-            self.chain, make_loop, wiring, send=self._send, grip=lambda opening: None, follow=follow
-        )
+        self.stream = stream_of(self.chain, make_loop, wiring, send=self._send, follow=follow)
         self.arm = MujocoArm(make_task("reach"), self.profile, dt=DT)
         self.now, self.tick, self.glitch = 50.0, 1_000_000, 0.0  # s; of the states' stamps alone
         self.waited = 0.0  # s that states waited for the node
@@ -74,7 +75,7 @@ class Wire:
         self.timeline = Timeline(HOME, self.tick)
         self.way: list[tuple[int, int, np.ndarray]] = []  # tick of arrival, first, points
         self.played, self.refused, self.sent = [], Counter(), 0
-        self.unheard = Counter()  # what the session refused, by reason
+        self.unheard = Counter()  # refused messages, by reason
 
     def _send(self, first, points, new=0) -> None:
         self.sent += 1
@@ -82,7 +83,7 @@ class Wire:
             self.way.append((self.tick + self.delay, first, points))
 
     def step(self, *, node=True, states=True, enable=True) -> None:
-        """One tick of the arm, and what the session makes of it."""
+        """One tick of the arm, and the answer of the stream."""
         for item in [w for w in self.way if w[0] <= self.tick]:
             self.way.remove(item)
             if why := self.timeline.offer(item[1], item[2]):
@@ -94,12 +95,12 @@ class Wire:
         state = State(self.arm.data.qpos[:7].copy(), self.arm.data.qvel[:7].copy(), 0.08)
         if states:
             if self.echo:
-                self.hear(self.session.on_commanded, q, self.tick * DT, self.now)
-            self.hear(self.session.on_state, state, self.tick * DT + self.glitch, self.now - self.waited)
+                self.hear(self.stream.arm.on_commanded, q, self.tick * DT, self.now)
+            self.hear(self.stream.arm.on_state, state, self.tick * DT + self.glitch, self.now - self.waited)
         if enable:
-            self.session.on_enable(True, self.now)
+            self.stream.arm.on_enable(True, self.now)
         if node:
-            self.session.pump(self.now)
+            self.stream.pump(self.now)
         self.tick, self.now = self.tick + 1, self.now + DT
 
     def hear(self, take, *message) -> None:
@@ -112,7 +113,7 @@ class Wire:
     def begin(self) -> None:
         for _ in range(5):
             self.step()
-        self.session.start(seed=0, now=self.now)
+        self.stream.start(seed=0, now=self.now)
 
     def run(self, ticks, **how) -> None:
         for _ in range(ticks):
@@ -147,11 +148,11 @@ def test_nothing_is_broken_on_a_bad_line(lost, delay):
     wire.run(450)
     wire.check()
     assert np.ptp(np.array(wire.played), axis=0).max() > 0.3, "it got somewhere"
-    if delay + 1 < LEAD and wire.session.counts["lost"] == 0:
+    if delay + 1 < LEAD and wire.stream.arm.counts["lost"] == 0:
         assert np.array_equal(wire.played, perfect())
     if lost == 0.5:
-        assert wire.session.counts["lost"] > 0 and wire.session.counts["foreign"] == 0
-    assert wire.session.mode is Mode.RUN
+        assert wire.stream.arm.counts["lost"] > 0 and wire.stream.arm.counts["foreign"] == 0
+    assert wire.stream.arm.mode is Mode.RUN
 
 
 def test_what_is_later_than_the_lead_never_moves_the_arm():
@@ -179,10 +180,10 @@ def test_a_node_that_was_stopped_comes_back_faulted_and_is_reset_by_an_operator(
     wire.run(150)
     wire.run(250, node=False, states=False, enable=False)
     wire.run(50)
-    assert wire.session.mode is Mode.FAULT and wire.speed == 0.0
-    wire.session.start(seed=0, now=wire.now)
+    assert wire.stream.arm.mode is Mode.FAULT and wire.speed == 0.0
+    wire.stream.start(seed=0, now=wire.now)
     wire.run(100)
-    assert wire.session.mode is Mode.RUN and wire.speed > 0.1
+    assert wire.stream.arm.mode is Mode.RUN and wire.speed > 0.1
     wire.check()
 
 
@@ -192,10 +193,10 @@ def test_silence_faults_and_stays(what):
     wire.begin()
     wire.run(150)
     wire.run(120, **{what: False})
-    assert wire.session.mode is Mode.FAULT and wire.speed == 0.0
+    assert wire.stream.arm.mode is Mode.FAULT and wire.speed == 0.0
     wire.run(100)
-    assert wire.session.mode is Mode.FAULT and wire.speed == 0.0
-    assert any(what[:5] in reason for reason in wire.session.decision.reasons)
+    assert wire.stream.arm.mode is Mode.FAULT and wire.speed == 0.0
+    assert any(what[:5] in reason for reason in wire.stream.decision.reasons)
     wire.check()
 
 
@@ -203,14 +204,14 @@ def test_an_emergency_stop_brakes_in_the_next_command():
     wire = Wire()
     wire.begin()
     wire.run(150)
-    wire.session.on_enable(False, wire.now)
+    wire.stream.arm.on_enable(False, wire.now)
     wire.step(enable=False)
-    assert wire.session.mode is Mode.FAULT and "fault:emergency_stop" in wire.session.decision.reasons
+    assert wire.stream.arm.mode is Mode.FAULT and "fault:emergency_stop" in wire.stream.decision.reasons
     with pytest.raises(SafetyError, match="still braking"):
-        wire.session.start(seed=0, now=wire.now)
+        wire.stream.start(seed=0, now=wire.now)
     wire.run(150, enable=False)
     with pytest.raises(SafetyError, match="the operator must enable"):
-        wire.session.start(seed=0, now=wire.now)
+        wire.stream.start(seed=0, now=wire.now)
     wire.check()
 
 
@@ -221,7 +222,7 @@ def test_the_next_command_after_an_emergency_stop_is_the_stop_s(ticks):
     wire.begin()
     wire.run(ticks)
     (_, first, before), speed = wire.way[-1], wire.speed
-    wire.session.on_enable(False, wire.now)
+    wire.stream.arm.on_enable(False, wire.now)
     wire.step(enable=False)
     _, then, after = wire.way[-1]
     assert then == first + 1 and np.array_equal(after[newest], before[newest + 1]) and speed > 0.05
@@ -235,7 +236,7 @@ def test_states_that_stop_are_noticed_in_time():
     modes = []
     for _ in range(round(0.3 / DT)):
         wire.step(states=False)
-        modes.append(wire.session.mode)
+        modes.append(wire.stream.arm.mode)
     assert modes.index(Mode.HOLD) * DT <= 0.1 and modes.index(Mode.FAULT) * DT <= 0.25
     assert modes[0] is Mode.RUN and wire.speed < 1e-3
     wire.check()
@@ -250,18 +251,18 @@ def set_clock(wire, seconds: float) -> None:
 def rest_of(wire, what: str) -> None:
     """An arm that was started is driven; silence of `what` faults it in time, it stays, and is started again."""
     wire.run(100)
-    assert wire.session.mode is Mode.RUN and wire.speed > 0.1
+    assert wire.stream.arm.mode is Mode.RUN and wire.speed > 0.1
     modes = []
     for _ in range(round(1.0 / DT)):
         wire.step(**{what: False})
-        modes.append(wire.session.mode)
+        modes.append(wire.stream.arm.mode)
     assert modes.index(Mode.FAULT) * DT <= WIRING.watchdogs[what.removesuffix("s")].fault + 2 * DT
     assert wire.speed == 0.0
     wire.run(round(2.0 / DT))
-    assert wire.session.mode is Mode.FAULT and wire.speed == 0.0, "and nothing moves once it is back"
-    wire.session.start(seed=0, now=wire.now)
+    assert wire.stream.arm.mode is Mode.FAULT and wire.speed == 0.0, "and nothing moves once it is back"
+    wire.stream.start(seed=0, now=wire.now)
     wire.run(100)
-    assert wire.session.mode is Mode.RUN and wire.speed > 0.1
+    assert wire.stream.arm.mode is Mode.RUN and wire.speed > 0.1
     wire.check()
 
 
@@ -274,13 +275,13 @@ def test_an_arm_whose_clock_was_set_is_not_believed_until_it_is_started_anew(sec
     sent = wire.sent
     wire.run(round(0.3 / DT))
     assert wire.unheard["ahead" if seconds > 0 else "late"] >= 50
-    assert wire.session.mode is Mode.FAULT and wire.sent > sent
+    assert wire.stream.arm.mode is Mode.FAULT and wire.sent > sent
     wire.run(200)
     moved = len(wire.played)
-    wire.session.start(seed=0, now=wire.now)
-    assert wire.session.clock.newest == pytest.approx((wire.tick - 1) * DT), "it is believed now"
+    wire.stream.start(seed=0, now=wire.now)
+    assert wire.stream.arm.clock.newest == pytest.approx((wire.tick - 1) * DT), "it is believed now"
     wire.run(100)
-    assert wire.session.mode is Mode.RUN and wire.speed > 0.1
+    assert wire.stream.arm.mode is Mode.RUN and wire.speed > 0.1
     assert sum(joint_violations(np.array(wire.played[moved:])[:, None], wire.profile, DT).values()) == 0
 
 
@@ -291,18 +292,18 @@ def test_a_clock_that_was_set_between_two_episodes_changes_nothing_in_the_second
     wire = Wire()
     wire.begin()
     wire.run(150)
-    wire.session.stop()
+    wire.stream.stop()
     wire.run(150)
     still = wire.played[-1]
     set_clock(wire, seconds)
     wire.timeline.rest(still, wire.tick)
     wire.run(round(0.3 / DT))
     with pytest.raises(SafetyError, match="state: the newest"):  # which of the two clocks is right is not known yet
-        wire.session.start(seed=0, now=wire.now)
+        wire.stream.start(seed=0, now=wire.now)
     wire.run(round(0.5 / DT))
     assert np.array_equal(wire.played[-1], still)
-    wire.session.start(seed=0, now=wire.now)
-    assert wire.session.time == 0.0
+    wire.stream.start(seed=0, now=wire.now)
+    assert wire.stream.arm.time == 0.0
     begun = len(wire.played)
     wire.run(20)
     assert not np.array_equal(wire.played[-1], still) and len(wire.played) == begun + 20, "at once"
@@ -314,16 +315,16 @@ def test_while_the_arm_runs_another_time_is_never_believed(seconds):
     """However long it is told; and where the clock is set back again, all goes on."""
     patient = replace(WIRING, watchdogs={**WIRING.watchdogs, "state": Patience(hold=0.05, fault=5.0)})
     wire = Wire(wiring=patient, echo=False)
-    wire.session.commanded, wire.session.commanded_at = HOME, wire.tick
+    wire.stream.arm.commanded, wire.stream.arm.commanded_at = HOME, wire.tick
     wire.begin()
     wire.run(150)
     wire.glitch = seconds
     wire.run(round(2.0 / DT))
-    assert wire.session.mode is Mode.HOLD and wire.speed == 0.0 and wire.session.counts["missed"] == 0
-    assert wire.session.clock.tick(wire.now - DT) == wire.tick - 1 and wire.unheard.total() == round(2.0 / DT)
+    assert wire.stream.arm.mode is Mode.HOLD and wire.speed == 0.0 and wire.stream.arm.counts["missed"] == 0
+    assert wire.stream.arm.clock.tick(wire.now - DT) == wire.tick - 1 and wire.unheard.total() == round(2.0 / DT)
     wire.glitch = 0.0
     wire.run(round(1.2 / DT))
-    assert wire.session.mode is Mode.RUN and np.ptp(wire.played[-round(1.0 / DT) :], axis=0).max() > 0.1
+    assert wire.stream.arm.mode is Mode.RUN and np.ptp(wire.played[-round(1.0 / DT) :], axis=0).max() > 0.1
     wire.check()
 
 
@@ -333,7 +334,7 @@ def test_states_that_waited_for_the_node_are_as_old_as_they_are():
     wire.run(150)
     wire.waited = 0.06
     wire.run(2)
-    assert wire.session.mode is Mode.HOLD and "state" in wire.session.decision.reasons
+    assert wire.stream.arm.mode is Mode.HOLD and "state" in wire.stream.decision.reasons
     wire.check()
 
 
@@ -347,15 +348,15 @@ def test_simulated_time_that_leaps_is_a_fault(seconds):
     resumed, resume = [0], wire.chain.resume
     wire.chain.resume = lambda *how: (resumed.__setitem__(0, resumed[0] + 1), resume(*how))
     wire.step()
-    assert wire.session.mode is Mode.FAULT and wire.chain.faulted
+    assert wire.stream.arm.mode is Mode.FAULT and wire.chain.faulted
     wire.run(150)
     assert wire.speed == 0.0 and resumed[0] < 1000, "not every tick of the time that never was is gone through"
-    wire.session.stop()
+    wire.stream.stop()
     wire.run(5)
     moved = len(wire.played)
-    wire.session.start(seed=0, now=wire.now)
+    wire.stream.start(seed=0, now=wire.now)
     wire.run(150)
-    assert wire.session.mode is Mode.RUN and wire.speed > 0.1
+    assert wire.stream.arm.mode is Mode.RUN and wire.speed > 0.1
     assert sum(joint_violations(np.array(wire.played[moved:])[:, None], wire.profile, DT).values()) == 0
 
 
@@ -364,16 +365,16 @@ def test_simulated_time_that_was_set_between_two_episodes_changes_nothing_in_the
     wire = Wire(follow=True)
     wire.begin()
     wire.run(150)
-    wire.session.stop()
+    wire.stream.stop()
     wire.run(150)
     set_clock(wire, seconds)
     wire.timeline.rest(wire.played[-1], wire.tick)
     wire.run(3)
-    wire.session.start(seed=0, now=wire.now)
+    wire.stream.start(seed=0, now=wire.now)
     wire.run(100)
-    assert wire.session.mode is Mode.RUN and wire.speed > 0.1
+    assert wire.stream.arm.mode is Mode.RUN and wire.speed > 0.1
     wire.run(round(0.5 / DT), enable=False)
-    assert wire.session.mode is Mode.FAULT and wire.speed == 0.0
+    assert wire.stream.arm.mode is Mode.FAULT and wire.speed == 0.0
     wire.check()
 
 
@@ -385,7 +386,7 @@ def test_a_silence_that_nobody_saw_counts_all_the_same(what):
     wire.run(150)
     wire.run(round(0.25 / DT), node=False, **{what: False})
     wire.run(20)
-    assert wire.session.mode is Mode.FAULT
+    assert wire.stream.arm.mode is Mode.FAULT
     wire.check()
 
 
@@ -395,18 +396,18 @@ def test_an_activation_needs_an_enable_that_is_alive_now():
     wire.begin()
     wire.run(150)
     wire.run(round(0.75 / DT), enable=False)
-    assert wire.session.mode is Mode.FAULT and wire.speed == 0.0
+    assert wire.stream.arm.mode is Mode.FAULT and wire.speed == 0.0
     still = wire.played[-1]
     for silent in (0.75, 0.12):
         with pytest.raises(SafetyError, match="enable"):
-            wire.session.start(seed=0, now=wire.now)
+            wire.stream.start(seed=0, now=wire.now)
         wire.run(100, enable=False)
         assert np.array_equal(wire.played[-1], still), silent
         wire.step()
         wire.run(round(0.12 / DT), enable=False)
     wire.step()
-    wire.session.start(seed=0, now=wire.now)
-    modes = [wire.step(enable=False) or wire.session.mode for _ in range(round(0.15 / DT))]
+    wire.stream.start(seed=0, now=wire.now)
+    modes = [wire.step(enable=False) or wire.stream.arm.mode for _ in range(round(0.15 / DT))]
     assert modes[0] is Mode.RUN and modes.index(Mode.FAULT) * DT <= WIRING.watchdogs["enable"].fault + DT
     wire.check()
 
@@ -419,18 +420,18 @@ def test_a_glitch_in_three_states_is_forgotten(seconds, active):
     wire.begin()
     wire.run(150)
     if not active:
-        wire.session.stop()
+        wire.stream.stop()
         wire.run(150)
     wire.glitch = seconds
     wire.run(3)
     wire.glitch = 0.0
     wire.run(round(0.1 / DT))
-    assert wire.session.clock.tick(wire.now - DT) == wire.tick - 1
+    assert wire.stream.arm.clock.tick(wire.now - DT) == wire.tick - 1
     if not active:
-        wire.session.start(seed=0, now=wire.now)
+        wire.stream.start(seed=0, now=wire.now)
         wire.run(50)
-    assert wire.session.history.last == wire.tick - 1 + LEAD
-    assert wire.session.mode is Mode.RUN
+    assert wire.stream.arm.history.last == wire.tick - 1 + LEAD
+    assert wire.stream.arm.mode is Mode.RUN
     wire.check()
 
 
@@ -440,20 +441,20 @@ def test_an_echo_of_another_moment_is_no_sign_of_what_was_lost(seconds):
     wire = Wire(inputs={"joint_commands": WIRING.watchdogs["state"]})
     wire.begin()
     wire.run(100)
-    take = wire.session.on_commanded
-    wire.session.on_commanded = lambda q, stamp, at: take(q, stamp + seconds, at)
+    take = wire.stream.arm.on_commanded
+    wire.stream.arm.on_commanded = lambda q, stamp, at: take(q, stamp + seconds, at)
     wire.run(round(0.05 / DT) + 2)
-    assert wire.session.mode is Mode.HOLD and "joint_commands" in wire.session.decision.reasons
+    assert wire.stream.arm.mode is Mode.HOLD and "joint_commands" in wire.stream.decision.reasons
     wire.run(round(0.2 / DT))
-    assert wire.session.mode is Mode.FAULT and wire.unheard["ahead" if seconds > 0 else "late"] > 30
+    assert wire.stream.arm.mode is Mode.FAULT and wire.unheard["ahead" if seconds > 0 else "late"] > 30
     wire.run(150)
     with pytest.raises(SafetyError, match="joint_commands"):
-        wire.session.start(seed=0, now=wire.now)
-    wire.session.on_commanded = take
+        wire.stream.start(seed=0, now=wire.now)
+    wire.stream.arm.on_commanded = take
     wire.run(5)
-    wire.session.start(seed=0, now=wire.now)
+    wire.stream.start(seed=0, now=wire.now)
     wire.run(100)
-    assert wire.session.mode is Mode.RUN
+    assert wire.stream.arm.mode is Mode.RUN
     wire.check()
 
 
@@ -464,25 +465,25 @@ def test_a_state_that_no_motion_leads_to_stops_the_arm(active):
     wire.begin()
     wire.run(150)
     if not active:
-        wire.session.stop()
+        wire.stream.stop()
         wire.run(150)
     still = wire.played[-1]
     for _ in range(100):
         wire.step()
-        other = wire.session.newest.q + np.array([0.0, 0.0, 0.15, 0.0, 0.0, 0.0, 0.0])
-        wire.hear(wire.session.on_state, State(other, np.zeros(7), 0.08), wire.tick * DT - 0.5 * DT, wire.now)
+        other = wire.stream.arm.newest.q + np.array([0.0, 0.0, 0.15, 0.0, 0.0, 0.0, 0.0])
+        wire.hear(wire.stream.arm.on_state, State(other, np.zeros(7), 0.08), wire.tick * DT - 0.5 * DT, wire.now)
     assert bool(wire.unheard["state"]) is active
     if active:
-        assert wire.session.mode is Mode.FAULT and "'panda_joint3'" in wire.session.decision.reasons[-1]
-        assert "fault:state_jump" in wire.session.decision.reasons[-1] and wire.speed == 0.0
+        assert wire.stream.arm.mode is Mode.FAULT and "'panda_joint3'" in wire.stream.decision.reasons[-1]
+        assert "fault:state_jump" in wire.stream.decision.reasons[-1] and wire.speed == 0.0
     else:
         assert np.array_equal(wire.played[-1], still)
     with pytest.raises(SafetyError, match="state_jump: 'panda_joint3'"):
-        wire.session.start(seed=0, now=wire.now)
+        wire.stream.start(seed=0, now=wire.now)
     wire.run(100)
-    wire.session.start(seed=0, now=wire.now)
+    wire.stream.start(seed=0, now=wire.now)
     wire.run(100)
-    assert wire.session.mode is Mode.RUN and wire.speed > 0.05
+    assert wire.stream.arm.mode is Mode.RUN and wire.speed > 0.05
     wire.check()
 
 
@@ -496,10 +497,10 @@ def test_whatever_goes_wrong_in_the_loop_brakes_the_arm():
     wire = Wire(make_loop=Broken)
     wire.begin()
     wire.run(120)
-    assert wire.session.mode is Mode.RUN and wire.speed > 0.1
+    assert wire.stream.arm.mode is Mode.RUN and wire.speed > 0.1
     wire.run(150)
-    assert wire.session.mode is Mode.FAULT and wire.speed == 0.0
-    assert "fault:ZeroDivisionError: of a bug" in wire.session.reasons, wire.session.reasons
+    assert wire.stream.arm.mode is Mode.FAULT and wire.speed == 0.0
+    assert "fault:ZeroDivisionError: of a bug" in wire.stream.reasons, wire.stream.reasons
     wire.check()
 
 
@@ -512,50 +513,50 @@ def test_a_stalled_node_goes_on_from_the_stop():
         wire.run(12, node=False)
     wire.run(100)
     wire.check()
-    assert wire.session.counts["missed"] > 50 and wire.session.counts["foreign"] == 0
+    assert wire.stream.arm.counts["missed"] > 50 and wire.stream.arm.counts["foreign"] == 0
 
 
 def test_refusals_name_what_is_missing():
-    session = Wire().session
-    assert "is the driver running" in "; ".join(session.refusals(0.0))
+    stream = Wire().stream
+    assert "is the driver running" in "; ".join(stream.arm.refusals(0.0))
     wire = Wire()
     wire.run(3, enable=False)
     with pytest.raises(SafetyError, match="enable: nothing has come"):
-        wire.session.start(seed=0, now=wire.now)
+        wire.stream.start(seed=0, now=wire.now)
     wire.step()
     wire.tick, wire.timeline.tick, wire.now = wire.tick + 1, wire.timeline.tick + 1, wire.now + DT
-    wire.session.on_commanded(HOME + 20.0, (wire.tick - 1) * DT, wire.now)
+    wire.stream.arm.on_commanded(HOME + 20.0, (wire.tick - 1) * DT, wire.now)
     with pytest.raises(SafetyError, match="from where its driver holds it"):
-        wire.session.start(seed=0, now=wire.now)
+        wire.stream.start(seed=0, now=wire.now)
     wire.step()
-    assert wire.session.refusals(wire.now) == []
-    assert "state: the newest is 1.00 s old" in "; ".join(wire.session.refusals(wire.now + 1.0 - DT))
+    assert wire.stream.arm.refusals(wire.now) == []
+    assert "state: the newest is 1.00 s old" in "; ".join(wire.stream.arm.refusals(wire.now + 1.0 - DT))
     wire.echo = False
     wire.run(60)
-    assert "joint_commands: the newest is" in "; ".join(wire.session.refusals(wire.now))
-    wire.session.commanded = None
-    assert "joint_commands: nothing has come" in "; ".join(wire.session.refusals(wire.now))
-    wire.session.on_state(State(wire.session.newest.q, np.full(7, 0.06), 0.08), wire.tick * DT, wire.now)
-    assert "the arm moves at 0.06 rad/s" in "; ".join(wire.session.refusals(wire.now))
+    assert "joint_commands: the newest is" in "; ".join(wire.stream.arm.refusals(wire.now))
+    wire.stream.arm.commanded = None
+    assert "joint_commands: nothing has come" in "; ".join(wire.stream.arm.refusals(wire.now))
+    wire.stream.arm.on_state(State(wire.stream.arm.newest.q, np.full(7, 0.06), 0.08), wire.tick * DT, wire.now)
+    assert "the arm moves at 0.06 rad/s" in "; ".join(wire.stream.arm.refusals(wire.now))
 
 
 def test_an_echo_that_comes_keeps_the_arm_running():
     wire = Wire(inputs={"joint_commands": WIRING.watchdogs["state"]})
     wire.begin()
     wire.run(150)
-    assert wire.session.mode is Mode.RUN and not wire.session.reasons["joint_commands"]
+    assert wire.stream.arm.mode is Mode.RUN and not wire.stream.reasons["joint_commands"]
 
 
 def test_a_state_of_numbers_that_are_none_holds_the_arm_in_the_next_tick():
     wire = Wire()
     wire.begin()
     wire.run(100)
-    assert wire.session.mode is Mode.RUN
-    wire.session.on_unreadable()
+    assert wire.stream.arm.mode is Mode.RUN
+    wire.stream.arm.on_unreadable()
     wire.step()
-    assert wire.session.mode is Mode.HOLD and "state_unreadable" in wire.session.decision.reasons
+    assert wire.stream.arm.mode is Mode.HOLD and "state_unreadable" in wire.stream.decision.reasons
     wire.run(400)
-    assert wire.session.mode is Mode.RUN, "it goes on once all is well and the arm stood"
+    assert wire.stream.arm.mode is Mode.RUN, "it goes on once all is well and the arm stood"
     wire.check()
 
 
@@ -566,16 +567,16 @@ def test_a_driver_that_no_longer_says_what_it_plays_stops_the_arm(hangs):
     wire.begin()
     wire.run(100)
     wire.echo = False
-    last = wire.session.commanded.copy(), wire.session.commanded_at * DT
+    last = wire.stream.arm.commanded.copy(), wire.stream.arm.commanded_at * DT
     if hangs:
-        pump = wire.session.pump
-        wire.session.pump = lambda now: (wire.hear(wire.session.on_commanded, *last, now), pump(now))[1]
+        pump = wire.stream.pump
+        wire.stream.pump = lambda now: (wire.hear(wire.stream.arm.on_commanded, *last, now), pump(now))[1]
     wire.run(round(0.05 / DT) - 1)
-    assert wire.session.mode is Mode.RUN
+    assert wire.stream.arm.mode is Mode.RUN
     wire.run(3)
-    assert wire.session.mode is Mode.HOLD and "joint_commands" in wire.session.decision.reasons
+    assert wire.stream.arm.mode is Mode.HOLD and "joint_commands" in wire.stream.decision.reasons
     wire.run(round(0.15 / DT))
-    assert wire.session.mode is Mode.FAULT and wire.session.decision.reasons[-1] == "fault:joint_commands"
+    assert wire.stream.arm.mode is Mode.FAULT and wire.stream.decision.reasons[-1] == "fault:joint_commands"
     wire.check()
 
 
@@ -583,9 +584,9 @@ def test_an_arm_that_plays_what_nobody_sent_is_a_fault():
     wire = Wire()
     wire.begin()
     wire.run(100)
-    wire.session.on_commanded(HOME + 1.0, wire.tick * DT, wire.now)
+    wire.stream.arm.on_commanded(HOME + 1.0, wire.tick * DT, wire.now)
     wire.step()
-    assert wire.session.mode is Mode.FAULT
+    assert wire.stream.arm.mode is Mode.FAULT
 
 
 def test_a_trajectory_that_does_not_belong_is_refused():
@@ -621,12 +622,12 @@ def test_a_camera_that_stops_holds_the_arm():
     wire = Wire(inputs={"observation.images.front": patience})
     wire.begin()
     for _ in range(100):
-        wire.session.on_input("observation.images.front", wire.now)
+        wire.stream.arm.on_input("observation.images.front", wire.now)
         wire.step()
-    assert wire.session.mode is Mode.RUN and wire.speed > 0.05
+    assert wire.stream.arm.mode is Mode.RUN and wire.speed > 0.05
     wire.run(round((patience.hold + 0.5) / DT))
-    assert wire.session.mode is Mode.HOLD and wire.speed < 1e-3
-    assert any("observation.images.front" in reason for reason in wire.session.reasons)
+    assert wire.stream.arm.mode is Mode.HOLD and wire.speed < 1e-3
+    assert any("observation.images.front" in reason for reason in wire.stream.reasons)
     wire.run(round(patience.fault / DT))
-    assert wire.session.mode is Mode.FAULT
+    assert wire.stream.arm.mode is Mode.FAULT
     wire.check()

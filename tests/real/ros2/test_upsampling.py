@@ -67,12 +67,12 @@ def test_an_emergency_stop_ends_the_greetings(monkeypatch):
     for _ in range(5):
         line.step()
     assert sent
-    line.session.on_enable(False, line.now)
+    line.stream.arm.on_enable(False, line.now)
     line.run(2, enable=False)  # what was on its way arrives
     sent.clear()
     for _ in range(10):
         line.step(enable=False)
-    assert not sent and line.session.mode is Mode.FAULT
+    assert not sent and line.stream.arm.mode is Mode.FAULT
 
 
 @pytest.mark.parametrize(("greetings", "worst"), [(5, BOUND), (-100, np.inf)])

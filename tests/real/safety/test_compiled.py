@@ -9,7 +9,7 @@ from robopolicy.real.safety import CommandLimiter, load_profile, profile_names
 from robopolicy.real.safety.joint_space import joint_limits
 from robopolicy.real.safety.motion import HISTORY
 from robopolicy.real.safety.path import Path
-from robopolicy.real.safety.profile import Box, Plane
+from robopolicy.real.safety.settings import Box, Plane
 from robopolicy.real.safety.space import space_limits
 from tests.real import plain
 from tests.real.adversary import targets

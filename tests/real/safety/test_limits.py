@@ -14,9 +14,10 @@ from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.joint_space import joint_limits
 from robopolicy.real.safety.motion import HISTORY
 from robopolicy.real.safety.path import Path
-from robopolicy.real.safety.profile import Box, Plane, Profile
+from robopolicy.real.safety.profile import Profile
+from robopolicy.real.safety.settings import Box, Plane
 from robopolicy.real.safety.space import space_limits
-from robopolicy.real.safety.velocity_bounds import Proposal
+from robopolicy.real.safety.velocity_bounds import VelocityBounds
 from scripts.safety_targets import forbidden, profile_for
 from tests.real.adversary import play, targets
 
@@ -210,7 +211,7 @@ def explode(*_):
     raise Broken("no solver today")
 
 
-def test_a_governor_that_starts_again_is_like_a_new_one():
+def test_a_limiter_that_starts_again_is_like_a_new_one():
     """Nothing is left of what it did before, or a recording that begins there could not be reproduced."""
     profile = load_profile("panda", workspace=Box((0.4, -0.05, 0.1), (0.6, 0.05, 0.3)))
     used, new = ready(profile), ready(profile)
@@ -266,8 +267,8 @@ def test_the_post_check_stands_alone(monkeypatch):
     limiter = ready(profile, limits=[yes])
     limiter.reset(home(profile)[None])
     far = home(profile)[None] + 0.5
-    far = Proposal(np.full((1, 7), -1e3), np.full((1, 7), 1e3), np.full((1, 7), 0.5 / DT), np.array([True]), far)
-    monkeypatch.setattr("robopolicy.real.safety.safe_command_search.propose", lambda *_: far)
+    far = VelocityBounds(np.full((1, 7), -1e3), np.full((1, 7), 1e3), np.full((1, 7), 0.5 / DT), np.array([True]), far)
+    monkeypatch.setattr("robopolicy.real.safety.safe_command_search.velocity_bounds", lambda *_: far)
     verdict = limiter.filter(home(profile)[None] + 0.5)
     assert verdict.stopping[0] and verdict.reasons[0, limiter.reasons.index("post_check")]
 

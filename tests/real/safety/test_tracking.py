@@ -11,8 +11,8 @@ from robopolicy.real.recording.replay import _happen
 from robopolicy.real.safety import Mode, SafetyError, load_profile
 from robopolicy.real.safety.audit import model_of
 from robopolicy.real.safety.body import Body
-from robopolicy.real.safety.chain import Measured
-from robopolicy.real.safety.profile import Box, Plane
+from robopolicy.real.safety.decision import Measured
+from robopolicy.real.safety.settings import Box, Plane
 from robopolicy.real.safety.tracking import allowance, checked, guarded, levers, not_claimed, off_path, unprotected
 from tests.real.safety.test_chain import DT, Rig
 
@@ -100,8 +100,8 @@ def test_a_replayed_stop_is_on_the_way_too():
     for _ in range(10):
         live.chain.resume(live.chain.limiter.past(), 1)
         _happen(replayed.chain, "resume", {k: v.tolist() for k, v in live.chain.limiter.state_dict().items()})
-    assert np.array_equal(live.chain._trail, replayed.chain._trail)
-    assert np.ptp(live.chain._trail[-11:], axis=0).max() > 0.0
+    assert np.array_equal(live.chain.path_check.trail, replayed.chain.path_check.trail)
+    assert np.ptp(live.chain.path_check.trail[-11:], axis=0).max() > 0.0
 
 
 def test_the_way_to_a_path_is_the_shortest():
@@ -117,7 +117,7 @@ def test_the_way_to_a_path_is_the_shortest():
 
 def test_numbers_that_are_none_are_off_the_path():
     rig = Rig(settings=SCENE)
-    rig.chain._trail = np.full_like(rig.chain._trail, np.nan)
+    rig.chain.path_check.trail = np.full_like(rig.chain.path_check.trail, np.nan)
     assert rig.tick(rig.home).mode is Mode.FAULT
 
 
@@ -184,4 +184,4 @@ def test_settings_of_older_recordings_keep_their_digest():
     """Their limits are named by it; the setting was a number then."""
     profile = load_profile("panda", tracking_error=0.2)
     assert profile.digest == load_profile("panda").digest
-    assert RecordedChain(profile, put=lambda *_: None)._allowance == np.inf
+    assert RecordedChain(profile, put=lambda *_: None).path_check.allowance == np.inf

@@ -153,58 +153,58 @@ def test_a_pad_that_is_gone_is_gone_for_good():
 
 # -- a hand at it -----------------------------------------------------------------------------------------------------
 def test_deflections_become_actions_within_the_bounds(pipe):
-    hand = Teleoperator(pipe.pad, SPEC, DT, Drive(speed=0.15, turn=0.8), stick=pipe.pad.stick)
+    teleoperator = Teleoperator(pipe.pad, SPEC, DT, Drive(speed=0.15, turn=0.8), stick=pipe.pad.stick)
     pipe.press(RB)
-    hand.order(0.0, HERE)
+    teleoperator.command(0.0, HERE)
     pipe.push(LY, -1.0)
-    np.testing.assert_allclose(hand.order(0.05, HERE).action, [0.15 * DT, 0, 0, 0, 1.0])
+    np.testing.assert_allclose(teleoperator.command(0.05, HERE).action, [0.15 * DT, 0, 0, 0, 1.0])
     for k in range(200):
-        assert hand.order(0.1 + k * DT, HERE).action[0] == 0.15 * DT, "for as long as it is held"
+        assert teleoperator.command(0.1 + k * DT, HERE).action[0] == 0.15 * DT, "for as long as it is held"
     pipe.release(RB)
-    assert not hand.order(20.0, HERE).action[:4].any(), "in the next control step"
+    assert not teleoperator.command(20.0, HERE).action[:4].any(), "in the next control step"
 
 
 def test_going_back_ends_when_the_button_is_let_go(pipe):
-    hand = Teleoperator(pipe.pad, SPEC, DT, Drive(rewind_s=5.0), policy=True, stick=pipe.pad.stick)
+    teleoperator = Teleoperator(pipe.pad, SPEC, DT, Drive(rewind_s=5.0), policy=True, stick=pipe.pad.stick)
     for k in range(40):
-        assert hand.order(k * DT, HERE._replace(q=np.full(7, 0.01 * k))) is None
+        assert teleoperator.command(k * DT, HERE._replace(q=np.full(7, 0.01 * k))) is None
     here = HERE._replace(q=np.full(7, 0.4))
     pipe.press(B)
-    assert hand.order(2.0, here) is None, "not without the button"
+    assert teleoperator.command(2.0, here) is None, "not without the button"
     pipe.press(RB, B)
-    assert hand.order(2.05, here).driver == "rewind"
+    assert teleoperator.command(2.05, here).driver == "rewind"
     pipe.release(RB)
-    found = hand.order(2.1, here)
+    found = teleoperator.command(2.1, here)
     assert found.driver == "human" and not found.action[:4].any()
     pipe.press(X)
-    assert hand.order(2.15, here).driver == "human", "handing back needs it too"
+    assert teleoperator.command(2.15, here).driver == "human", "handing back needs it too"
     pipe.press(RB, X)
-    assert hand.order(2.2, here) is None
+    assert teleoperator.command(2.2, here) is None
 
 
 def test_an_arm_is_driven_behind_the_limits_and_stops_when_the_pad_goes():
     """Full deflection for a second, through the limits; then the pad is unplugged at speed."""
     pipe, env = Pipe(), sim.make("reach", 1, joint_noise=0.0)
-    hand = Teleoperator(pipe.pad, env.spec.action, env.dt, Drive(episode_s=3.0), policy=True, first="human",
+    teleoperator = Teleoperator(pipe.pad, env.spec.action, env.dt, Drive(episode_s=3.0), policy=True, first="human",
                 stick=pipe.pad.stick)  # fmt: skip
-    cell = TeleoperatedSim(env, Policy(env, [0.0] * 5), hand=hand, settings=WIDE)
-    ticked, fastest, begun, at = cell.ticked, [], [], []
+    simulated_arm = TeleoperatedSim(env, Policy(env, [0.0] * 5), teleoperator=teleoperator, settings=WIDE)
+    ticked, fastest, begun, at = simulated_arm.ticked, [], [], []
 
     def script() -> None:
         ticked()
-        if cell.time > 0.2 and not begun:
+        if simulated_arm.time > 0.2 and not begun:
             begun.append(pipe.press(RB))
-        if cell.time > 0.3 and len(begun) == 1:
+        if simulated_arm.time > 0.3 and len(begun) == 1:
             begun.append(pipe.push(LX, -1.0))
-        if cell.time > 1.3 and len(begun) == 2:
+        if simulated_arm.time > 1.3 and len(begun) == 2:
             begun.append(os.close(pipe.fd))
-        at.append(cell.loop.decoder.commanded.pos.copy())
-        fastest.append(float(np.abs(np.diff(cell.arm.points[-2:], axis=0)).max()))
+        at.append(simulated_arm.loop.decoder.commanded.pos.copy())
+        fastest.append(float(np.abs(np.diff(simulated_arm.arm.points[-2:], axis=0)).max()))
 
-    cell.ticked = script
-    episode = cell.run(3)
-    assert hand.lost and not episode.aborted and len(begun) == 3
-    assert max(fastest) > 1e-4 and fastest[-1] == 0.0 and cell.time < 2.0, "it braked and stands"
+    simulated_arm.ticked = script
+    episode = simulated_arm.run(3)
+    assert teleoperator.lost and not episode.aborted and len(begun) == 3
+    assert max(fastest) > 1e-4 and fastest[-1] == 0.0 and simulated_arm.time < 2.0, "it braked and stands"
     way = at[-1] - at[0]
     assert 0.1 < way[1] < 0.2 and abs(way[0]) < 0.01 and abs(way[2]) < 0.01, "to the left, at 0.15 m/s for a second"
 

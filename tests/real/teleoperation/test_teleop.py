@@ -17,12 +17,14 @@ from robopolicy.datasets.demonstrations import record_demos
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.real.datasets.convert import convert, frames_of
 from robopolicy.real.deploy.deploy import in_process, report
+from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.deploy.deployment import Deployment
 from robopolicy.real.recording.recorder import Recorder
-from robopolicy.real.recording.replay import read, reproduce
+from robopolicy.real.recording.recording import read
+from robopolicy.real.recording.replay import reproduce
 from robopolicy.real.teleoperation import teleoperated_sim
 from robopolicy.real.teleoperation.keys import InputLostError
-from robopolicy.real.teleoperation.teleop import TeleopDisplay, record
+from robopolicy.real.teleoperation.teleop import TeleopSummary, record
 from robopolicy.real.teleoperation.teleoperated_sim import TeleoperatedSim, first_interrupt
 from robopolicy.real.teleoperation.teleoperator import Drive, Teleoperator
 from tests.real.control.test_robots import WIDE
@@ -36,23 +38,23 @@ class Script:
 
     def __init__(self, *pressed: tuple[float, str], then=(), until: float = np.inf) -> None:
         self.episodes, self.until = [pressed, *then], until
-        self.cell: TeleoperatedSim | None = None
+        self.simulated_arm: TeleoperatedSim | None = None
         self.begun, self.left = -1.0, []
 
     def __call__(self) -> str | None:
-        if self.cell is None or self.cell.loop.origin < 0:
+        if self.simulated_arm is None or self.simulated_arm.loop.origin < 0:
             return None
-        if self.begun != self.cell.loop.origin:
-            self.begun, self.left = self.cell.loop.origin, sorted(self.episodes.pop(0), key=lambda p: p[0])
-        now = self.cell.time - self.begun
+        if self.begun != self.simulated_arm.loop.origin:
+            self.begun, self.left = self.simulated_arm.loop.origin, sorted(self.episodes.pop(0), key=lambda p: p[0])
+        now = self.simulated_arm.time - self.begun
         if now >= self.until and not self.episodes:
             raise InputLostError("gone")
         return self.left.pop(0)[1] if self.left and self.left[0][0] <= now + 1e-9 else None
 
     def make(self, *args, **options) -> TeleoperatedSim:
-        self.cell = TeleoperatedSim(*args, **options)
-        self.cell.loop.origin = -1.0
-        return self.cell
+        self.simulated_arm = TeleoperatedSim(*args, **options)
+        self.simulated_arm.loop.origin = -1.0
+        return self.simulated_arm
 
 
 def held(key: str, begin: float, end: float) -> list[tuple[float, str]]:
@@ -62,17 +64,21 @@ def held(key: str, begin: float, end: float) -> list[tuple[float, str]]:
 def with_policy(keys: Script, *, seconds: float = 1.5, action=SLOW, steps: int = 4, first="policy", **options):
     """A cell whose policy goes one way, and the actions that were planned."""
     env = sim.make("reach", 1, joint_noise=0.0)
-    hand = Teleoperator(keys, env.spec.action, env.dt, Drive(episode_s=seconds, rewind_s=0.3), policy=True, first=first)
-    cell = keys.make(env, Policy(env, action, steps=steps), hand=hand, settings=WIDE, **options)
+    teleoperator = Teleoperator(
+        keys, env.spec.action, env.dt, Drive(episode_s=seconds, rewind_s=0.3), policy=True, first=first
+    )
+    simulated_arm = keys.make(
+        env, Policy(env, action, steps=steps), teleoperator=teleoperator, settings=WIDE, **options
+    )
     commands = []
-    advance = cell.arm.advance
+    advance = simulated_arm.arm.advance
 
     def note() -> None:
         advance()
-        commands.append(cell.arm.points[-1].copy())
+        commands.append(simulated_arm.arm.points[-1].copy())
 
-    cell.arm.advance = note
-    return cell, commands
+    simulated_arm.arm.advance = note
+    return simulated_arm, commands
 
 
 # -- taking over ------------------------------------------------------------------------------------------------------
@@ -81,12 +87,14 @@ def shared(tmp_path_factory):
     """The policy, then a human to the left, then back along the path, then the policy again; recorded."""
     folder = tmp_path_factory.mktemp("shared")
     keys = Script((0.3, "t"), *held("a", 0.35, 0.6), (0.8, "b"), (1.3, "p"))
-    cell, _ = with_policy(keys, seconds=1.6, recorder=Recorder(folder / "r"))
+    simulated_arm, _ = with_policy(keys, seconds=1.6, recorder=Recorder(folder / "r"))
     planned = []
-    runner = cell.loop.runner
+    runner = simulated_arm.loop.plans.runner
     plan = runner.planner.plan
-    runner.planner.plan = lambda obs, step, ahead=None: planned.append((cell.loop.driver, step)) or plan(obs, step)
-    episode = cell.run(3)
+    runner.planner.plan = lambda obs, step, ahead=None: (
+        planned.append((simulated_arm.loop.driver, step)) or plan(obs, step)
+    )
+    episode = simulated_arm.run(3)
     return folder, episode, read(folder / "r" / "episode_000000.mcap"), planned
 
 
@@ -151,15 +159,15 @@ def test_recordings_with_a_human_become_training_data(shared, tmp_path):
 
 def test_a_plan_on_its_way_is_dropped_at_a_hand_over():
     """A slow planner's chunk that was asked for before the human took over, or by the shadow, is never executed."""
-    cell, _ = with_policy(Script((0.3, "t"), (0.6, "p")), seconds=1.0, latency=0.1)
-    taken, add = [], cell.loop.buffer.add
-    cell.loop.buffer.add = lambda chunk, observed, now, first: (
+    simulated_arm, _ = with_policy(Script((0.3, "t"), (0.6, "p")), seconds=1.0, latency=0.1)
+    taken, add = [], simulated_arm.loop.buffer.add
+    simulated_arm.loop.buffer.add = lambda chunk, observed, now, first: (
         taken.append((observed, now)) or add(chunk, observed, now, first)
     )
-    resets, reset = [], cell.loop.runner.planner.reset
-    cell.loop.runner.planner.reset = lambda seed: resets.append(seed) or reset(seed)
-    cell.run(3)
-    assert cell.loop.counts["handed_over"] == 2 and len(taken) > 4
+    resets, reset = [], simulated_arm.loop.plans.runner.planner.reset
+    simulated_arm.loop.plans.runner.planner.reset = lambda seed: resets.append(seed) or reset(seed)
+    simulated_arm.run(3)
+    assert simulated_arm.loop.counts["handed_over"] == 2 and len(taken) > 4
     assert resets == [3, 3, 3], "a residual's base forgets its chunk too; noise stays keyed by the episode"
     for switch in (0.3, 0.6):
         assert not [t for t in taken if t[0] < switch - 1e-6 and t[1] > switch + 1e-6], "asked before, taken after"
@@ -167,14 +175,14 @@ def test_a_plan_on_its_way_is_dropped_at_a_hand_over():
 
 def test_any_key_stops_a_rewind():
     keys = Script((0.5, "b"), (0.6, "other"))
-    cell, _ = with_policy(keys, seconds=0.9)
-    cell.run(3)
-    assert cell.loop.counts["rewind"] == 2 and cell.loop.driver == "human"
+    simulated_arm, _ = with_policy(keys, seconds=0.9)
+    simulated_arm.run(3)
+    assert simulated_arm.loop.counts["rewind"] == 2 and simulated_arm.loop.driver == "human"
 
 
 def test_in_shadow_mode_the_policy_moves_nothing():
-    cell, commands = with_policy(Script(), seconds=0.5, first="human")
-    episode = cell.run(3)
+    simulated_arm, commands = with_policy(Script(), seconds=0.5, first="human")
+    episode = simulated_arm.run(3)
     assert np.ptp(commands, axis=0).max() < 1e-5 and episode.helped == 1.0
 
 
@@ -189,9 +197,9 @@ def test_deploy_lets_an_operator_in_and_ends_when_told(keys, monkeypatch, capsys
     monkeypatch.setattr(teleoperated_sim, "Terminal", Keyboard)
     monkeypatch.setattr(teleoperated_sim, "RealTime", lambda: teleoperated_sim.nothing)
     monkeypatch.setattr(teleoperated_sim, "TeleoperatedSim", script.make)
-    d = Deployment(tmp_path, "latest", {}, env, Policy(env, SLOW), WIDE, (3, 4, 5), operator="keyboard",
-                   drive=Drive(episode_s=0.3), record=tmp_path / "r")  # fmt: skip
-    done = list(in_process(d))
+    config = DeployConfig(checkpoint=tmp_path, safety=WIDE, operator="keyboard", drive=Drive(episode_s=0.3),
+                          record=tmp_path / "r")  # fmt: skip
+    done = list(in_process(Deployment(config, env, Policy(env, SLOW), "", (3, 4, 5))))
     ended = keys[0][1] == "x"
     assert len(done) == (1 if ended else 3) == len(list((tmp_path / "r").glob("*.mcap")))
     assert [e.helped > 0 for e in done][:2] == ([True] if ended else [True, False])
@@ -202,29 +210,34 @@ def test_deploy_lets_an_operator_in_and_ends_when_told(keys, monkeypatch, capsys
 # -- stopping ---------------------------------------------------------------------------------------------------------
 def test_an_arm_nobody_tells_anything_stands():
     """The dead man: one press, and the arm stands a bounded time after it, whatever comes of the keyboard."""
-    cell, commands = with_policy(Script((0.2, "w")), seconds=1.2, first="human")
-    cell.run(3)
+    simulated_arm, commands = with_policy(Script((0.2, "w")), seconds=1.2, first="human")
+    simulated_arm.run(3)
     moved = np.abs(np.diff(commands, axis=0)).max(axis=1)
-    last = np.flatnonzero(moved > 1e-7)[-1] * cell.dt
+    last = np.flatnonzero(moved > 1e-7)[-1] * simulated_arm.dt
     assert moved.max() > 1e-5 and last < 0.2 + 0.15 + 0.4, "0.15 s of motion, then braking and the reference's lag"
 
 
 @pytest.mark.parametrize("first", ["human", "policy"])
 def test_a_keyboard_that_is_gone_stops_the_arm(first):
     keys = Script(*held("w", 0.1, 9.0), until=0.5)
-    cell, commands = with_policy(keys, seconds=3.0, first=first)
-    episode = cell.run(3)
-    assert episode.mode == "HOLD" and "input_lost" in episode.reasons and episode.aborted == "" and cell.hand.over
+    simulated_arm, commands = with_policy(keys, seconds=3.0, first=first)
+    episode = simulated_arm.run(3)
+    assert (
+        episode.mode == "HOLD"
+        and "input_lost" in episode.reasons
+        and episode.aborted == ""
+        and simulated_arm.teleoperator.over
+    )
     assert np.abs(np.diff(commands[:-2], axis=0)).max() > 1e-5 and np.array_equal(commands[-1], commands[-2])
-    assert len(commands) * cell.dt < 1.5, "the episode ends where the arm stands"
+    assert len(commands) * simulated_arm.dt < 1.5, "the episode ends where the arm stands"
 
 
 def test_ctrl_c_brakes_first_and_keeps_the_recording(tmp_path):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell begin with it ignored
-    cell, commands = with_policy(Script(), seconds=3.0, recorder=Recorder(tmp_path / "r"))
-    cell.look = lambda: signal.raise_signal(signal.SIGINT) if cell.loop.step == 6 else None
-    with first_interrupt(cell.interrupt):
-        episode = cell.run(3)
+    simulated_arm, commands = with_policy(Script(), seconds=3.0, recorder=Recorder(tmp_path / "r"))
+    simulated_arm.redraw = lambda: signal.raise_signal(signal.SIGINT) if simulated_arm.loop.step == 6 else None
+    with first_interrupt(simulated_arm.interrupt):
+        episode = simulated_arm.run(3)
     assert "interrupted" in episode.reasons and episode.aborted == "" and np.array_equal(commands[-1], commands[-2])
     recording = read(tmp_path / "r" / "episode_000000.mcap")
     assert len(frames_of(recording).action) >= 6 and reproduce(recording).difference == ""
@@ -239,33 +252,42 @@ class Pilot:
     """Presses the keys that lead to reach's target, and gives a verdict on each episode; then ends."""
 
     def __init__(self, *verdicts: str) -> None:
-        self.verdicts, self.cell, self.done, self.queue, self.seeds, self.calls = [*verdicts, "x"], None, -1, [], [], 0
+        self.verdicts, self.simulated_arm, self.done, self.queue, self.seeds, self.calls = (
+            [*verdicts, "x"],
+            None,
+            -1,
+            [],
+            [],
+            0,
+        )
 
     def make(self, *args, **options) -> TeleoperatedSim:
-        self.cell = TeleoperatedSim(*args, **options)
-        run = self.cell.run
-        self.cell.run = lambda seed: self.seeds.append(seed) or run(seed)
-        return self.cell
+        self.simulated_arm = TeleoperatedSim(*args, **options)
+        run = self.simulated_arm.run
+        self.simulated_arm.run = lambda seed: self.seeds.append(seed) or run(seed)
+        return self.simulated_arm
 
     def __call__(self) -> str | None:
         self.calls += 1
         assert self.calls < 5000, "it does not get there"
-        if not self.verdicts or self.cell is None or not self.cell.loop.sight.frames:
+        if not self.verdicts or self.simulated_arm is None or not self.simulated_arm.loop.observation_history.frames:
             return None
-        step = self.cell.loop.step
-        if self.cell.held >= self.cell.env.task.hold or (self.verdicts[0] != "enter" and step > 4):
-            self.cell.loop.sight.frames.clear()
+        step = self.simulated_arm.loop.step
+        if self.simulated_arm.held >= self.simulated_arm.env.task.hold or (self.verdicts[0] != "enter" and step > 4):
+            self.simulated_arm.loop.observation_history.frames.clear()
             return self.verdicts.pop(0)
         if self.done != step:
             self.done = step
-            seen = self.cell.env.layout.unpack(self.cell.loop.sight.newest["observation.state"].numpy())
-            gap = seen["target"][0] - self.cell.loop.decoder.commanded.pos
+            seen = self.simulated_arm.env.layout.unpack(
+                self.simulated_arm.loop.observation_history.newest["observation.state"].numpy()
+            )
+            gap = seen["target"][0] - self.simulated_arm.loop.decoder.commanded.pos
             self.queue = [keys[int(g < 0)] for g, keys in zip(gap, ("ws", "ad", "rf"), strict=True) if abs(g) > 0.004]
         return self.queue.pop() if self.queue else None
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory) -> tuple[Path, TeleopDisplay, Pilot, list[str]]:
+def recorded(tmp_path_factory) -> tuple[Path, TeleopSummary, Pilot, list[str]]:
     out, lines = tmp_path_factory.mktemp("teleop") / "d", []
     pilot = Pilot("backspace", "enter", "enter")
     shown = record(sim.make("reach", 1), pilot, out, episodes=9, safety=WIDE, make=pilot.make, show=lines.append,
@@ -273,8 +295,8 @@ def session(tmp_path_factory) -> tuple[Path, TeleopDisplay, Pilot, list[str]]:
     return out, shown, pilot, lines
 
 
-def test_what_was_kept_was_successful_by_the_tasks_own_measure(session):
-    out, shown, pilot, lines = session
+def test_what_was_kept_was_successful_by_the_tasks_own_measure(recorded):
+    out, shown, pilot, lines = recorded
     assert (shown.episodes, shown.successes, shown.discarded) == (2, 2, 1)
     episodes = load_episodes(out)
     ends = (episodes.starts[1:] - 1).tolist()
@@ -287,20 +309,20 @@ def test_what_was_kept_was_successful_by_the_tasks_own_measure(session):
     assert any("human" in line and "target_rel" in line for line in lines)
 
 
-def test_it_is_the_dataset_that_demos_writes(session, tmp_path):
+def test_it_is_the_dataset_that_demos_writes(recorded, tmp_path):
     env = sim.make("reach", 2)
     record_demos(env=env, expert=sim.make_expert(env), episodes=2, out=tmp_path / "d")
-    mine, theirs = load_episodes(session[0]), load_episodes(tmp_path / "d")
+    mine, theirs = load_episodes(recorded[0]), load_episodes(tmp_path / "d")
     assert mine.observation == theirs.observation and mine.action_spec == theirs.action_spec
     assert (mine.dt, mine.tasks, mine.outcomes) == (theirs.dt, theirs.tasks, theirs.outcomes)
     assert mine.seeds[0] == theirs.seeds[0], "the same scenes"
-    columns = [json.loads((p / "meta" / "info.json").read_text())["features"] for p in (session[0], tmp_path / "d")]
+    columns = [json.loads((p / "meta" / "info.json").read_text())["features"] for p in (recorded[0], tmp_path / "d")]
     assert columns[0] == columns[1]
 
 
-def test_a_demonstration_moves_the_simulators_arm_alike(session):
+def test_a_demonstration_moves_the_simulators_arm_alike(recorded):
     """The actions that were written, played in the env that policies are trained in, reach the goal as well."""
-    episodes, env = load_episodes(session[0]), sim.make("reach", 1, horizon=200)
+    episodes, env = load_episodes(recorded[0]), sim.make("reach", 1, horizon=200)
     for k, seed in enumerate(episodes.seeds):
         env.reset(seed[None])
         done = [bool(env.step(a[None]).success) for a in episodes.action[episodes.starts[k] : episodes.starts[k + 1]]]
@@ -326,14 +348,14 @@ def test_whatever_ends_a_session_keeps_what_was_kept(tmp_path, how):
                   until=0.4 if how == "lost" else np.inf)  # fmt: skip
 
     def make(*args, **options):
-        cell, raised = keys.make(*args, **options), []
+        simulated_arm, raised = keys.make(*args, **options), []
 
         def ticked() -> None:
-            if how == "interrupt" and not keys.episodes and cell.loop.step == 6 and not raised:
+            if how == "interrupt" and not keys.episodes and simulated_arm.loop.step == 6 and not raised:
                 raised.append(signal.raise_signal(signal.SIGINT))
 
-        cell.ticked = ticked
-        return cell
+        simulated_arm.ticked = ticked
+        return simulated_arm
 
     shown = record(sim.make("reach", 1), keys, tmp_path / how, episodes=5, make=make)
     assert shown.episodes == 1 and load_episodes(tmp_path / how).num_episodes == 1
@@ -347,9 +369,9 @@ def test_what_cannot_be_driven_is_refused_before_anything_is_written(tmp_path):
 
 
 @pytest.mark.slow
-def test_training_takes_it_without_change(session, tmp_path):
+def test_training_takes_it_without_change(recorded, tmp_path):
     from robopolicy.cli.main import invoke
 
     invoke("train", "algo=bc", "task=reach", "loop.steps=4", "num_envs=2", "validation_episodes=2", "tracker=quiet",
-           dataset=session[0], run_dir=tmp_path / "run")  # fmt: skip
-    assert torch.is_tensor(load_episodes(session[0]).action) and (tmp_path / "run" / "spec.json").is_file()
+           dataset=recorded[0], run_dir=tmp_path / "run")  # fmt: skip
+    assert torch.is_tensor(load_episodes(recorded[0]).action) and (tmp_path / "run" / "spec.json").is_file()

@@ -36,11 +36,11 @@ class Script:
         return None
 
 
-def orders(hand: Teleoperator, keys: Script, steps: int, *, begin: float = 0.0) -> list[TeleopCommand | None]:
+def commands(teleoperator: Teleoperator, keys: Script, steps: int, *, begin: float = 0.0) -> list[TeleopCommand | None]:
     found = []
     for k in range(steps):
         keys.now = begin + k * DT
-        found.append(hand.order(keys.now, HERE))
+        found.append(teleoperator.command(keys.now, HERE))
     return found
 
 
@@ -50,23 +50,23 @@ def moving(found: list[TeleopCommand | None]) -> list[int]:
 
 def test_a_key_moves_for_a_bounded_time_and_is_never_repeated():
     keys = Script((0.1, "w"))
-    found = orders(Teleoperator(keys, SPEC, DT, Drive(key_s=0.15)), keys, 1000)
+    found = commands(Teleoperator(keys, SPEC, DT, Drive(key_s=0.15)), keys, 1000)
     assert moving(found) == [2, 3, 4], "0.15 s of three control steps, then nothing for 50 s"
     np.testing.assert_allclose(found[2].action, [0.15 * DT, 0, 0, 0, 1.0])
 
 
 def test_a_held_key_repeats_and_moves_on():
     keys = Script(*((0.1 + 0.033 * k, "q") for k in range(10)))
-    found = orders(Teleoperator(keys, SPEC, DT, Drive(key_s=0.15)), keys, 40)
+    found = commands(Teleoperator(keys, SPEC, DT, Drive(key_s=0.15)), keys, 40)
     assert moving(found) == list(range(2, 11)), "from the first press to 0.15 s after the last one"
 
 
 @pytest.mark.parametrize("key", MOVES)
 def test_speeds_are_bounded_by_the_actions_limits(key):
     keys = Script((0.0, key), (0.0, "space"))
-    hand = Teleoperator(keys, SPEC, DT, Drive(speed=9.0, turn=99.0))
+    teleoperator = Teleoperator(keys, SPEC, DT, Drive(speed=9.0, turn=99.0))
     keys.pressed = [(0.0, key), (0.0, "space")]
-    (order,) = orders(hand, keys, 1)
+    (order,) = commands(teleoperator, keys, 1)
     axis, way = MOVES[key]
     assert order.action[axis] == way * SPEC.high[axis] and order.action[4] == -1.0
     assert np.count_nonzero(order.action[:4]) == 1
@@ -74,62 +74,62 @@ def test_speeds_are_bounded_by_the_actions_limits(key):
 
 def test_axes_add_up_the_other_way_reverses_and_any_other_key_stands():
     keys = Script()
-    hand = Teleoperator(keys, SPEC, DT)
+    teleoperator = Teleoperator(keys, SPEC, DT)
     keys.pressed = [(0.0, "w"), (0.0, "a"), (0.05, "s"), (0.1, "other")]
-    first, second, third = orders(hand, keys, 3)
+    first, second, third = commands(teleoperator, keys, 3)
     assert np.sign(first.action[:3]).tolist() == [1, 1, 0] and np.sign(second.action[:3]).tolist() == [-1, 1, 0]
     assert not third.action[:4].any()
 
 
 def test_a_clock_that_runs_backwards_moves_nothing():
     keys = Script()
-    hand = Teleoperator(keys, SPEC, DT)
+    teleoperator = Teleoperator(keys, SPEC, DT)
     keys.pressed = [(5.0, "w")]
     keys.now = 5.0
-    assert hand.order(5.0, HERE).action[0] > 0
-    assert hand.order(1.0, HERE).action[0] == 0
+    assert teleoperator.command(5.0, HERE).action[0] > 0
+    assert teleoperator.command(1.0, HERE).action[0] == 0
 
 
 def test_a_keyboard_that_is_gone_halts_for_good():
     keys = Script((0.0, "w"), (0.1, "w"), until=0.12)
-    hand = Teleoperator(keys, SPEC, DT, policy=True, first="human")
-    found = orders(hand, keys, 100)
-    assert all(o.halt == "input_lost" and o.action is None for o in found[3:]) and hand.over
-    hand.start()
-    assert hand.order(9.0, HERE).halt == "input_lost", "a new episode does not bring it back"
+    teleoperator = Teleoperator(keys, SPEC, DT, policy=True, first="human")
+    found = commands(teleoperator, keys, 100)
+    assert all(o.halt == "input_lost" and o.action is None for o in found[3:]) and teleoperator.over
+    teleoperator.start()
+    assert teleoperator.command(9.0, HERE).halt == "input_lost", "a new episode does not bring it back"
 
 
 def test_a_stop_that_was_typed_while_an_episode_began_counts():
     """All else that waits is forgotten."""
     keys = Script((0.0, "w"), (0.0, "x"))
-    hand = Teleoperator(keys, SPEC, DT, policy=True)
-    assert hand.quit and hand.order(0.1, HERE).halt == "operator_ends"
+    teleoperator = Teleoperator(keys, SPEC, DT, policy=True)
+    assert teleoperator.quit and teleoperator.command(0.1, HERE).halt == "operator_ends"
 
 
 def test_also_while_the_policy_drives():
     keys = Script(until=0.1)
-    hand = Teleoperator(keys, SPEC, DT, policy=True)
-    assert [o and o.halt for o in orders(hand, keys, 4)] == [None, None, "input_lost", "input_lost"]
+    teleoperator = Teleoperator(keys, SPEC, DT, policy=True)
+    assert [o and o.halt for o in commands(teleoperator, keys, 4)] == [None, None, "input_lost", "input_lost"]
 
 
 def test_keys_of_the_human_move_nothing_while_the_policy_drives():
     keys = Script()
-    hand = Teleoperator(keys, SPEC, DT, policy=True)
+    teleoperator = Teleoperator(keys, SPEC, DT, policy=True)
     keys.pressed = [(0.0, "w"), (0.1, "t"), (0.3, "p")]
-    found = orders(hand, keys, 8)
+    found = commands(teleoperator, keys, 8)
     assert [o and o.driver for o in found] == [None, None, "human", "human", "human", "human", None, None]
     assert not moving(found) and found[2].action[4] == HERE.grip, "taking over opens no gripper"
 
 
 def test_what_was_typed_before_an_episode_is_forgotten():
     keys = Script((0.0, "w"), (0.0, "enter"))
-    hand = Teleoperator(keys, SPEC, DT)
-    assert not hand.over and not moving(orders(hand, keys, 5))
+    teleoperator = Teleoperator(keys, SPEC, DT)
+    assert not teleoperator.over and not moving(commands(teleoperator, keys, 5))
 
 
 def test_a_jammed_key_does_not_keep_the_loop_from_its_work():
-    hand = Teleoperator(lambda: "w", SPEC, DT)
-    assert hand.order(0.0, HERE).action[0] > 0
+    teleoperator = Teleoperator(lambda: "w", SPEC, DT)
+    assert teleoperator.command(0.0, HERE).action[0] > 0
 
 
 def test_what_keys_cannot_drive_is_refused():
@@ -140,9 +140,9 @@ def test_what_keys_cannot_drive_is_refused():
     ungripped = replace(SPEC, names=SPEC.names[:4], units=SPEC.units[:4], low=SPEC.low[:4], high=SPEC.high[:4],
                         gripper=None)  # fmt: skip
     keys = Script()
-    hand = Teleoperator(keys, ungripped, DT)
+    teleoperator = Teleoperator(keys, ungripped, DT)
     keys.pressed = [(0.0, "space"), (0.0, "w")]
-    assert hand.order(0.0, HERE).action.shape == (4,)
+    assert teleoperator.command(0.0, HERE).action.shape == (4,)
 
 
 # -- the terminal -----------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ gymnasium.register("Slide-v0", entry_point=Slide, max_episode_steps=6)
 gymnasium.register("Says-v0", entry_point=Says, max_episode_steps=6)
 
 
-def told(steps: int = 4, **how) -> list[bool]:
+def success_flags(steps: int = 4, **how) -> list[bool]:
     """Success at each step."""
     env = gymnasium_task.make("Says-v0", 1, **how)
     env.reset(torch.tensor([1]))
@@ -63,13 +63,17 @@ def options(*says: dict, success: bool = True) -> dict:
 
 def test_success_is_what_is_named():
     goal = options({"goal_achieved": False}, {"goal_achieved": True})
-    assert told(2, success="goal_achieved", **goal) == [False, True]
-    assert told(2, success="episode.won", **options({"episode": {"won": np.bool_(False)}}, {"episode": {"won": 1.0}}))[
-        1
+    assert success_flags(2, success="goal_achieved", **goal) == [False, True]
+    assert success_flags(
+        2, success="episode.won", **options({"episode": {"won": np.bool_(False)}}, {"episode": {"won": 1.0}})
+    )[1]
+    assert success_flags(3, success="success", **options({}, {"success": None}, {"success": True})) == [
+        False,
+        False,
+        True,
     ]
-    assert told(3, success="success", **options({}, {"success": None}, {"success": True})) == [False, False, True]
-    assert told(4, success="terminated", **options({})) == [False, False, False, True]
-    assert told(6, success="terminated", **options({}, success=False)) == [False] * 6
+    assert success_flags(4, success="terminated", **options({})) == [False, False, False, True]
+    assert success_flags(6, success="terminated", **options({}, success=False)) == [False] * 6
     env = gymnasium_task.make("Says-v0", 1, success="terminated", **options({}))
     env.reset(torch.tensor([1]))
     steps = [env.step(torch.zeros(1, 1)) for _ in range(4)]
@@ -95,7 +99,7 @@ def test_success_is_what_is_named():
 @pytest.mark.parametrize("own_reward", [False, True])
 def test_what_does_not_tell_success_is_refused(named, how, said, horizon, own_reward):
     with pytest.raises(ConfigError, match=r"task\.success") as error:
-        told(6, success=named, horizon=horizon, own_reward=own_reward, **how)
+        success_flags(6, success=named, horizon=horizon, own_reward=own_reward, **how)
     assert said in str(error.value)
 
 

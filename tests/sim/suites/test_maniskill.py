@@ -21,7 +21,7 @@ from tests.sim.played import success
 def test_the_expert_succeeds_and_its_errors_make_it_fail(name):
     env = maniskill.make(name, 4)
     assert success(env, torch.arange(40, 44)) == 4
-    assert success(env, torch.arange(40, 48), imperfection=1.0) < 8
+    assert success(env, torch.arange(40, 48), expert_noise=1.0) < 8
     env.close()
 
 
@@ -40,7 +40,7 @@ def test_what_an_expert_reads_is_where_it_says():
 
 def test_a_turn_is_the_other_way_round_than_the_action_says():
     """As the spec's names have it: dimension 5 at +1 turns the tool by about -0.1 rad a step."""
-    from robopolicy.sim.experts.quaternions import yaw
+    from robopolicy.sim.experts.quaternion_utils import yaw
 
     env = maniskill.make("PickCube-v1", 1)
     at = maniskill.read("PickCube-v1")["tcp"]
@@ -65,7 +65,7 @@ def test_its_demonstrations_train(tmp_path):
     """By the command line, like any task."""
     task = ["task=maniskill", "task.name=PushCube-v1"]
     data = f"{tmp_path}/data"
-    assert main(["demos", *task, f"out={data}", "episodes=2", "num_envs=2", "imperfection=0.2"]) == 0
+    assert main(["demos", *task, f"out={data}", "episodes=2", "num_envs=2", "expert_noise=0.2"]) == 0
     assert load_episodes(data).tasks == ("push the cube into the circle",)
     more = [
         f"dataset={data}",

@@ -16,9 +16,9 @@ from robopolicy.sim.suites import metaworld
 SEEDS = torch.arange(40, 46)
 
 
-def rollout(env, seeds, *, imperfection=0.0):
+def rollout(env, seeds, *, expert_noise=0.0):
     """By seed: the first observation; success, length and last observation of the expert's episode."""
-    expert = env.make_expert(imperfection=imperfection)
+    expert = env.make_expert(expert_noise=expert_noise)
     obs = env.reset(seeds)
     expert.reset(None, episode_seed=env.episode_seed)
     first, found, begun = {}, {}, torch.zeros(env.num_envs, dtype=torch.int64)
@@ -42,8 +42,8 @@ def rollout(env, seeds, *, imperfection=0.0):
 def test_an_episode_is_a_function_of_its_seed(name):
     """The same bits whatever N and whichever episode came before; the expert succeeds; goals differ."""
     alone, many = metaworld.make(name, 1), metaworld.make(name, 4, seed=7)
-    first, found = rollout(many, SEEDS, imperfection=0.1)
-    again_first, again = rollout(alone, SEEDS[-2:], imperfection=0.1)
+    first, found = rollout(many, SEEDS, expert_noise=0.1)
+    again_first, again = rollout(alone, SEEDS[-2:], expert_noise=0.1)
     for seed in SEEDS[-2:].tolist():
         assert torch.equal(first[seed], again_first[seed])
         assert found[seed][:2] == again[seed][:2] and torch.equal(found[seed][2], again[seed][2])
@@ -75,7 +75,7 @@ def test_its_demonstrations_train(tmp_path):
     """By the command line, like any task."""
     task = ["task=metaworld", "task.name=reach-v3"]
     data = f"{tmp_path}/data"
-    assert main(["demos", *task, f"out={data}", "episodes=2", "num_envs=2", "imperfection=0.2"]) == 0
+    assert main(["demos", *task, f"out={data}", "episodes=2", "num_envs=2", "expert_noise=0.2"]) == 0
     assert load_episodes(data).tasks == ("reach",)
     more = [f"dataset={data}", f"run_dir={tmp_path}/run", "loop.steps=5", "tracker=quiet", "policy=gaussian"]
     assert main(["train", "algo=bc", *task, *more]) == 0

@@ -21,7 +21,7 @@ from tests.sim.played import success
 def test_the_expert_succeeds_and_its_errors_make_it_fail(name):
     env = robosuite.make(name, 4)
     assert success(env, torch.arange(40, 44)) == 4
-    assert success(env, torch.arange(40, 44), imperfection=1.0) < 4
+    assert success(env, torch.arange(40, 44), expert_noise=1.0) < 4
 
 
 def test_every_cube_has_one_size_whoever_drew_numbers_before():

@@ -31,13 +31,13 @@ def learned_env(num_envs: int, *, horizon: int = 20, seed: int = 0, kind: str = 
     else:
         dynamics = ChunkTransformer(SPEC, chunk=4, heads=3, modes=3, width=48, depth=1, block=16)
         last = [m.change.weight for m in dynamics.members]
-    dynamics.coordinates.fit(episodes)
+    dynamics.state_transform.fit(episodes)
     for weight in last:
         torch.nn.init.normal_(weight, std=0.2)
     world = World(SPEC, dynamics, SuccessClassifier(dynamics.feature_dim, window=3, width=32))
     world.bound.fill_(1e9)
     world.success.threshold.fill_(0.35)
-    dynamics.coordinates.low.fill_(-1e9), dynamics.coordinates.high.fill_(1e9)
+    dynamics.state_transform.low.fill_(-1e9), dynamics.state_transform.high.fill_(1e9)
     return ImaginedEnv(world, starts_of(episodes, 3), num_envs, horizon=horizon, seed=seed)
 
 
@@ -103,7 +103,7 @@ def test_horizon_truncates_and_next_obs_is_the_true_successor() -> None:
     assert torch.equal(a.obs[STATE], learned_env(3).reset(seeds[3:])[STATE]) and a.obs is not a.next_obs
 
 
-def test_every_state_is_marked_once_and_success_is_still_that_of_whole_windows() -> None:
+def test_success_by_single_frame_scores_equals_success_of_whole_windows() -> None:
     env = learned_env(3, horizon=6)
     env.world.success.threshold.fill_(0.1)
     env.reset()
@@ -138,15 +138,9 @@ def test_a_saved_env_goes_on_bit_for_bit(kind: str) -> None:
             assert all(torch.equal(p, q) for p, q in pairs)
         assert torch.equal(env.episode_seed, other.episode_seed)
     state = env.state_dict()
-    bare = {k: v for k, v in state.items() if k not in ("latent", "marks")}
-    window = torch.stack([state["latent"] + 0.1 * k for k in (-2, -1, 0)], dim=1)  # as of a run begun before
-    other.load_state_dict(bare | {"window": window})
-    assert torch.equal(other.observe()[STATE], env.observe()[STATE])
-    for k in range(3):
-        torch.testing.assert_close(other.state_dict()["marks"][:, k], env.world.marks(window[:, k]))
-    for wrong in (window[..., :1], window[:, :2]):
+    for key in ("latent", "frame_scores"):
         with pytest.raises(CheckpointError, match="the saved state is of world p with 3"):
-            other.load_state_dict(bare | {"window": wrong})
+            other.load_state_dict(state | {key: state[key][:, :1]})
     with pytest.raises(CheckpointError, match="the saved state is of world p with 3 envs; this one is p with 2"):
         learned_env(2).load_state_dict(state)
 
@@ -180,7 +174,7 @@ def test_success_terminates_with_reward_one_once_it_has_lasted() -> None:
     torch.testing.assert_close(second.obs[STATE], torch.tensor([[0.1, 0.0]]))
 
 
-def test_doubt_terminates_with_the_pessimistic_value_and_no_success() -> None:
+def test_uncertainty_terminates_with_the_pessimistic_value_and_no_success() -> None:
     """Doubt is |y| before the action: bound 1 is passed from y = 1.05."""
     env = point_env([[-0.1, 0.95]], 1, pessimism=-0.25)
     env.reset(torch.tensor([3]))
@@ -189,8 +183,8 @@ def test_doubt_terminates_with_the_pessimistic_value_and_no_success() -> None:
     assert not first.ended.any() and first.success.item() is False, "lasted one step"
     second = env.step(up)
     assert second.terminated.all() and not second.truncated.any() and second.valid.all()
-    assert not second.success.any(), "success that is not believed is none"
-    assert second.reward.item() == -0.25 and second.info["doubted"].all()
+    assert not second.success.any(), "uncertain success does not count"
+    assert second.reward.item() == -0.25 and second.info["uncertain"].all()
     trusting = point_env([[-0.1, 0.95]], 1, trust=2.0)
     trusting.reset(torch.tensor([3]))
     trusting.step(torch.tensor([[0.1, 0.1]]))
@@ -212,7 +206,7 @@ def test_numbers_that_are_not_finite_end_that_episode_only_and_are_not_learned_f
     assert 5 < broken.sum() < 60
     assert torch.equal(~step.valid, broken) and torch.equal(step.truncated, broken) and not step.terminated.any()
     assert torch.equal(step.next_obs[STATE], before[STATE]), "the last finite observation"
-    assert all(torch.isfinite(v).all() for v in (step.obs[STATE], step.reward, step.info["doubt"]))
+    assert all(torch.isfinite(v).all() for v in (step.obs[STATE], step.reward, step.info["uncertainty"]))
 
 
 def test_history_wraps_it_like_any_env() -> None:

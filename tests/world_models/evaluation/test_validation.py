@@ -9,13 +9,13 @@ from robopolicy.core.types import STATE
 from robopolicy.world_models.evaluation.calibration import faults, no_better
 from robopolicy.world_models.evaluation.validation import (
     copy_last,
-    doubts,
     dream,
     fit_linear,
     open_loop,
     per_episode,
     scores,
     succeeded,
+    uncertainties,
 )
 from tests.world_models.point import point_world, walk
 
@@ -57,10 +57,10 @@ def test_drawn_rollouts_are_drawn() -> None:
     assert 0.2 < drawn < 0.8, "one step in two drifts by 1"
 
 
-def test_doubt_and_error_belong_to_frames() -> None:
+def test_uncertainty_and_error_belong_to_frames() -> None:
     episodes = walk([3, 2])
-    doubt, error = doubts(point_world(), episodes)
-    torch.testing.assert_close(doubt, episodes.obs[STATE][:, 1].abs())
+    uncertainty, error = uncertainties(point_world(), episodes)
+    torch.testing.assert_close(uncertainty, episodes.obs[STATE][:, 1].abs())
     assert error.isnan().tolist() == [False, False, True, False, True] and error[~error.isnan()].max() < 1e-5
 
 

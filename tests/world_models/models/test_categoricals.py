@@ -1,4 +1,4 @@
-"""categoricals.py and doubters.py: samples, gradients and their sides, by hand."""
+"""Samples, gradients and their shares, by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from robopolicy.world_models.models.categoricals import (
     mixed,
     straight_through,
 )
-from robopolicy.world_models.models.disagreement_ensemble import disagreement
 
 
 def log(*p: float) -> torch.Tensor:
@@ -96,12 +95,3 @@ def test_numbers_follow_from_one() -> None:
     spread = keyed(torch.rand(4000, generator=torch.Generator().manual_seed(0)), 2)
     assert spread.mean(0).tolist() == pytest.approx([0.5, 0.5], abs=0.02)
     assert abs(float(torch.corrcoef(spread.T)[0, 1])) < 0.05
-
-
-def test_doubt_is_what_members_differ_in_and_not_what_they_hold_for_random() -> None:
-    sure = torch.stack([log(1 - 1e-6, 1e-6), log(1e-6, 1 - 1e-6)])[:, :, 0]  # [E B K]
-    even = log(0.5, 0.5)[:, 0].expand(2, 1, 2)
-    assert float(disagreement(sure[:, :, None])) == pytest.approx(math.log(2), abs=1e-4)
-    assert float(disagreement(even[:, :, None])) == pytest.approx(0.0, abs=1e-6)
-    both = torch.stack([sure, even], dim=2)  # [E B Z K]
-    assert float(disagreement(both)) == pytest.approx(math.log(2) / 2, abs=1e-4), "a mean over the variables"

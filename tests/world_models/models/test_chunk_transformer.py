@@ -13,9 +13,8 @@ from robopolicy.core.types import STATE
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.world_models.models.chunk_transformer import ChunkTransformer
 from robopolicy.world_models.models.dynamics import History
-from robopolicy.world_models.training.data import Batches, mix
-from tests.world_models.models.test_ensemble import relative, with_state
-from tests.world_models.point import SPEC, walk
+from robopolicy.world_models.training.data import WorldModelBatches, mix
+from tests.world_models.point import SPEC, relative, walk, with_state
 
 
 def small(episodes: Episodes, *, random: bool = True, **kw: object) -> ChunkTransformer:
@@ -60,9 +59,9 @@ def test_a_chunk_at_once_is_its_steps(sampled: bool) -> None:
     latent, action, episode, draw = some(model, 5, 3)
     found = model.chunk(latent, action, episode=episode, draw=draw[:, 0] if sampled else None)
     for k in range(3):
-        latent, doubt = model.step(latent, action[:, k], episode=episode, draw=draw[:, k] if sampled else None)
+        latent, uncertainty = model.step(latent, action[:, k], episode=episode, draw=draw[:, k] if sampled else None)
         torch.testing.assert_close(found.latent[:, k], latent)
-        torch.testing.assert_close(found.doubt[:, k], doubt)
+        torch.testing.assert_close(found.uncertainty[:, k], uncertainty)
 
 
 def test_a_chunk_begins_where_one_ended() -> None:
@@ -100,13 +99,13 @@ def test_a_mode_is_drawn_once_a_chunk_by_its_odds() -> None:
     latent, episode, action = first(model, torch.zeros(1000, 2)), torch.full((1000,), 0.7), torch.zeros(1000, 2)
     for k in range(3):
         draw = draws if k == 0 else draws.flip(0)  # of later steps nothing is asked
-        latent, doubt = model.step(latent, action, episode=episode, draw=draw)
-    moved = latent[:, 0] / model.coordinates.delta_std[0]
+        latent, uncertainty = model.step(latent, action, episode=episode, draw=draw)
+    moved = latent[:, 0] / model.state_transform.delta_std[0]
     torch.testing.assert_close(moved.abs(), torch.full((1000,), 3.0))  # three steps of the same mode
     assert (moved < 0).float().mean() == pytest.approx(0.2, abs=0.002)
-    assert torch.equal(doubt, torch.zeros(1000)), "members agree"
+    assert torch.equal(uncertainty, torch.zeros(1000)), "members agree"
     likeliest = model.step(latent, action, episode=episode, draw=None).latent[:, 0] - latent[:, 0]
-    torch.testing.assert_close(likeliest, model.coordinates.delta_std[0].expand(1000))
+    torch.testing.assert_close(likeliest, model.state_transform.delta_std[0].expand(1000))
 
 
 def test_loss_in_closed_form() -> None:
@@ -114,24 +113,24 @@ def test_loss_in_closed_form() -> None:
     model = plain(walk([30]), chunk=2, chunks=1, heads=1, min_spread=1e-6)
     with torch.no_grad():
         model.log_spread[0, :, 0], model.log_spread[0, :, 1] = 0.0, math.log(0.5)
-    state = torch.tensor([0.0, 1.0, 3.0])[None, None, :, None] * model.coordinates.delta_std
+    state = torch.tensor([0.0, 1.0, 3.0])[None, None, :, None] * model.state_transform.delta_std
     batch = {STATE: state, "action": torch.zeros(1, 1, 2, 2), "valid": torch.ones(1, 1, 2, dtype=torch.bool)}
     loss, metrics = model.loss(batch)
     # Mode 0 is at −1, −2 where +1, +3 is true; mode 1 at +1, +2. Each in both numbers.
     zero = 0.5 * math.exp(-2 * (math.sqrt(1 + 2.0**2) - 1 + math.sqrt(1 + 5.0**2) - 1))
     one = 0.5 * math.exp(-2 * (2 * math.log(0.5) + math.sqrt(1 + 2.0**2) - 1))  # z = 0, then 1 / ½
     assert float(loss.detach()) == pytest.approx(-math.log(zero + one) / 2 / 2, rel=1e-4), "per number and step"
-    missed = float((model.coordinates.delta_std / model.coordinates.std).mean())
+    missed = float((model.state_transform.delta_std / model.state_transform.std).mean())
     assert metrics["error_1"] == pytest.approx(0.0, abs=1e-6)
     assert metrics["error_2"] == pytest.approx(missed, rel=1e-4), "mode 1 is the one that fits"
 
 
 def test_the_second_chunk_begins_where_the_first_is_imagined_to_end() -> None:
     model = plain(walk([30]), chunk=1, chunks=2, heads=1)
-    state = torch.tensor([0.0, 1.5, 2.0])[None, None, :, None] * model.coordinates.delta_std
+    state = torch.tensor([0.0, 1.5, 2.0])[None, None, :, None] * model.state_transform.delta_std
     batch = {STATE: state, "action": torch.zeros(1, 1, 2, 2), "valid": torch.ones(1, 1, 2, dtype=torch.bool)}
     _, error = model._unrolled(batch)
-    unit = (model.coordinates.delta_std / model.coordinates.std).mean()
+    unit = (model.state_transform.delta_std / model.state_transform.std).mean()
     torch.testing.assert_close(error[0, 0], torch.tensor([0.5, 0.0]) * unit)  # at 1 and 2, not at 1 and 2.5
 
 
@@ -159,8 +158,8 @@ def test_a_row_does_not_know_how_many_there_are(precision: str) -> None:
     order = torch.randperm(37, generator=torch.Generator().manual_seed(2))
     for rows in (order, torch.tensor([5]), torch.tensor([8])):
         part = model.step(latent[rows], action[rows, 1], episode=episode[rows], draw=draw[rows, 1])
-        assert torch.equal(part.latent, whole.latent[rows]) and torch.equal(part.doubt, whole.doubt[rows])
-    assert (whole.doubt > 0).all()
+        assert torch.equal(part.latent, whole.latent[rows]) and torch.equal(part.uncertainty, whole.uncertainty[rows])
+    assert (whole.uncertainty > 0).all()
 
 
 def test_in_bfloat16_it_is_the_same_model_to_its_precision() -> None:
@@ -216,7 +215,7 @@ def test_a_grasp_holds_or_slips_for_the_whole_chunk() -> None:
     carried = episodes.action.view(1000, 4, 2)[:, :3].cumsum(1) * held[:, None, None]
     episodes = with_state(episodes, torch.cat([begun, begun + carried], 1).flatten(0, 1), ("x", "y"))
     model = small(episodes, random=False, width=32, chunks=1)
-    drawn = Batches(mix({"a": episodes}, {}), heads=2, unroll=3, batch_size=64, window=1, labelled=4, seed=0)
+    drawn = WorldModelBatches(mix({"a": episodes}, {}), heads=2, unroll=3, batch_size=64, window=1, labelled=4, seed=0)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for step in range(800):
         loss, _ = model.loss(drawn[step])

@@ -1,4 +1,4 @@
-"""coordinates.py and ensemble.py: relations, angles, the loss in closed form, rows without knowledge of others."""
+"""The loss in closed form, and rows whose bits do not depend on the others."""
 
 from __future__ import annotations
 
@@ -8,84 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from robopolicy.core.errors import ConfigError, DataError
-from robopolicy.core.types import STATE, Feature
+from robopolicy.core.types import STATE
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.world_models.models.ensemble import PhaseEnsemble
-from robopolicy.world_models.models.state_transform import StateTransform
-from tests.world_models.point import SPEC, walk
-
-
-def with_state(episodes: Episodes, state: torch.Tensor, names: tuple[str, ...]) -> Episodes:
-    feature = Feature((state.shape[1],), names=names)
-    return replace(episodes, obs={STATE: state}, observation={STATE: feature})
-
-
-def relative(lengths: list[int]) -> Episodes:
-    """[x, y, goal (differs per episode), goal − x, a constant]: the fourth follows from the others."""
-    episodes = walk(lengths, dims=3)
-    x, y, goal = episodes.obs[STATE].T
-    return with_state(episodes, torch.stack([x, y, goal, goal - x, 0 * x + 7], 1), ("x", "y", "goal", "rel", "seven"))
-
-
-def coordinates(episodes: Episodes, **kw: object) -> StateTransform:
-    return StateTransform(episodes.observation[STATE], episodes.action_spec, **kw).fit(episodes)  # type: ignore[arg-type]
-
-
-def test_relations_are_found_and_kept_exact() -> None:
-    found = coordinates(relative([20] * 10))
-    assert found.predicted.tolist() == [1, 1, 0, 0, 0], "goals rest within an episode; rel follows; seven is constant"
-    assert found.is_derived.tolist() == [False, False, False, True, False]
-    torch.testing.assert_close(found.relation[3], torch.tensor([-1.0, 0.0, 1.0, 0.0, 0.0]), atol=1e-4, rtol=0)
-    state = torch.tensor([[0.5, 0.2, 0.9, 0.4, 7.0]])
-    after = found.advance(state, torch.tensor([[1.0, -1.0, 5.0, 5.0, 5.0]]))
-    moved = 0.5 + found.delta_std[0]
-    torch.testing.assert_close(after[0, [0, 2, 3, 4]], torch.tensor([moved, 0.9, 0.9 - moved, 7.0]), atol=1e-4, rtol=0)
-
-
-def test_what_rests_is_predicted_rather_than_its_distance() -> None:
-    """A hand moves all the time, a cube seldom: cube is kept and cube − hand follows."""
-    generator = torch.Generator().manual_seed(0)
-    hand = torch.randn(400, generator=generator).cumsum(0) * 0.1
-    cube = (torch.rand(400, generator=generator) < 0.1).float().cumsum(0) * 0.1
-    episodes = with_state(walk([400]), torch.stack([cube - hand, hand, cube], 1), ("rel", "hand", "cube"))
-    rel, its_hand, the_cube = coordinates(episodes).is_derived.tolist()
-    assert not the_cube and rel != its_hand
-
-
-def test_a_clock_advances() -> None:
-    """All its steps are alike: their deviation is nothing, their size is not."""
-    episodes = walk([10] * 3)
-    clock = torch.arange(10.0).repeat(3)[:, None]
-    found = coordinates(with_state(episodes, torch.cat([episodes.obs[STATE], clock], 1), ("x", "y", "t")))
-    assert found.predicted.tolist() == [1, 1, 1] and found.delta_std[2] == 1.0
-
-
-def test_few_frames_explain_nothing() -> None:
-    assert not coordinates(relative([4, 4])).is_derived.any()
-
-
-def test_difference_and_advance_are_inverse_also_for_angles() -> None:
-    episodes = walk([50])
-    angle = ((torch.arange(50) * 0.3 + 0.513) % 1.0 - 0.5)[:, None]  # a turn of 0.3 a step, folded into [−½, ½)
-    episodes = with_state(episodes, torch.cat([episodes.obs[STATE], angle], 1), ("x", "y", "turn"))
-    found = coordinates(episodes, periods={"turn": 1.0})
-    before, after = episodes.obs[STATE][:-1], episodes.obs[STATE][1:]
-    torch.testing.assert_close(found.wrap(after - before)[:, 2], torch.full((49,), 0.3), atol=1e-5, rtol=0)
-    torch.testing.assert_close(found.advance(before, found.difference(before, after)), after, atol=1e-5, rtol=0)
-    with pytest.raises(ConfigError, match=r"world_model\.periods\.turm.*Did you mean 'turn'"):
-        coordinates(episodes, periods={"turm": 1.0})
-
-
-def test_states_beyond_the_data_are_outside() -> None:
-    found = coordinates(with_state(walk([3]), torch.tensor([[0.0, 1.0], [1.0, 1.5], [2.0, 2.0]]), ("a", "b")))
-    states = torch.tensor([[1.0, 1.5], [2.4, 1.5], [2.6, 1.5], [-0.6, 1.5], [1.0, 2.3]])
-    assert found.outside(states).tolist() == [False, False, True, True, True]
-
-
-def test_data_that_never_moves() -> None:
-    with pytest.raises(DataError, match="there are no dynamics to learn"):
-        coordinates(with_state(walk([5]), torch.ones(5, 2), ("a", "b")))
+from tests.world_models.point import SPEC, relative, walk, with_state
 
 
 def small(episodes: Episodes, **kw: object) -> PhaseEnsemble:
@@ -93,7 +19,7 @@ def small(episodes: Episodes, **kw: object) -> PhaseEnsemble:
     spec = replace(SPEC, observation=episodes.observation)
     given = {"heads": 2, "width": 16, "depth": 1, "phases": 2, "unroll": 2, "block": 16, **kw}
     model = PhaseEnsemble(spec, **given)  # type: ignore[arg-type]
-    model.coordinates.fit(episodes)
+    model.state_transform.fit(episodes)
     return model
 
 
@@ -117,7 +43,7 @@ def test_loss_in_closed_form() -> None:
         model.last.bias[0, 0, :size] = torch.tensor([-1.0, -1.0, 1.0, 1.0])
         model.log_spread[0, 0], model.log_spread[0, 1] = 0.0, math.log(0.5)
     state = torch.zeros(1, 1, 2, 2)
-    state[0, 0, 1] = model.coordinates.delta_std
+    state[0, 0, 1] = model.state_transform.delta_std
     batch = {STATE: state, "action": torch.zeros(1, 1, 1, 2), "valid": torch.ones(1, 1, 1, dtype=torch.bool)}
     loss, metrics = model.loss(batch)
     first = 0.5 * math.exp(-2 * (math.sqrt(1 + 2.0**2) - 1))  # z = 2 in both numbers
@@ -148,10 +74,10 @@ def test_the_unroll_is_open_loop() -> None:
     with torch.no_grad():
         mean, logits = model.predict(start[:, :, 0], action[:, :, 0])
         phase = logits.argmax(-1)[0, 0]  # at the start all phases predict the same
-        once = model.coordinates.advance(start[:, :, 0], mean[:, :, phase])
+        once = model.state_transform.advance(start[:, :, 0], mean[:, :, phase])
         mean, _ = model.predict(once, action[:, :, 1])
-        twice = model.coordinates.advance(once, mean[:, :, phase])
-    expected = ((twice - 0.3).abs() / model.coordinates.std).mean(-1)
+        twice = model.state_transform.advance(once, mean[:, :, phase])
+    expected = ((twice - 0.3).abs() / model.state_transform.std).mean(-1)
     torch.testing.assert_close(error[:, :, 1], expected)
 
 
@@ -168,21 +94,21 @@ def test_a_row_does_not_know_how_many_there_are() -> None:
     alone = model.step(state[5:6], action[5:6], episode=u[5:6, 0], draw=draw[5:6, 0])
     for all_rows, shuffled, one in zip(whole, mixed, alone, strict=True):
         assert torch.equal(all_rows[order], shuffled) and torch.equal(all_rows[5:6], one)
-    assert whole.latent.unique(dim=0).shape[0] == 37 and (whole.doubt > 0).all()
+    assert whole.latent.unique(dim=0).shape[0] == 37 and (whole.uncertainty > 0).all()
 
 
-def test_doubt_is_about_what_is_predicted() -> None:
+def test_uncertainty_is_about_what_is_predicted() -> None:
     """Outputs for numbers that follow from others are never trained: what members say there must not count."""
     model = small(relative([30] * 4))
     state, action, u = torch.rand(9, 5), torch.rand(9, 2), torch.rand(9)
-    before = model.step(state, action, episode=u, draw=None).doubt
+    before = model.step(state, action, episode=u, draw=None).uncertainty
     with torch.no_grad():
         numbers = model.last.weight[0, :, : 2 * 5].unflatten(-1, (2, 5))
         numbers[..., 3:] += 5.0  # "rel" follows, "seven" is constant
-    assert torch.equal(model.step(state, action, episode=u, draw=None).doubt, before)
+    assert torch.equal(model.step(state, action, episode=u, draw=None).uncertainty, before)
     with torch.no_grad():
         numbers[..., 0] += 5.0
-    assert not torch.equal(model.step(state, action, episode=u, draw=None).doubt, before)
+    assert not torch.equal(model.step(state, action, episode=u, draw=None).uncertainty, before)
 
 
 def test_phases_are_drawn_by_their_odds_and_members_by_the_episode() -> None:
@@ -197,14 +123,14 @@ def test_phases_are_drawn_by_their_odds_and_members_by_the_episode() -> None:
 
     def moved(draw: torch.Tensor | None) -> torch.Tensor:
         after = model.step(state, action, episode=torch.full((1000,), 0.7), draw=draw).latent
-        return after[:, 0] / model.coordinates.delta_std[0]
+        return after[:, 0] / model.state_transform.delta_std[0]
 
     assert (moved(draw) < 0).float().mean() == pytest.approx(0.2, abs=0.002)
     assert torch.allclose(moved(None), torch.ones(1000)), "the likeliest phase of the first member"
     model.rank(torch.tensor([2.0, 1.0]))
     assert torch.allclose(moved(None), torch.full((1000,), 3.0)), "the best member dreams"
-    doubt = model.step(state, action, episode=torch.zeros(1000), draw=draw).doubt
-    torch.testing.assert_close(doubt, torch.full((1000,), 0.6))  # means 0.6 and 1.8: half their distance
+    uncertainty = model.step(state, action, episode=torch.zeros(1000), draw=draw).uncertainty
+    torch.testing.assert_close(uncertainty, torch.full((1000,), 0.6))  # means 0.6 and 1.8: half their distance
 
 
 @pytest.mark.learning
@@ -219,9 +145,9 @@ def test_two_outcomes_are_told_apart_where_one_gaussian_would_average() -> None:
         state[f] = (state[f - 1] + carried) if f % 50 else torch.rand(2, generator=generator)
     episodes = with_state(episodes, state, ("x", "y"))
     model = small(episodes, width=32, unroll=1, phases=2)
-    from robopolicy.world_models.training.data import Batches, mix
+    from robopolicy.world_models.training.data import WorldModelBatches, mix
 
-    drawn = Batches(
+    drawn = WorldModelBatches(
         mix({"a": episodes}, {}), heads=2, unroll=1, batch_size=64, window=1, labelled=4, seed=0,
     )  # fmt: skip
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)

@@ -23,22 +23,23 @@ from robopolicy.reporting.imagination import imagination
 from robopolicy.reporting.run_reader import read_run
 from robopolicy.runs.checkpointer import Checkpointer
 from robopolicy.world_models.envs import starts as starting
-from robopolicy.world_models.envs.imagined import ImaginedEnv, make
+from robopolicy.world_models.envs.imagined import ImaginedEnv
+from robopolicy.world_models.envs.make_imagined import make
 from robopolicy.world_models.envs.starts import starts_of
-from robopolicy.world_models.evaluation import world_model_report as looking
+from robopolicy.world_models.evaluation import world_model_report as report_module
 from robopolicy.world_models.evaluation.real_rollouts import roll_out
 from robopolicy.world_models.evaluation.validation import copy_last, dream, open_loop, open_loop_pictures
 from robopolicy.world_models.models import world as worlds
 from robopolicy.world_models.models.dynamics import History
-from robopolicy.world_models.models.image_codec import Pictures
+from robopolicy.world_models.models.image_codec import ImageCodec
 from robopolicy.world_models.models.rssm import RSSM
 from robopolicy.world_models.models.success import SuccessClassifier
 from robopolicy.world_models.models.world import World, load_world
 from robopolicy.world_models.training import fit as fitting
-from robopolicy.world_models.training.data import Batches, mix
+from robopolicy.world_models.training.data import WorldModelBatches, mix
 from tests.fakes import NoTracker
 from tests.world_models.dot import FRONT, SEEN, SIDE, drawn_at, filmed, small
-from tests.world_models.models.test_ensemble import relative
+from tests.world_models.point import relative
 from tests.world_models.training.test_fit import Stopping
 from tests.world_models.training.test_gate import Walker
 
@@ -50,7 +51,7 @@ def with_film(episodes: Episodes) -> Episodes:
 
 
 def batch_of(episodes: Episodes, model: RSSM, *, size: int = 6, seed: int = 0) -> dict[str, Any]:
-    return Batches(
+    return WorldModelBatches(
         mix({"a": episodes}, {}), heads=1, unroll=model.unroll, batch_size=size, window=4, labelled=8, seed=seed,
     )[0]  # fmt: skip
 
@@ -124,7 +125,7 @@ def test_the_loss_is_a_mean_over_frames_that_exist() -> None:
     torch.manual_seed(0)
     _, metrics = model.loss(batch)
     assert metrics["picture.front"] == pytest.approx(0.5 * 0.1 * 3 * SIDE * SIDE, rel=1e-5)
-    assert set(metrics) == {"kl", "state", "picture.front", "doubters"}
+    assert set(metrics) == {"kl", "state", "picture.front", "disagreement"}
 
 
 # --- latents ----------------------------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ def test_a_row_does_not_know_how_many_there_are(precision: str) -> None:
     shown = model.decode(whole.latent, [FRONT])[FRONT]
     assert torch.equal(model.decode(whole.latent[order], [FRONT])[FRONT], shown[order])
     assert torch.equal(model.decode(whole.latent[5:6], [FRONT])[FRONT], shown[5:6])
-    assert whole.latent.unique(dim=0).shape[0] == 37 and (whole.doubt > 0).all()
+    assert whole.latent.unique(dim=0).shape[0] == 37 and (whole.uncertainty > 0).all()
 
 
 def test_in_bfloat16_it_is_the_same_model_to_its_precision() -> None:
@@ -197,9 +198,10 @@ def test_in_bfloat16_it_is_the_same_model_to_its_precision() -> None:
     episodes = with_film(relative([40] * 8))
     full, half = small(episodes), small(episodes, precision="bfloat16")
     made: dict[str, torch.dtype] = {}
-    camera = half._camera("camera_0")
-    inside = {"enter": half.enter[0], "cell": half.cell[0], "prior": half.prior, "posterior": half.posterior,
-              "move": half.move, "doubt": half.doubt, "down": camera.down, "squares": camera.squares}  # fmt: skip
+    camera = half.pictures.codec("observation.images.front")
+    inside = {"enter": half.cell.enter[0], "gates": half.cell.gates[0], "prior": half.prior,
+              "posterior": half.posterior, "move": half.move, "disagreement": half.disagreement_ensemble,
+              "down": camera.down, "squares": camera.squares}  # fmt: skip
     for name, layer in {**inside, "lean": half.lean}.items():
         layer.register_forward_hook(lambda _, __, out, name=name: made.update({name: out.dtype}))
     history, action = History.before(episodes, torch.arange(9), 3), episodes.action[:9]
@@ -207,13 +209,13 @@ def test_in_bfloat16_it_is_the_same_model_to_its_precision() -> None:
     imagined = [m.step(latents[0], action, episode=torch.zeros(9), draw=None) for m in (full, half)]
     half.decode(latents[1], [FRONT])
     assert made == dict.fromkeys(inside, torch.bfloat16) | {"lean": torch.float32}
-    state, moves = slice(-full.coordinates.size, None), full.coordinates.delta_std > 0
+    state, moves = slice(-full.state_transform.size, None), full.state_transform.delta_std > 0
     for (a, b), kept in ((latents, True), ((imagined[0].latent, imagined[1].latent), False)):
         assert b.dtype == torch.float32 and not torch.equal(a, b)
         assert torch.equal(a[:, state], b[:, state]) == kept and (a - b)[:, : full.units].abs().max() < 0.05
-        off = ((a - b)[:, state] / full.coordinates.delta_std)[:, moves]
+        off = ((a - b)[:, state] / full.state_transform.delta_std)[:, moves]
         assert off.abs().max() < 0.01, "deviations of a step"
-    assert imagined[1].doubt.dtype == torch.float32
+    assert imagined[1].uncertainty.dtype == torch.float32
     batch = batch_of(episodes, full)
     one, other = (loss_of(m, batch) for m in (full, half))
     assert one.dtype == other.dtype == torch.float32 and one != other == pytest.approx(float(one), rel=0.02)
@@ -245,7 +247,7 @@ def test_open_loop_pictures_by_hand() -> None:
 LENGTHS = [12] * 90
 WON = [i % 2 == 0 for i in range(90)]
 MODEL = {TARGET: "rssm", "units": 16, "variables": 4, "classes": 4, "width": 16, "unroll": 4,
-         "memory": 2, "doubters": 2, "block": 16}  # fmt: skip
+         "memory": 2, "disagreement_heads": 2, "block": 16}  # fmt: skip
 SUCCESS = {TARGET: "classifier", "window": 2, "width": 16, "depth": 1, "min_positives": 8}
 
 
@@ -307,7 +309,7 @@ def test_the_env_shows_what_is_asked_for_and_makes_nothing_else(
     a, b = env.step(torch.full((3, 2), 0.05)), other.step(torch.full((3, 2), 0.05))
     assert torch.equal(a.next_obs[FRONT], b.next_obs[FRONT]) and torch.equal(a.next_obs[STATE], b.next_obs[STATE])
 
-    monkeypatch.setattr(Pictures, "decode", lambda *x: pytest.fail("a picture was made"))
+    monkeypatch.setattr(ImageCodec, "decode", lambda *x: pytest.fail("a picture was made"))
     blind = make(tmp_path / "run", cameras=(), **given)  # type: ignore[arg-type]
     assert set(blind.spec.observation) == {STATE} == set(blind.step(torch.zeros(3, 2)).obs)
     assert blind.spec.digest != env.spec.digest
@@ -337,11 +339,11 @@ def test_latents_of_another_model_are_refused(data: Path, tmp_path: Path) -> Non
         b.load_state_dict(state)
 
 
-def test_a_run_is_looked_at_real_pictures_above_imagined_ones(data: Path, tmp_path: Path) -> None:
+def test_world_model_report_shows_real_pictures_above_imagined_ones(data: Path, tmp_path: Path) -> None:
     run(tmp_path / "run", data)
     loop = "{_target_: fit_world_model, data: {}, holdout: 0.4}"
     (tmp_path / "run" / "config.yaml").write_text(f"dataset: {data}\nloop: {loop}\n")
-    file = looking.look(run_dir=tmp_path / "run", episodes=1)
+    file = report_module.write_world_model_report(run_dir=tmp_path / "run", episodes=1)
     assert file is not None
     (episode,) = json.loads(file.read_text())["episodes"]
     picture = Image.open(io.BytesIO(base64.b64decode(episode["strips"]["front"])))
@@ -404,7 +406,7 @@ def test_episodes_in_the_env_do_not_depend_on_neighbours() -> None:
     model = small(episodes)
     world = World(SEEN, model, SuccessClassifier(model.feature_dim, window=2, width=16, depth=1))
     world.bound.fill_(1e9), world.success.threshold.fill_(1e9)
-    model.coordinates.low.fill_(-1e9), model.coordinates.high.fill_(1e9)
+    model.state_transform.low.fill_(-1e9), model.state_transform.high.fill_(1e9)
 
     def shown(seeds: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         env = ImaginedEnv(world, starts_of(episodes, world.memory), len(seeds), horizon=9)
@@ -421,12 +423,12 @@ def test_episodes_in_the_env_do_not_depend_on_neighbours() -> None:
 @pytest.mark.parametrize("shape", [(3, 30, 32), (3, 4, 4), (3, 48, 48), (3, 33, 33)])
 def test_pictures_of_other_sides_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(SpecError, match=rf"'{IMAGES}top'.*found {shape[1]}×{shape[2]}.*task\.image_size=\[32,32\]"):
-        Pictures(IMAGES + "top", shape, feature_dim=4, depth=16, out_dim=8)
+        ImageCodec(IMAGES + "top", shape, feature_dim=4, depth=16, out_dim=8)
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (3, 64, 64), (3, 32, 64), (3, 64, 96)])
 def test_pictures_of_these_sides_are_encoded_and_decoded(shape: tuple[int, ...]) -> None:
-    model = Pictures("top", shape, feature_dim=4, depth=16, out_dim=8)
+    model = ImageCodec("top", shape, feature_dim=4, depth=16, out_dim=8)
     pictures = torch.randint(0, 256, (6, *shape), dtype=torch.uint8)
     model.fit(pictures)
     units = model.units(pictures)
@@ -453,7 +455,7 @@ def test_it_sees_where_the_point_is_and_where_it_will_be() -> None:
     """Open loop over five steps, states and pictures are nearer to the truth than those of standing still."""
     episodes, unseen = filmed([20] * 40), filmed([20] * 6, seed=1)
     model = small(episodes, units=32, variables=8, width=32, unroll=8, picture=1.0)
-    drawn = Batches(
+    drawn = WorldModelBatches(
         mix({"a": episodes}, {}), heads=1, unroll=8, batch_size=16, window=1, labelled=2, seed=0,
     )  # fmt: skip
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -478,7 +480,7 @@ def test_a_mixture_of_two_latents_keeps_what_belongs_together() -> None:
     swap = torch.zeros(1, model.latent_dim, dtype=torch.bool)
     swap[0, 0] = swap[0, model.units + 1] = True  # of h its first number, of z its second variable
     mixed = model.mixed(one, two, swap)[0]
-    h, z, state = mixed.split([model.units, model.variables * model.classes, model.coordinates.size])
+    h, z, state = mixed.split([model.units, model.variables * model.classes, model.state_transform.size])
     assert h.eq(1.0).all(), "h is one thing"
     assert z.view(model.variables, model.classes)[1].eq(1.0).all() and z.sum() == model.classes
-    torch.testing.assert_close(state, model.coordinates.derive(torch.zeros(model.coordinates.size)))
+    torch.testing.assert_close(state, model.state_transform.derive(torch.zeros(model.state_transform.size)))

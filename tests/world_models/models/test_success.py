@@ -31,7 +31,7 @@ def test_verdict_counts_episodes() -> None:
     score = torch.tensor([0.9, 0.8, 0.7, 0.2, 0.1])
     success = torch.tensor([True, False, True, True, False])
     found = verdict(score, success, 0.5)
-    assert (found.precision, found.set_retrieval_memory) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
+    assert (found.precision, found.recall) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
     assert (found.predicted, found.actual, found.episodes, found.positives) == (0.6, 0.6, 5, 3)
     assert verdict(score, success, 2.0).precision == 0.0
 
@@ -48,10 +48,10 @@ def test_threshold_reaches_the_precision_with_the_most_recall() -> None:
 
 
 def test_too_few_positives_say_how_many_are_needed() -> None:
-    judge = classifier(min_positives=40)
-    judge.check_enough({"train": 40, "calibration": 10, "validation": 10})
+    model = classifier(min_positives=40)
+    model.check_enough({"train": 40, "calibration": 10, "validation": 10})
     with pytest.raises(DataError, match=r"needed 40 for train \(found 39\), 10 for validation \(found 2\)\. Record"):
-        judge.check_enough({"train": 39, "calibration": 10, "validation": 2})
+        model.check_enough({"train": 39, "calibration": 10, "validation": 2})
 
 
 @pytest.mark.learning
@@ -63,17 +63,17 @@ def test_it_learns_what_only_a_window_shows() -> None:
         window = 2 * torch.rand(n, 3, 2, generator=generator) - 1
         return window, (window[:, 1:, 0].abs() < 0.5).all(1).float()
 
-    judge = classifier(width=32)
-    optimizer = torch.optim.Adam(judge.parameters(), lr=3e-3)
+    model = classifier(width=32)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(400):
-        loss, _ = judge.loss(*pairs(256), torch.zeros(0, 3, 2))
+        loss, _ = model.loss(*pairs(256), torch.zeros(0, 3, 2))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     window, label = pairs(2000)
-    assert ((judge(window) > 0).float() == label).float().mean() > 0.95
+    assert ((model(window) > 0).float() == label).float().mean() > 0.95
     swapped = window[:, [0, 2, 1]]
-    assert ((judge(swapped) > 0) == (judge(window) > 0)).float().mean() > 0.9, "one network for both steps"
+    assert ((model(swapped) > 0) == (model(window) > 0)).float().mean() > 0.9, "one network for both steps"
 
 
 @pytest.mark.learning
@@ -85,21 +85,21 @@ def test_what_was_never_seen_is_no_success() -> None:
         x = torch.rand(n, 1, 1, generator=generator).expand(n, 3, 1)
         return torch.cat([x, x], dim=-1), (x[:, 0, 0] > 0.5).float()
 
-    judge = classifier(width=32, alike=0.95)
-    optimizer = torch.optim.Adam(judge.parameters(), lr=3e-3)
+    model = classifier(width=32, alike=0.95)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(400):
         window, label = pairs(256)
         good, other = window[label > 0.5], window[label < 0.5]
         n = min(len(good), len(other))
         swap = torch.rand(n, 1, 2, generator=generator) < 0.5
-        loss, _ = judge.loss(window, label, torch.where(swap, other[:n], good[:n]))
+        loss, _ = model.loss(window, label, torch.where(swap, other[:n], good[:n]))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     apart = torch.tensor([0.3, 0.9]).expand(1, 3, 2)
-    assert judge(apart).item() > 0.0, "what is learned of the data alone"
+    assert model(apart).item() > 0.0, "what is learned of the data alone"
     held, label = pairs(2_000)
-    judge.request_images(held[label > 0.5])
-    assert judge(apart).item() < -100.0, "but not like a success"
-    accepted = (judge(held) > 0.0).float()
+    model.calibrate(held[label > 0.5])
+    assert model(apart).item() < -100.0, "but not like a success"
+    accepted = (model(held) > 0.0).float()
     assert accepted[label > 0.5].mean() > 0.9 and accepted[label < 0.5].mean() < 0.05

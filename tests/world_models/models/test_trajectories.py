@@ -213,7 +213,7 @@ def test_interrupted_and_resumed_it_ends_in_the_same_bits(data: Path, tmp_path: 
     with pytest.raises(CheckpointError, match=r"its training has not ended.*Repeat the command"):
         load_trajectories(tmp_path / "cut")
     other = record(tmp_path / "other", seed=1)
-    with pytest.raises(CheckpointError, match=r"dataset: is not what the run began with: \w+.* differs"):
+    with pytest.raises(CheckpointError, match=r"dataset: differs from the data of the run: \w+.* differs"):
         run(tmp_path / "cut", other)
     run(tmp_path / "cut", data)
     a, b = load_trajectories(tmp_path / "whole"), load_trajectories(tmp_path / "cut")

@@ -1,4 +1,4 @@
-"""Rounds: what is kept, taken back and stopped, where imagination and truth are known; resumed to the same record."""
+"""Rounds of co-evolution are kept, dropped and stopped by known rates, and resume to the same record."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from robopolicy.evaluation.rollout import evaluate
 from robopolicy.evaluation.statistics import Interval
 from robopolicy.policies.base import Policy
 from robopolicy.world_models.evaluation.real_rollouts import roll_out
-from robopolicy.world_models.training import coevolve as module
+from robopolicy.world_models.training import coevolve as coevolve_module
+from robopolicy.world_models.training import round_runner
 from robopolicy.world_models.training.coevolve import coevolve
 from robopolicy.world_models.training.rounds import apart_in_a_row, kept_last, parted, record_of
 from tests.fakes import MemoryCheckpoints, PointEnv, PointPolicy
@@ -48,11 +49,16 @@ class Rig:
         (root / "model" / "config.yaml").write_text("dataset: play\nloop: {steps: 9000, holdout: 0.2}\nseed: 7\n")
         patch.setitem(registry._SLOTS["task"], "point_env", PointEnv)
         for name in ("train_run", "load_policy", "record_rollouts", "recorded"):
-            patch.setattr(module, name, getattr(self, f"_{name}"))
-        patch.setattr(module, "Checkpointer", lambda run_dir, keep: self.saved)
-        patch.setattr(module, "load_world", lambda path: type("W", (), {"report": path})())
-        patch.setattr(module, "faults", lambda report: [])
-        patch.setattr(module.Rounds, "_judge", lambda rounds, policy, model: self._judge(policy, model))
+            patch.setattr(round_runner, name, getattr(self, f"_{name}"))
+        patch.setattr(coevolve_module, "load_policy", self._load_policy)
+        patch.setattr(coevolve_module, "Checkpointer", lambda run_dir, keep: self.saved)
+        patch.setattr(round_runner, "load_world", lambda path: type("W", (), {"report": path})())
+        patch.setattr(round_runner, "faults", lambda report: [])
+        patch.setattr(
+            round_runner.RoundRunner,
+            "_imagined_success",
+            lambda rounds, policy, model: self._imagined_success(policy, model),
+        )
 
     def run(self, *, rounds: int = 2, more: dict[str, Any] | None = None, **options: Any) -> dict[str, float]:
         config = {
@@ -90,7 +96,7 @@ class Rig:
     def _recorded(self, out: Path) -> str:
         return "whole" if out.exists() else "nothing"
 
-    def _judge(self, policy: Any, model: Path) -> list[float]:
+    def _imagined_success(self, policy: Any, model: Path) -> list[float]:
         rate = self.belief(policy.gain, self._name(model))
         return [rate, max(0.0, rate - 0.1), min(1.0, rate + 0.1)]
 
@@ -144,11 +150,11 @@ def test_what_learns_off_policy_begins_anew_with_all_rollouts(tmp_path: Path, mo
 
 def test_a_round_that_is_surely_worse_than_the_one_before_is_taken_back() -> None:
     rows = evaluate(PointPolicy(gain=STANDS), PointEnv(6), episode_seeds("train", 0, 6))  # 0% (0–39)
-    judged = {"imagined": [0.3, 0.2, 0.5], "imagined_refitted": [0.3, 0.2, 0.5], "faults": []}
+    evaluations = {"imagined": [0.3, 0.2, 0.5], "imagined_refitted": [0.3, 0.2, 0.5], "faults": []}
     gate = [{"accepted": True}, {"accepted": True}]
 
     def kept(rival: float | None) -> tuple[bool, str]:
-        record = record_of(2, rows, judged, gate=gate, used=0, rival=rival, left=1)
+        record = record_of(2, rows, evaluations, gate=gate, used=0, rival=rival, left=1)
         return record["kept"], record["reason"]
 
     assert kept(None)[0] and kept(0.3)[0], "with six episodes it may be as good as 30%"
@@ -236,7 +242,7 @@ def test_what_cannot_go_on_from_round_to_round(tmp_path: Path) -> None:
         "world": {"model": "m"},
         "policy": {TARGET: "residual"},
     }
-    with pytest.raises(ConfigError, match=r"a few rollouts of each round are real, in task="):
+    with pytest.raises(ConfigError, match=r"task: got null"):
         coevolve(rounds=1, run_dir=tmp_path, config=config)
     config |= {"task": {}, "base": "b"}
     with pytest.raises(ConfigError, match=r"policy=finetuned does on base=.*found policy 'residual"):

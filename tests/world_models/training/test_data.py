@@ -9,7 +9,15 @@ import torch
 
 from robopolicy.core.errors import ConfigError, DataError, SpecError
 from robopolicy.core.types import STATE, ActionSpec
-from robopolicy.world_models.training.data import Batches, Sequences, check_learnable, concatenate, mix, split, take
+from robopolicy.world_models.training.data import (
+    Sequences,
+    WorldModelBatches,
+    check_learnable,
+    concatenate,
+    mix,
+    split,
+    take,
+)
 from tests.world_models.point import walk
 
 
@@ -33,7 +41,7 @@ def test_every_transition_is_learned_from_as_first_step_once() -> None:
 
 def batches(mixture, **changes):
     given = {"heads": 3, "unroll": 2, "batch_size": 40, "window": 3, "labelled": 8, "seed": 5, **changes}
-    return Batches(mixture, **given)
+    return WorldModelBatches(mixture, **given)
 
 
 def test_batches_are_transitions_of_the_data_and_a_function_of_the_step() -> None:
@@ -45,8 +53,8 @@ def test_batches_are_transitions_of_the_data_and_a_function_of_the_step() -> Non
     torch.testing.assert_close(after[batch["valid"]], batch[STATE][:, :, 1:][batch["valid"]])
     assert not torch.equal(batch[STATE][0], batch[STATE][1]), "members see different sequences"
     again = batches(mix({"a": episodes}, {}))
-    assert all(torch.equal(v, again[3][k]) for k, v in batch.items() if k != "judged")
-    assert torch.equal(again[3]["judged"].obs[STATE], batch["judged"].obs[STATE])
+    assert all(torch.equal(v, again[3][k]) for k, v in batch.items() if k != "success_history")
+    assert torch.equal(again[3]["success_history"].obs[STATE], batch["success_history"].obs[STATE])
     assert not torch.equal(again[4][STATE], batch[STATE])
 
 
@@ -54,7 +62,7 @@ def test_half_of_the_labelled_pairs_are_successes_with_the_window_before_them() 
     episodes = walk([6, 9, 2], success=[True, False, True])
     batch = batches(mix({"a": episodes}, {}), labelled=40)[0]
     assert batch["label"].sum() == 20 and len(batch["label"]) == 40
-    windows = batch["judged"].obs[STATE]
+    windows = batch["success_history"].obs[STATE]
     assert windows.shape == (40, 3, 2)
     wins = [episodes.obs[STATE][[3, 4, 5]], episodes.obs[STATE][[15, 15, 16]]]  # an episode's first frame is repeated
     for window in windows[batch["label"] > 0]:

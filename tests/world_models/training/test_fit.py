@@ -22,7 +22,7 @@ from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.envs.grouped_env import GroupedEnv
 from robopolicy.envs.wrappers import HistoryEnv
 from robopolicy.runs.checkpointer import Checkpointer
-from robopolicy.world_models.envs.imagined import make
+from robopolicy.world_models.envs.make_imagined import make
 from robopolicy.world_models.envs.starts import starts_of
 from robopolicy.world_models.evaluation.imagined_evaluation import ImaginedEvaluation
 from robopolicy.world_models.models.state_transform import StateTransform
@@ -41,7 +41,7 @@ SUCCESS = {TARGET: "classifier", "window": 2, "width": 16, "depth": 1, "min_posi
 class Shaky:
     """Goes to the origin with noise, so that some episodes run out of time."""
 
-    imperfection = 1.0
+    expert_noise = 1.0
 
     def reset(self, mask: torch.Tensor | None, *, episode_seed: torch.Tensor) -> None:
         if mask is None:
@@ -149,12 +149,12 @@ def test_branches_are_cut_and_begin_anywhere_but_whole_episodes_are_judged(train
     going = ~(steps[0].terminated | steps[1].terminated | steps[2].terminated)
     assert not any(bool((s.truncated & going).any()) for s in steps[:2]), "not cut before"
     assert bool(going.any()) and bool(steps[2].truncated[going].all()), "cut, and not at an end: values bootstrap"
-    exam = ImaginedEvaluation.crossed(env, 20)
-    assert exam.spec.horizon == 12 and torch.equal(exam.starts.obs[STATE], ImaginedEvaluation.crossed(
+    evaluation = ImaginedEvaluation.crossed(env, 20)
+    assert evaluation.spec.horizon == 12 and torch.equal(evaluation.starts.obs[STATE], ImaginedEvaluation.crossed(
         make(trained, num_envs=1), 20).starts.obs[STATE])  # fmt: skip
     assert ImaginedEvaluation.crossed(make(trained, num_envs=1, branch=3, horizon=6), 20).spec.horizon == 6
     assert env.spec.digest != make(trained, num_envs=1, start_at="any").spec.digest
-    assert env.spec.branches and not exam.spec.branches
+    assert env.spec.branches and not evaluation.spec.branches
 
 
 def test_branches_are_not_for_everything(trained: Path) -> None:
@@ -212,7 +212,7 @@ def test_other_data_is_not_taken_for_the_runs_own(data: Path, tmp_path: Path) ->
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "run", data, checkpointer=Stopping(tmp_path / "run", at=3))
     other = record(tmp_path / "other", seed=1)
-    with pytest.raises(CheckpointError, match=r"dataset: is not what the run began with"):
+    with pytest.raises(CheckpointError, match=r"dataset: differs from the data of the run"):
         run(tmp_path / "run", other)
 
 
@@ -234,12 +234,12 @@ def test_a_model_goes_on_from_the_weights_of_another(trained: Path, data: Path, 
 def test_new_data_widens_what_is_believed_and_leaves_the_units() -> None:
     old, new = walk([30] * 4), walk([30] * 4, seed=1)
     new.obs[STATE][:, 0] += 5.0
-    coordinates = StateTransform(FEATURES[STATE], old.action_spec).fit(old)
-    mean, low, state = coordinates.mean.clone(), coordinates.low.clone(), new.obs[STATE][:1]
-    assert coordinates.outside(state).all()
-    coordinates.widen(new)
-    assert not coordinates.outside(new.obs[STATE]).any() and not coordinates.outside(old.obs[STATE]).any()
-    assert torch.equal(coordinates.mean, mean) and (coordinates.low <= low).all()
+    transform = StateTransform(FEATURES[STATE], old.action_spec).fit(old)
+    mean, low, state = transform.mean.clone(), transform.low.clone(), new.obs[STATE][:1]
+    assert transform.outside(state).all()
+    transform.widen(new)
+    assert not transform.outside(new.obs[STATE]).any() and not transform.outside(old.obs[STATE]).any()
+    assert torch.equal(transform.mean, mean) and (transform.low <= low).all()
 
 
 def test_too_little_to_learn_from(data: Path, tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_models_that_are_not_to_be_believed(trained: Path, data: Path, tmp_path:
     copy.mkdir()
     for file in folder.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
-    with pytest.raises(ConfigError, match=r"does not say what it was trained on\. Add world\.starts=<dataset>"):
+    with pytest.raises(ConfigError, match=r"does not name its training data\. Add world\.starts=<dataset>"):
         make(copy, num_envs=1)
     meta = json.loads((copy / "world.json").read_text())
     (copy / "world.json").write_text(json.dumps({**meta, "format": 99}))
@@ -283,7 +283,7 @@ def test_models_that_are_not_to_be_believed(trained: Path, data: Path, tmp_path:
     from robopolicy.utils.storage import write_manifest
 
     write_manifest(copy)
-    with pytest.raises(CheckpointError, match=r"format 99, this robopolicy reads 3"):
+    with pytest.raises(CheckpointError, match=r"format 99, this robopolicy reads 4"):
         load_world(copy)
 
 
@@ -318,7 +318,7 @@ def reach(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """reach: demonstrations in data, a base in bc, and a world model in world."""
     folder = tmp_path_factory.mktemp("reach")
     data = f"dataset={folder / 'data'}"
-    demos = ("task=reach", f"out={folder / 'data'}", "episodes=80", "imperfection=0.4", "only_success=false")
+    demos = ("task=reach", f"out={folder / 'data'}", "episodes=80", "expert_noise=0.4", "only_success=false")
     assert main(["demos", *demos]) == 0
     policy = ("loop.steps=20", "loop.batch_size=16", "loop.save_every=0", "horizon=4", "n_action_steps=2")
     bc = ("task=reach", f"run_dir={folder / 'bc'}", "validation_episodes=0")
@@ -357,7 +357,7 @@ def test_algorithms_run_in_imagination_unchanged(
     decisions = json.loads((run / "gate.json").read_text())
     assert len(decisions) > 2 and decisions[0]["accepted"] and all(d["true"] is None for d in decisions)
     if algo == "dppo":
-        assert main(["report", f"run_dir=[{run},{world}]", "look.episodes=2"]) == 0
+        assert main(["report", f"run_dir=[{run},{world}]", "world_model_report.episodes=2"]) == 0
         page = (run / "report.html").read_text()
         titles = ("What was kept (rl)", "Real and imagined (rl)", "Real and imagined (world)", "The world model (rl)")
         assert all(f"<h2>{title}</h2>" in page for title in titles)

@@ -35,7 +35,7 @@ NEAR = [[0.1 - 0.001 * i, 0.0] for i in range(20)]
 
 
 class Walker(Policy):
-    """Goes `gain` of the way to x = 0, and `lift` up, where doubt is."""
+    """Goes `gain` of the way to x = 0, and `lift` up, where uncertainty is."""
 
     def __init__(self, gain: float = 0.0, lift: float = 0.0) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def world(starts: list[list[float]] = STARTS, *, heads: int = 1, **options: Any)
 
 
 def gated(algo: Plan, env: ImaginedEnv | None = None, **options: Any) -> Gate:
-    return Gate(algo=algo, exam=ImaginedEvaluation.crossed(env or world(), 20), **{"patience": 0, **options})
+    return Gate(algo=algo, evaluation=ImaginedEvaluation.crossed(env or world(), 20), **{"patience": 0, **options})
 
 
 def move(algo: Plan, gain: float, lift: float = 0.0) -> None:
@@ -130,9 +130,9 @@ def test_what_is_no_better_is_refused_and_a_little_luck_is_not_enough() -> None:
     judge = gated(algo, world(STARTS + [[0.45, 0.0]] * 2))  # from 0.45 the horizon is too short
     judge(algo.policy, 0)
     assert judge(algo.policy, 1)["accepted"] == 0.0, "the same policy is not better than itself"
-    marks = ImaginedScores(*(torch.zeros(1, 100, dtype=torch.bool) for _ in range(3)))
-    judge.marks = marks
-    lucky = ImaginedScores(marks.success.clone(), marks.doubted, marks.diverged)
+    scores = ImaginedScores(*(torch.zeros(1, 100, dtype=torch.bool) for _ in range(3)))
+    judge.scores = scores
+    lucky = ImaginedScores(scores.success.clone(), scores.uncertain, scores.diverged)
     lucky.success[0, :1] = True  # one of a hundred: absent from every third resample
     gain, why = judge._decide(lucky)
     assert (
@@ -148,9 +148,9 @@ def test_going_where_the_model_is_not_believed_is_no_success() -> None:
     judge(algo.policy, 0)
     move(algo, 1.0, lift=0.1)  # y is 0.1 before the second step, and none succeeds at the first
     found = judge(algo.policy, 1)
-    assert found["accepted"] == 0.0 and found["doubted"] == 1.0
-    assert "goes where the model is not to be believed" in judge.records[-1]["reason"]
-    assert found["imagined_high"] > found["imagined_success"], "the upper limit holds doubted episodes for successes"
+    assert found["accepted"] == 0.0 and found["uncertain"] == 1.0
+    assert "the model is too uncertain" in judge.records[-1]["reason"]
+    assert found["imagined_high"] > found["imagined_success"], "the upper limit holds uncertain episodes for successes"
 
 
 def test_a_model_that_diverges_is_refused_and_at_once_an_error() -> None:
@@ -166,24 +166,24 @@ def test_a_model_that_diverges_is_refused_and_at_once_an_error() -> None:
 
 
 def test_every_member_dreams_every_held_out_start() -> None:
-    exam = ImaginedEvaluation.crossed(world(heads=3), 20)
-    assert len(exam.seeds) == 60 and exam.start.tolist() == [*range(20)] * 3
+    evaluation = ImaginedEvaluation.crossed(world(heads=3), 20)
+    assert len(evaluation.seeds) == 60 and evaluation.start.tolist() == [*range(20)] * 3
     seen = []
-    step = exam.world.dynamics.step
+    step = evaluation.world.dynamics.step
 
     def watched(latent: Tensor, action: Tensor, *, episode: Tensor, draw: Tensor | None) -> Any:
         seen.extend(zip((3 * episode).long().tolist(), latent[:, 0].tolist(), strict=True))
         return step(latent, action, episode=episode, draw=draw)
 
-    exam.world.dynamics.step = watched  # type: ignore[method-assign]
-    found = evaluate_in_imagination(Walker(0.0), exam)
+    evaluation.world.dynamics.step = watched  # type: ignore[method-assign]
+    found = evaluate_in_imagination(Walker(0.0), evaluation)
     assert found.success.shape == (3, 20)
     counts = Counter((m, round(x, 2)) for m, x in seen)
     assert counts == {(m, round(x, 2)): SPEC.horizon for m in range(3) for x, _ in STARTS}, "none but these starts"
 
 
 def test_too_few_starts_that_the_model_has_not_seen() -> None:
-    with pytest.raises(ConfigError, match=r"not trained on, at least 10; there are 9"):
+    with pytest.raises(ConfigError, match=r"held-out starts, at least 10; there are 9"):
         ImaginedEvaluation.crossed(world(STARTS[:9]), 20)
     env = world()
     env.held_out = None

@@ -1,4 +1,4 @@
-"""The policy node's topics: messages in, checked, to a `TrajectoryStream` and to what plans; commands out."""
+"""The policy node's inputs: messages are checked, and go to the remote arm and to the policy."""
 
 from __future__ import annotations
 
@@ -19,100 +19,87 @@ from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.clock import StampError
 from robopolicy.real.ros2.images import ImageReader, message_type
-from robopolicy.real.ros2.outputs import Commands, Notice
+from robopolicy.real.ros2.outputs import OnMismatch
 from robopolicy.real.ros2.publishers import ALIVE, Endpoint, PublisherError, Publishers, gid_of, with_info
-from robopolicy.real.ros2.qos import bystanders, mismatches, on_publisher, on_subscription, profile_of, publishers_heard
+from robopolicy.real.ros2.qos import bystanders, mismatches, on_subscription, profile_of, publishers_heard
+from robopolicy.real.ros2.remote_arm import RemoteArm
 from robopolicy.real.ros2.teleop_keys import FRESH, STOPS
-from robopolicy.real.ros2.trajectory_stream import TrajectoryStream
 from robopolicy.real.ros2.urdf import check_urdf
 from robopolicy.real.ros2.wiring import Topic, Wiring
 from robopolicy.real.safety import SafetyError
-from robopolicy.real.safety.profile import Profile
 
-Array = NDArray[np.float64]
 AGREE = 0.01  # s by which the steady and the system's clock may part while neither is set
 
 
 class Inputs(Protocol):
-    """What decides on commands, as far as its inputs go."""
+    """Take the inputs of a policy, and a human's keys."""
 
     names: tuple[str, ...]  # features that it needs beside the arm's state
     cameras: dict[str, tuple[int, ...]]  # shapes (3, H, W) of the pictures that it needs, by feature
-
-    press: Callable[[str], None] | None  # takes a human's keys, where one may take over
+    press: Callable[[str], None] | None  # takes a human's keys, where a human may take over
 
     def take(self, names: Sequence[str], values: Sequence[float], /) -> None: ...
     def take_image(self, key: str, picture: NDArray[np.uint8], /) -> None: ...
 
 
-class Topics:
-    """Subscriptions and publishers of a node that is configured.
+class Subscriptions:
+    """Subscribe to the inputs of a policy node.
 
     Args:
-        node: which has them.
-        wiring: what they are called.
-        profile: of the arm.
-        inputs: is given features and pictures.
-        notice: called when a node is found whose quality of service does not fit. It may be a bystander; whether what
-            is needed passes, `problems` says.
-        fault: called with a sentence when the driver gives up.
-        dry_run: nothing that could move anything is made.
-
-    Set `session` before any message is handled.
+        node: which has the subscriptions.
+        wiring: names of the topics.
+        inputs: takes features, pictures and keys.
+        arm: takes states, echoes of the driver and signs of life.
+        on_mismatch: called when a node is found whose quality of service does not fit. It may be a bystander; whether
+            all needed messages pass, `problems` says.
     """
 
-    session: TrajectoryStream
-
     def __init__(
-        self, node: LifecycleNode, wiring: Wiring, profile: Profile, inputs: Inputs, notice: Notice,
-        fault: Callable[[str], None], *, dry_run: bool = False,
-    ) -> None:  # fmt: skip
-        self.node, self.wiring, self.inputs = node, wiring, inputs
-        self.refused: dict[str, str] = {}  # what is wrong with what comes in, by source
+        self, node: LifecycleNode, wiring: Wiring, inputs: Inputs, arm: RemoteArm, on_mismatch: OnMismatch
+    ) -> None:
+        self.node, self.wiring, self.inputs, self.arm = node, wiring, inputs, arm
+        self.refused: dict[str, str] = {}  # why the newest message was refused, by source
         self.handled = 0
         self._heard: dict[str, float] = {}  # s of our steady clock of the newest accepted message, by role
         self._publishers: dict[str, Publishers] = {}  # by role
-        self.drained, self._system = -math.inf, 0  # s of our steady clock, ns of the system's: when little waited
+        self.drained, self._system = -math.inf, 0  # s of our steady clock, ns of the system's: when no message waited
         self._refused_at: dict[str, float] = {}  # s of our steady clock, by source
         self._connected: list[tuple[str, Topic]] = []  # roles and topics that we hear
-        self._entities: list[tuple[Callable[..., Any], Any]] = []
-        self._states, self._commands = messages.StateReader(wiring, profile), JointOrder(wiring.joints)
-        self._out: dict[str, Any] = {}
+        self._entities: list[Any] = []
+        self._states = messages.StateReader(wiring, arm.chain.profile)
+        self._commands = JointOrder(wiring.joints)
         self._description: str | None = None  # the arm's URDF
-        self._told: tuple[bool, float] | None = None  # of a human who drives, at which s
         try:
-            self._connect(notice)
-            self.commands = Commands(node, wiring, dry_run=dry_run, notice=notice, fault=fault)
-        except BaseException:  # nothing half configured hears anything
-            self._destroy()
+            self._connect(on_mismatch)
+        except BaseException:  # no half configured node hears anything
+            self.close()
             raise
-        self.output = self.commands.output
 
-    def _connect(self, notice: Notice) -> None:
-        node, wiring, inputs = self.node, self.wiring, self.inputs
+    def _connect(self, on_mismatch: OnMismatch) -> None:
+        wiring, inputs = self.wiring, self.inputs
         for role, kind, handle in (
             ("joint_states", JointState, self._on_state), ("joint_commands", JointState, self._on_commanded),
             ("enable", Bool, self._on_enable), ("robot_description", String, self._on_description),
         ):  # fmt: skip
-            self._hear(role, kind, wiring.topics[role], handle, notice)
+            self._hear(role, kind, wiring.topics[role], handle, on_mismatch)
         if inputs.names:
-            self._hear("features", JointState, wiring.topic("features"), self._on_features, notice)
+            self._hear("features", JointState, wiring.topic("features"), self._on_features, on_mismatch)
         if inputs.press is not None:
-            self._hear("keys", String, wiring.topic("keys"), self._on_key, notice)
+            self._hear("keys", String, wiring.topic("keys"), self._on_key, on_mismatch)
         for key, shape in inputs.cameras.items():
             camera = wiring.cameras[key]
             handle = partial(self._on_image, key, ImageReader(key, shape, camera))
-            self._hear(key, message_type(camera), camera, handle, notice)
-        if (topic := wiring.topics["intervention"]) is not None:
-            events = on_publisher(notice)
-            made = node.create_lifecycle_publisher(Bool, topic.name, profile_of(topic), event_callbacks=events)
-            self._entities.append((node.destroy_publisher, made))
-            self._out["intervention"] = made
+            self._hear(key, message_type(camera), camera, handle, on_mismatch)
 
     def _hear(
-        self, role: str, kind: type, topic: Topic | None, handle: Callable[[Any, float], None], notice: Notice
+        self,
+        role: str,
+        kind: type,
+        topic: Topic | None,
+        handle: Callable[[Any, float], None],
+        on_mismatch: OnMismatch,
     ) -> None:
-        """Subscribe; what `handle` refuses is remembered until a message of that role is accepted."""
+        """Subscribe; a refusal of `handle` is remembered until a message of that role is accepted."""
         if topic is None:
             return
         name = self.node.resolve_topic_name(topic.name)
@@ -125,27 +112,30 @@ class Topics:
             try:
                 self._of_one(publishers, gid_of(info), at)
                 handle(message, at)
-            except Exception as error:  # whatever came: a message must not end the node
+            except Exception as error:  # no message may end the node
                 known = isinstance(error, RobopolicyError)
                 self.refused[role] = str(error) if known else f"{role}: {type(error).__name__}: {error}"
                 self._refused_at[role] = at
-                self.session.counts[f"{role}_refused"] += 1
+                self.arm.counts[f"{role}_refused"] += 1
                 if isinstance(error, StampError):
-                    self.session.counts[f"{role}_{error.reason}"] += 1
+                    self.arm.counts[f"{role}_{error.reason}"] += 1
                 return
             self.refused.pop(role, None)
             self._heard[role] = at
 
-        events = on_subscription(notice)
+        events = on_subscription(on_mismatch)
         heard = self.node.create_subscription(
             kind, topic.name, with_info(take), profile_of(topic), event_callbacks=events
         )
-        self._entities.append((self.node.destroy_subscription, heard))
+        self._entities.append(heard)
         self._connected.append((role, topic))
 
     def _received(self, info: Any) -> float:
-        """s of our steady clock at which a message reached this process. Where the node was held up, it has waited: the
-        system's clock says for how long. Where that clock was set meanwhile, it waited since `empty` at most."""
+        """Return s of our steady clock at which a message reached this process.
+
+        Where the node was held up, the message has waited: the system's clock says for how long. Where that clock was
+        set meanwhile, the message waited since `empty` at most.
+        """
         now, system = time.monotonic(), time.time_ns()
         waited = 0.0 if info is None else max(system - int(info["received_timestamp"]), 0) * 1e-9
         if abs((system - self._system) * 1e-9 - (now - self.drained)) <= AGREE:
@@ -153,34 +143,33 @@ class Topics:
         return max(min(self.drained, now), now - waited)
 
     def empty(self, now: float) -> None:
-        """What had come by `now` s of our steady clock was handled, but for what came in the same moment."""
+        """Note that all messages were handled that had come by `now` s of our steady clock."""
         self.drained, self._system = now, time.time_ns()
 
     def _of_one(self, publishers: Publishers, gid: bytes | None, at: float) -> None:
         """Raise PublisherError, and stop the arm, where a second publisher speaks while it runs."""
-        running = self.session.running
+        running = self.arm.running
         try:
             if gid is not None:
                 publishers.take(gid, at, running)
             elif running and not publishers.latched and len(self._graph(publishers.role)) > 1:
                 raise PublisherError(publishers.second())
         except PublisherError as error:
-            self.session.on_stranger(str(error))
+            self.arm.on_second_publisher(str(error))
             raise
 
     def _graph(self, role: str) -> list[Endpoint]:
-        """The publishers of an input that can reach us; others are bystanders."""
+        """Return the publishers of an input that can reach us; others are bystanders."""
         topic = next(topic for name, topic in self._connected if name == role)
         return [Endpoint(bytes(end.endpoint_gid), end.node_name) for end in publishers_heard(self.node, topic)]
 
     def problems(self) -> list[str]:
-        """Why the arm may not be started, one sentence each: quality of service, publishers, refused messages,
-        silence."""
+        """List why the arm may not be started: quality of service, publishers, refused messages, silence."""
         found = [m for role, topic in self._connected for m in mismatches(self.node, role, topic, publishes=False)]
         now, dogs = time.monotonic(), self.wiring.watchdogs
         for role in [r for r, at in self._refused_at.items() if not now - at <= ALIVE]:
             self.refused.pop(role, None)  # keys come rarely, and one wrong one must not block a reset for good
-        found += [*self.commands.problems(), *self.refused.values(), *self._undescribed()]
+        found += [*self.refused.values(), *self._undescribed()]
         for publishers in self._publishers.values():
             found += publishers.problems(self._graph(publishers.role), now)
         patience = {"features": dogs["features"], **dict.fromkeys(self.inputs.cameras, dogs["images"])}
@@ -189,59 +178,32 @@ class Topics:
                 continue
             if role not in self._heard:
                 found.append(f"{role}: nothing has come on {topic.name!r}")
-            elif not self.session.clock.follow:  # in simulated time the wall clock says nothing
+            elif not self.arm.clock.follow:  # the wall clock does not count in simulated time
                 age = now - self._heard[role]
                 if age > min(patience[role].hold, patience[role].fault):
                     found.append(f"{role}: the newest on {topic.name!r} is {age:.2f} s old")
         return found
 
     def bystanders(self) -> list[str]:
-        """Nodes that share a topic with us and no message, one sentence each."""
-        ways = [*((*way, True) for way in self.commands.topics()), *((*way, False) for way in self._connected)]
-        return [s for role, topic, ours in ways for s in bystanders(self.node, role, topic, publishes=ours)]
+        """List nodes that publish on an input and cannot reach us, one sentence each."""
+        return [s for role, topic in self._connected for s in bystanders(self.node, role, topic, publishes=False)]
 
     def _undescribed(self) -> list[str]:
-        """Why the arm's own description does not bear out the limits in force, where the wiring has one."""
+        """List why the arm's own description contradicts the limits in force, where the wiring has one."""
         topic = self.wiring.topics["robot_description"]
         if topic is None:
             return []
         if self._description is None:
             return [f"robot_description: nothing has come on {topic.name!r}; is robot_state_publisher running?"]
         try:
-            check_urdf(self.session.chain.profile, self._description, self.wiring.joints)
+            check_urdf(self.arm.chain.profile, self._description, self.wiring.joints)
         except SafetyError as error:
             return [f"robot_description: {error}"]
         return []
 
-    def grip(self, opening: float) -> None:
-        """Opening [m] that is wanted in this tick, where the robot has a gripper."""
-        if (gripper := self.commands.gripper) is not None:
-            state = self.session.newest
-            measured = math.nan if state is None else state.opening
-            gripper.want(opening, measured)
-            gripper.tick(self.session.mode, measured, time.monotonic())
-
-    def begin(self) -> None:
-        """An episode is about to begin."""
-        if self.commands.gripper is not None:
-            self.commands.gripper.begin()
-
-    def tell_driver(self, driver: str, now: float) -> None:
-        """Say whether a human drives, at once where that changes, and again at the topic's rate."""
-        topic, human = self.wiring.topics["intervention"], driver != "policy"
-        if topic is not None and (
-            self._told is None or self._told[0] != human or now - self._told[1] > 1 / topic.rate_hz
-        ):
-            self._told = human, now
-            self._out["intervention"].publish(Bool(data=human))
-
     def close(self) -> None:
-        self.commands.close()
-        self._destroy()
-
-    def _destroy(self) -> None:
-        for destroy, entity in self._entities:
-            destroy(entity)
+        for subscription in self._entities:
+            self.node.destroy_subscription(subscription)
         self._entities, self._connected = [], []
 
     # -- messages ---------------------------------------------------------------------------------------------------
@@ -249,23 +211,23 @@ class Topics:
         try:
             state = self._states.read(message)
         except messages.NotFiniteError:
-            self.session.on_unreadable()
+            self.arm.on_unreadable()
             raise
-        self.session.on_state(state, _seconds(message), at)
+        self.arm.on_state(state, _seconds(message), at)
 
     def _on_commanded(self, message: JointState, at: float) -> None:
         q = self._commands.arrange(list(message.name), message.position)
-        self.session.on_commanded(q, _seconds(message), at)
+        self.arm.on_commanded(q, _seconds(message), at)
 
     def _on_features(self, message: JointState, at: float) -> None:
-        self.session.stamps["features"].take(_seconds(message), at)
+        self.arm.stamps["features"].take(_seconds(message), at)
         self.inputs.take(list(message.name), message.position)
-        self.session.on_input("features", at)
+        self.arm.on_input("features", at)
 
     def _on_image(self, key: str, reader: ImageReader, message: Image | CompressedImage, at: float) -> None:
-        self.session.stamps[key].take(_seconds(message), at)
+        self.arm.stamps[key].take(_seconds(message), at)
         self.inputs.take_image(key, reader.read(message))
-        self.session.on_input(key, at)
+        self.arm.on_input(key, at)
 
     def _on_description(self, message: String, at: float) -> None:
         del at
@@ -280,9 +242,9 @@ class Topics:
         self.inputs.press(message.data)
 
     def _on_enable(self, message: Bool, at: float) -> None:
-        self.session.on_enable(bool(message.data), at)
+        self.arm.on_enable(bool(message.data), at)
 
 
 def _seconds(message: JointState | Image | CompressedImage) -> float:
-    """s, of a message's stamp."""
+    """Return the stamp of a message in s."""
     return messages.to_ns(message.header.stamp) * 1e-9

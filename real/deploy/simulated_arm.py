@@ -10,13 +10,15 @@ import torch
 
 from robopolicy.core.types import Obs
 from robopolicy.policies.base import Policy
-from robopolicy.real.control.control_loop import ControlLoop, Operator
+from robopolicy.real.control.control_loop import ControlLoop
+from robopolicy.real.control.interfaces import Operator
 from robopolicy.real.control.joints import ActionDecoder
 from robopolicy.real.control.robots import MujocoArm, State, Trouble
 from robopolicy.real.planning.chunking import Chunking, chunking_of
 from robopolicy.real.planning.planner import InlineRunner
 from robopolicy.real.planning.remote_planner import RemotePlanner
-from robopolicy.real.recording.recorder import PolicyJournal, Put, RecordedChain, Recorder, header_of
+from robopolicy.real.recording.recorder import PolicyJournal, Put, RecordedChain, Recorder
+from robopolicy.real.recording.records import header_of
 from robopolicy.real.safety import Mode, SafetyChain, load_profile
 from robopolicy.real.safety.risk import RiskCritic
 from robopolicy.sim.arm import FINGER_STROKE
@@ -27,7 +29,7 @@ TICK = 0.004  # s between commands
 
 
 class Episode(NamedTuple):
-    """What happened in one episode."""
+    """Summarise one episode."""
 
     seed: int
     success: bool
@@ -41,10 +43,10 @@ class Episode(NamedTuple):
 
 
 class SimulatedArm:
-    """A task's simulated arm at 1 kHz under a control loop, on simulated time.
+    """Run a task's simulated arm at 1 kHz under a control loop, on simulated time.
 
     Args:
-        put: takes what a recording would (`Recorder.put`) where there is no `recorder`.
+        put: takes the messages of a recording (see `Recorder.put`) where there is no `recorder`.
         operator: a human who may drive.
     """
 
@@ -75,14 +77,14 @@ class SimulatedArm:
         self.held = 0
 
     def _observe(self, state: State) -> Obs:
-        """What the policy is shown: the task's own features, of this arm's physics."""
+        """Return the task's features [1 …], of this arm's physics."""
         del state  # the task's features need the objects too
         obs, success = self.env.sense(self.arm.data.qpos[None], self.arm.data.qvel[None])
         self.held = self.held + 1 if success[0] else 0
         return obs
 
     def run(self, seed: int) -> Episode:
-        """One episode, to success, to its horizon or to a fault; recorded where there is a recorder."""
+        """Run one episode to success, to its horizon or to a fault, and record it where there is a recorder."""
         if self.recorder is None:
             return self._run(seed)
         self.recorder.begin(self.header(seed))
@@ -95,7 +97,7 @@ class SimulatedArm:
         return episode
 
     def header(self, seed: int) -> dict[str, Any]:
-        """What a recording of the episode `seed` begins with."""
+        """Return the header of the recording of episode `seed`."""
         return header_of(
             self.chain, self.env.spec, self.loop.buffer.spec, seed=seed, shadow=self.loop.shadow, **self.facts
         )
@@ -106,7 +108,7 @@ class SimulatedArm:
         return self.time - self.loop.origin < most + 0.5 * self.dt and self.held < self.env.task.hold
 
     def ticked(self) -> None:
-        """A tick is over."""
+        """Hook after every tick."""
 
     def begin(self, seed: int) -> None:
         """Put the arm into the scene of `seed`, and start the loop there."""

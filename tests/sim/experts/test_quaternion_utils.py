@@ -10,7 +10,7 @@ import torch
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import STATE, ActionSpec
 from robopolicy.sim.experts.maniskill import CLOSED, OPEN, PickCube
-from robopolicy.sim.experts.quaternions import down, face_to, half, quarter, yaw
+from robopolicy.sim.experts.quaternion_utils import down, face_to, half, quarter, yaw
 from robopolicy.sim.experts.suites import ScriptedExpert
 
 
@@ -65,9 +65,9 @@ class Still(ScriptedExpert):
         return torch.zeros(len(self.seed), 7)
 
 
-def test_errors_are_keyed_by_episode_and_step_and_scale_with_imperfection():
-    def actions(seeds: list[int], imperfection: float) -> torch.Tensor:
-        expert = Still(ACTION, len(seeds), imperfection=imperfection)
+def test_errors_are_keyed_by_episode_and_step_and_scale_with_expert_noise():
+    def actions(seeds: list[int], expert_noise: float) -> torch.Tensor:
+        expert = Still(ACTION, len(seeds), expert_noise=expert_noise)
         expert.reset(None, episode_seed=torch.tensor(seeds))
         return torch.stack([expert.act({}) for _ in range(100)])
 
@@ -76,5 +76,5 @@ def test_errors_are_keyed_by_episode_and_step_and_scale_with_imperfection():
     assert float(actions([3], 0.0).abs().max()) == 0.0
     deviation = alone[:, 0].std(dim=0)
     assert torch.allclose(deviation, torch.full((7,), 0.2 * Still.noise), rtol=0.35)
-    with pytest.raises(ConfigError, match=r"imperfection must be in \[0, 1\]"):
-        Still(ACTION, 1, imperfection=1.5)
+    with pytest.raises(ConfigError, match=r"expert_noise must be in \[0, 1\]"):
+        Still(ACTION, 1, expert_noise=1.5)

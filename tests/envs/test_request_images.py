@@ -1,4 +1,4 @@
-"""Pictures that nobody reads are not taken; whoever reads one gets what it would have been."""
+"""Unrequested images are not rendered; requested ones equal those of an env that renders every image."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def make(num_envs: int = 3, **options: Any) -> SimEnv:
     return env
 
 
-class Whole:
-    """The env, but it does not know `look`: every picture is taken."""
+class EveryImage:
+    """The env, but it does not know `request_images`: every picture is taken."""
 
     def __init__(self, env: SimEnv) -> None:
         self.env = env
@@ -103,7 +103,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_an_env_takes_what_is_looked_at_and_what_an_episode_begins_or_is_cut_with():
+def test_an_env_renders_requested_images_and_first_and_last_frames():
     env, whole = make(), make()
     env.reset(seeds := episode_seeds("test", 0, 20)), whole.reset(seeds)
     generator, black = torch.Generator().manual_seed(0), 0
@@ -131,7 +131,7 @@ def test_a_rollout_is_the_same_with_fewer_pictures(taken: list[str]):
         collector.reset()
         return [collector.collect(14) for _ in range(2)], len(taken) - before
 
-    (few, some), (all, many) = collect(make()), collect(Whole(make()))
+    (few, some), (all, many) = collect(make()), collect(EveryImage(make()))
     for found, want in zip(few, all, strict=True):
         assert bool(found.truncated.any()) and bool(found.record["picture"].flatten(1).any(1).all())
         for part in ("record", "final_obs", "last_obs"):
@@ -144,7 +144,7 @@ def test_an_evaluation_is_the_same_with_and_without_a_policy_on_top(taken: list[
     seeds = episode_seeds("test", 0, 7)
     for top in (lambda base: base, Blind):
         found = []
-        for env in (make(), Whole(make())):
+        for env in (make(), EveryImage(make())):
             base, before = Looking(make(1)), len(taken)
             rows = evaluate(top(base), env, seeds)
             found.append((rows.frame.drop(columns="wall_s"), base.seen, len(taken) - before))
@@ -173,7 +173,7 @@ def test_an_off_policy_collector_requests_images_where_the_base_will_plan(taken:
             assert all_equal(step.next_obs, algo.policy.replay_features(raw[-1].next_obs))
         return actions, base.seen, len(taken) - before
 
-    (actions, seen, some), (played, all, many) = play(make()), play(Whole(make()))
+    (actions, seen, some), (played, all, many) = play(make()), play(EveryImage(make()))
     assert all_equal(dict(enumerate(seen)), dict(enumerate(all))) and some < 0.75 * many
     assert all_equal(dict(enumerate(actions)), dict(enumerate(played)))
 
@@ -181,7 +181,7 @@ def test_an_off_policy_collector_requests_images_where_the_base_will_plan(taken:
 def test_what_keeps_every_picture_gets_it():
     seeds = episode_seeds("test", 0, 5)
     _, few = roll_out(Looking(make(1)), make(), seeds)
-    _, all = roll_out(Looking(make(1)), Whole(make()), seeds)
+    _, all = roll_out(Looking(make(1)), EveryImage(make()), seeds)
     for found, want in zip(few, all, strict=True):
         assert all_equal(found.obs, want.obs) and bool(found.obs[CAMERA].flatten(1).any(1).all())
 
@@ -192,17 +192,17 @@ def test_envs_that_wait_in_a_group_change_nothing():
         collector.reset()
         return [collector.collect(5) for _ in range(2)]
 
-    for found, want in zip(collect(make(4)), collect(Whole(make(4))), strict=True):
+    for found, want in zip(collect(make(4)), collect(EveryImage(make(4))), strict=True):
         assert all_equal(found.record, want.record) and all_equal(found.last_obs, want.last_obs)
         assert torch.equal(found.truncated, want.truncated) and bool(found.truncated.any())
 
 
-def test_a_look_that_no_step_followed_is_forgotten():
+def test_a_request_that_no_step_followed_is_forgotten():
     env = make()
     env.request_images(torch.zeros(3, dtype=torch.bool))
     env.reset(episode_seeds("test", 0, 9))
     assert bool(env.step(torch.zeros(3, env.spec.action.dim)).obs[CAMERA].flatten(1).any(1).all())
-    with pytest.raises(ConfigError, match=r"look: rows must be \[3\] bool, found \[2\]"):
+    with pytest.raises(ConfigError, match=r"request_images: rows must be \[3\] bool, found \[2\]"):
         env.request_images(torch.zeros(2, dtype=torch.bool))
 
 

@@ -1,4 +1,4 @@
-"""Which episode comes next, and the random numbers it is made of: a pure function of its seed."""
+"""Choose the next episodes of an env, and their random numbers, as a pure function of their seeds."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from robopolicy.core.errors import ConfigError
 from robopolicy.core.rng import episode_seeds, keyed_uniform
 
 _STREAM = 9001  # reset numbers; experts, policies and sensor noise use other streams
@@ -17,7 +18,7 @@ _BLOCK = 256  # training episodes drawn ahead at once: a Philox call costs the s
 
 
 class EpisodeQueue:
-    """Hands out episode seeds: first those given at `start`, then the env's own training stream.
+    """Queue of episode seeds: first those given at `start`, then the env's own training stream.
 
     Args:
         seed: names the training stream (`robopolicy.core.rng.episode_seeds("train", seed, …)`).
@@ -31,17 +32,23 @@ class EpisodeQueue:
         self._low, self._span = bounds[:, 0], bounds[:, 1] - bounds[:, 0]
         self._given = torch.empty(0, dtype=torch.int64)
         self._count = 0  # training episodes handed out
-        self._block = (-1, np.empty(0), np.empty(0))
+        self._block: tuple[int, NDArray[np.int64], NDArray[np.float64]] = (-1, np.empty(0, np.int64), np.empty(0))
 
-    def start(self, seeds: Tensor | None) -> None:
-        """Put `seeds` [M] first in line, dropping any given before (None: go on with the training stream)."""
-        self._given = torch.empty(0, dtype=torch.int64) if seeds is None else seeds.to(torch.int64).clone()
+    def start(self, seeds: Tensor | None, *, num_envs: int = 0) -> None:
+        """Queue `seeds` [M] and drop earlier ones (None: continue the training stream).
+
+        Raises:
+            ConfigError: fewer than `num_envs` of them, or not a vector.
+        """
+        if seeds is not None and (seeds.ndim != 1 or len(seeds) < num_envs):
+            raise ConfigError(f"reset: seeds must be [M] with M >= {num_envs}, found {tuple(seeds.shape)}")
+        self._given = torch.empty(0, dtype=torch.int64) if seeds is None else seeds.to(torch.int64).cpu().clone()
 
     def reseed(self, seed: int) -> None:
-        """Begin another training stream."""
+        """Start another training stream."""
         self.seed, self._count = seed, 0
         self._given = self._given[:0]
-        self._block = (-1, np.empty(0), np.empty(0))
+        self._block = (-1, np.empty(0, np.int64), np.empty(0))
 
     def numbers(self, seeds: Tensor) -> NDArray[np.float64]:
         """[M K] numbers of the episodes `seeds` [M], scaled to their ranges."""
@@ -51,7 +58,7 @@ class EpisodeQueue:
         return unit.double().numpy() * self._span + self._low
 
     def next(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Seeds [count] and numbers [count K] of the next episodes."""
+        """Return seeds [count] and numbers [count K] of the next episodes."""
         if not len(self._given):
             return self._train(count)
         given, self._given = self._given[:count], self._given[count:]

@@ -1,4 +1,4 @@
-"""Angles of a tool that points down, from quaternions w x y z [N 4]; batched, rad."""
+"""Compute angles of a tool that points down, from quaternions w x y z [N 4]; batched, rad."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from torch import Tensor
 
 
 def yaw(q: Tensor) -> Tensor:
-    """[N]: the angle about z of the body's x axis, seen from above."""
+    """Return [N], the angle about z of the body's x axis, seen from above."""
     w, x, y, z = q.unbind(1)
     return torch.atan2(2 * (x * y + w * z), 1 - 2 * (y * y + z * z))
 
 
 def quarter(angle: Tensor) -> Tensor:
-    """[N] in [−π/4, π/4): what remains of a turn where four are alike, as for a cube."""
+    """Return [N] in [−π/4, π/4): remainder of a turn with fourfold symmetry, as for a cube."""
     return torch.remainder(angle + math.pi / 4, math.pi / 2) - math.pi / 4
 
 
 def half(angle: Tensor) -> Tensor:
-    """[N] in [−π/2, π/2): what remains of a turn where two are alike, as for two fingers."""
+    """Return [N] in [−π/2, π/2): remainder of a turn with twofold symmetry, as for two fingers."""
     return torch.remainder(angle + math.pi / 2, math.pi) - math.pi / 2
 
 
 def face_to(q: Tensor, angle: float) -> Tensor:
-    """[N] in [−π, π): the turn about z that is left to `angle`."""
+    """Return [N] in [−π, π): the turn about z that is left to `angle`."""
     return torch.remainder(angle - yaw(q) + math.pi, 2 * math.pi) - math.pi
 
 
 def down(q: Tensor) -> Tensor:
-    """[N 3]: the rotation vector (small angles) that would turn the body's z axis to the world's −z."""
+    """Return [N 3], the rotation vector (small angles) that would turn the body's z axis to the world's −z."""
     w, x, y, z = q.unbind(1)
     axis = torch.stack([2 * (x * z + w * y), 2 * (y * z - w * x), 1 - 2 * (x * x + y * y)], dim=1)
     below = torch.tensor([0.0, 0.0, -1.0], dtype=q.dtype).expand_as(axis)

@@ -1,0 +1,115 @@
+"""Publishers and clients of a node that can move the arm or its gripper. In a dry run there are none."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rclpy.lifecycle import LifecycleNode
+from std_msgs.msg import Bool, Float64
+
+from robopolicy.real.ros2.action_output import ActionOutput
+from robopolicy.real.ros2.gripper import Gripper
+from robopolicy.real.ros2.outputs import (
+    NoOutput,
+    OnFailure,
+    OnMismatch,
+    Output,
+    PositionOutput,
+    TrajectoryOutput,
+    make_publisher,
+)
+from robopolicy.real.ros2.qos import bystanders, mismatches, missing
+from robopolicy.real.ros2.wiring import Topic, Wiring
+from robopolicy.real.safety import Mode
+
+
+class Commands:
+    """Send commands to the arm's driver and to the gripper's.
+
+    Args:
+        dry_run: make no publisher and no client of commands.
+        on_mismatch: called when a node subscribes with a quality of service that does not fit.
+        on_failure: called with a sentence when the driver gives up.
+    """
+
+    def __init__(
+        self, node: LifecycleNode, wiring: Wiring, *, dry_run: bool, on_mismatch: OnMismatch, on_failure: OnFailure
+    ) -> None:
+        self.node, self.wiring = node, wiring
+        self.output: Output = NoOutput()
+        self.gripper: Gripper | None = None
+        self._grip: Any = None
+        if dry_run:
+            return
+        self.output = output_of(node, wiring, on_mismatch=on_mismatch, on_failure=on_failure)
+        if (topic := wiring.grip) is not None:
+            self._grip = make_publisher(node, Float64, topic, on_mismatch)
+            self.gripper = Gripper(topic, lambda opening: self._grip.publish(Float64(data=opening)))
+
+    def begin(self) -> None:
+        """Prepare the gripper for an episode."""
+        if self.gripper is not None:
+            self.gripper.begin()
+
+    def grip(self, opening: float, measured: float, mode: Mode) -> None:
+        """Send the wanted opening [m] of this tick, where the robot has a gripper; `measured`: m."""
+        if self.gripper is not None:
+            self.gripper.want(opening, measured)
+            self.gripper.tick(mode, measured, time.monotonic())
+
+    def problems(self) -> list[str]:
+        """List why commands would not arrive, one sentence each."""
+        found, grip = self.output.problems(), self.wiring.grip
+        if self.gripper is not None and grip is not None:
+            if grip.node:
+                found += missing(self.node, "gripper", grip, other=grip.node)
+            else:  # it may come later, and receives the last opening then
+                found += mismatches(self.node, "gripper", grip, publishes=True)
+        return found
+
+    def bystanders(self) -> list[str]:
+        """List nodes that subscribe to commands and cannot receive them, one sentence each."""
+        found: list[tuple[str, Topic]] = []
+        if not isinstance(self.output, NoOutput | ActionOutput):
+            found.append(("trajectory", self.wiring.output))
+        if self.gripper is not None and self.wiring.grip is not None:
+            found.append(("gripper", self.wiring.grip))
+        return [s for role, topic in found for s in bystanders(self.node, role, topic, publishes=True)]
+
+    def close(self) -> None:
+        self.output.close()
+        if self._grip is not None:
+            self.node.destroy_publisher(self._grip)
+            self._grip = self.gripper = None
+
+
+def output_of(node: LifecycleNode, wiring: Wiring, *, on_mismatch: OnMismatch, on_failure: OnFailure) -> Output:
+    """Build the output that the wiring names.
+
+    Args:
+        on_mismatch: called when a node subscribes with a quality of service that does not fit.
+        on_failure: called with a sentence when the driver gives up.
+    """
+    if wiring.output.type == "action":
+        return ActionOutput(node, wiring, on_failure)
+    return (PositionOutput if wiring.output.type == "positions" else TrajectoryOutput)(node, wiring, on_mismatch)
+
+
+class InterventionPublisher:
+    """Publish whether a human drives, for bags. It cannot move the arm, and so exists in a dry run too."""
+
+    def __init__(self, node: LifecycleNode, topic: Topic, on_mismatch: OnMismatch) -> None:
+        self.node, self.every = node, 1 / topic.rate_hz
+        self._out: Any = make_publisher(node, Bool, topic, on_mismatch)
+        self._last: tuple[bool, float] | None = None  # the last message, and s when it was sent
+
+    def tick(self, driver: str, now: float) -> None:
+        """Publish at once where the driver changes, and again at the topic's rate."""
+        human = driver != "policy"
+        if self._last is None or self._last[0] != human or now - self._last[1] > self.every:
+            self._last = human, now
+            self._out.publish(Bool(data=human))
+
+    def close(self) -> None:
+        self.node.destroy_publisher(self._out)

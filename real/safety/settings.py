@@ -1,0 +1,169 @@
+"""Settings of the limits: which fraction of a maker's limits is used, and which space is forbidden."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from robopolicy.core.errors import closest
+from robopolicy.real.safety.errors import SafetyError
+
+Array = NDArray[np.float64]
+
+
+MAX_TRACKING_ERROR = 0.2  # rad: a joint that is so far from its newest command does not follow it
+
+Vector = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Plane:
+    """A half-space that no part of the arm may enter: normal · x < offset is forbidden."""
+
+    normal: Vector
+    offset: float  # m
+
+
+@dataclass(frozen=True)
+class Box:
+    """An axis-aligned volume in the base frame, m."""
+
+    low: Vector
+    high: Vector
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Scale the maker's limits, and forbid space. Smaller is tighter, except for distances.
+
+    Args:
+        velocity, acceleration, jerk: fraction of the maker's limits.
+        joint_margin: rad, kept to the ends of the joints.
+        tcp_speed: m/s, of the tool; 0.25 is the teach speed of industrial standards.
+        workspace: box for the tool, or None.
+        planes: half-spaces (a table) and keep_out: boxes that no link but the tool's fingers may come near.
+        scene_distance, self_distance: m, between capsules and the scene, and one another.
+        condition: of the Jacobian (m and rad as they are); beyond it the arm is near a singularity.
+        reference_clip: rad, how far the command may run ahead of the measured joints.
+        tracking_error: rad, ε of the claim; beyond it the arm does not follow its commands. None: as far as
+            `scene_distance` reaches by the arm's levers (real/safety/tracking.py), and MAX_TRACKING_ERROR.
+        energy: J that the arm may give away before it must get some back; None: no tank.
+        contact_stiffness: N·m/rad, the stiffest contact that the tank reckons with.
+    """
+
+    velocity: float = 0.5
+    acceleration: float = 0.5
+    jerk: float = 0.1
+    joint_margin: float = 0.1
+    tcp_speed: float = 0.25
+    workspace: Box | None = None
+    planes: tuple[Plane, ...] = ()
+    keep_out: tuple[Box, ...] = ()
+    scene_distance: float = 0.01
+    self_distance: float = 0.005
+    condition: float = 30.0
+    reference_clip: float = 0.05
+    tracking_error: float | None = 0.2
+    energy: float | None = None
+    contact_stiffness: float = 1000.0
+
+    def __post_init__(self) -> None:
+        for name, low, high in _RANGES:
+            value = getattr(self, name)
+            number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+            if value is not None and not (number and low <= value <= high):  # NaN fails too
+                raise SafetyError(f"{name}: expected a number from {low:g} to {high:g}, found {value!r}")
+            if value is not None:  # code compiled for floats must not meet an int in the middle of a motion
+                object.__setattr__(self, name, float(value))
+        for box in (*self.keep_out, *([self.workspace] if self.workspace else [])):
+            if not all(lo < hi for lo, hi in zip(box.low, box.high, strict=True)):
+                raise SafetyError(f"box: low must be below high in every direction, found {box}")
+        for plane in self.planes:
+            if not abs(float(np.linalg.norm(plane.normal)) - 1.0) < 1e-6:
+                raise SafetyError(f"plane: the normal must have length 1, found {plane.normal}")
+
+    def loosened_by(self, other: Settings) -> list[str]:
+        """List the limits that `other` would loosen."""
+        found = [n for n in _SMALLER_IS_TIGHTER if _of(getattr(other, n)) > _of(getattr(self, n))]
+        if self.tracking_error is not None and (other.tracking_error or 0.0) > self.tracking_error:
+            found.append("tracking_error")
+        if self.tracking_error is None and other.tracking_error is not None:
+            found.append("tracking_error")
+        found += [n for n in _LARGER_IS_TIGHTER if getattr(other, n) < getattr(self, n)]
+        mine, theirs = self.workspace, other.workspace
+        if mine is not None and (theirs is None or not _inside(theirs, mine)):
+            found.append("workspace")
+        found += [n for n in ("planes", "keep_out") if not set(getattr(self, n)) <= set(getattr(other, n))]
+        return found
+
+
+def slowed(settings: Mapping[str, Any], speed: float) -> dict[str, Any]:
+    """Return `settings` with their speeds, or the default ones, times `speed`; begin with 0.1 on a real arm."""
+    usual = {"velocity": Settings.velocity, "tcp_speed": Settings.tcp_speed}
+    return {**settings, **{name: settings.get(name, value) * speed for name, value in usual.items()}}
+
+
+_RANGES = (
+    ("velocity", 0.001, 1.0), ("acceleration", 0.01, 1.0), ("jerk", 0.01, 1.0), ("joint_margin", 0.0, 1.0),
+    ("tcp_speed", 0.001, 3.0), ("scene_distance", 0.0, 1.0), ("self_distance", 0.0, 1.0), ("condition", 2.0, 1e6),
+    ("reference_clip", 1e-3, 10.0), ("tracking_error", 1e-3, 10.0), ("energy", 0.0, 1e6),
+    ("contact_stiffness", 0.0, 1e7),
+)  # fmt: skip
+
+_SMALLER_IS_TIGHTER = (
+    "velocity", "acceleration", "jerk", "tcp_speed", "condition", "reference_clip", "energy",
+)  # fmt: skip
+
+_LARGER_IS_TIGHTER = ("joint_margin", "scene_distance", "self_distance", "contact_stiffness")
+
+
+def _of(value: float | None) -> float:
+    return np.inf if value is None else value
+
+
+def _inside(inner: Box, outer: Box) -> bool:
+    low = all(a >= b for a, b in zip(inner.low, outer.low, strict=True))
+    return low and all(a <= b for a, b in zip(inner.high, outer.high, strict=True))
+
+
+def settings_of(given: Mapping[str, Any]) -> Settings:
+    """Build settings from YAML or JSON values: a box is {low: [x, y, z], high}, a plane {normal, offset}.
+
+    Raises:
+        SafetyError: no such setting, or a value that it cannot have; named, with the expected values.
+    """
+    known = [f.name for f in fields(Settings)]
+    for name in given:
+        if name not in known:
+            raise SafetyError(f"no such safety setting: {name!r}. {closest(name, known)}")
+    ready = dict(given)
+    if "workspace" in given and given["workspace"] is not None:
+        ready["workspace"] = _shape(Box, "workspace", given["workspace"])
+    for name, kind in (("planes", Plane), ("keep_out", Box)):
+        if name in given:
+            if isinstance(given[name], (Mapping, str)) or not isinstance(given[name], Iterable):
+                raise SafetyError(f"{name}: expected a list, found {given[name]!r}")
+            ready[name] = tuple(_shape(kind, f"{name}[{k}]", each) for k, each in enumerate(given[name]))
+    return Settings(**ready)
+
+
+def _shape(kind: type[Box] | type[Plane], name: str, given: Any) -> Any:
+    if isinstance(given, kind):
+        return given
+    values: dict[str, Any] = {}
+    wanted = {f.name: 3 if f.type == "Vector" else 1 for f in fields(kind)}
+    if not isinstance(given, Mapping) or set(given) != set(wanted):
+        raise SafetyError(f"{name}: expected {{{', '.join(wanted)}}}, found {given!r}")
+    for key, size in wanted.items():
+        try:
+            numbers = np.asarray(given[key], dtype=np.float64)
+        except (TypeError, ValueError):
+            numbers = np.array(np.nan)
+        if numbers.shape != (() if size == 1 else (size,)) or not np.isfinite(numbers).all():
+            raise SafetyError(f"{name}.{key}: expected {size} finite number(s) [m], found {given[key]!r}")
+        values[key] = float(numbers) if size == 1 else tuple(numbers.tolist())
+    return kind(**values)

@@ -1,0 +1,248 @@
+"""Simulate N copies of a native task on the batched engine: arrays of state, resets and observations."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from robopolicy.config.schema import Side
+from robopolicy.core.errors import ConfigError
+from robopolicy.core.rng import keyed_normal
+from robopolicy.core.types import IMAGES, STATE, TASK, EnvSpec, Feature, Obs
+from robopolicy.envs.episode_queue import EpisodeQueue
+from robopolicy.sim.arm import ARM_DOF, ARM_QPOS
+from robopolicy.sim.control import JointFilter, make_controller
+from robopolicy.sim.engine import Physics, compile_model
+from robopolicy.sim.kinematics import Frame, forward, twist, yaw_of
+from robopolicy.sim.randomization import ModelBank, Randomization
+from robopolicy.sim.render import Camera, Quality
+from robopolicy.sim.tasks.base import Task
+from robopolicy.sim.tasks.scene import Scene
+from robopolicy.sim.tasks.state_layout import StateLayout, arm_features
+
+Array = NDArray[np.float64]
+_NOISE_STREAM = 9002
+
+
+class Simulation:
+    """N copies of a task on the batched engine, without the interface of an env; see SimEnv.
+
+    Args:
+        task: the task.
+        num_envs: N.
+        seed: names the stream of training episodes.
+        control: "delta_pose" or "joint_position" (sim/control.py).
+        reward: "sparse", "dense" or "shaped".
+        objects: the state holds what a camera would have to see too: objects, targets; False: the arm's own alone.
+        cameras: names of cameras in the scene whose pictures join the observation ("front", "side", "wrist").
+        pictures: False leaves them out of it, though the spec has them: they come from elsewhere.
+        image_size: (height, width) of these pictures.
+        render_quality: "fast" (no shadows, no multisampling) or "full"; recorded in the digest.
+        randomization: domain randomisation, off by default.
+        joint_filter: joint targets [N 7] -> permitted joint targets [N 7], between IK and physics.
+        threads: C++ threads; None: one per core.
+    """
+
+    def __init__(
+        self, task: Task, num_envs: int, *, seed: int = 0, control: str = "delta_pose",
+        reward: Literal["sparse", "dense", "shaped"] = "sparse", objects: bool = True, cameras: tuple[str, ...] = (),
+        image_size: tuple[Side, Side] = (96, 96), render_quality: Quality = "fast", pictures: bool = True,
+        randomization: Randomization | None = None, joint_filter: JointFilter | None = None, threads: int | None = None,
+    ) -> None:  # fmt: skip
+        if num_envs < 1:
+            raise ConfigError(f"num_envs must be at least 1, found {num_envs}")
+        if task.horizon < 1:
+            raise ConfigError(f"task.horizon must be at least 1 control step, found {task.horizon}")
+        if reward not in ("sparse", "dense", "shaped"):
+            raise ConfigError(f"reward must be 'sparse', 'dense' or 'shaped', found {reward!r}")
+        self.pictures, self.objects = pictures, objects
+        self.task, self.num_envs, self.device, self.reward = task, num_envs, torch.device("cpu"), reward
+        self.randomization = randomization or Randomization()
+        self.cameras, self.image_size, self.render_quality = tuple(cameras), tuple(image_size), render_quality
+        self.dt = task.timestep * task.substeps
+        xml = task.xml()
+        self.model = compile_model(xml)
+        self.at = task.bind(self.model)
+        self._bank = ModelBank(self.model, num_envs) if self.randomization.physical else None
+        self.physics = Physics(
+            self._bank.models if self._bank else self.model, num_envs=num_envs, substeps=task.substeps, threads=threads
+        )
+        self.controller = make_controller(
+            control, num_envs, dt=self.dt, joint_filter=joint_filter, workspace=task.workspace, speed=task.speed
+        )
+        noise = {f"joint{i + 1}": (-task.joint_noise, task.joint_noise) for i in range(ARM_DOF)}
+        self._queue = EpisodeQueue(seed, {**noise, **task.ranges, **self.randomization.ranges})
+        self._camera = Camera(self.model, task, self.at, render_quality)
+
+        n = num_envs
+        self.episode_seed = torch.zeros(n, dtype=torch.int64)
+        self.draws = np.zeros((n, len(self._queue.names)))  # [N K] this episode's numbers, named by `draw_names`
+        self.draw_names = self._queue.names
+        self._start = np.array(task.start)
+        self._extra = np.zeros((n, task.extra_size))
+        self._t = np.zeros(n, dtype=np.int64)  # control steps into the episode
+        self._held: NDArray[np.int64] = np.zeros(n, dtype=np.int64)  # steps for which success has lasted
+        self._tcp, self._yaw, self._twist = np.zeros((n, 3)), np.zeros(n), np.zeros((n, 6))
+        depth = self.randomization.latency[1] + 1
+        self._late: Array = np.zeros((n, depth, self.controller.spec.dim))  # delayed actions, newest first
+        self._potential: Array = np.zeros(n)  # Φ of the state as it is, for reward="shaped"
+        self._requested: NDArray[np.bool_] | None = None  # [N] see `request_images`; None: all
+        self._low, self._high = (torch.tensor(b, dtype=torch.float32) for b in self._limits())
+
+        self._reset_rows(np.arange(n))  # the layout follows from a first observation; the stream starts over below
+        self.layout = StateLayout.of(self._groups(self._scene()))
+        self.spec = self._spec(xml, control)
+        self._queue.reseed(seed)
+        self._measure()
+        self._queue.start(None)
+        self._reset_rows(np.arange(n))
+        self._last = self._observe(None)
+
+    def _weigh(self, rows: NDArray[np.int64]) -> None:
+        """Store the potential from which the next steps of `rows` start."""
+        if self.reward == "shaped":
+            self._potential[rows] = self.task.dense(self.at, self._scene(rows))
+
+    def _limits(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return self.controller.spec.low, self.controller.spec.high
+
+    def _named(self, numbers: Array) -> dict[str, Array]:
+        return {name: numbers[:, k] for k, name in enumerate(self.draw_names)}
+
+    def _reset_rows(self, rows: NDArray[np.int64]) -> None:
+        """Start the next episodes in the queue in `rows` [M]."""
+        seeds, numbers = self._queue.next(len(rows))
+        draw = self._named(numbers)
+        qpos = np.tile(self.model.qpos0, (len(rows), 1))
+        extra = np.zeros((len(rows), self.task.extra_size))
+        qpos[:, :ARM_DOF] = self._start + numbers[:, :ARM_DOF]  # the joints' noise comes first in `draw_names`
+        qpos[:, ARM_DOF:ARM_QPOS] = self.task.start_opening / 2
+        self.task.reset(self.at, draw, qpos, extra)
+        self.physics.state[rows] = 0.0
+        self.physics.qpos[rows] = qpos
+        self._extra[rows] = extra
+        self._t[rows] = self._held[rows] = 0
+        self.draws[rows] = numbers
+        self.episode_seed = self.episode_seed.clone()  # steps handed out before keep the seeds they were made with
+        self.episode_seed[torch.from_numpy(rows)] = torch.from_numpy(seeds)
+        if self._bank:
+            for k, row in enumerate(rows):
+                self._bank.set(int(row), draw, k)
+        frame = forward(qpos[:, :ARM_DOF])
+        self._store(rows, frame, self.physics.qvel[rows, :ARM_DOF])
+        self.controller.reset(rows, qpos, frame)
+        if self._late.shape[1] > 1:
+            # Nothing is on its way yet: stand still with the gripper as it is.
+            self._late[rows] = 0.0
+            if self.spec_is_joint:
+                self._late[rows, :, :ARM_DOF] = qpos[:, None, :ARM_DOF]
+            self._late[rows, :, -1] = self.controller.grip[rows][:, None]
+        self._weigh(rows)
+
+    @property
+    def spec_is_joint(self) -> bool:
+        return self.controller.spec.reference == "absolute"
+
+    def _delayed(self, action: Array) -> Array:
+        """Return the delayed action [N Da] that reaches the arm now."""
+        if self._late.shape[1] == 1:
+            return action
+        self._late = np.concatenate([action[:, None], self._late[:, :-1]], axis=1)
+        steps = self.draws[:, self.draw_names.index("randomize_latency")].astype(np.int64)
+        return self._late[np.arange(self.num_envs), np.minimum(steps, self._late.shape[1] - 1)]
+
+    def _measure(self) -> None:
+        """Tool pose and velocity from qpos and qvel: one code path at reset and at step (sensors lag a substep)."""
+        n = self.num_envs
+        both = forward(np.concatenate([self.physics.qpos[:, :ARM_DOF], self.controller.q]))
+        self._store(slice(None), both.rows(slice(n)), self.physics.qvel[:, :ARM_DOF])
+        self.controller.follow(both.rows(slice(n, None)))
+
+    def _store(self, rows: Any, frame: Frame, qvel: Array) -> None:
+        self._tcp[rows], self._yaw[rows], self._twist[rows] = frame.pos, yaw_of(frame), twist(frame, qvel)
+
+    def _scene(self, rows: NDArray[np.int64] | None = None) -> Scene:
+        r: Any = slice(None) if rows is None else rows
+        c, qpos = self.controller, self.physics.qpos[r]
+        tcp, yaw, twist = self._tcp[r], self._yaw[r], self._twist[r]
+        lag = np.empty((len(tcp), 4))
+        lag[:, :3], lag[:, 3] = c.pos[r] - tcp, c.yaw[r] - yaw
+        return Scene(
+            qpos=qpos,
+            qvel=self.physics.qvel[r],
+            extra=self._extra[r],
+            tcp=tcp,
+            yaw=yaw,
+            tcp_vel=twist[:, :3],
+            yaw_rate=twist[:, 5],
+            opening=qpos[:, ARM_DOF] + qpos[:, ARM_DOF + 1],
+            lag=lag,
+            gripper=c.grip[r],
+        )
+
+    def _groups(self, scene: Scene) -> dict[str, Array]:
+        return {**arm_features(scene), **(self.task.observe(self.at, scene) if self.objects else {})}
+
+    def _observe(
+        self,
+        rows: NDArray[np.int64] | None,
+        scene: Scene | None = None,
+        *,
+        pictures: bool = True,
+        seen: NDArray[np.bool_] | None = None,
+    ) -> Obs:
+        """Return the observation of all envs, or of `rows` [M], from their `scene` if given.
+
+        seen: [M] envs whose images are rendered, the others are black; None: all.
+        """
+        index = np.arange(self.num_envs) if rows is None else rows
+        state, scene = np.empty((len(index), self.layout.size), dtype=np.float32), scene or self._scene(rows)
+        self.layout.pack(self._groups(scene), state)
+        obs: Obs = {STATE: torch.from_numpy(state), TASK: torch.from_numpy(self.task.task_index(scene))}
+        if self.randomization.sensor_noise:
+            seed, t = self.episode_seed[torch.from_numpy(index)], torch.from_numpy(self._t[index])
+            noise = keyed_normal(seed, t, (self.layout.size,), stream=_NOISE_STREAM)
+            obs[STATE] += self.randomization.sensor_noise * noise
+        for name in self.cameras if pictures and self.pictures else ():
+            taken = np.zeros((len(index), 3, *self.image_size), dtype=np.uint8)
+            for k in range(len(index)) if seen is None else seen.nonzero()[0]:
+                i = index[k]
+                taken[k] = self._camera.picture(self.physics.state[i], self._extra[i], name, *self.image_size)
+            obs[IMAGES + name] = torch.from_numpy(taken)
+        return obs
+
+    def _spec(self, xml: str, control: str) -> EnvSpec:
+        identity = {
+            "xml": xml,
+            "task": self.task.parameters(),
+            "control": control,
+            "reward": self.reward,
+            "randomization": asdict(self.randomization),
+            "features": self.layout.names,
+            "cameras": self.cameras,
+            "image_size": self.image_size if self.cameras else None,
+            "render_quality": self.render_quality if self.cameras else None,
+        }
+        text = json.dumps(identity, sort_keys=True, default=list)
+        features = {
+            STATE: Feature((self.layout.size,), names=self.layout.names),
+            TASK: Feature((), dtype="int64"),
+            **{IMAGES + c: Feature((3, *self.image_size), dtype="uint8") for c in self.cameras},
+        }
+        return EnvSpec(
+            id=self.task.name,
+            observation=features,
+            action=self.controller.spec,
+            tasks=self.task.instructions,
+            dt=self.dt,
+            horizon=self.task.horizon,
+            digest=hashlib.sha256(text.encode()).hexdigest()[:16],
+            joint_access=True,
+            resumable=True,
+        )

@@ -1,0 +1,129 @@
+"""Scenes as tasks read and build them: state of the arm, bodies, joints and their MJCF."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mujoco
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Bool = NDArray[np.bool_]
+Range = tuple[float, float]
+
+
+@dataclass(slots=True)
+class Scene:
+    """The physical state of M envs as tasks read it (M = N at a step, fewer at a reset)."""
+
+    qpos: Array  # [M nq]
+    qvel: Array  # [M nv]
+    extra: Array  # [M E] task state that is not physical (a target); written by `Task.reset`
+    tcp: Array  # [M 3] m
+    yaw: Array  # [M] rad, of a gripper pointing down
+    tcp_vel: Array  # [M 3] m/s
+    yaw_rate: Array  # [M] rad/s
+    opening: Array  # [M] m between the pads, 0 to 0.08
+    lag: Array  # [M 4] commanded minus measured: x, y, z [m], yaw [rad]
+    gripper: Array  # [M] commanded, -1 closed to +1 open
+
+
+@dataclass(frozen=True)
+class BodySpec:
+    """Where a free body lives in qpos and qvel."""
+
+    q: int
+    v: int
+
+    @classmethod
+    def find(cls, model: mujoco.MjModel, name: str) -> BodySpec:
+        joint = model.body(name).jntadr[0]
+        return cls(q=int(model.jnt_qposadr[joint]), v=int(model.jnt_dofadr[joint]))
+
+    def pos(self, scene: Scene) -> Array:
+        """Return [M 3] m."""
+        return scene.qpos[:, self.q : self.q + 3]
+
+    def quat(self, scene: Scene) -> Array:
+        """Return [M 4] w x y z."""
+        return scene.qpos[:, self.q + 3 : self.q + 7]
+
+    def yaw(self, scene: Scene) -> Array:
+        """Return [M] rad: rotation about the vertical."""
+        w, x, y, z = self.quat(scene).T
+        return np.arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z))
+
+    def up(self, scene: Scene) -> Array:
+        """Return [M], vertical component of the body's own z axis; 1 is upright."""
+        _, x, y, _ = self.quat(scene).T
+        return 1 - 2 * (x * x + y * y)
+
+    def vel(self, scene: Scene) -> Array:
+        """Return [M 3] m/s."""
+        return scene.qvel[:, self.v : self.v + 3]
+
+    def yaw_rate(self, scene: Scene) -> Array:
+        """Return [M] rad/s about the body's z axis."""
+        return scene.qvel[:, self.v + 5]
+
+    def place(self, qpos: Array, x: Array, y: Array, z: Array | float, yaw: Array | float = 0.0) -> None:
+        """Write an upright pose into `qpos` [M nq]."""
+        q, half = self.q, np.asarray(yaw) / 2
+        qpos[:, q], qpos[:, q + 1], qpos[:, q + 2] = x, y, z
+        qpos[:, q + 3], qpos[:, q + 4], qpos[:, q + 5], qpos[:, q + 6] = np.cos(half), 0, 0, np.sin(half)
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Where a hinge or slide joint lives."""
+
+    q: int
+    v: int
+
+    @classmethod
+    def find(cls, model: mujoco.MjModel, name: str) -> Joint:
+        joint = model.joint(name)
+        return cls(q=int(joint.qposadr[0]), v=int(joint.dofadr[0]))
+
+    def pos(self, scene: Scene) -> Array:
+        """Return [M] m or rad."""
+        return scene.qpos[:, self.q]
+
+    def vel(self, scene: Scene) -> Array:
+        return scene.qvel[:, self.v]
+
+    def place(self, qpos: Array, value: Array | float) -> None:
+        qpos[:, self.q] = value
+
+
+def free_box(
+    name: str, size: tuple[float, float, float], *, mass: float, rgba: str, friction: float = 1.0, condim: int = 3
+) -> str:
+    """MJCF of a free box; `size`: half lengths in m, `mass` in kg."""
+    sx, sy, sz = size
+    return f"""
+    <body name="{name}" pos="0.5 0 {sz}">
+      <freejoint name="{name}"/>
+      <geom name="{name}" type="box" size="{sx} {sy} {sz}" mass="{mass}" friction="{friction} 0.005 0.0001"
+            condim="{condim}" solref="0.01 1" rgba="{rgba}"/>
+    </body>"""
+
+
+def planar_fixture(name: str, inner: str, *, z: float = 0.0) -> str:
+    """MJCF of a heavy fixture whose pose (x, y, yaw) differs per episode and never moves in one.
+
+    Its pose lives in qpos (joints `<name>_x`, `<name>_y`, `<name>_yaw`), so one model serves all envs. An armature of
+    1e8 kg makes it immovable: 100 N for 10 s moves it 50 µm.
+    """
+    return f"""
+    <body name="{name}" pos="0 0 {z}" gravcomp="1">
+      <joint name="{name}_x" type="slide" axis="1 0 0" armature="1e8"/>
+      <joint name="{name}_y" type="slide" axis="0 1 0" armature="1e8"/>
+      <joint name="{name}_yaw" type="hinge" axis="0 0 1" armature="1e8"/>{inner}
+    </body>"""
+
+
+def fold(angle: Array, period: float) -> Array:
+    """Fold `angle` into [-period/2, period/2), e.g. the yaw of a square with a period of π/2."""
+    return (angle + period / 2) % period - period / 2

@@ -1,0 +1,71 @@
+"""The generated page of results."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+from robopolicy.reporting.acceptance import read_goals
+from robopolicy.reporting.result_rows import pooled, read_all, write
+from robopolicy.reporting.results_page import generate, stale
+from tests.reporting.test_result_rows import rate
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def docs_with(tmp_path, rows) -> Path:
+    docs = tmp_path / "docs"
+    write(rows, root=docs / "results")
+    criterion = {"text": "≥ 97%", "setting": "refined", "metric": "success_rate", "min": 0.97}
+    criteria = [{"id": "pick", "title": "Pick", "criteria": [criterion]}]
+    (docs / "results" / "acceptance_criteria.json").write_text(json.dumps(criteria))
+    return docs
+
+
+def script():
+    spec = importlib.util.spec_from_file_location("results_script", ROOT / "scripts" / "results.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.main
+
+
+def test_page_shows_failure_as_plainly_as_success(tmp_path):
+    docs = docs_with(tmp_path, [rate(200, 0, setting="base"), rate(480, 0, notes="a|b")])
+    page = generate(docs)[docs / "results.md"]
+    assert "| [Pick](#pick) | ≥ 97% | 96.0% | **not met** (1 of 1 rows miss it: refined seed 0) |" in page
+    assert "| refined | success rate | 0 | 96.0% | 93.9% – 97.4% | 500 |  |  | a\\|b |" in page
+    assert "robopolicy train task=pick" in page and "commit abc123, 2 cores" in page
+    assert "img/results/pick.svg" in page
+
+
+def test_check_mode_fails_when_the_page_is_not_what_the_rows_give(tmp_path, capsys):
+    docs, main = docs_with(tmp_path, [rate(200, 0, setting="base"), rate(490, 0)]), script()
+    assert main(["--check", "--docs", str(docs)]) == 1 and "is missing" in capsys.readouterr().err
+    assert main(["--docs", str(docs)]) == 0
+    assert main(["--check", "--docs", str(docs)]) == 0
+    write([rate(480, 0)], root=docs / "results")
+    assert main(["--check", "--docs", str(docs)]) == 1
+    assert "results.md is not what the rows give" in capsys.readouterr().err
+    main(["--docs", str(docs)])
+    (docs / "img" / "results" / "old.svg").write_text("<svg/>")
+    assert stale(docs) == [f"{docs.as_posix()}/img/results/old.svg belongs to no experiment"]
+    (docs / "results" / "pick.json").write_text("[{}]")
+    assert main(["--check", "--docs", str(docs)]) == 2
+
+
+def test_readme_table_stands_between_its_marks(tmp_path):
+    rows = [rate(200, 0, setting="base"), rate(490, 0)]
+    docs = docs_with(tmp_path, [*rows, *(pooled([row]) for row in rows)])
+    readme = tmp_path / "README.md"
+    readme.write_text("a\n<!-- results: begin -->\nold\n<!-- results: end -->\nb\n")
+    text = generate(docs)[readme]
+    assert text.startswith("a\n<!-- results: begin -->\n| task |") and text.endswith("<!-- results: end -->\nb\n")
+    assert "| [Pick](docs/results.md#pick) | 40.0% (35.8–44.4) | 98.0% (96.4–98.9) |" in text and "old" not in text
+
+
+def test_our_own_results_are_valid_and_up_to_date(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert len(read_goals()) >= 10
+    read_all()
+    assert stale() == []
