@@ -91,8 +91,7 @@ class ChunkDenoiser(DenoisingPolicy):
     def begin_finetuning(self) -> None:
         """Make the fine-tuned network equal the frozen one."""
         assert self.finetuned is not None
-        state = self.network.state_dict()
-        own = self.finetuned.state_dict()
+        state, own = self.network.state_dict(), self.finetuned.state_dict()
         self.finetuned.load_state_dict({k: state.get(plain_state(k), v) for k, v in own.items()})
 
     def finetuned_parameters(self) -> list[nn.Parameter]:
