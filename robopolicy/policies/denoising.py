@@ -64,9 +64,9 @@ class ChunkDenoiser(DenoisingPolicy):
         self.spec, self.normalizer = spec, normalizer
         self.noise_samples, self.finetuned_steps = common.get("noise_samples", 1), common.get("finetuned_steps", 0)
         if not 0 <= self.finetuned_steps <= count:
+            found = self.finetuned_steps
             raise ConfigError(
-                f"finetuned_steps (K') must lie between 0 and the {count} steps of the sampling chain, "
-                f"found {self.finetuned_steps}"
+                f"finetuned_steps (K') must lie between 0 and the {count} steps of sampling, found {found}"
             )
         make_encoder = common.get("encoder")
         encoder: Any = make_encoder(spec) if make_encoder else ObservationEncoder(
@@ -91,10 +91,8 @@ class ChunkDenoiser(DenoisingPolicy):
     def begin_finetuning(self) -> None:
         """Make the fine-tuned network equal the frozen one."""
         assert self.finetuned is not None
-        state = self.network.state_dict()
-        self.finetuned.load_state_dict(
-            {k: state.get(plain_state(k), v) for k, v in self.finetuned.state_dict().items()}
-        )
+        state, own = self.network.state_dict(), self.finetuned.state_dict()
+        self.finetuned.load_state_dict({k: state.get(plain_state(k), v) for k, v in own.items()})
 
     def finetuned_parameters(self) -> list[nn.Parameter]:
         return [] if self.finetuned is None else [p for p in self.finetuned.parameters() if p.requires_grad]
@@ -177,10 +175,8 @@ class ChunkDenoiser(DenoisingPolicy):
         split = len(self.times) - self.finetuned_steps
         for network, steps in ((self.network, range(split)), (self.finetuned, range(split, len(self.times)))):
             if network is not None and len(steps):
-                from_cond, from_time = (
-                    network.embed_cond(cond),
-                    network.embed_time(self.times[steps.start : steps.stop]),
-                )
+                from_cond = network.embed_cond(cond)
+                from_time = network.embed_time(self.times[steps.start : steps.stop])
                 for i, time in zip(steps, from_time, strict=True):
                     yield i, partial(network.denoise, embedding=from_cond + time)
 

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from robopolicy.config.schema import Count, Fraction, Natural, NonNegative
@@ -28,6 +27,7 @@ from robopolicy.networks.action_expert import ActionExpert
 from robopolicy.networks.precision import Precision
 from robopolicy.networks.prefix import Prefix
 from robopolicy.policies.normalizer import ACTION, Normalizer
+from robopolicy.policies.retrieval_key import other_episodes, retrieval_key
 from robopolicy.policies.vla import VLAPolicy, check_observation
 
 _KEY, _FRAME, _DISTANCE = "retrieval.key", "retrieval.frame", "retrieval.distance"  # added by `precompute_features`
@@ -45,8 +45,7 @@ class RICLPolicy(VLAPolicy):
 
     Args:
         episodes: initial demonstrations in memory; None: none.
-        pairs: k, frames in the context, of k different episodes.
-        shown: episodes that they are chosen from in training: as many as a new task will have demonstrations.
+        pairs: k, frames in the context, of k episodes. shown: episodes to choose these from in training.
         decay: λ; a share exp(−λ·d) of the action is the nearest chunk at distance d (REGENT, eq. 2); None: no share.
         alone: share of a training batch without context.
         forget: share of a training batch whose words are hidden, so that the context is read. In use, words are hidden
@@ -160,15 +159,7 @@ class RICLPolicy(VLAPolicy):
 
     def _key(self, frame: Obs) -> Tensor:
         """Compute keys [F E] of normalised single frames [F ...]."""
-        encoder = self.encoder
-        parts = [frame[k][:, self.compared] if k == STATE else frame[k].flatten(1) for k in encoder.floats]
-        for k, name in enumerate(encoder.cameras):
-            if encoder.frozen:
-                tokens = encoder.vision[k](frame[name]).transpose(1, 2)  # [F width n]
-                parts.append(F.adaptive_avg_pool1d(tokens, self.thumbnail).flatten(1))
-            else:
-                parts.append(F.adaptive_avg_pool2d(frame[name], self.thumbnail).flatten(1))
-        return torch.cat(parts, dim=1)
+        return retrieval_key(self.encoder, frame, columns=self.compared, thumbnail=self.thumbnail)
 
     def _number(self, obs: Obs) -> Tensor:
         """Return the instructions [B] of obs [B …] as indices into the memory's; −1 without demonstrations."""
@@ -185,14 +176,7 @@ class RICLPolicy(VLAPolicy):
         Frames of its own episode, or of one of the same seed, are excluded.
         """
         memory, key, task = self.memory, self._keys(obs), self._number(obs)
-        first = memory.task[memory.table[:, 0]]
-        generator = torch.Generator().manual_seed(0)
-        allowed = torch.zeros(len(key), len(memory), dtype=torch.bool, device=key.device)
-        for number in episode.unique().tolist():
-            mine = episode == number
-            others = torch.isin(first, task[mine].unique()) & (memory.seed != number)
-            score = torch.rand(len(memory), generator=generator).to(key.device).masked_fill(~others, 2.0)
-            allowed[mine] = others & (score.argsort().argsort() < _POOL)
+        allowed = other_episodes(memory, task, episode, count=_POOL)
         found = memory.nearest(key, task, min(_POOL, max(1, len(memory))), allowed=allowed)
         return {**super().precompute_features(obs, episode), _KEY: key, _FRAME: found.frame, _DISTANCE: found.distance}
 

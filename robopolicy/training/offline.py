@@ -41,16 +41,11 @@ def offline(
         Means over the last log interval, `steps`, and `wall_s`, seconds in this process.
     """
     began = time.perf_counter()
-    device = next(algo.policy.parameters()).device
-    policy = algo.policy
+    policy, device = algo.policy, next(algo.policy.parameters()).device
     batches = Batches(
-        episodes,
-        policy.spec,
-        batch_size=batch_size,
-        seed=seed,
-        device=device,
+        episodes, policy.spec, batch_size=batch_size, seed=seed, device=device,
         precompute_features=policy.precompute_features,
-    )
+    )  # fmt: skip
     state = checkpointer.latest()
     step, sums, means, best = 0, {}, {}, -1.0  # best: success rate of the best evaluation
     if state is not None:
