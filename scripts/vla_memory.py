@@ -8,7 +8,7 @@ autograd keeps for a gradient is counted by running the action expert there. The
   weights       4 a number, or 2 in bfloat16 but for what LeRobot keeps in float32. DPPO: the frozen policy and a copy
                 of the expert, in float32 where all of it learns; LoRA: the copy as the original, and its factors.
   gradients     4 a number that learns.   optimiser: 8, AdamW's two moments.
-  kept          DPPO: encoded observations of a rollout, 4·C bytes for each of --chunks (networks/lerobot_layout.py).
+  kept          DPPO: encoded observations of a rollout, 4·C bytes for each of --chunks (policies/lerobot/layout.py).
   activations   inference and residual: of the language model's widest moment, --batch observations of P tokens:
                 batch·(3·P·m + 2·h·P²) numbers, m of the feed-forward layer, h heads. DPPO: what autograd keeps of
                 --batch samples (algo.microbatch is that batch), of which bfloat16 halves each number, and checkpointing
@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from transformers import SmolVLMConfig
 
 from robopolicy.networks.lora import adapt
-from robopolicy.policies.lerobot.flow_network import FlowExpert, FlowPrefix, take_apart
+from robopolicy.policies.lerobot.flow_network import FlowExpert, FlowPrefix, split_network
 from robopolicy.policies.lerobot.layout import NetworkLayout, Sizes
 
 GIB = 2**30
@@ -64,7 +64,7 @@ SMOLVLM2_500M = {  # SmolVLM2-500M-Video-Instruct's config.json, SmolVLA's langu
 
 
 class WholeNetwork(nn.Module):
-    """A model of LeRobot's as `take_apart` takes it."""
+    """A model of LeRobot's as `split_network` takes it."""
 
     def __init__(self, kind: str, config: Any, model: nn.Module) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ def parts(whole: WholeNetwork, compact: bool) -> tuple[FlowPrefix, FlowExpert]:
     whole.requires_grad_(False)
     steps = getattr(whole.config, "num_steps", None) or whole.config.num_inference_steps
     layout = NetworkLayout(whole.config.chunk_size, ACTIONS, whole.config.max_action_dim)
-    return take_apart(whole, layout, steps=steps, compact=compact)
+    return split_network(whole, layout, steps=steps, compact=compact)
 
 
 def one_step(expert: FlowExpert, sizes: Sizes, tokens: int, device: str, batch: int) -> Tensor:

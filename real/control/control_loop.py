@@ -65,7 +65,7 @@ class ControlLoop:
         self.buffer, self.clock, self.shadow = buffer, clock, shadow
         self.early, self.asked = early, False
         self.observation_history = ObservationHistory(observe, history=history, age=age)
-        self.grace = min(grace, 0.4 * buffer.spec.dt)  # half a control step late is too late for its action
+        self.grace = min(grace, 0.4 * buffer.spec.dt)  # half a control step later the action is refused
         self.counts, self.operator = Counter[str](), operator
         self.plans = PlanRequests(
             runner, buffer, lead=lead, delays=delays, counts=self.counts, journal=journal,

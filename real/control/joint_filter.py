@@ -16,7 +16,7 @@ Bool = NDArray[np.bool_]
 
 
 def without(task: dict[str, Any]) -> dict[str, Any]:
-    """A task's config without the filter of its training: an arm has the safety chain in its place."""
+    """Drop the filter of training from a task's config: an arm has the safety chain in its place."""
     return {k: v for k, v in task.items() if k != "joint_filter"}
 
 

@@ -28,7 +28,7 @@ class JointOrder:
         self._where: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
     def arrange(self, names: Sequence[str], values: ArrayLike) -> Array:
-        """`values` [m] of `names` [m] as [n] in our order.
+        """Arrange `values` [m] of `names` [m] as [n] in our order.
 
         Raises:
             SafetyError: a joint is missing, comes twice or is not one of ours, or names and values do not match.

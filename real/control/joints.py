@@ -84,7 +84,7 @@ class ActionDecoder:
         return self._go(ctrl[0, : len(q)].copy(), before, jac, float(ctrl[0, -1] * 2), profile)
 
     def retrace(self, to: Commanded, profile: Profile) -> Target:
-        """As `decode`, to where the arm was commanded before: the same joints, not only the same pose."""
+        """Decode a target at an earlier commanded pose: the same joints, not only the same pose."""
         c = self.controller
         c.grip = np.array([to.grip])
         target = self._go(to.q.copy(), c.q[0].copy(), forward(c.q).jac[0, :, :3], (to.grip + 1) * self.stroke, profile)
@@ -149,7 +149,7 @@ class Delays:
         self.recent = deque([self.first], maxlen=self.recent.maxlen)
 
     def measured(self, seconds: float) -> None:
-        """A chunk came so many s after its observation. Counts as ChunkBuffer does: the actions that are late."""
+        """Note that a chunk came so many s after its observation. Counts late actions, as ChunkBuffer does."""
         self.recent.append(max(0, math.ceil(seconds / self.dt - 0.5)))
 
     @property

@@ -42,7 +42,7 @@ class Robot(Protocol):
     joints: tuple[str, ...]
 
     def read(self) -> State | None:
-        """The newest state since the last call, None if there is none."""
+        """Return the newest state since the last call, None if there is none."""
         ...
 
     def write(self, command: Array, opening: float, stop: Array) -> None:
@@ -129,7 +129,7 @@ class MujocoArm:
     _next: Array | None = None
 
     def advance(self) -> None:
-        """One tick of physics. Without a new command the last one's stop is played."""
+        """Advance the physics by a tick. Without a new command the last one's stop is played."""
         if self._next is None:
             self._next, self.stop_points = self.stop_points[0], self.stop_points[1:]
             if not len(self.stop_points):
@@ -161,7 +161,7 @@ class MujocoArm:
         return now + 2 * (now - last) - (last - before)
 
     def _judge(self) -> str:
-        """The maker's abort conditions on the played samples."""
+        """Return the maker's abort conditions on the played samples."""
         m, q = self.profile.maker, self.played
         if self._lost >= LOST_IN_A_ROW:
             return "communication"

@@ -28,7 +28,7 @@ class Shaped(NamedTuple):
 
 
 def shape(wanted: Array, last: Array, jac: Array, profile: Profile, dt: float) -> Shaped:
-    """The permitted step [… n] rad towards `wanted` [… n] after the step `last` [… n], `dt` s each.
+    """Return the permitted step [… n] rad towards `wanted` [… n] after the step `last` [… n], `dt` s each.
 
     All joints are slowed alike, so that the tool keeps its direction. Steps that differ by a·dt² make a spline of
     acceleration a at most, and of jerk 2a/dt, which is far inside the limits at a policy's rate.
@@ -49,7 +49,7 @@ def shape(wanted: Array, last: Array, jac: Array, profile: Profile, dt: float) -
 
 
 def follow(points: Array, u: float) -> Array:
-    """[n] rad at `u` segments after the newest of control points `points` [4 n], oldest first, began.
+    """Return [n] rad at `u` segments after the newest of control points `points` [4 n], oldest first, began.
 
     Beyond its end, where the next control point is late, the spline goes on for a segment as if one more step of the
     same size followed. When the next one is there, it changes that by u³/6 of the difference, u early in the
@@ -61,7 +61,7 @@ def follow(points: Array, u: float) -> Array:
 
 
 def spline(points: Array, u: float) -> Array:
-    """[n] rad at fraction `u` of the newest segment of control points `points` [4 n], oldest first."""
+    """Return [n] rad at fraction `u` of the newest segment of control points `points` [4 n], oldest first."""
     a, b, c, d = points
     return c + ((1 - u) ** 3 * (a - c) + (3 * u**3 - 6 * u**2 + 4) * (b - c) + u**3 * (d - c)) / 6
 

@@ -145,7 +145,7 @@ def _convert_ours(recording: Path, paths: list[Path], out: Path, *, only_success
 
 
 def frames_of(recording: Recording) -> Frames:
-    """The control steps of a recording but the last one.
+    """Return the control steps of a recording except the last one.
 
     Raises:
         UnusableError: they cannot be trained on. DataError: the recording holds what none can.
@@ -200,7 +200,7 @@ def _frames_of(recording: Recording) -> Frames:
 
 
 def value_of(value: Any, feature: Feature) -> NDArray[Any]:
-    """An observation [...] as it was before it was recorded; pictures are hexadecimal text."""
+    """Restore an observation [...] of a record, where pictures are hexadecimal text."""
     if isinstance(value, str):
         return np.frombuffer(bytes.fromhex(value), dtype=np.uint8).reshape(feature.shape)
     found = np.array(value, dtype=np.float64)
@@ -211,7 +211,7 @@ def value_of(value: Any, feature: Feature) -> NDArray[Any]:
 
 # -- inside ---------------------------------------------------------------------------------------------------------
 def _effect(before: dict[str, Any], after: dict[str, Any], action: ActionSpec, joints: list[str]) -> Array:
-    """[Da] the action that leads from one commanded state to the next, of an arm with these `joints`."""
+    """Return [Da] the action that leads from one commanded state to the next, of an arm with these `joints`."""
     if (action.reference, action.rotation) == ("commanded", "yaw"):
         way = np.array(after["pos"]) - np.array(before["pos"])
         return np.array([*way, after["yaw"] - before["yaw"], after["grip"]])

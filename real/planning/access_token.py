@@ -20,7 +20,7 @@ class Token(NamedTuple):
 
     @classmethod
     def load(cls, path: Path) -> Token:
-        """From a file: the secret, and after a space, if wanted, when it expires (2027-01-31T12:00:00Z).
+        """Read a file: the secret, and after a space, if wanted, when it expires (2027-01-31T12:00:00Z).
 
         Raises:
             ConfigError: not readable, too short, or not a time with a zone.

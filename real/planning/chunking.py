@@ -41,7 +41,7 @@ class RealtimePlanner(Planner):
         self.sampler, self.mode = policy, mode
 
     def plan(self, obs: Obs, step: int, ahead: Ahead | None = None) -> Array:
-        """[H Da] for a history of observations [1 To …], at control step `step` of the episode."""
+        """Return [H Da] for a history of observations [1 To …], at control step `step` of the episode."""
         policy, spec = self.sampler, self.sampler.spec
         part = {k: obs[k][:, -spec.n_obs_steps :] for k in spec.observation}
         noise = keyed_normal(self.seed, torch.tensor([step]), policy.noise_shape, stream=depth(policy))
@@ -53,7 +53,7 @@ class RealtimePlanner(Planner):
 
 
 def check_chunking(chunking: Chunking, policy: Policy | RemotePlanner, latency: float) -> str:
-    """A sentence that says which delays `policy` is run for under `chunking`.
+    """Check that `chunking` fits `policy`; returns a sentence about the delays that it can bridge.
 
     Raises:
         ConfigError: it is no policy whose chunks can be continued.

@@ -40,7 +40,7 @@ class Planner:
             executor.reset()
 
     def plan(self, obs: Obs, step: int, ahead: Ahead | None = None) -> Array:
-        """[Ta Da] for a history of observations [1 To …], at control step `step` of the episode; it does not go on
+        """Plan a chunk [Ta Da] for observations [1 To …], at control step `step` of the episode; it does not go on
         from the actions `ahead` (real/planning/chunking.py does)."""
         for executor in reversed(self.executors):
             if executor is self.executors[0]:
@@ -87,7 +87,7 @@ class InlineRunner:
             self.failed = error
 
     def poll(self, now: float) -> tuple[Array, float] | None:
-        """The chunk and the time of its observation, once it is there."""
+        """Return the chunk and the time of its observation, once it is there."""
         if self.failed is not None:
             failed, self.failed = self.failed, None
             raise failed

@@ -65,7 +65,7 @@ class ProcessPlanner:
         self._answer("ready", PATIENCE)
 
     def plan(self, obs: Obs, step: int, ahead: Ahead | None = None) -> Array:
-        """[Ta Da], as `robopolicy.real.planning.planner.Plans.plan`.
+        """Return [Ta Da], as `robopolicy.real.planning.planner.Plans.plan`.
 
         Raises:
             PlanningError: the policy failed, or its process has ended or takes longer than PATIENCE.
@@ -105,7 +105,7 @@ class ProcessPlanner:
         return self.process.poll() is not None
 
     def _gone(self, error: WireError) -> PlanningError:
-        """End the planner: a late answer would be taken for the answer to another request."""
+        """End the process, whose late answer would be taken for the answer to the next request."""
         self.process.kill()
         return PlanningError(f"the planner's process is gone ({error}; status {self.process.wait()})")
 
@@ -143,7 +143,7 @@ def _failed(error: Exception) -> dict[str, str]:
 
 
 def planner_of(checkpoint: Path, *, which: str, chunking: str, latency: float) -> Plans:
-    """The planner of a checkpoint's policy."""
+    """Return the planner of a checkpoint's policy."""
     from robopolicy.real.planning.chunking import chunking_of
     from robopolicy.runs.checkpointer import load_policy
 

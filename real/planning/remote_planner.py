@@ -30,7 +30,7 @@ def connect(
     server: str, checkpoint: Path, env: EnvSpec, *, which: Literal["latest", "best"] = "latest",
     token: Path | None = None, ca: Path | None = None,
 ) -> RemotePlanner:  # fmt: skip
-    """A planner for the policy whose spec is in `checkpoint`; its weights are not read here.
+    """Connect a planner for the policy whose spec is in `checkpoint`; its weights are not read here.
 
     Raises:
         SpecError: it does not fit `env`. Also the errors of RemotePlanner.
@@ -87,7 +87,7 @@ class RemotePlanner:
             self.failed = -np.inf  # it may have let go of an arm that was idle: connect again at once
 
     def plan(self, obs: Obs, step: int, ahead: Ahead | None = None) -> Array:
-        """[Ta Da] for a history of observations [1 To …], at control step `step` of the episode; what is `ahead` is
+        """Plan a chunk [Ta Da] for observations [1 To …], at control step `step` of the episode; what is `ahead` is
         not sent.
 
         Raises:

@@ -44,7 +44,7 @@ class ThreadRunner:
     _job: _Job | None
 
     def reset(self, seed: int) -> None:
-        """A new episode, whose noise is keyed by `seed`."""
+        """Begin an episode, whose noise is keyed by `seed`."""
         with self._changed:
             self._life, self._seed = self._life + 1, seed
             self._job = self._done = self._error = None
@@ -56,7 +56,7 @@ class ThreadRunner:
             self._changed.notify_all()
 
     def poll(self, now: float) -> tuple[Array, float] | None:
-        """The chunk [Ta Da] and the time of its observation, once it is there.
+        """Return the chunk [Ta Da] and the time of its observation, once it is there.
 
         Raises:
             PlanningError: the policy raised; with its error.

@@ -31,7 +31,7 @@ def send(
 
 
 def receive(sender: socket.socket, *, limit: int, timeout: float) -> Message:
-    """The next message, whole, within `timeout` s; otherwise as `decode`.
+    """Receive the next whole message within `timeout` s; otherwise as `decode`.
 
     Raises:
         WireError: as of `decode`; cut off, or not there in time.

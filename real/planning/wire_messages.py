@@ -86,7 +86,7 @@ MESSAGES: dict[str, dict[str, _Field]] = {  # by type; other fields are ignored,
 
 
 def encode(head: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """A message as bytes.
+    """Encode a message as bytes.
 
     Raises:
         WireError: an array of another type than float32, float64, int64, uint8; a message that is too large.
@@ -104,7 +104,7 @@ def encode(head: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> bytes
 
 
 def decode(data: bytes, *, limit: int) -> Message:
-    """The message that `data` is, no more and no less; `limit`: bytes of arrays that are taken.
+    """Decode the message that `data` is, no more and no less; `limit`: bytes of arrays that are taken.
 
     Raises:
         WireError: it is none; names field or array, found and expected.
@@ -118,13 +118,13 @@ def decode(data: bytes, *, limit: int) -> Message:
 
 
 def printable(text: str) -> str:
-    """`text` of the other side or of a policy, for a message or a terminal: no control characters, not too long."""
+    """Clean `text` of the other side or of a policy for a terminal: no control characters, not too long."""
     short = text if len(text) <= REASON else text[:REASON] + " …"
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in short)
 
 
 def frame_of(data: bytes, *, limit: int) -> MessageFrame:
-    """The sizes that the first FRAME.size bytes of a message announce; raises WireError where they are too large."""
+    """Read the sizes in the first FRAME.size bytes of a message; raises WireError where they are too large."""
     if len(data) < FRAME.size:
         raise WireError(f"malformed message: {len(data)} bytes, a message begins with {FRAME.size}")
     magic, head, body = FRAME.unpack(data)

@@ -29,7 +29,7 @@ LIBRARIES = ("numpy", "numba", "daqp", "mujoco")
 def describe(
     chain: SafetyChain, *, observation: Mapping[str, Feature], policy: PolicySpec, **facts: Any
 ) -> dict[str, Any]:
-    """The header of a chain's recording: all that a chain like it can be built from; `facts` are JSON values."""
+    """Build the header of a chain's recording, from which it can be rebuilt; `facts` are JSON values."""
     risk = chain.risk and {
         "layers": [[w.tolist(), b.tolist()] for w, b in chain.risk.layers],
         **{k: getattr(chain.risk, k) for k in ("dt", "low", "high", "floor")},
@@ -52,14 +52,14 @@ def describe(
 
 
 def header_of(chain: SafetyChain, env: EnvSpec, policy: PolicySpec, *, seed: int, **facts: Any) -> dict[str, Any]:
-    """The header of an episode of the task `env`; see `describe`."""
+    """Build the header of an episode of the task `env`; see `describe`."""
     return describe(
         chain, observation=env.observation, policy=policy, task=env.id, task_digest=env.digest, seed=seed, **facts
     )
 
 
 def decided(decision: Decision) -> dict[str, Any]:
-    """A decision as it is recorded; of the stop a checksum."""
+    """Record a decision; of the stop a checksum."""
     return {
         "command": decision.command.tolist(),
         "stop": hashlib.blake2b(np.ascontiguousarray(decision.stop).tobytes(), digest_size=8).hexdigest(),

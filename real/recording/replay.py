@@ -104,7 +104,7 @@ def _reproduce(recording: Recording) -> Replayed:
 
 
 def rebuild(header: dict[str, Any], clock: _Clock | None = None) -> SafetyChain:
-    """The chain that a header describes.
+    """Rebuild the chain that a header describes.
 
     Raises:
         DataError: the header does not describe one, or its limits are not those that its digest names.

@@ -8,7 +8,7 @@ from robopolicy.real.safety import SafetyChain
 
 
 class Ages:
-    """Ages of inputs for the watchdogs of `chain`, which count in the time of ticks.
+    """Ages of inputs on this machine's clock, fed to the watchdogs of `chain` in the time of its ticks.
 
     Stamps play no part: ticks follow the arm's clock, which may be set, and ages must not.
 
@@ -22,9 +22,9 @@ class Ages:
         self._longest = {dog.name: dog.patience.fault for dog in chain.watchdogs}  # s
 
     def hear(self, name: str, at: float, time: float, *, running: bool) -> None:
-        """An input was received at `at` s of our clock, `time` s of the ticks'.
+        """Note that an input was received at `at` s of our clock, `time` s of the ticks'.
 
-        A silence that was too long is a fault also where no tick fell into it.
+        A silence that lasted too long is a fault, even if no tick fell into it.
         """
         if self.simulated:
             self.chain.feed(name, time)
@@ -37,11 +37,11 @@ class Ages:
         self.heard[name] = -math.inf
 
     def silent(self, name: str, now: float) -> float:
-        """s at `now` s of our clock, in simulated time too, since an input was received; ∞ where none was."""
+        """Return s since an input was received, at `now` s of our clock, in simulated time too; ∞ without any."""
         return now - self.heard.get(name, -math.inf)
 
     def of(self, name: str, now: float) -> float:
-        """As `silent`, but in simulated time no time passes between two states."""
+        """Return the age as `silent` does, but in simulated time no time passes between two states."""
         return 0.0 if self.simulated and name in self.heard else self.silent(name, now)
 
     def begin(self, now: float, time: float) -> None:

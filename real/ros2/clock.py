@@ -57,7 +57,7 @@ class ArmClock:
         self.offset = self._sorted[bisect_right(self._sorted, median + SLACK) - 1]
 
     def restart(self, stamp: float, at: float) -> None:
-        """As `learn`, while the arm stands: the time of before may be given up."""
+        """Learn as `learn` does while the arm stands: the time of before may be given up."""
         self.learn(stamp, at)
         if self.follow and not 0.0 < stamp - self.newest <= LEAP:
             self.newest = stamp
@@ -65,11 +65,11 @@ class ArmClock:
             self.newest = -math.inf
 
     def time(self, at: float) -> float:
-        """s of the arm's clock at `at` s of ours; −∞ where no state has come."""
+        """Return s of the arm's clock at `at` s of ours; −∞ where no state has come."""
         return self.newest if self.follow else max(self.newest, at + self.offset)
 
     def tick(self, at: float) -> int:
-        """The arm's tick at `at` s of our clock; 0 where no state has come."""
+        """Return the arm's tick at `at` s of our clock; 0 where no state has come."""
         time = self.time(at)
         return 0 if time == -math.inf else math.floor(time / self.dt + 1e-3)
 
@@ -123,12 +123,12 @@ SAME_CLOCK = "Do both machines' clocks agree (chrony, PTP)?"
 
 
 def shortest(patience: Patience) -> float:
-    """s of silence until the arm is held."""
+    """Return s of silence until the arm is held."""
     return min(patience.hold, patience.fault)
 
 
 def stamps_of(wiring: Wiring, clock: ArmClock) -> dict[str, Stamps]:
-    """The checks of all topics that carry stamps, by role."""
+    """Return the checks of all topics that carry stamps, by role."""
     most = {name: shortest(patience) for name, patience in wiring.watchdogs.items()}
     state = min(most["state"], LEAP)
     ahead = (max(1, wiring.lead_ticks - 1) + 0.5) * clock.dt  # further on, it would hide that commands were lost

@@ -29,19 +29,19 @@ class CommandHistory:
         self._rest = chain.limiter.c[0, -1].copy()
 
     def note(self) -> None:
-        """The limiter has decided on another tick."""
+        """Store the limiter's decision on another tick."""
         self.last += 1
         self.entries[self.last] = self.chain.limiter.past()
         while len(self.entries) > KEPT:
             self.entries.popitem(last=False)
 
     def miss(self) -> None:
-        """A tick passed without a command: the arm has played its stop."""
+        """Store a tick without a command: the arm has played its stop."""
         self.chain.resume(self.chain.limiter.past(), 1)
         self.note()
 
     def command(self, tick: int) -> Array:
-        """[n] rad of a tick that was commanded, or of the rest before."""
+        """Return [n] rad of a tick that was commanded, or of the rest before."""
         entry = self.entries.get(tick)
         return self._rest if entry is None else np.asarray(entry.c[0, -1])
 

@@ -35,7 +35,7 @@ class Continuity:
         self._why = ""
 
     def take(self, q: Array, stamp: float, at: float) -> None:
-        """The arm is at `q` [n] rad at `stamp` s of its clock; received at `at` s of ours.
+        """Compare the arm's joints `q` [n] rad at `stamp` s of its clock, received at `at` s of ours.
 
         Raises:
             JumpError: some joint cannot have moved so far since.
@@ -54,5 +54,5 @@ class Continuity:
                 raise JumpError(self._why)
 
     def problems(self, now: float) -> list[str]:
-        """Why the arm may not be started at `now` s of our clock."""
+        """List why the arm may not be started at `now` s of our clock."""
         return [] if now - self._jumped > SETTLED else [self._why]

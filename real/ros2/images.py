@@ -31,7 +31,7 @@ class ImageReader:
         self.key, self.topic, (_, self.height, self.width) = key, topic, shape
 
     def read(self, message: Image | CompressedImage) -> NDArray[np.uint8]:
-        """The picture in a message.
+        """Return the picture in a message.
 
         Raises:
             SafetyError: another camera's, another encoding, damaged, smaller than was trained on, or of another shape.
@@ -105,7 +105,7 @@ def message_type(topic: CameraTopic) -> type[Image] | type[CompressedImage]:
 
 
 def image(picture: NDArray[np.uint8], ns: int, topic: CameraTopic) -> Image | CompressedImage:
-    """The message of a picture [3 H W], stamped [ns]."""
+    """Build the message of a picture [3 H W], stamped [ns]."""
     pixels = np.ascontiguousarray(picture.transpose(1, 2, 0))
     if topic.type == "image":
         message = Image(height=pixels.shape[0], width=pixels.shape[1], encoding="rgb8", step=3 * pixels.shape[1])

@@ -114,7 +114,7 @@ class NamedJoints(JointPosition):
 
 
 def joint_state_spec(spec: PolicySpec, wiring: Wiring) -> EnvSpec:
-    """The robot as an environment, for recordings."""
+    """Return the robot as an environment, for recordings."""
     return EnvSpec(
         id=wiring.limits, observation=dict(spec.observation), action=spec.action, tasks=spec.tasks, dt=spec.dt,
         horizon=1, digest="",

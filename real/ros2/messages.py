@@ -46,7 +46,7 @@ class StateReader:
         self._factors = np.array(list(wiring.gripper.values()))
 
     def read(self, message: JointState) -> State:
-        """The state in a message.
+        """Return the state in a message.
 
         Raises:
             SafetyError: joints are missing, foreign or doubled, velocities are missing, numbers are none or look

@@ -24,7 +24,7 @@ ARM = ("tcp", "yaw", "tcp_vel", "yaw_rate", "opening", "gripper", "lag")  # grou
 
 
 def one_env(task: dict[str, Any]) -> SimEnv:
-    """The task's env, alone.
+    """Build the task's env, with one env.
 
     Raises:
         ConfigError: it is not a task of the native suite, or its values, which a run may have brought, cannot be used.
@@ -43,7 +43,7 @@ def feature_names(env: SimEnv) -> tuple[str, ...]:
 
 
 def feature_values(env: SimEnv, obs: Obs) -> NDArray[np.float64]:
-    """The values of `feature_names` in an observation of one arm."""
+    """Return the values of `feature_names` in an observation of one arm."""
     index = [env.layout.names.index(name) for name in feature_names(env)]
     return obs[STATE][0].double().numpy()[index]
 
@@ -76,7 +76,7 @@ class Arrivals:
         self.features = found
 
     def take_image(self, key: str, picture: NDArray[np.uint8]) -> None:
-        """A camera's newest picture [3 H W]."""
+        """Take a camera's newest picture [3 H W]."""
         self.pictures[key] = torch.from_numpy(picture)[None]
 
     def check(self) -> None:

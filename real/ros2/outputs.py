@@ -27,8 +27,12 @@ class Output(Protocol):
     """Send commands to the driver."""
 
     def send(self, first: int, points: Array, new: int) -> None:
-        """Send control points [K n] rad from tick `first` on: commands sent before, at `new` the newest one, then its
-        certified stop. K = 0: no more will come."""
+        """Send control points [K n] rad, one a tick from tick `first` on; K = 0 ends the stream.
+
+        Args:
+            points: commands that were sent before, the newest command, then its certified stop.
+            new: index of the newest command in `points`.
+        """
         ...
 
     def problems(self) -> list[str]:

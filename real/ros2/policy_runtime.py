@@ -108,11 +108,11 @@ class PolicyRuntime:
         self.runner = ThreadRunner(self.planner, latency=config.latency, wait=60.0 if config.lockstep else 0.0)
 
     def take(self, names: Sequence[str], values: Sequence[float], /) -> None:
-        """Features beside the arm's state, by name."""
+        """Take features beside the arm's state, by name."""
         self.observer.take(names, values)
 
     def take_image(self, key: str, picture: NDArray[np.uint8], /) -> None:
-        """A camera's picture [3 H W]."""
+        """Take a camera's picture [3 H W]."""
         self.observer.take_image(key, picture)
 
     def chain(self) -> SafetyChain:

@@ -60,7 +60,7 @@ def processes(*commands: Sequence[str], logs: Path | None = None) -> Iterator[li
 
 
 def arm_command(task: dict[str, Any], wiring: str, *, lost: float = 0.0, lockstep: bool = False) -> list[str]:
-    """How to start the simulated arm."""
+    """Return the command that starts the simulated arm."""
     command = [
         sys.executable,
         "-m",

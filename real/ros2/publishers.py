@@ -39,7 +39,7 @@ class Publishers:
         self.owner: bytes | None = None  # the newest while the arm did not run
 
     def take(self, gid: bytes, at: float, running: bool) -> None:
-        """A message of publisher `gid` was received at `at` s.
+        """Note a message of publisher `gid` that was received at `at` s.
 
         Raises:
             PublisherError: the arm runs, by messages of another one.
@@ -55,7 +55,7 @@ class Publishers:
         return f"publishers: {self.role}: another one speaks on {self.name!r} than when the arm was started. Stop one"
 
     def problems(self, graph: Sequence[Endpoint], now: float) -> list[str]:
-        """Why the arm may not be started: more than one of `graph`, or of those heard lately."""
+        """List why the arm may not be started: more than one of `graph`, or of those heard lately."""
         silent = {gid for gid, at in self.heard.items() if now - at > ALIVE and not self.latched}
         nodes = {end.gid: end.node for end in graph if end.gid not in silent}
         nodes |= {gid: "unknown" for gid in self.heard if gid not in silent and gid not in nodes and not self.latched}
@@ -85,6 +85,6 @@ def with_info(take: Callable[[Any, Any], None]) -> Callable[..., None]:
 
 
 def gid_of(info: Any) -> bytes | None:
-    """The publisher's identity; None where the middleware does not say."""
+    """Return the publisher's identity; None where the middleware does not say."""
     found = None if info is None else info.get("publisher_gid")
     return None if found is None else bytes(found["data"])

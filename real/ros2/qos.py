@@ -23,7 +23,7 @@ def profile_of(topic: Topic) -> QoSProfile:
 
 
 def mismatches(node: Node, role: str, topic: Topic, *, publishes: bool, other: str = "") -> list[str]:
-    """Why no message would pass on `topic`, one sentence for each on the other side; none where it passes for one.
+    """List why no message would pass on `topic`, one sentence for each on the other side; none where it passes for one.
 
     Args:
         other: name of the node that counts; "": any. The rest are bystanders, which need not receive messages.
@@ -59,7 +59,7 @@ def bystanders(node: Node, role: str, topic: Topic, *, publishes: bool) -> list[
 
 
 def publishers_heard(node: Node, topic: Topic) -> list[Any]:
-    """The publishers on `topic` whose messages can pass, as the graph knows them (rclpy's TopicEndpointInfo)."""
+    """Return the publishers on `topic` whose messages can pass, as the graph knows them (rclpy's TopicEndpointInfo)."""
     return [other for other, why in _endpoints(node, topic, publishes=False) if not why]
 
 

@@ -128,5 +128,5 @@ def activate(operator: EpisodeClient, *, patience: float = 5.0) -> None:
 
 
 def last_mode(status: dict[str, str]) -> str:
-    """The mode before deactivation, by the reasons that were given last."""
+    """Return the mode before deactivation, by the reasons that were given last."""
     return "FAULT" if "fault:" in status["reasons_now"] else "RUN"

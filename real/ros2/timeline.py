@@ -31,13 +31,13 @@ class Timeline:
         self.played: deque[Array] = deque([self.plan[0]] * MATCH, maxlen=MATCH)
 
     def at(self, tick: int) -> Array:
-        """[n] rad of `tick`, not more than `MATCH` ticks past."""
+        """Return [n] rad of `tick`, not more than `MATCH` ticks past."""
         if tick < self.tick:
             return self.played[tick - self.tick]
         return np.asarray(self.plan[min(max(tick - self.first, 0), len(self.plan) - 1)])
 
     def offer(self, first: int, points: Array) -> str:
-        """A trajectory of `points` [K n] rad, one a tick from tick `first` on; why it is refused, or ""."""
+        """Take a trajectory of `points` [K n] rad, a tick each from `first` on; returns why it is refused, or ""."""
         n = self.plan.shape[1]
         if points.ndim != 2 or points.shape[1] != n or not len(points):
             return f"shape: expected [K {n}] with K ≥ 1, found {list(points.shape)}"
@@ -59,7 +59,7 @@ class Timeline:
         return ""
 
     def play(self) -> Array:
-        """[n] rad: the control point of this tick; the next one is due then."""
+        """Play a tick: returns its control point [n] rad."""
         q = self.at(self.tick)
         self.played.append(q)
         self.tick += 1

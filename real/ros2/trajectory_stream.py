@@ -1,8 +1,8 @@
 """One activation of an arm at a distance: the control loop runs by the arm's own ticks. Independent of ROS.
 
 The command that is decided on when the arm plays tick i is for tick i + lead. Its trajectory repeats the commands of
-the ticks before: a trajectory that was lost or late is made good by the next one. The arm's echo shows which commands
-were not made good in time; commanding then goes on from the stop that the arm played instead.
+the ticks before: a trajectory that was lost or late is made good by the next one. The arm echoes the trajectory that
+it plays. Where commands came too late, it played the certified stop; commanding then continues from there.
 """
 
 from __future__ import annotations

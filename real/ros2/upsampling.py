@@ -1,7 +1,7 @@
 """Upsampling of positions by a driver, and whether the maker's limits still hold after it.
 
-Differences of control points bound a B-spline through them (real/safety/motion.py). A driver that does otherwise
-multiplies them: by how much follows from how it goes from one position to the next, and how often.
+Differences of control points bound a B-spline through them (real/safety/motion.py). A driver that interpolates
+in another way multiplies them; the factor follows from its interpolation and its rate.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def worst(wiring: Wiring, profile: Profile) -> dict[str, Array]:
 
 
 def broken_claims(wiring: Wiring, profile: Profile) -> list[str]:
-    """Which limits of the maker the driver would break under commands that are within ours, one sentence each."""
+    """List the maker's limits that the driver would break under commands within ours, one sentence each."""
     out, found = wiring.output, []
     for name, ratio in worst(wiring, profile).items():
         if not (ratio <= 1.0 + 1e-9).all():

@@ -62,7 +62,7 @@ class Wiring:
     grace_s: float
 
     def topic(self, role: str) -> Topic:
-        """The topic of a role that this robot must have."""
+        """Return the topic of a role that this robot must have."""
         found = self.topics[role]
         if found is None:
             raise WiringError(f"topics.{role}: this robot has none, and it is needed here")
@@ -88,7 +88,7 @@ def wiring_names() -> list[str]:
 
 
 def load_wiring(name: str) -> Wiring:
-    """A preset by name, or a file by path.
+    """Load a preset by name, or a file by path.
 
     Raises:
         WiringError: there is none, or it is wrong; names key, found and expected.
@@ -102,7 +102,7 @@ def load_wiring(name: str) -> Wiring:
 
 
 def parse(data: Any, where: str = "wiring") -> Wiring:
-    """A wiring from plain data, checked; see `load_wiring`."""
+    """Build a wiring from YAML values, checked; see `load_wiring`."""
     known = [f.name for f in fields(Wiring)]
     if not isinstance(data, dict):
         raise WiringError(f"{where}: expected a mapping with the keys {known}")

@@ -18,7 +18,7 @@ def any_true(flags: Bool) -> bool:
 
 @njit(cache=True, nogil=True)
 def all_true(flags: Bool) -> bool:
-    """All of `flags` [N] are set."""
+    """Whether all of `flags` [N] are set."""
     return bool(flags.all())
 
 
@@ -44,7 +44,7 @@ def max_abs_diff(x: Array, y: Array) -> float:
 
 @njit(cache=True, nogil=True)
 def clip(x: Array, middle: Array, reach: float, out: Array) -> bool:
-    """`out` [n] ← `x` [n], no farther than `reach` from `middle` [n]; whether that changes it. NaN stays."""
+    """Clip `x` [n] to `reach` around `middle` [n] into `out` [n]; returns whether that changes it. NaN stays."""
     changes = False
     for i in range(len(x)):
         out[i] = x[i]

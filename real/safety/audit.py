@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 
 
 def model_of(profile: Profile) -> mujoco.MjModel:
-    """The profile's chain and capsules as a MuJoCo model: geoms by capsule name, a site `tcp`."""
+    """Return the profile's chain and capsules as a MuJoCo model: geoms by capsule name, a site `tcp`."""
     k, chain = profile.data["kinematics"], ""
     shapes = {
         c.link: "".join(
@@ -42,7 +42,7 @@ def _numbers(values: object) -> str:
 
 
 def dense(commands: Array, times: int) -> Array:
-    """The spline of control points [T … n], `times` points a tick."""
+    """Sample the spline of control points [T … n], `times` points a tick."""
     count = len(commands)
     knots = np.arange(-3.0, count + 1.0)
     u = np.arange((count - 3) * times + 1) / times
@@ -50,7 +50,7 @@ def dense(commands: Array, times: int) -> Array:
 
 
 def joint_violations(commands: Array, profile: Profile, dt: float, *, rate: float = 1000.0) -> dict[str, int]:
-    """How often published commands [T N n] break each joint limit when upsampled to `rate` Hz.
+    """Count how often published commands [T N n] break each joint limit when upsampled to `rate` Hz.
 
     Position to 1e-9 rad; derivatives to 1e-6 of the limit and the rounding of their differences.
     """
@@ -77,7 +77,7 @@ def joint_violations(commands: Array, profile: Profile, dt: float, *, rate: floa
 
 
 def space_violations(commands: Array, profile: Profile, dt: float, *, poses: int, seed: int = 0) -> dict[str, int]:
-    """How often `poses` random 1 kHz poses of published commands [T N n] break each limit in space."""
+    """Count how often `poses` random 1 kHz poses of published commands [T N n] break each limit in space."""
     times = max(1, round(dt * 1000))
     q, h = dense(commands, times), dt / times
     model = model_of(profile)

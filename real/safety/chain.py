@@ -105,11 +105,11 @@ class SafetyChain:
         return self._fault
 
     def enable(self, now: float) -> None:
-        """A sign of life of the operator's enable; without it for long enough, FAULT."""
+        """Take a sign of life of the operator's enable; without it for long enough, FAULT."""
         self.feed("enable", now)
 
     def feed(self, name: str, now: float) -> None:
-        """`name` of the inputs has come."""
+        """Note that the input `name` has come."""
         for dog in self.watchdogs:
             if dog.name == name:
                 dog.feed(now)
@@ -127,7 +127,7 @@ class SafetyChain:
         self.path_check.note(self.limiter.c[:, -1])
 
     def load_resumed(self, state: dict[str, Array]) -> None:
-        """As `resume`, to a recorded `state` of the limiter."""
+        """Resume from a recorded `state` of the limiter."""
         self.limiter.load_state_dict(state)
         self.path_check.note(self.limiter.c[:, -1])
 
@@ -152,7 +152,7 @@ class SafetyChain:
         self.active, self.mode = False, Mode.HOLD
 
     def filter(self, target: Array | None, measured: Measured | None, now: float, *, reason: str = "") -> Decision:
-        """The next command.
+        """Decide on the next command.
 
         Args:
             target: [n] rad, wanted next; None to hold, `reason` saying why.

@@ -111,7 +111,7 @@ class CommandLimiter:
         self.search.near, self.search.first = False, 0  # an only arm begins as a new limiter's does
 
     def filter(self, target: Array, *, hold: Bool | None = None, pace: float = 1.0) -> LimitVerdict:
-        """The next command for joint targets `target` [N n] rad.
+        """Decide on the next commands for joint targets `target` [N n] rad.
 
         Args:
             hold: [N] bool: play the stop, whatever the target.
@@ -162,7 +162,7 @@ class CommandLimiter:
         return False
 
     def past(self) -> Past:
-        """Where it stands now, for `resume`."""
+        """Return the state of now, for `resume`."""
         return Past(self.c, self._stop, self._at)
 
     def resume(self, past: Past, ticks: int) -> None:
@@ -206,7 +206,7 @@ class CommandLimiter:
 
     # -- inside -----------------------------------------------------------------------------------------------------
     def _readable(self, target: Array, reasons: Bool) -> Array:
-        """A copy of `target` where it can be read, else of the last one."""
+        """Return a copy of `target` where it can be read, else of the last one."""
         target = np.array(target, dtype=np.float64, order="C")
         if target.shape != self.last.shape:
             reasons[:, self._index[INPUT]] = True
@@ -217,11 +217,11 @@ class CommandLimiter:
         return target
 
     def _braking(self) -> Array:
-        """[N n] the next sample of the stored stop."""
+        """Return [N n] the next sample of the stored stop."""
         return self._stop[self._rows, self._at]
 
     def _post_check(self, command: Array) -> Bool:
-        """[N] the command alone, by other arithmetic than the certificate's, just before it is published."""
+        """Return [N] the command alone, by other arithmetic than the certificate's, just before it is published."""
         p, fine = self.profile, np.empty(len(command), dtype=np.bool_)
         inside(self.c, command, p.low, p.high, p.velocity, p.acceleration, p.jerk, self.dt, fine)
         return fine

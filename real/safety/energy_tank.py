@@ -26,7 +26,7 @@ from robopolicy.real.safety.settings import Settings
 
 @dataclass(eq=False)
 class EnergyTank:
-    """Of one arm.
+    """Bound the energy that one arm can give away.
 
     Args:
         capacity: J; full at the start.
@@ -67,7 +67,7 @@ class EnergyTank:
         self.energy, self._q, self._torque = float(state["energy"]), q, torque
 
     def margin(self, path: Path) -> Array:
-        """[N] J left at the worst point on the way, whatever it touches."""
+        """Return [N] J left at the worst point on the way, whatever it touches."""
         start = path.c[0, HISTORY - 1] if self._q is None else self._q
         if len(path.c) != 1:
             raise SafetyError(f"energy: a tank is of one arm, found a path of {len(path.c)}")

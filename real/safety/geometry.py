@@ -77,7 +77,7 @@ def turn(frames: Array, point: Array, link: int, normal: Array, sign: float, out
 
 @njit(cache=True, nogil=True)
 def above_planes(points: Array, rows: Ints, normals: Array, offsets: Array, least: Array, room: Array) -> None:
-    """`room` [M planes·R] m over planes, less `least` [R], of `rows` [R] of `points`.
+    """Write to `room` [M planes·R] the m over planes, less `least` [R], of `rows` [R] of `points`.
 
     Planes have `normals` [planes 3] and `offsets` [planes] m.
     """
@@ -115,7 +115,7 @@ def near_planes(
 
 @njit(cache=True, nogil=True)
 def off_box(points: Array, start: int, low: Array, high: Array, least: Array, room: Array) -> None:
-    """`room` [M spheres] m off a box, less `least` [spheres], of the points from row `start` on."""
+    """Write to `room` [M spheres] the m off a box, less `least` [spheres], of the points from row `start` on."""
     for m in range(points.shape[0]):
         for r in range(len(least)):
             room[m, r] = outside(points[m, start + r], low, high) - least[r]

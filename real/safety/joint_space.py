@@ -28,7 +28,7 @@ class JointSpace:
     jerk: Array
 
     def rooms(self, path: Path) -> Array:
-        """[5 N] of size, position, velocity, acceleration and jerk, each ≥ 0 where it is kept."""
+        """Return [5 N] of size, position, velocity, acceleration and jerk, each ≥ 0 where it is kept."""
         if self not in path.memo:
             path.memo[self] = out = np.empty((5, len(path.c)))
             ends, rates = (self.low, self.high), (self.velocity, self.acceleration, self.jerk)

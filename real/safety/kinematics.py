@@ -97,7 +97,7 @@ def _jacobian(frames: Array, point: Array, out: Array) -> None:
 
 
 def reach(chain: KinematicChain, links: Sequence[int], local: Array) -> Array:
-    """[R n] m: no point r is ever farther from the axis of joint i than this; 0 where the joint does not move it."""
+    """Bound [R n] m the distance of point r from the axis of joint i; 0 where the joint does not move it."""
     n = len(chain.quarter_turns)
     lengths = np.linalg.norm(chain.offsets, axis=1)  # from link i−1 to link i
     out = np.zeros((len(links), n))

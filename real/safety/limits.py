@@ -31,7 +31,7 @@ class Limit(Protocol):
     def name(self) -> str: ...
 
     def margin(self, path: Path) -> Array:
-        """[N] in the limit's unit: ≥ 0 where it is certainly kept from the newest command to the end of its stop."""
+        """Return [N] in the limit's unit: ≥ 0 where it is certainly kept from the command to the end of its stop."""
         ...
 
     def rows(self, here: Here) -> Inequalities | None:
@@ -40,7 +40,7 @@ class Limit(Protocol):
 
 
 def broken(limits: Sequence[Limit], path: Path) -> Bool:
-    """[N L]: which limits are not certain to be kept on `path`."""
+    """Return [N L]: which limits are not certain to be kept on `path`."""
     failed = np.zeros((len(path.c), len(limits)), dtype=bool)
     for i, limit in enumerate(limits):
         margin = limit.margin(path)

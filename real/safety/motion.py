@@ -75,7 +75,7 @@ def _plan(
     phases: Array,
     ticks: Ints,
 ) -> int:
-    """The most ticks of any arm's stop. Into `phases` per joint: direction, then in that direction velocity,
+    """Return the most ticks of any arm's stop. Into `phases` per joint: direction, then in that direction velocity,
     acceleration, peak deceleration, end of the first phase and of all.
 
     In the direction in which the arm would still move after its acceleration had been taken to zero, the stop ramps

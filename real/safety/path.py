@@ -55,7 +55,7 @@ class Path:
 
     @classmethod
     def of(cls, history: Array, command: Array, body: Body, dt: float) -> Path:
-        """`history` [N HISTORY n] and `command` [N n], which must differ by a finite velocity."""
+        """Build the path of `history` [N HISTORY n] and `command` [N n], which must differ by a finite velocity."""
         acc, jerk = body.profile.acceleration, body.profile.jerk
         # No state inside the limits needs longer; one outside fails for that, whatever its stop.
         longest = body.profile.longest_stop
@@ -145,7 +145,7 @@ def _sample(
 
 @njit(cache=True, nogil=True)
 def _most(value: float, other: float) -> float:
-    """The larger size; a number that is none wins, as in NumPy."""
+    """Return the larger size; a number that is none wins, as in NumPy."""
     other = abs(other)
     return value if value >= other or value != value else other
 
@@ -193,7 +193,7 @@ class Here(NamedTuple):
 
     @classmethod
     def of(cls, history: Array, body: Body, dt: float) -> Here:
-        """From `history` [HISTORY n]."""
+        """Build it from `history` [HISTORY n]."""
         pose, (v, stop_time, weight, ahead) = body.at(history[-1:]), np.empty((4, history.shape[1]))
         _here(history, body.profile.acceleration, body.profile.jerk, dt, v, stop_time, weight, ahead)
         return cls(history[-1], v, stop_time, weight, ahead, dt, pose.frames[0], pose.points[0], pose.jacobian[0])

@@ -135,7 +135,7 @@ class Profile:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def changed(self, **settings: Any) -> Profile:
-        """The same arm under other settings."""
+        """Return the same arm under other settings."""
         return replace(self, settings=replace(self.settings, **settings))
 
 
@@ -144,7 +144,7 @@ def profile_names() -> list[str]:
 
 
 def load_profile(robot: str, **settings: Any) -> Profile:
-    """The profile of a robot by name.
+    """Load the profile of a robot by name.
 
     Raises:
         SafetyError: no such robot or setting, a value out of range, a file of another format.

@@ -61,6 +61,7 @@ class _Data(_Model):
     jerk: tuple[Positive, ...]
     torque: tuple[Positive, ...]
     torque_rate: tuple[Positive, ...]
+    home: tuple[Number, ...]  # rad; the pose of the computations before the first state
     kinematics: _Kinematics
     capsules: tuple[_Capsule, ...] = pydantic.Field(min_length=1, max_length=SHAPES)
     pairs: tuple[tuple[Name, Name], ...]
@@ -89,7 +90,7 @@ class _Data(_Model):
         return self
 
 
-_BY_JOINT = ("velocity", "acceleration", "jerk", "torque", "torque_rate")
+_BY_JOINT = ("velocity", "acceleration", "jerk", "torque", "torque_rate", "home")
 
 
 def check_data(data: Any, where: str) -> None:

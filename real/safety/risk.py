@@ -29,7 +29,7 @@ GAP = 0.2  # rad: targets farther away look alike
 
 
 def features(c: Array, target: Array, profile: Profile, dt: float) -> Array:
-    """[… 3n] in about −1 … 1: where in their ranges the joints are, how fast they go, and where they are sent.
+    """Return [… 3n] in about −1 … 1: where in their ranges the joints are, how fast they go, and where they are sent.
 
     `c` [… H n] rad: past commands, newest last; `target` [… n] rad.
     """
@@ -40,7 +40,7 @@ def features(c: Array, target: Array, profile: Profile, dt: float) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class RiskCritic:
-    """Of one arm under one profile.
+    """Estimate the risk of one arm under one profile.
 
     Args:
         layers: (weights [in out], biases [out]) of a network with tanh between and one output, the logit of the risk.
@@ -66,7 +66,7 @@ class RiskCritic:
         return float(1 / (1 + np.exp(-self.logits(features(c, target, self.profile, self.dt)))))
 
     def logits(self, x: Array) -> Array:
-        """[…] of the risk, for features `x` [… 3n]."""
+        """Return […] of the risk, for features `x` [… 3n]."""
         for i, (weight, bias) in enumerate(self.layers):
             x = (np.tanh(x) if i else x) @ weight + bias
         return x[..., 0]
@@ -89,7 +89,7 @@ class RiskCritic:
 
     @classmethod
     def load(cls, path: Path | str, profile: Profile, dt: float) -> RiskCritic:
-        """The critic that `save` wrote, for the same robot and tick.
+        """Load the critic that `save` wrote, for the same robot and tick.
 
         Raises:
             SafetyError: not a critic, of another format, robot or tick, or of numbers that are none.

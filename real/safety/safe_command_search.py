@@ -92,7 +92,7 @@ class SafeCommandSearch:
         return SearchResult(command, stop, going, failed & free[:, None], free & ~inside, given_up)
 
     def _broken(self, path: Path) -> Bool:
-        """[M L]: see `broken`. One arm's first broken limit is asked first the next time."""
+        """Return [M L]: see `broken`. One arm's first broken limit is asked first the next time."""
         if len(path.c) > 1:
             return broken(self.limits, path)
         k = self.first
@@ -115,7 +115,7 @@ class SafeCommandSearch:
             Here.of(c[0], self.body, self.dt).brake(still[None].copy(), np.zeros(1), 1)
 
     def _project(self, history: Array, wish: Array, low: Array, high: Array) -> Array | None:
-        """[n] rad/s nearest to `wish` [n] that meets the limits' inequalities for one arm."""
+        """Return [n] rad/s nearest to `wish` [n] that meets the limits' inequalities for one arm."""
         assert self.projection is not None
         here = Here.of(history, self.body, self.dt)
         rows = [r for limit in self.limits if (r := limit.rows(here)) is not None]
@@ -125,7 +125,7 @@ class SafeCommandSearch:
 
 
 def put(stops: Array, rows: Ints, new: Array, picks: Ints) -> Array:
-    """`stops` [N S n] with `new` [M' S' n] of `picks` [M] in `rows` [M]; the shorter end in repeats of their last."""
+    """Put `new` [M' S' n] of `picks` [M] into `rows` [M] of `stops` [N S n]; shorter ones repeat their last point."""
     out = np.empty((stops.shape[0], max(stops.shape[1], new.shape[1]), stops.shape[2]))
     _put(stops, rows, new, picks, out)
     return out
@@ -149,7 +149,7 @@ def _lengthen(stop: Array, out: Array) -> None:
 
 @njit(cache=True, nogil=True)
 def none(failed: Bool, free: Bool) -> Bool:
-    """[N]: of arms that are `free` [N], those with no flag of `failed` [N L] set."""
+    """Return [N] the arms that are `free` [N] and have no flag of `failed` [N L] set."""
     out = free.copy()
     for arm in range(failed.shape[0]):
         for i in range(failed.shape[1]):
@@ -159,5 +159,5 @@ def none(failed: Bool, free: Bool) -> Bool:
 
 @njit(cache=True, nogil=True)
 def left(free: Bool, going: Bool) -> Ints:
-    """[M] arms that are `free` [N] and not `going` [N]."""
+    """Return [M] arms that are `free` [N] and not `going` [N]."""
     return np.flatnonzero(free & ~going)

@@ -1,4 +1,4 @@
-"""The safety modes RUN → SLOW → HOLD → FAULT, and watchdogs on a steady clock that climb it."""
+"""The safety modes RUN → SLOW → HOLD → FAULT, and the watchdogs on a steady clock that raise it."""
 
 from __future__ import annotations
 

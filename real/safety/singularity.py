@@ -116,7 +116,7 @@ def _surely(jac: Array, change: float, limit: float) -> bool:
 
 @njit(cache=True, nogil=True)
 def singular_values(a: Array) -> Array:
-    """[k] of `a` [n k], n ≥ k, unordered: its columns are turned against each other, in place, until orthogonal.
+    """Return [k] of `a` [n k], n ≥ k, unordered: its columns are turned against each other, in place, until orthogonal.
 
     One-sided Jacobi (Hestenes, 1958; Golub & Van Loan, Matrix Computations, 8.6.3), precise for small ones too.
     """

@@ -10,7 +10,7 @@ from robopolicy.real.safety.tool import TcpSpeed, Workspace
 
 
 def space_limits(body: Body) -> tuple[Limit, ...]:
-    """Of the tool, of links and the scene, and of links among themselves; cheap ones first."""
+    """Build the limits of the tool, of links and the scene, and of links among themselves; cheap ones first."""
     s = body.profile.settings
     found: list[Limit] = [TcpSpeed(body, s.tcp_speed)]
     if s.workspace is not None:

@@ -67,7 +67,7 @@ def _ways(jac: Array, v: Array, slow: float, aim: float, g: Array, h: Array) -> 
 
 @njit(cache=True, nogil=True)
 def _sides(way: Array) -> Array:
-    """[5 3]: the unit vector `way`, and both directions along two axes across it (Duff et al., 2017)."""
+    """Return [5 3]: the unit vector `way`, and both directions along two axes across it (Duff et al., 2017)."""
     x, y, z = way
     out = np.empty((5, 3))
     sign = math.copysign(1.0, z)
@@ -111,7 +111,7 @@ def _speed(
 
 @dataclass(frozen=True, eq=False)
 class Workspace:
-    """The tool's point stays inside a box."""
+    """Keep the tool's point inside a box."""
 
     body: Body
     box: Box

@@ -26,7 +26,7 @@ SCENE = ("workspace", "planes", "keep_out")
 
 
 def levers(body: Body) -> Array:
-    """[n] m: how far any point that must keep off the scene, or the tool, moves per radian of a joint, at most."""
+    """Bound [n] m how far the tool, or any point that must keep off the scene, moves per radian of a joint."""
     rows = [*body.scene, *(body.scene + len(body.radius)), *range(body.spheres.start, body.spheres.stop), body.tcp]
     return np.asarray(body.reach[rows].max(axis=0))
 
@@ -51,7 +51,7 @@ def off_path(trail: Array, q: Array, lever: Array) -> float:
 
 @njit(cache=True, nogil=True)
 def _off_path(trail: Array, q: Array, lever: Array) -> float:
-    """The least weighted sum over all segments; on each it is convex, with its least value at an end or a corner."""
+    """Return the least weighted sum over all segments; each is convex, with its minimum at an end or a corner."""
     least = np.inf
     n = len(q)
     for k in range(trail.shape[0] - 1):
@@ -99,7 +99,7 @@ class PathCheck:
 
 
 def guarded(settings: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
-    """`settings` for an arm: with a scene to keep off, `tracking_error` follows from the distance unless given.
+    """Complete `settings` for an arm: with a scene, `tracking_error` follows from the distance unless given.
 
     In a dry run the arm follows no command, and is not to be where they lead.
     """
@@ -140,7 +140,7 @@ def unprotected(profile: Profile, dt: float) -> list[str]:
 
 
 def checked(profile: Profile, dt: float) -> Profile:
-    """`profile`, for an arm. `dt`: s between control points.
+    """Check `profile` for an arm, and return it. `dt`: s between control points.
 
     Raises:
         SafetyError: its tracking error and its distances do not go together; named, with the numbers.

@@ -96,7 +96,7 @@ class Gamepad:
         return self._waiting.popleft() if self._waiting else None
 
     def stick(self) -> Array:
-        """[4] −1 … 1 along `teleoperator.AXES`; 0 unless a shoulder button is held and the sticks were let go since."""
+        """Return [4] −1 … 1 along `teleoperator.AXES`; 0 without a held shoulder button or centred sticks."""
         return self._at.copy() if self._held and self._centred and not self._lost else np.zeros(4)
 
     # -- inside -----------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ class Terminal:
 
 
 def keys_of(data: bytes) -> list[str]:
-    """The keys that a terminal's bytes stand for; capital letters count as small ones."""
+    """Return the keys that a terminal's bytes stand for; capital letters count as small ones."""
     found, at = [], 0
     while at < len(data):
         byte = data[at]

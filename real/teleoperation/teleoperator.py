@@ -134,7 +134,7 @@ class Teleoperator:
         return self.lost or self.quit
 
     def next_key(self) -> str | None:
-        """The next key, None where there is none or the keyboard is gone (`lost`)."""
+        """Return the next key, None where there is none or the keyboard is gone (`lost`)."""
         try:
             return self.keys()
         except InputLostError:

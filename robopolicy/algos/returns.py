@@ -18,7 +18,7 @@ class ChunkReturns(NamedTuple):
     """Advantages and targets of D decisions."""
 
     advantage: Tensor  # [D]
-    target: Tensor  # [D]: advantage + value, what a critic learns
+    target: Tensor  # [D]: advantage + value, the critic's target
     steps: Tensor  # [D] int64: primitive steps of the chunk that were executed
     valid: Tensor  # [D] bool: False where physics failed during the chunk
 

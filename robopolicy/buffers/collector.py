@@ -17,7 +17,7 @@ Record = dict[str, Tensor]
 
 
 class OffPolicy(Protocol):
-    """An algorithm that learns from a replay buffer. Its policy's `replay_features` says what the buffer stores."""
+    """An algorithm that learns from a replay buffer. Its policy's `replay_features` are stored."""
 
     policy: Any
 
@@ -42,7 +42,7 @@ class OffPolicy(Protocol):
 
 
 class OffPolicyCollector:
-    """Plays what an off-policy algorithm explores with, one env step at a time. An action is a chunk of length one.
+    """Collects experience of an off-policy algorithm, one env step at a time. An action is a chunk of length one.
 
     Each env plans again when its chunk is used up or its episode has ended.
     """

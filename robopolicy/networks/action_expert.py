@@ -1,4 +1,4 @@
-"""ActionExpert: denoises chunks that attend to a prefix (prefix.py) whose keys and values are computed once."""
+"""Denoise chunks that attend to a prefix (prefix.py), whose keys and values are computed once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from robopolicy.networks.transformer import feed_forward, modulate
 
 @dataclass(frozen=True)
 class Context:
-    """What all denoising steps, and all chunks of an observation, share. Adding a time [… width] sets it, so that
-    samplers treat this like the vectors of other denoisers."""
+    """Keys and values that all denoising steps and all chunks of an observation share.
+
+    Adding a time [… width] sets it, so that samplers treat a Context like the embedding vectors of other denoisers.
+    """
 
     keys: Tensor  # [depth B heads P d]
     values: Tensor  # [depth B heads P d]
@@ -31,15 +33,15 @@ class Context:
 
 
 class ActionExpert(Denoiser):
-    """Action tokens, one a step of the chunk, attend to the prefix and to one another; time enters through AdaLN-zero.
+    """Denoises action tokens, one per step, that attend to the prefix and to one another; AdaLN-zero adds the time.
 
-    x may hold S chunks per observation (two-level batching: Mini-Diffuser, Hu et al. 2025): M = B·S rows, those of an
-    observation side by side. Its keys and values are then neither computed nor stored S times.
+    x may hold S chunks per observation (two-level batching: Mini-Diffuser, Hu et al. 2025): M = B·S rows, grouped by
+    observation. Keys and values of the prefix are computed and stored once per observation.
 
     Args:
         cond_dim: C = S + P·(token_dim + 1), as Prefix has it. token_dim: size of a prefix token. summary_dim: S.
         width: of an action token, a multiple of `heads`. depth: blocks. ratio: hidden size of the feed-forward / width.
-        precision: what it computes in; what it returns is float32.
+        precision: of the computation; the result is float32.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class ActionExpert(Denoiser):
         nn.init.zeros_(self.modulation.bias)
 
     def embed_cond(self, cond: Tensor) -> Context:  # type: ignore[override]
-        """The prefix's keys and values from cond [B C]."""
+        """Compute the prefix's keys and values from cond [B C]."""
         cond = cond[:, self.summary_dim :]
         batch, count = len(cond), cond.shape[1] // (self.token_dim + 1)
         tokens, mask = cond[:, : count * self.token_dim].reshape(batch, count, -1), cond[:, count * self.token_dim :]
@@ -126,10 +128,10 @@ class ExpertBlock(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-    """[M heads H d]: each chunk attends to its observation's prefix and to itself, to no other chunk.
+    """Let each chunk attend to its observation's prefix and to itself, by one softmax: [M heads H d].
 
-    One softmax over both. Scores against the prefix are one product per observation, with the queries of all its
-    chunks as rows; scores within a chunk one product per chunk. A chunk never meets another's keys, so none can leak.
+    Scores against the prefix are one product per observation, with the queries of all its chunks as rows. Scores within
+    a chunk are one product per chunk. Chunks cannot attend to each other.
 
     Args:
         q, k, v: [M heads H d]. key, value: [B heads P d]. bias: [B 1 1 P], added to the prefix's scores.

@@ -1,4 +1,4 @@
-"""Ensembles of Q-functions, evaluated as one batched matrix product per layer."""
+"""Evaluate an ensemble of Q-functions by one batched matrix product per layer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EnsembleLinear(nn.Module):
 
 
 class TaskEnsembleLinear(EnsembleLinear):
-    """The same from [B D+T+R], with weights for each of T tasks; see TaskLayout."""
+    """EnsembleLinear over [B D+T+R], with weights for each of T tasks; see TaskLayout."""
 
     def __init__(self, heads: int, in_dim: int, out_dim: int, *, layout: TaskLayout) -> None:
         super().__init__(heads, in_dim, out_dim)
@@ -63,7 +63,7 @@ class CriticEnsemble(nn.Module):
     Args:
         in_dim: size of features + action; with a `layout`, rows of the first layer's weight.
         heads: E. depth, width: hidden layers of every head.
-        layout: features are what TaskLayout says, and the first layer has weights for each task; the learner gives it.
+        layout: of the features; the first layer then has weights for each task. The learner passes it.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""EntityTokens: a token for each thing of which the state tells, so that words can point at one of them.
+"""Encode each object in the state as a token, so that instructions can attend to it.
 
-A picture gives attention a token for each place, and words choose among them. A state vector in one token leaves
-nothing to choose: which of its numbers matter, a network must then find out by products of its own.
+An image has a token for each place, and words attend to some of them. With the whole state in one token, attention
+cannot select the elements that matter.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ WHERE = "policy.prefix.entities"
 
 
 class EntityTokens(nn.Module):
-    """Tokens [B n width], one an entity, from what is read of the state [B To D].
+    """Encodes elements of the state [B To D] as one token per entity [B n width].
 
-    An entity's token is made of its own elements and of those that are no entity's (the arm's). Entities of a kind
-    share these layers, so that each learns from what is shown of the others; a learned name tells them apart.
+    An entity's token is computed from its own elements and from those of no entity (the arm's). Entities of a kind
+    share weights; a learned vector identifies each.
 
     Args:
-        names: of the D elements, "" where one has none. history: To. width: of a token.
-        kinds: {kind: beginnings of the names of an entity's elements, one an entity}.
+        names: of the D elements, "" where an element has none. history: To. width: of a token.
+        kinds: {kind: name prefixes of the elements, one prefix for each entity}.
 
     Raises:
-        SpecError: a kind without entities; a beginning that fits no element, or one that belongs to another entity
-            too; entities of a kind whose elements end differently; no elements but those of entities.
+        SpecError: a kind without entities; a prefix that matches no element, or one of another entity; entities of a
+            kind with different elements; no elements besides those of entities.
     """
 
     rest: Tensor  # columns of no entity [R]
@@ -52,7 +52,7 @@ class EntityTokens(nn.Module):
         self.name = nn.Parameter(0.5 * torch.randn(self.count, width))
 
     def forward(self, read: Tensor) -> Tensor:
-        """[B n width] from read [B To D]."""
+        """Compute tokens [B n width] from elements `read` [B To D]."""
         made = []
         for k, tower in enumerate(self.towers):
             seen = read[..., self.get_buffer(f"columns_{k}")]  # [B To entities elements]
@@ -61,7 +61,7 @@ class EntityTokens(nn.Module):
 
 
 def _elements(names: Sequence[str], kind: str, entity: str) -> list[int]:
-    """Columns whose names begin with `entity`."""
+    """Return the columns whose names begin with `entity`."""
     columns = [i for i, name in enumerate(names) if entity and name.startswith(entity)]
     if not columns:
         raise SpecError(f"{WHERE}.{kind}: no element that is read of the state begins with {entity!r}. "

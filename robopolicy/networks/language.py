@@ -1,7 +1,7 @@
-"""The text tower: instructions → word tokens, learned from scratch, with no vocabulary and nothing to download.
+"""Encode instructions as word tokens, learned from scratch, without a vocabulary or a download.
 
-A word is the mean of the vectors of its pieces: itself and its letter trigrams, each hashed into one of `buckets`
-(Bojanowski et al. 2017). So a word that training never saw still has tokens, near those of words that look like it.
+A word is the scaled sum of the vectors of its pieces: itself and its letter trigrams, each hashed into one of `buckets`
+(Bojanowski et al. 2017). So an unseen word has a token near those of words with similar spelling.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor, nn
 
 from robopolicy.core.errors import SpecError
 
-_PIECES = 24  # of one word; the rest of a longer one is left out
+_PIECES = 24  # per word; further pieces are dropped
 
 
 class WordTower(nn.Module):
-    """Tokens of the instruction that an index into `tasks` names.
+    """Returns the word tokens of `tasks[index]`.
 
     Args:
         tasks: instructions. width: size of a token. max_words: L, tokens of every instruction, padding included.
-        buckets: vectors that pieces of words share; two pieces in one bucket are one to the tower.
+        buckets: vectors for pieces of words; pieces in one bucket share a vector.
 
     Raises:
         SpecError: no instruction, one without words, or one of more than `max_words` words.
@@ -40,7 +40,7 @@ class WordTower(nn.Module):
         self.set_tasks(tasks)
 
     def set_tasks(self, tasks: Sequence[str]) -> None:
-        """Read other instructions from now on; the weights stay as they are."""
+        """Replace the instructions; the weights are unchanged."""
         self.tasks = check_instructions(tasks, self.max_words)
         ids = torch.full((len(tasks), self.max_words, _PIECES), self.buckets)
         for t, task in enumerate(tasks):
@@ -50,29 +50,29 @@ class WordTower(nn.Module):
         self.ids = ids.to(self.ids.device)
 
     def forward(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens [B L width] of instructions `index` [B] int64, and which of them are words [B L] bool."""
+        """Return tokens [B L width] of instructions `index` [B] int64, and their mask [B L] bool."""
         known = self.ids != self.buckets
         total = self.pieces(self.ids).sum(2) / known.sum(2).clamp_min(1)[..., None].sqrt()
         return (total + self.position)[index], known.any(2)[index]
 
 
 def words(text: str) -> list[str]:
-    """Lower-case words of a sentence: letters and digits of any script, all else separates."""
+    """Split a sentence into lower-case words: letters and digits of any script; other characters separate."""
     return re.findall(r"[^\W_]+", text.lower())
 
 
 def pieces(word: str, buckets: int) -> list[int]:
-    """Buckets of a word and of its letter trigrams; "<" and ">" mark its ends. The same on every machine."""
+    """Return the buckets of a word and of its letter trigrams, with "<" and ">" at its ends; platform-independent."""
     marked = f"<{word}>"
     parts = [marked, *(marked[i : i + 3] for i in range(len(marked) - 2) if len(marked) > 3)]
     return [zlib.crc32(part.encode()) % buckets for part in parts[:_PIECES]]
 
 
 def check_instructions(tasks: Sequence[str], max_words: int) -> tuple[str, ...]:
-    """`tasks`, if a tower of `max_words` can read all of them.
+    """Return `tasks` after checking that each has 1 to `max_words` words.
 
     Raises:
-        SpecError: there is none, one has no words, or too many.
+        SpecError: there is no instruction, or one has no or too many words.
     """
     if not tasks:
         raise SpecError("tasks: there is no instruction to follow. Record the dataset with a task for every episode.")

@@ -1,4 +1,4 @@
-"""Low-rank adaptation of any network (LoRA, Hu et al. 2022), as parametrisations: its code stays as it is."""
+"""Adapt any network by low-rank changes (LoRA, Hu et al. 2022), as parametrisations of its weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LowRank(nn.Module):
 
 
 def adapt[Network: nn.Module](network: Network, rank: int) -> Network:
-    """`network`, changed in place: all of it trainable (rank 0), or only low-rank changes of its layers' weights."""
+    """Make all of `network` trainable (rank 0), or only low-rank changes of its layers' weights; in place."""
     network.requires_grad_(rank == 0)
     if rank:
         for layer in list(network.modules()):
@@ -35,12 +35,12 @@ def adapt[Network: nn.Module](network: Network, rank: int) -> Network:
 
 
 def plain_state(key: str) -> str:
-    """The name that a parameter of an adapted network has in the network as it was."""
+    """Return the name that a parameter of an adapted network had before `adapt`."""
     return key.replace("parametrizations.weight.original", "weight")
 
 
 def merged_state(network: nn.Module) -> dict[str, Tensor]:
-    """The state of an adapted network under the names it had before, its changes part of the weights."""
+    """Merge the low-rank changes into the weights, under the names before `adapt`."""
     state = {plain_state(k): v for k, v in network.state_dict().items() if ".parametrizations.weight.0." not in k}
     for name, layer in network.named_modules():
         if parametrize.is_parametrized(layer, "weight"):

@@ -1,4 +1,4 @@
-"""Products of matrices in bfloat16, everything that is kept in float32 (mixed precision, Micikevicius et al. 2018)."""
+"""Compute in bfloat16 and store in float32 (mixed precision, Micikevicius et al. 2018)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Precision = Literal["float32", "bfloat16"]
 
 
 def computing(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """A context in which layers on `device` compute in `precision`; weights and gradients stay float32.
+    """Return a context in which layers on `device` compute in `precision`; weights and gradients stay float32.
 
-    bfloat16 has float32's range, so losses need no scaling. What a network returns is to be cast back to float32 by
-    its caller: whoever sums, clips or compares must not see 8 bits of mantissa.
+    bfloat16 has float32's range, so losses need no scaling. The caller casts results to float32: sums, clips and
+    comparisons need more than 8 bits of mantissa.
     """
     if precision == "float32":
         return nullcontext()

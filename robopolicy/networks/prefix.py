@@ -1,8 +1,8 @@
-"""Prefix: what a vision-language-action policy knows before it acts: picture, word and state tokens.
+"""Encode an observation of a vision-language-action policy as image, word and state tokens.
 
-Attention as in π0 (Black et al. 2024): pictures and words see one another and nothing else, the state sees these and
-itself, and action tokens (expert.py) see everything, while nothing sees them. So the prefix of an observation is
-computed once, whatever is denoised on it.
+Attention follows π0 (Black et al. 2024): images and words attend to one another, the state to these and itself. Action
+tokens (action_expert.py) attend to everything, and no other token attends to them. So the prefix is computed once per
+observation, for all denoising steps.
 """
 
 from __future__ import annotations
@@ -25,26 +25,23 @@ from robopolicy.networks.vision import ConvTokens, random_shift
 
 
 class Prefix(nn.Module):
-    """cond [B C] from *normalised* observations [B To ...]: a summary of S numbers, P tokens, then one number each, 1
-    for a token and 0 for padding; C = S + P·(width + 1).
+    """Encodes *normalised* observations [B To ...] as cond [B C]: a summary of S numbers, P tokens and their mask.
 
-    The summary is for critics and corrections, which a flat network reads: the state as it was read and its token, the
-    mean of the word tokens, and what each camera's tower makes an outline of. The tokens are for the action expert.
+    C = S + P·(width + 1). Critics and residuals read the summary: the state and its token, the mean word token, and
+    each camera's outline. The action expert reads the tokens.
 
     Args:
         vision: makes the tower of a camera from its shape and `width`: [B 3 h w] → [B n width], `count` being n; its
             `outline` makes [B `outline_dim`] of these.
-        proprioception: the elements of `observation.state` that are read, see `state_columns`; None: all. With
-            cameras, leave out what only a simulator knows.
-        entities: {kind: beginnings of names}, things of which the state tells, each with a token of its own (see
-            EntityTokens): {cube: [red_, blue_], button: [button_]}. The token of the whole state is then of the
-            rest of it alone.
+        proprioception: elements of `observation.state` that are read, see `state_columns`; None: all. With cameras,
+            leave out elements that only a simulator knows.
+        entities: {kind: name prefixes}, objects in the state with a token each (see EntityTokens): {cube: [red_,
+            blue_], button: [button_]}. The state's own token then encodes only the remaining elements.
         width: size of a token. depth: blocks. heads: of attention.
         max_words, buckets: see WordTower.
         image_shift: pixels of random shift in training (0: none).
-        freeze_vision: the vision towers do not learn. Their tokens may then be given in place of pictures; there is no
-            shift.
-        precision: what it computes in; what it returns is float32.
+        freeze_vision: freeze the vision towers. Their tokens may then replace images, and images are not shifted.
+        precision: of the computation; the result is float32.
 
     Raises:
         SpecError: observation keys of other types, names that the state lacks, entities that EntityTokens refuses,
@@ -109,12 +106,13 @@ class Prefix(nn.Module):
         more: tuple[Tensor, Tensor] | None = None,
         silent: Tensor | None = None,
     ) -> Tensor:
-        """cond [B C] from normalised obs [B To ...]; `augment` shifts pictures at random (training only).
+        """Encode normalised obs [B To ...] as cond [B C].
 
         Args:
-            more: tokens of the policy's own [B n width], which join pictures and words, and which of them are tokens
-                and not padding [B n] bool; C grows by n·(width + 1), the summary does not.
-            silent: [B] bool, whose words are not read.
+            augment: shift images at random (training only).
+            more: further tokens [B n width], which join images and words, and their mask [B n] bool; C grows by
+                n·(width + 1), the summary does not.
+            silent: [B] bool, rows whose words are hidden.
         """
         batch, device = len(next(iter(obs.values()))), self.norm.weight.device
         index = obs[TASK][:, -1] if self.chosen else torch.zeros(batch, dtype=torch.int64, device=device)
@@ -124,7 +122,7 @@ class Prefix(nn.Module):
             text, keep = self.text(index)
             if silent is not None:
                 keep = keep & ~silent[:, None]
-            views = [self._look(k, obs[key], augment) for k, key in enumerate(self.cameras)]
+            views = [self._view(k, obs[key], augment) for k, key in enumerate(self.cameras)]
             parts = [tokens for tokens, _ in views] + [text]
             if more is not None:
                 parts, keep = [*parts, more[0]], torch.cat([keep, more[1]], dim=1)
@@ -146,14 +144,14 @@ class Prefix(nn.Module):
         return torch.cat([*summary, tokens.flatten(1), mask.to(tokens.dtype)], dim=1)
 
     def _read(self, obs: Obs) -> Tensor:
-        """The elements of the state that are read [B To·D]."""
+        """Select the elements of the state that are read [B To·D]."""
         if not self.has_state:
             return self.norm.weight.new_zeros(len(next(iter(obs.values()))), 0)
         read = [obs[k][..., self.columns] if k == STATE else obs[k].flatten(2) for k in self.floats]
         return torch.cat(read, dim=-1).flatten(1)
 
     def _state(self, read: Tensor) -> list[Tensor]:
-        """Tokens [B · width] of what is read of the state [B To·D]: those of entities, then the rest's."""
+        """Encode the state [B To·D] as tokens [B · width]: those of entities, then one of the rest."""
         if not self.has_state:
             return []
         if self.entities is None:
@@ -161,9 +159,12 @@ class Prefix(nn.Module):
         read = read.unflatten(1, (self.history, -1))
         return [self.entities(read), self.state(read[..., self.entities.rest].flatten(1))[:, None]]
 
-    def _look(self, k: int, image: Tensor, augment: bool) -> tuple[Tensor, Tensor]:
-        """Tokens [B To·n width] and outline [B To·O] of camera k's pictures [B To 3 h w], or of its tower's tokens
-        [B To n width]."""
+    def _view(self, k: int, image: Tensor, augment: bool) -> tuple[Tensor, Tensor]:
+        """Return tokens [B To·n width] and outline [B To·O] of camera k.
+
+        Args:
+            image: [B To 3 h w], or its tower's tokens [B To n width].
+        """
         if augment and self.image_shift:
             image = random_shift(image, self.image_shift)
         tower: Any = self.vision[k]
@@ -188,7 +189,7 @@ class MaskedBlock(nn.Module):
 def entity_tokens(
     spec: PolicySpec, columns: list[int], sizes: dict[str, int], entities: dict[str, tuple[str, ...]], width: int
 ) -> EntityTokens:
-    """For what is read: `columns` of `observation.state` and the keys beside it, whose sizes are `sizes`.
+    """Build EntityTokens for `columns` of `observation.state` and the other float keys, of sizes `sizes`.
 
     Raises:
         SpecError: the state has no names to choose by; see EntityTokens.

@@ -1,8 +1,8 @@
-"""A first layer with weights of its own for each task, beside common ones: which of the things in a scene a task is
-about is then one product away, where an MLP that is told the task's number has to find it out.
+"""Linear layer with shared and per-task weights.
 
-`by_task` writes the layout out, zeros for the other tasks included; `task_product` multiplies by it without them: by
-2·D rows of the weight for each sample instead of (1 + T)·D.
+An MLP with the task's number as an input must learn which objects matter to each task. Per-task weights express this in
+one product. `by_task` writes the layout out, with zeros for the other tasks. `task_product` skips these zeros: it
+multiplies by 2·D rows of the weight for each sample instead of (1 + T)·D.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 
 class TaskLayout(NamedTuple):
-    """Of what a layer reads: D numbers, then which of T tasks it is (one for it, else zero), then the rest.
+    """Layout of a layer's input: D features, the one-hot task of T, and R other numbers.
 
-    Its weight has (1 + T)·D + T + R rows: for the D numbers, for them again for each task, for the task, for the rest.
+    The weight has (1 + T)·D + T + R rows: shared ones for the D features, D for each task, T for the task, R others.
     """
 
     seen: int  # D
@@ -24,21 +24,21 @@ class TaskLayout(NamedTuple):
 
     @property
     def own(self) -> int:
-        """Where in the weight the rows of the tasks end."""
+        """Index in the weight where the rows of the tasks end."""
         return self.seen * (1 + self.tasks)
 
 
 def by_task(x: Tensor, task: Tensor, tasks: int) -> Tensor:
-    """[B (1+T)·D] from x [B D] and task [B] of T: x, then T places for it, all zero but the task's own."""
+    """Return [B (1+T)·D] from x [B D] and task [B] of T: x, then T blocks, all zero except the task's."""
     own = nn.functional.one_hot(task, tasks).to(x.dtype)[:, :, None] * x[:, None]
     return torch.cat([x, own.flatten(1)], dim=1)
 
 
 def task_product(x: Tensor, weight: Tensor, layout: TaskLayout) -> Tensor:
-    """[… B out] from x [B D+T+R] and weight [… (1+T)·D+T+R out]; see TaskLayout.
+    """Multiply x [B D+T+R] by weight [… (1+T)·D+T+R out] to [… B out]; see TaskLayout.
 
-    Samples of a task are multiplied by its rows together. Made for CPUs, where products are what takes time: how many
-    samples each task has is read back from a GPU, which waits for that.
+    Samples of one task share a product. This suits CPUs, where products dominate the cost. On a GPU, reading the number
+    of samples per task synchronises.
     """
     seen, number = x[:, : layout.seen], x[:, layout.seen : layout.seen + layout.tasks].argmax(1)
     order = number.argsort()
@@ -50,7 +50,7 @@ def task_product(x: Tensor, weight: Tensor, layout: TaskLayout) -> Tensor:
 
 
 class TaskLinear(nn.Linear):
-    """nn.Linear of the layout that TaskLayout describes, from [B D+T+R]."""
+    """nn.Linear over an input [B D+T+R]; see TaskLayout."""
 
     def __init__(self, layout: TaskLayout, rest: int, out_features: int) -> None:
         super().__init__(layout.own + layout.tasks + rest, out_features)

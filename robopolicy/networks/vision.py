@@ -1,9 +1,9 @@
-"""Image encoders: [B 3 h w] in [-1, 1] → [B F]. Small ones, trained from scratch with the policy.
+"""Encode images [B 3 h w] in [-1, 1] as vectors [B F] or tokens, by small networks trained from scratch.
 
-Towers of tokens say what a flat network should read of them: `outline` of tokens [B n width] is [B outline_dim].
+Token towers also return an `outline` [B outline_dim] of their tokens [B n width], for networks without attention.
 
-Towers with GroupNorm begin with `contiguous`: where channels come last in memory, it takes up to ten times as long on a
-CPU, and shifted pictures have them last.
+Towers with GroupNorm call `contiguous` first. Shifted images are channels-last in memory, where GroupNorm takes up to
+ten times as long on a CPU.
 """
 
 from __future__ import annotations
@@ -80,8 +80,9 @@ class MeanOutline(nn.Module):
 
 
 class ConvTokens(MeanOutline):
-    """[B 3 h w] → [B n width]: strided convolutions, whose map's places are the tokens (Xiao et al. 2021: a
-    convolutional stem is what lets small transformers learn to see).
+    """Encodes images by strided convolutions; each place of the map is a token [B n width].
+
+    A convolutional stem helps small transformers to learn vision (Xiao et al. 2021).
 
     Args:
         shape: (3, h, w) in pixels. dims: channels; every layer halves the resolution.
@@ -103,7 +104,7 @@ class ConvTokens(MeanOutline):
 
 
 class PatchTokens(MeanOutline):
-    """[B 3 h w] → [B n width]: one token a patch, as a vision transformer has them; blocks are the prefix's.
+    """Encodes each patch of an image as a token [B n width], as in a vision transformer; the prefix has the blocks.
 
     Args:
         shape: (3, h, w) in pixels, multiples of `patch`.
@@ -122,12 +123,13 @@ class PatchTokens(MeanOutline):
 
 
 class KeypointTokens(nn.Module):
-    """[B 3 h w] → [B n width]: a token for each of n features, of where it is and how strong (spatial softmax, Levine
-    et al. 2016). Fewer tokens than places, and a place between the pixels of a small picture.
+    """Encodes place and strength of n features as tokens [B n width] (spatial softmax, Levine et al. 2016).
+
+    There are fewer tokens than places, and places have subpixel resolution.
 
     Args:
         shape: (3, h, w) in pixels. dims: channels; the first two layers halve the resolution.
-        count: n, features that are looked for.
+        count: n, number of features.
     """
 
     def __init__(
@@ -140,7 +142,7 @@ class KeypointTokens(nn.Module):
         self.net = nn.Sequential(*layers, nn.Conv2d(dims[-1], count, 1))
         self.count, self.outline_dim = count, 3 * count  # n
         self.place = nn.Linear(3, width)
-        self.feature = nn.Parameter(torch.randn(count, width))  # which one it is
+        self.feature = nn.Parameter(torch.randn(count, width))  # identifies the feature
 
     def forward(self, image: Tensor) -> Tensor:
         maps = self.net(image.contiguous()).float()  # [B n h/4 w/4]
@@ -150,7 +152,7 @@ class KeypointTokens(nn.Module):
             return self.place(torch.cat([places, strength], dim=2)) + self.feature
 
     def outline(self, tokens: Tensor) -> Tensor:
-        """x, y and strength of every feature, which a token is a linear function of."""
+        """Recover x, y and strength of every feature from its token, by the linear layer's pseudo-inverse."""
         with torch.autocast(tokens.device.type, enabled=False):
             placed = tokens.float() - self.feature - self.place.bias
             return (placed @ torch.linalg.pinv(self.place.weight).T).flatten(1)
@@ -170,7 +172,7 @@ class PlainBlock(nn.Module):
 
 
 def keypoints(maps: Tensor) -> Tensor:
-    """Expected image position of each channel under its spatial softmax: [B 2C], x then y, in [-1, 1]."""
+    """Compute the expected position of each channel under its spatial softmax: [B 2C], x then y, in [-1, 1]."""
     weight = maps.flatten(2).softmax(-1).view_as(maps)
     y = torch.linspace(-1.0, 1.0, maps.shape[2], device=maps.device)
     x = torch.linspace(-1.0, 1.0, maps.shape[3], device=maps.device)
@@ -187,5 +189,5 @@ def random_shift(image: Tensor, pixels: int) -> Tensor:
     rows = (torch.arange(height, device=image.device) + offset[0]).clamp_(0, height - 1)  # [B h]
     columns = (torch.arange(width, device=image.device) + offset[1]).clamp_(0, width - 1)  # [B w]
     sample = torch.arange(batch, device=image.device)[:, None, None]
-    # Index tensors apart from one another put their axes first: [B h w To 3].
+    # Separated index tensors put their axes first: [B h w To 3].
     return image[sample, :, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 4, 1, 2)

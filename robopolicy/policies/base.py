@@ -67,7 +67,7 @@ class Policy(nn.Module):
             )
 
     def replay_features(self, obs: Obs) -> Obs:
-        """Compute what a replay buffer stores of stacked observations [N To ...]: single frames [N ...].
+        """Compute a replay buffer's single frames [N ...] from stacked observations [N To ...].
 
         These are the newest frames, or features from frozen parts of the policy. `base_action` has no history axis.
         """

@@ -32,7 +32,7 @@ class DiffusionPolicy(ChunkDenoiser):
 
     Args:
         denoising_steps: K, the length of the training schedule.
-        prediction: what the network predicts: the noise ε, the clean chunk, or v = √ᾱ·ε − √(1−ᾱ)·x₀.
+        prediction: the network's output: the noise ε, the clean chunk, or v = √ᾱ·ε − √(1−ᾱ)·x₀.
         sampler: "ddpm", or "ddim" (Song et al. 2021) with ε taken from the clamped x̂₀.
         eta: of DDIM; 0 is deterministic, 1 draws as DDPM does.
         sampling_steps: S ≤ K, K when None; evenly spaced from the noisiest step downwards ("trailing", Lin et al.

@@ -38,8 +38,8 @@ class Normalizer(nn.Module):
       dimensions that vary). Where all are constant, it counts as 1. Normalised values are clamped to ±`clip`, so a
       dimension that the demonstrations hardly moved cannot saturate a network when deployment moves it.
     - actions: [-1, 1] is the demonstrated range widened by `margin` of its width on each side, at least `min_range`
-      of the width between the spec's limits, then met with those limits. That is little, so that what the
-      demonstrations held still (a closed gripper) stays so under the noise of exploration.
+      of the width between the spec's limits, then intersected with those limits. This margin is small: a dimension
+      that was constant in the demonstrations (a closed gripper) hardly moves under exploration noise.
 
     Args:
         observation: features to normalise; integer keys (`task_index`) pass through.

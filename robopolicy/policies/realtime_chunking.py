@@ -73,7 +73,7 @@ def continue_chunk(
 
     Args:
         obs: each key of the spec as [B To ...], physical units, seen when planning begins.
-        left: [B L Da] physical units, what the old chunk holds from then on, L ≤ H.
+        left: [B L Da] physical units, remaining actions of the old chunk, L ≤ H.
         delay: d ≤ L, control steps until the new chunk is there.
         mode: "rtc": guidance, one pass back through the network a step. "inpaint": no gradient; at every step the d
             first actions are replaced by the given ones at that step's noise (RePaint, Lugmayr et al. 2022, eq. 8,

@@ -452,6 +452,7 @@ def test_what_a_tracker_finds_is_data(tmp_path: Path) -> None:
         (("capsules", 0, "link"), 8, "capsules"), (("capsules", 0, "radius"), 0.0, "radius"),
         (("capsules", 0, "start"), [0.0], "start"), (("pairs",), [["base", "moon"]], "pairs"),
         (("position", "maker", "range"), [[1.0] * 7, [0.0] * 7], "range"),
+        (("home",), [0.0] * 6, "home"), (("home",), None, "home"),
     ],
 )  # fmt: skip
 def test_a_profiles_data_fit_one_another(path: tuple[Any, ...], value: Any, key: str) -> None:

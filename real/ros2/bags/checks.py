@@ -23,7 +23,7 @@ class Stream(NamedTuple):
 
 
 def newest(stream: Stream, at: Array) -> NDArray[np.int64]:
-    """[T] index of the newest message that had arrived at `at` [T] s; −1 where there was none."""
+    """Return [T] index of the newest message that had arrived at `at` [T] s; −1 where there was none."""
     return np.searchsorted(stream.arrived, at + 1e-9, side="right") - 1
 
 

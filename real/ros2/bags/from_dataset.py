@@ -133,7 +133,7 @@ class _Columns:
         self._remark()
 
     def _marks(self) -> tuple[NDArray[np.bool_], NDArray[np.int64]] | None:
-        """[F] whether a human drove, and `starts` [E+1]."""
+        """Return [F] whether a human drove, and `starts` [E+1]."""
         if HUMAN not in self.source.columns or self.wiring.topics["intervention"] is None:
             return None
         table, starts, _ = read_table(self.source, None, [HUMAN])

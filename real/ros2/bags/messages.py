@@ -40,7 +40,7 @@ class BagEpisode(NamedTuple):
 
 
 def messages_of(episode: BagEpisode, features: Sequence[str], wiring: Wiring) -> list[Iterator[Message]]:
-    """Of each topic, in order."""
+    """Yield the messages of each topic, in order."""
     made = [_states(episode, wiring), _commands(episode, wiring), _grip(episode, wiring)]
     if features:
         topic, names = wiring.topic("features"), tuple(features)

@@ -31,7 +31,7 @@ class Item(NamedTuple):
 
 
 def bags_in(path: Path) -> list[Path]:
-    """The bags at `path`: it is one (a folder with metadata.yaml, or a file), or a folder of bags.
+    """List the bags at `path`: one bag (a folder with metadata.yaml, or a file), or a folder of bags.
 
     Raises:
         DataError: there is none.
@@ -95,7 +95,7 @@ class Bag:
         return found[0] if found else None
 
     def items(self, topics: Collection[str]) -> Iterator[Item]:
-        """The messages on `topics`, in the order of arrival.
+        """Return the messages on `topics`, in the order of arrival.
 
         Raises:
             DataError: damaged.
@@ -109,12 +109,12 @@ class Bag:
 
 
 def type_name(kind: type) -> str:
-    """`sensor_msgs/msg/JointState`."""
+    """Return a type's name, e.g. `sensor_msgs/msg/JointState`."""
     return f"{kind.__module__.split('.')[0]}/msg/{kind.__name__}"
 
 
 def decode(item: Item, kind: type) -> Any:
-    """The message in `item`; raises DataError where it is none of this type."""
+    """Decode the message in `item`; raises DataError where it is none of this type."""
     try:
         return deserialize_message(item.data, kind)
     except Exception as error:
@@ -122,7 +122,7 @@ def decode(item: Item, kind: type) -> Any:
 
 
 def stamp_of(item: Item) -> float:
-    """s, of a message that begins with a header; without decoding the rest of it.
+    """Read the stamp [s] of a message that begins with a header, without decoding the rest.
 
     Raises:
         DataError: it is shorter than a header.
@@ -186,7 +186,7 @@ def _about(path: Path) -> dict[str, Any]:
 
 
 def _named(path: Path, about: dict[str, Any]) -> list[Path]:
-    """The files that metadata.yaml names: in the bag, wherever it says they are."""
+    """Return the files that metadata.yaml names: in the bag, wherever it says they are."""
     names = about.get("relative_file_paths") or []
     where = f"{path}/metadata.yaml: relative_file_paths"
     if bad := [name for name in names if not isinstance(name, str)]:
@@ -215,7 +215,7 @@ def _mcap(file: Path, topics: set[str] | None) -> Iterator[tuple[Any, ...]]:
 
 
 def _sqlite(file: Path, topics: set[str] | None) -> Iterator[tuple[Any, ...]]:
-    """The same of a .db3 file."""
+    """Return the same of a .db3 file."""
     base = sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)
     try:
         base.execute("PRAGMA trusted_schema = OFF")

@@ -64,7 +64,7 @@ class Streams:
             yield key, stream, w.cameras[key], min(dogs["images"].hold, dogs["images"].fault)
 
     def state(self, at: Array) -> Array:
-        """[T Ds] positions, velocities, opening and features at `at` [T] s."""
+        """Return [T Ds] positions, velocities, opening and features at `at` [T] s."""
         found = self.states.values[newest(self.states, at)]
         if self.features is not None:
             found = np.concatenate([found, self.features.values[newest(self.features, at)]], axis=1)
@@ -83,14 +83,14 @@ class Streams:
         return np.concatenate([joints, opening[:, None]], axis=1)
 
     def intervened(self, at: Array) -> NDArray[np.bool_]:
-        """[T] a human drove."""
+        """Return [T] whether a human drove."""
         if self._human is None or not len(self._human.arrived):
             return np.zeros(len(at), dtype=bool)
         index = newest(self._human, at)
         return (index >= 0) & (self._human.values[index] > 0)
 
     def pictures(self, at: Array) -> dict[str, NDArray[np.uint8]]:
-        """[T 3 H W] by feature; read now, as a bag's pictures may be more than memory holds."""
+        """Return [T 3 H W] by feature; read now, as a bag's pictures may be more than memory holds."""
         out: dict[str, NDArray[np.uint8]] = {}
         for key, stream in self.cameras.items():
             camera, wanted = self.wiring.cameras[key], newest(stream, at)

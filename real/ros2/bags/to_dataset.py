@@ -143,7 +143,7 @@ def features_of(streams: Streams, wiring: Wiring) -> dict[str, Feature]:
 
 
 def frames_of(streams: Streams, wiring: Wiring, dt: float, *, whole: bool = False) -> BagFrames:
-    """The control steps of a bag, from the first motion on; or the `whole` of it.
+    """Return the control steps of a bag, from the first motion on, or all of them (`whole`).
 
     Raises:
         UnusableError: messages are missing, late or out of order; or the arm did not move.

@@ -44,7 +44,7 @@ class BagWriter:
         self._writer.start(profile="ros2", library="robopolicy")
 
     def add(self, topic: str, ns: int, message: Any) -> None:
-        """A message that arrived at `ns` by the recorder's clock; a relative topic lies in the root namespace."""
+        """Add a message that arrived at `ns` by the recorder's clock; a relative topic lies in the root namespace."""
         name = topic if topic.startswith("/") else f"/{topic}"
         if name not in self._channels:
             kind = type_name(type(message))
@@ -99,7 +99,7 @@ class BagWriter:
 
 
 def definition(kind: type) -> str:
-    """The .msg text of a message type, followed by those of all types inside, as MCAP's `ros2msg` schemas are."""
+    """Return the .msg text of a message type and of all types inside, in the form of MCAP's `ros2msg` schemas."""
     parts, waiting, known = list[str](), [type_name(kind).replace("/msg/", "/")], set[str]()
     while waiting:
         name = waiting.pop(0)
@@ -118,7 +118,7 @@ def definition(kind: type) -> str:
 
 
 def cdr_size(message: Any, at: int = 0) -> int:
-    """Where a message's CDR ends that begins at `at`, both in bytes behind the header.
+    """Return where a message's CDR ends that begins at `at`, both in bytes behind the header.
 
     rclpy hands out more where a sequence is empty; readers that check, such as rosbags, take that for damage.
     """

@@ -14,7 +14,7 @@ from launch.substitutions import LaunchConfiguration
 
 
 def generate_launch_description() -> launch.LaunchDescription:
-    """The policy node, configured; the launch ends with it."""
+    """Launch the policy node, configured; the launch ends with it."""
     node = ExecuteProcess(
         cmd=[
             LaunchConfiguration("python"), "-m", "robopolicy.real.ros2.policy_node",

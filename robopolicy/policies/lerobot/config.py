@@ -19,7 +19,7 @@ _READY = {  # whatever the file says, and where it says nothing too: nothing is 
 
 
 def entrances(preprocessor: Document) -> dict[str, str]:
-    """{after: before}: what reaches the policy as `after` enters its preprocessor as `before`."""
+    """Return {after: before}: the policy's input `after` enters its preprocessor as `before`."""
     return {
         after: before
         for step in preprocessor["steps"]

@@ -1,4 +1,4 @@
-"""Our checkpoints as directories that LeRobot's commands run."""
+"""Export our checkpoints as directories that LeRobot's commands run."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def export(
     """Write a checkpoint as a LeRobot policy directory.
 
     Args:
-        format: "robopolicy": of the type of that name. The directory holds the policy as it is, in policy/, and
-            LeRobot's config and processors, which change nothing. "native": of LeRobot's own type, which knows nothing
-            of us: policies of LeRobot's that were fine-tuned through their chain. None: native where it can be.
+        format: "robopolicy": LeRobot's plugin type of that name. The directory holds our policy unchanged, in policy/,
+            and LeRobot's config and processors, which do nothing. "native": LeRobot's own type, for its policies that
+            were fine-tuned through their chain. None: native where possible.
 
     Raises:
-        CheckpointError: it is LeRobot's already, cannot be loaded, is nothing that LeRobot's own types can hold, or
-            `out` exists.
+        CheckpointError: the checkpoint is LeRobot's already or cannot be loaded, LeRobot has no type for it, or `out`
+            exists.
     """
     folder = find_policy(checkpoint, which=which)
     if not is_ours(folder):
@@ -83,10 +83,10 @@ def export(
 
 
 def write_native(policy: LeRobotFlow, folder: Path) -> None:
-    """Fill an empty folder with what LeRobot's own loader reads: config, weights, processors with their statistics.
+    """Write config, weights and processors with their statistics for LeRobot's loader into an empty folder.
 
     Raises:
-        CheckpointError: LeRobot's type cannot hold it; see LeRobotFlow.lerobot_state.
+        CheckpointError: LeRobot's type cannot hold the policy; see LeRobotFlow.lerobot_state.
     """
     write_tensors(policy.lerobot_state(), folder / WEIGHTS)
     node = policy.config

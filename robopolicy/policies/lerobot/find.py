@@ -1,4 +1,4 @@
-"""Where LeRobot's policy directories are: on this machine, or on the hub."""
+"""Find LeRobot's policy directories, on this machine or on the hub."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ HUB = "hub:"
 
 
 def find_lerobot(path: Path) -> Path | None:
-    """The LeRobot policy directory that `path` stands for: itself, a checkpoint or a run of `lerobot-train`, or
-    hub:<owner>/<name>[@<revision>]. None: something else.
+    """Find the LeRobot policy directory of `path`; None where there is none.
+
+    Args:
+        path: the directory itself, a checkpoint or a run of `lerobot-train`, or hub:<owner>/<name>[@<revision>].
 
     Raises:
-        CheckpointError: the hub has it not, or cannot be reached.
+        CheckpointError: the hub does not have it, or cannot be reached.
     """
     if str(path).startswith(HUB):
         folder = download(str(path).removeprefix(HUB))
@@ -36,14 +38,14 @@ def find_lerobot(path: Path) -> Path | None:
 
 
 def training_run(folder: Path) -> tuple[Path, str] | None:
-    """<run> and <step> of <run>/checkpoints/<step>/pretrained_model, as `lerobot-train` writes it."""
+    """Return <run> and <step> of <run>/checkpoints/<step>/pretrained_model, as `lerobot-train` writes it."""
     folder = folder.resolve()
     run = folder.parents[2] if len(folder.parents) > 2 else folder
     return (run, folder.parent.name) if folder.parent.parent.name == "checkpoints" else None
 
 
 def fingerprint(folder: Path) -> str:
-    """sha256 over what makes the policy: all JSON and safetensors files, by name."""
+    """Compute the sha256 over all JSON and safetensors files, by name."""
     digest = hashlib.sha256()
     for file in sorted(p for p in folder.iterdir() if p.suffix in (".json", ".safetensors")):
         if not file.is_file():
@@ -54,7 +56,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def download(ident: str) -> Path:
-    """A copy of <owner>/<name>[@<revision>] of the hub, weights and JSON alone.
+    """Download weights and JSON of <owner>/<name>[@<revision>] from the hub.
 
     Raises: see `find_lerobot`.
     """

@@ -1,7 +1,7 @@
-"""LeRobotFlow: SmolVLA, π0 and π0.5 of LeRobot as flow policies, open to whatever fine-tunes a denoising chain.
+"""Run SmolVLA, π0 and π0.5 of LeRobot as flow policies whose denoising chain can be fine-tuned.
 
-The vision-language prefix is encoded once per observation and frozen; the action expert is the denoiser, of which the
-fine-tuned steps have a copy. LeRobot's processors stay outside, as in lerobot.py.
+The vision-language prefix is frozen and encoded once per observation. The action expert is the denoiser; the fine-tuned
+steps use a copy. LeRobot's processors stay outside, as in policy.py.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ STEPS = {"smolvla": "num_steps", "pi0": "num_inference_steps", "pi05": "num_infe
 
 @dataclass(frozen=True)
 class ExpertOptions:
-    """How the weights of a large policy are kept and learned.
+    """How the weights of a large policy are stored and learned.
 
-    precision: "bfloat16" halves frozen weights and kept prefixes, and computes in it; what is learned stays in float32.
-    checkpointing: keep no activations of the expert's layers for the gradient, but compute them twice.
+    precision: "bfloat16" halves the memory of frozen weights and stored prefixes, and computes in bfloat16; learned
+        weights stay in float32.
+    checkpointing: recompute activations of the expert's layers for the gradient instead of storing them.
     """
 
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -45,14 +46,15 @@ class ExpertOptions:
 
 
 class LeRobotFlow(Reader, FlowPolicy):
-    """See FlowPolicy for the flow. Latents [R Da] hold the chunk in their first H rows and, below, the numbers that
-    LeRobot pads actions with (networks.lerobot_layout); these are drawn and denoised like the rest, and not
-    scored. `pack` turns LeRobot's noise into ours.
+    """A FlowPolicy around a VLA of LeRobot.
+
+    Latents [R Da] hold the chunk in their first H rows, then the numbers that LeRobot pads actions with (layout.py).
+    The padding is sampled and denoised like the chunk, but not scored. `pack` converts LeRobot's noise to ours.
 
     Args:
         spec, config, preprocessor, postprocessor, inputs, network: see LeRobotPolicy.
         sampling_steps: S; None: as LeRobot's config says. noise_level: see FlowPolicy.
-        finetuned_steps, lora_rank: see Common. precision, checkpointing: see Memory.
+        finetuned_steps, lora_rank: see DenoiserOptions. precision, checkpointing: see ExpertOptions.
 
     Raises:
         SpecError: a type without a flow. CheckpointError: actions that LeRobot changes in other ways than by a scale.
@@ -82,14 +84,14 @@ class LeRobotFlow(Reader, FlowPolicy):
         settings = decode(config)
         check_flow(settings)
         check_inputs(settings, preprocessor, spec, inputs)
-        from robopolicy.policies.lerobot.flow_network import take_apart
+        from robopolicy.policies.lerobot.flow_network import split_network
 
         layout = NetworkLayout(spec.horizon, spec.action.dim, settings.max_action_dim)
         steps = sampling_steps or int(getattr(settings, STEPS[settings.type]))
         whole = get_policy_class(settings.type)(settings) if network is None else network
         whole.requires_grad_(False)
         expert: Any
-        prefix, expert = take_apart(whole, layout, steps=steps, compact=precision == "bfloat16")
+        prefix, expert = split_network(whole, layout, steps=steps, compact=precision == "bfloat16")
         super().__init__(
             spec, ChunkScale.of(pipeline(postprocessor, action=True), spec), sampling_steps=steps,
             noise_level=noise_level, finetuned_steps=finetuned_steps, lora_rank=lora_rank, encoder=lambda _: prefix,
@@ -114,12 +116,12 @@ class LeRobotFlow(Reader, FlowPolicy):
         self.eval()
 
     def pack(self, noise: Tensor) -> Tensor:
-        """[B R Da] from LeRobot's noise [B H Dl]: with it `act` does as LeRobot does."""
+        """Convert LeRobot's noise [B H Dl] to [B R Da], with which `act` reproduces LeRobot."""
         return self.layout.pack(noise)
 
     @torch.no_grad()
     def encode(self, obs: Obs) -> Tensor:
-        """cond [B C] from obs [B To ...] in physical units."""
+        """Encode obs [B To ...] in physical units as cond [B C]."""
         return self.encoder(self.batch(obs))
 
     def prediction(self, cond: Tensor, x: Tensor, k: Tensor, *, frozen: bool = False) -> Tensor:
@@ -130,7 +132,7 @@ class LeRobotFlow(Reader, FlowPolicy):
         return network.denoise(x, network.embed_cond(cond) + time)
 
     def finetuned_loss(self, cond: Tensor, action: Tensor, keep: Tensor, *, k: Tensor, noise: Tensor) -> Tensor:
-        """See ChunkDenoiser; LeRobot pads actions with zeros, and their noise here is a function of `noise`."""
+        """See ChunkDenoiser; LeRobot pads actions with zeros, whose noise is a function of `noise` here."""
         below = (len(action), self.layout.rows - action.shape[1], action.shape[2])
         generator = torch.Generator().manual_seed(seeds_of(noise.flatten()[None])[0])
         noise = torch.cat([noise, torch.randn(below, generator=generator).to(noise)], dim=1)
@@ -152,10 +154,10 @@ class LeRobotFlow(Reader, FlowPolicy):
         return policy
 
     def lerobot_state(self) -> dict[str, Tensor]:
-        """The weights under LeRobot's names, its expert the fine-tuned one.
+        """Return the weights under LeRobot's names, with the fine-tuned expert.
 
         Raises:
-            CheckpointError: LeRobot cannot run this policy, which needs two experts, or noise.
+            CheckpointError: LeRobot cannot run this policy, since it needs two experts, or noise.
         """
         steps, finetuned = len(self.times), self.finetuned_steps
         if finetuned not in (0, steps) or len(self.noise_shape) > 2:
@@ -173,21 +175,21 @@ class LeRobotFlow(Reader, FlowPolicy):
         return {k.removeprefix("policy."): v for k, v in self.encoder.state_dict().items()} | self.lerobot_expert()
 
     def lerobot_expert(self) -> dict[str, Tensor]:
-        """The weights of the expert that runs the last steps, under LeRobot's names."""
+        """Return the weights of the expert of the last steps, under LeRobot's names."""
         return merged_state(self.network if self.finetuned is None else self.finetuned)
 
 
 class ChunkScale(Normalizer):
-    """The scale of LeRobot's actions: of latents [B R Da] it makes the chunk [B H Da], their first rows."""
+    """The scale of LeRobot's actions, which maps the first rows of latents [B R Da] to the chunk [B H Da]."""
 
     horizon: int
 
     @classmethod
     def of(cls, post: Any, spec: PolicySpec) -> ChunkScale:
-        """From LeRobot's postprocessor, which is asked for it.
+        """Measure the scale and shift of LeRobot's postprocessor.
 
         Raises:
-            CheckpointError: it is no scale and shift of each element.
+            CheckpointError: the postprocessor does more than scale and shift each element.
         """
         self = cls({}, spec.action)
         self.horizon = spec.horizon

@@ -19,9 +19,9 @@ TOKENS, SEEN = "observation.language.tokens", "observation.language.attention_ma
 
 
 class PrefixCache(DynamicCache):
-    """Keys and values of a prefix that nobody changes: what is added is seen by the caller alone.
+    """Keys and values of a prefix. `update` returns extended copies and leaves the cache unchanged.
 
-    So a layer can be computed twice, as gradient checkpointing does, and a step leaves nothing behind.
+    So gradient checkpointing can compute a layer twice, and a denoising step has no side effect.
     """
 
     def update(
@@ -37,7 +37,7 @@ class PrefixCache(DynamicCache):
 
 @dataclass(frozen=True)
 class FlowContext:
-    """What all denoising steps of B chunks share. Adding a time [… 1] sets it; see networks.expert.Context."""
+    """Values that all denoising steps of B chunks share. Adding a time [… 1] sets it; see action_expert.Context."""
 
     cache: PrefixCache  # L layers of [B heads P d]
     seen: Tensor  # [B P] bool: a token, not padding
@@ -49,7 +49,7 @@ class FlowContext:
 
 
 def shell[Module: nn.Module](module: Module, children: Mapping[str, nn.Module | None]) -> Module:
-    """The same object in another body: its attributes and methods, but these children alone."""
+    """Copy a module with its attributes and methods, but with other children."""
     made = copy.copy(module)
     made._modules = dict(children)
     return made
@@ -59,8 +59,10 @@ def shell[Module: nn.Module](module: Module, children: Mapping[str, nn.Module | 
 
 
 def _smolvla_bodies(body: Any) -> tuple[Any, Any]:
-    """The transformer with the language model alone, and with the expert alone. LeRobot walks through the layers of
-    both, and skips those whose tokens are not there: blanks will do."""
+    """Return the transformer with the language model alone, and with the expert alone.
+
+    LeRobot iterates over the layers of both and skips those without tokens, so placeholders suffice.
+    """
     seeing, acting = shell(body, {"vlm": body.vlm}), shell(body, {"lm_expert": body.lm_expert})
     seeing.lm_expert = SimpleNamespace(layers=[None] * body.num_expert_layers, norm=None)
     text = SimpleNamespace(layers=[None] * body.num_vlm_layers, norm=None)

@@ -1,8 +1,8 @@
-"""LeRobot's VLAs with flow-matching heads taken apart: a frozen prefix, and an action expert that can be copied alone.
+"""Split LeRobot's flow-matching VLAs into a frozen prefix and an action expert that can be copied alone.
 
-Nothing is computed here that LeRobot computes: both parts are shells of its own modules, which hold the same weights
-under the same names and run its own methods. A prefix is encoded once per observation; its keys and values travel as
-numbers, so that whoever stores, indexes or sends encoded observations need not know what is in them.
+Both parts are copies of LeRobot's module objects: they share its weights under the same names and run its methods. A
+prefix is encoded once per observation. Its keys and values are part of cond [B C], so replay buffers store, index and
+send them like other features.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ROWS = 32  # observations that the prefix is computed of at once
 
 
 class FlowPrefix(nn.Module):
-    """cond [B C] of a batch that LeRobot's preprocessor has made: pictures, instruction and state, frozen.
+    """Encodes a batch of LeRobot's preprocessor (images, instruction, state) as cond [B C]; frozen.
 
     The first F numbers, which critics read, are the mean of the last layer's tokens, normalised, and the state. With
     `compact` two of the other numbers, keys and values, lie in one.
@@ -86,7 +86,7 @@ class FlowExpert(nn.Module):
     Args:
         steps: S. Times come from the grid of S steps, and are rounded as LeRobot rounds its own: a sinusoid of period
             0.004 tells the difference.
-        compact: compute in bfloat16, whatever the weights are kept in.
+        compact: compute in bfloat16, independently of the weights' precision.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class FlowExpert(nn.Module):
         self.steps, self.compact, self.twice = steps, compact, False
 
     def embed_cond(self, cond: Tensor) -> FlowContext:
-        """The prefix that cond [B C] holds."""
+        """Unpack the prefix from cond [B C]."""
         s, batch = self.sizes, len(cond)
         count = s.tokens(cond.shape[1], compact=self.compact)
         features, seen, kept = cond.split([s.features, count, cond.shape[1] - s.features - count], dim=1)
@@ -107,7 +107,7 @@ class FlowExpert(nn.Module):
         return FlowContext(cache, seen > 0.5, features[:, s.width :])
 
     def embed_time(self, t: Tensor) -> Tensor:
-        """[n 1] LeRobot's times of t [n], of the sampling grid."""
+        """Convert t [n] of the sampling grid to LeRobot's times [n 1]."""
         return (1.0 - (t.double() * self.steps).round() / self.steps).float()[:, None]
 
     def denoise(self, x: Tensor, embedding: FlowContext) -> Tensor:
@@ -120,7 +120,7 @@ class FlowExpert(nn.Module):
         return -self.layout.pack(velocity.float())
 
     def checkpointed(self) -> None:
-        """From now on keep no activations of a layer for its gradient: they are computed again (Chen et al. 2016)."""
+        """Recompute activations of layers for the gradient from now on (gradient checkpointing, Chen et al. 2016)."""
         body: Any = self.model.get_submodule(BODY[self.kind])
         self.twice = True
         smol = self.kind == "smolvla"  # whose layers are no modules that are called
@@ -130,11 +130,11 @@ class FlowExpert(nn.Module):
             setattr(body, name, _twice(getattr(body, name)))
 
 
-def take_apart(policy: Any, layout: NetworkLayout, *, steps: int, compact: bool) -> tuple[FlowPrefix, FlowExpert]:
-    """Prefix and expert of a policy of LeRobot, which keep its weights: together they hold each of them once.
+def split_network(policy: Any, layout: NetworkLayout, *, steps: int, compact: bool) -> tuple[FlowPrefix, FlowExpert]:
+    """Split a policy of LeRobot into prefix and expert, which share its weights.
 
     Args:
-        compact: keep the weights of both in bfloat16, but for what LeRobot itself keeps in float32.
+        compact: store the weights of both in bfloat16, except those that LeRobot itself keeps in float32.
     """
     kind, config, model = policy.name, policy.config, policy.model
     body = model.get_submodule(BODY[kind])

@@ -1,7 +1,7 @@
-"""How each type of LeRobot policy predicts a chunk from stacked observations and explicit noise.
+"""Predict a chunk with each type of LeRobot policy, from stacked observations and explicit noise.
 
-LeRobot's policies keep queues of observations and actions for one episode each. Here queues are the executor's, so
-every call begins from an empty policy and is a pure function of its observations and noise, row by row.
+LeRobot's policies keep queues of observations and actions. Here the executor has the queues. So every call starts from
+an empty policy and is a pure function of its observations and noise, row by row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from robopolicy.core.errors import CheckpointError
 
 Batch = dict[str, Any]
-SEED_SHAPE = (2,)  # normal numbers that name a generator's seed
+SEED_SHAPE = (2,)  # normal numbers that determine a generator's seed
 _STATE, _IMAGES = "observation.state", "observation.images"
 
 
@@ -36,10 +36,10 @@ class Kind:
 
 
 def kind_of(config: Any) -> Kind:
-    """How policies of `config.type` predict. Types without an entry of their own are asked one row at a time.
+    """Return how policies of `config.type` predict. Unlisted types predict one row at a time.
 
     Raises:
-        CheckpointError: the policy blends chunks over time, or nothing says how long its chunks are.
+        CheckpointError: the policy blends chunks over time, its type is unsupported, or its chunk length is unknown.
     """
     if getattr(config, "temporal_ensemble_coeff", None) is not None:
         raise CheckpointError(
@@ -49,8 +49,8 @@ def kind_of(config: Any) -> Kind:
         )
     if config.type not in KINDS and type(config).__module__.startswith("lerobot."):
         raise CheckpointError(
-            f"config.json: policies of LeRobot's type {config.type!r} are not taken: nobody has looked whether they "
-            f"load code from elsewhere. Known: {', '.join(sorted(KINDS))}; and types of packages that you install "
+            f"config.json: LeRobot's policy type {config.type!r} is unsupported: its code was never audited for "
+            f"remote code. Known: {', '.join(sorted(KINDS))}; and types of packages that you install "
             "yourself."
         )
     kind = KINDS.get(config.type, OTHER)
@@ -64,7 +64,7 @@ def kind_of(config: Any) -> Kind:
 
 
 def seeds_of(noise: Tensor) -> list[int]:
-    """A seed for each row of noise [B n], n ≥ 1: the bits of its first two numbers."""
+    """Derive a seed for each row of noise [B n], n ≥ 1, from the bits of its first two numbers."""
     bits = noise[:, :2].detach().to("cpu", torch.float32).contiguous().view(torch.int32).tolist()
     return [sum((b & 0xFFFFFFFF) << 31 * i for i, b in enumerate(row)) & 0x7FFFFFFFFFFFFFFF for row in bits]
 
@@ -85,7 +85,7 @@ def _diffusion_noise(config: Any) -> tuple[int, ...]:
 
 
 def _diffusion(policy: Any, batch: Batch, noise: Tensor | None) -> Tensor:
-    """As `predict_action_chunk`, but all steps that were predicted, and a generator for each row."""
+    """As `predict_action_chunk`, but with all predicted steps, and a generator for each row."""
     config, model = policy.config, policy.diffusion
     if config.image_features:
         batch = {**batch, _IMAGES: torch.stack([batch[key] for key in config.image_features], dim=-4)}
@@ -98,7 +98,7 @@ def _diffusion(policy: Any, batch: Batch, noise: Tensor | None) -> Tensor:
         if noise.shape[1] > config.horizon:  # DDPM
             generators = [torch.Generator().manual_seed(s) for s in seeds_of(noise[:, config.horizon])]
     chunk = model.conditional_sample(len(cond), global_cond=cond, generator=generators, noise=latent)
-    return chunk[:, config.n_obs_steps - 1 :]  # those before are of the past
+    return chunk[:, config.n_obs_steps - 1 :]  # earlier steps are in the past
 
 
 # --- VQ-BeT: codes are drawn from torch's global generator ------------------------------------------------------------
@@ -134,7 +134,7 @@ def _other(policy: Any, batch: Batch, noise: Tensor | None) -> Tensor:
 
 
 def _by_row(predict: Callable[[Batch], Tensor], batch: Batch, noise: Tensor | None) -> Tensor:
-    """Row by row, torch's global generator seeded for each, so that no row depends on its neighbours."""
+    """Predict row by row, with torch's global generator seeded for each, so that rows are independent."""
     if noise is None:
         noise = torch.randn(len(next(v for v in batch.values() if isinstance(v, Tensor))), *SEED_SHAPE)
     chunks = []

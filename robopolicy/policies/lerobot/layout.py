@@ -1,4 +1,4 @@
-"""How latents and encoded observations of LeRobot's VLAs are laid out as the numbers that algorithms carry."""
+"""Lay out latents and encoded observations of LeRobot's VLAs as plain tensors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class NetworkLayout:
-    """Latents of H steps of Dl numbers as rows of Da: the chunk first, then what the network pads its actions with.
+    """Latents of H steps of Dl numbers as rows of Da: the chunk first, then the padding of the network's actions.
 
-    So whatever reads the first rows of a latent reads actions, and the rest of it is carried along.
+    So the first rows of a latent are actions.
     """
 
     horizon: int  # H
@@ -27,25 +27,25 @@ class NetworkLayout:
         return self.horizon + -(-self.horizon * (self.latent_dim - self.action_dim) // self.action_dim)
 
     def pack(self, latent: Tensor) -> Tensor:
-        """[B R Da] from [B H Dl]; the last row is filled up with zeros."""
+        """Convert [B H Dl] to [B R Da]; the last row is padded with zeros."""
         rest = latent[..., self.action_dim :].flatten(1)
         rest = F.pad(rest, (0, (self.rows - self.horizon) * self.action_dim - rest.shape[1]))
         return torch.cat([latent[..., : self.action_dim], rest.unflatten(1, (-1, self.action_dim))], dim=1)
 
     def unpack(self, x: Tensor) -> Tensor:
-        """[B H Dl] from [B R Da]."""
+        """Convert [B R Da] to [B H Dl]."""
         size = self.horizon * (self.latent_dim - self.action_dim)
         rest = x[:, self.horizon :].flatten(1)[:, :size].unflatten(1, (self.horizon, -1))
         return torch.cat([x[:, : self.horizon], rest], dim=-1)
 
 
 class Sizes(NamedTuple):
-    """Of a prefix: cond [B C] holds F features, then for each of P tokens whether it counts, its keys and values."""
+    """Sizes of a prefix: cond [B C] holds F features, the mask of P tokens, and their keys and values."""
 
     width: int  # D of the language model; F = D + Ds
     state: int  # Ds, of the padded state
     layers: int  # L
-    heads: int  # whose keys and values are kept
+    heads: int  # of keys and values
     head_dim: int  # d
 
     @property
@@ -53,6 +53,6 @@ class Sizes(NamedTuple):
         return self.width + self.state
 
     def tokens(self, numbers: int, *, compact: bool) -> int:
-        """P of cond of so many numbers C."""
+        """Return P of cond with C = `numbers`."""
         each = self.layers * 2 * self.heads * self.head_dim
         return (numbers - self.features) // (1 + each // (2 if compact else 1))

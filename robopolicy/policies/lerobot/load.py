@@ -1,4 +1,4 @@
-"""LeRobot's policy directories described and checked before any weight is read, then loaded. Never a pickle."""
+"""Check LeRobot's policy directories before any weight is read, then load them. Never a pickle."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _log = logging.getLogger(__name__)
 
 
 def load_lerobot(folder: Path, *, device: torch.device | str = "cpu", env: EnvSpec | None = None) -> Policy:
-    """A LeRobot policy with its processors.
+    """Load a LeRobot policy with its processors.
 
     Raises:
         CheckpointError: files are missing, damaged or pickles, the policy cannot be built, weights do not fit, or
-            nobody says what its actions mean.
+            the meaning of its actions is unknown.
         SpecError: it does not fit `env`; all differences are listed.
     """
     check_links(folder)
@@ -66,7 +66,7 @@ def _load(folder: Path, device: torch.device | str, env: EnvSpec | None) -> Poli
 def describe(
     folder: Path, settings: Any, preprocessor: Document, env: EnvSpec | None
 ) -> tuple[PolicySpec, dict[str, str]]:
-    """The policy's spec, and which feature each key that LeRobot reads is taken from; no weight is read.
+    """Derive the policy's spec, and the feature for each key that LeRobot reads, without reading weights.
 
     Raises: see `load_lerobot`.
     """
@@ -110,7 +110,7 @@ def describe(
 def _features(
     settings: Any, preprocessor: Document, known: PolicyMetadata, env: EnvSpec | None
 ) -> tuple[dict[str, Feature], dict[str, str], list[str]]:
-    """What is read under our names, where each of LeRobot's inputs comes from, and what cannot be."""
+    """Return the features under our names, the source of each of LeRobot's inputs, and contradictions."""
     entrance = entrances(preprocessor)
     features: dict[str, Feature] = {}
     inputs: dict[str, str] = {}
@@ -134,7 +134,7 @@ def _features(
 
 
 def _network(folder: Path, settings: Any) -> tuple[Any, str]:
-    """LeRobot's policy with the weights of the folder, and what LeRobot printed meanwhile."""
+    """Load LeRobot's policy with the weights of the folder; return it and LeRobot's printed output."""
     from lerobot.policies.factory import get_policy_class
 
     said = StringIO()
@@ -157,8 +157,10 @@ def _check_loaded(folder: Path, network: Any, tensors: dict[str, Tensor], said: 
 
 
 def _not_loaded(own: dict[str, Tensor], tensors: dict[str, Tensor]) -> list[str]:
-    """Weights that are not those of the file, one sentence each. Some policies of LeRobot return themselves untrained
-    where loading fails."""
+    """List weights that differ from the file, one sentence each.
+
+    Some policies of LeRobot silently stay untrained where loading fails.
+    """
     names = {k: k if k in own else f"model.{k}" for k in tensors}  # π0's files may leave the prefix out
     found = [f"{k!r} is not a weight of this policy" for k, name in names.items() if name not in own]
     there = {k: own[name] for k, name in names.items() if name in own}
@@ -172,7 +174,7 @@ def _not_loaded(own: dict[str, Tensor], tensors: dict[str, Tensor]) -> list[str]
 
 
 def _processor(folder: Path, name: str) -> Document:
-    """A processor's JSON with the tensors of its state files under "state"."""
+    """Read a processor's JSON with the tensors of its state files under "state"."""
     if not (folder / name).is_file():
         raise CheckpointError(
             f"{folder}: {name} is missing, so nothing says how observations and actions are scaled; without it the "

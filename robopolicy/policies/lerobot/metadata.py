@@ -1,7 +1,7 @@
-"""What LeRobot does not say about a policy: what its actions mean, and how fast they follow one another.
+"""Read and write the metadata that LeRobot's policies lack: the meaning and the rate of their actions.
 
-It comes from, in this order: robopolicy.json beside the weights, which `annotate_policy` writes; the dataset that
-train_config.json names, where it is still there; the env that the policy shall run on, which is warned of.
+Sources, in this order: robopolicy.json beside the weights, which `annotate_policy` writes; the dataset that
+train_config.json names, if it still exists; the env that the policy will run on, with a warning.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PolicyMetadata:
-    """What is known about the data that a policy was trained on; None: unknown. `source`: who says so."""
+    """Metadata of the training data of a policy; None: unknown. `source`: its origin."""
 
     source: str = ""
     action: ActionSpec | None = None
@@ -41,7 +41,7 @@ class PolicyMetadata:
 
 
 def read_metadata(folder: Path) -> PolicyMetadata:
-    """From the directory's own note, else from the dataset that it was trained on, as far as that says it.
+    """Read the directory's robopolicy.json, or else the metadata of the training dataset.
 
     Raises:
         CheckpointError: the note is damaged.
@@ -51,7 +51,7 @@ def read_metadata(folder: Path) -> PolicyMetadata:
         try:
             return PolicyMetadata(NOTE, note.action.action, note.dt, note.tasks, rename=note.rename)
         except SpecError as error:
-            raise CheckpointError(f"{folder}/{NOTE}: damaged ({error}); annotate_policy writes it anew") from error
+            raise CheckpointError(f"{folder}/{NOTE}: damaged ({error}); rewrite it by annotate_policy") from error
     file = folder / "train_config.json"
     trained = read_json(file, finite=False).get("dataset") if file.is_file() else None
     root = trained.get("root") if isinstance(trained, dict) else None
@@ -91,10 +91,10 @@ def annotate_policy(
     path: Path | str, *, action: ActionSpec, dt: float, tasks: tuple[str, ...] = (),
     rename: Mapping[str, str] | None = None,
 ) -> None:  # fmt: skip
-    """Write down once, in `robopolicy.json` beside the weights, what LeRobot does not say about a policy.
+    """Write the metadata that LeRobot's policies lack to `robopolicy.json` beside the weights.
 
     Args:
-        action: what its actions mean. dt: seconds per action.
+        action: meaning of its actions. dt: seconds per action.
         tasks: instructions it was trained on, in the order of the env's.
         rename: LeRobot's key -> ours, e.g. {"observation.image": "observation.images.top"}.
 

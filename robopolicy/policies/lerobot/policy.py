@@ -1,4 +1,4 @@
-"""A policy of LeRobot, with its processors, behind our interface."""
+"""Run a policy of LeRobot, with its processors, behind our interface."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NEEDED = {  # statistics that a normalisation mode reads
     "QUANTILES": ("q01", "q99"),
     "QUANTILE10": ("q10", "q90"),
 }
-# Of LeRobot's own steps those that were read through: they compute, or load a tokenizer without code of its own.
+# Audited steps of LeRobot: they compute, or load a tokenizer without remote code.
 STEPS = {
     "absolute_actions_processor", "device_processor", "image_crop_resize_processor", "map_delta_action_to_robot_action",
     "map_tensor_to_delta_action_dict", "normalizer_processor", "observation_processor",
@@ -36,9 +36,9 @@ _NORMALIZERS = ("normalizer_processor", "unnormalizer_processor")
 
 
 class Reader(Policy):
-    """A policy that reads what LeRobot's preprocessor makes of an observation.
+    """A policy that reads observations through LeRobot's preprocessor.
 
-    `inputs`: the feature that each key which LeRobot reads is taken from. `pre`, `kind`: its preprocessor, its type.
+    `inputs`: {key of LeRobot: our feature}. `pre`, `kind`: LeRobot's preprocessor, and the policy's type.
     """
 
     inputs: dict[str, str]
@@ -46,7 +46,7 @@ class Reader(Policy):
     kind: Kind
 
     def batch(self, obs: Obs) -> dict[str, Any]:
-        """What LeRobot's policy is given, from obs [B To ...] in physical units."""
+        """Build the batch for LeRobot's policy from obs [B To ...] in physical units."""
         count = len(next(iter(obs.values())))
         batch: dict[str, Any] = {key: self._input(obs[ours]) for key, ours in self.inputs.items()}
         index = obs[TASK][:, -1].tolist() if TASK in self.spec.observation else [0] * count
@@ -55,17 +55,17 @@ class Reader(Policy):
             return {k: v for k, v in self.pre(batch).items() if isinstance(v, Tensor | list)}
 
     def set_tasks(self, tasks: tuple[str, ...]) -> None:
-        """Any instructions will do: the network reads them, or has none to read.
+        """See Policy: any instructions are accepted.
 
         Raises:
-            SpecError: there are several, and the policy is not told which.
+            SpecError: there are several, and the policy reads no task index.
         """
         if len(tasks) > 1 and TASK not in self.spec.observation:
             raise SpecError(f"tasks: the env has {len(tasks)}, and the policy reads no {TASK!r} that tells them apart")
         self.spec = replace(self.spec, tasks=tuple(tasks))
 
     def _input(self, x: Tensor) -> Tensor:
-        """[B To ...] as LeRobot takes it: pictures in 0 … 1, no To axis where it reads one frame."""
+        """Convert [B To ...] to LeRobot's layout: images in 0 … 1, no To axis where it reads one frame."""
         x = x if self.spec.n_obs_steps > 1 or self.kind.stacked else x[:, -1]
         return x.float() / 255.0 if x.dtype == torch.uint8 else x
 
@@ -73,14 +73,14 @@ class Reader(Policy):
 class LeRobotPolicy(Reader):
     """`post(network(pre(obs)))`: LeRobot's own classes, whose queues are not used.
 
-    Weights are the network's. The processors are small: their statistics are part of the documents, so that the node
-    rebuilds them and our checkpoints hold such a policy like any other, on its own or under a residual.
+    The weights are the network's. The processors' statistics are part of the config node, so our checkpoints can hold
+    such a policy like any other, alone or under a residual.
 
     Args:
-        spec: what is read and commanded; robopolicy.policies.lerobot.load finds out.
-        config: LeRobot's config.json; what `prepared` sets in it counts, whatever it says.
+        spec: of observations and actions, from robopolicy.policies.lerobot.load.
+        config: LeRobot's config.json; `prepared` overrides some of its keys.
         preprocessor, postprocessor: LeRobot's JSON of either, with the tensors of its state files under "state".
-        inputs: the feature that each key which LeRobot reads is taken from, e.g.
+        inputs: {key of LeRobot: our feature}, e.g.
             {"observation.environment_state": "observation.state"}.
         network: the loaded policy; None builds it from the config, for weights that follow.
 
@@ -137,12 +137,12 @@ class LeRobotPolicy(Reader):
 
 
 def pipeline(document: Document, *, action: bool) -> Any:
-    """LeRobot's processor pipeline, over a batch of observations or an action.
+    """Build LeRobot's processor pipeline, for a batch of observations or an action.
 
-    Moves between devices are left out: everything happens where the observation is.
+    Device moves are left out: all steps run on the observation's device.
 
     Raises:
-        CheckpointError: a step that would run code from elsewhere, cannot be built, or lacks statistics.
+        CheckpointError: a step would run remote code, cannot be built, or lacks statistics.
     """
     from lerobot.processor import PolicyProcessorPipeline
     from lerobot.processor.converters import (
@@ -208,7 +208,7 @@ def _check_step(step: Document, state: dict[str, Any], name: str) -> None:
         mode = (settings.get("norm_map") or {}).get(feature["type"], "IDENTITY")
         reads = (key == "action") == (known == "unnormalizer_processor") and (only is None or key in only)
         lacking = [s for s in _NEEDED.get(mode, ()) if f"{key}.{s}" not in own]
-        if lacking and reads:  # LeRobot would hand the values on as they are, or fail at the first action
+        if lacking and reads:  # LeRobot would pass the values on unscaled, or fail at the first action
             raise CheckpointError(
                 f"{name}: has no {' and '.join(lacking)} of {key!r}, which its mode {mode} needs. Save the processors "
                 "with the statistics of the training data (`make_pre_post_processors(…, dataset_stats=…)`)."

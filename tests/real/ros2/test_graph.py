@@ -177,7 +177,7 @@ def test_a_quality_of_service_that_does_not_fit_is_named(tmp_path):
 
 ORPHAN = """
 import os, subprocess, sys
-from robopolicy.real.ros2.episode_client import arm_command, private_environment
+from robopolicy.real.ros2.processes import arm_command, private_environment
 from tests.real.ros2_graph import TASK, WIRING
 arm = subprocess.Popen(arm_command(TASK, WIRING), env=private_environment(), start_new_session=True)
 print(arm.pid, flush=True)
