@@ -6,27 +6,25 @@ import hashlib
 import json
 import multiprocessing
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
+from robopolicy.cli.suite_jobs import Job, is_finished, join_pieces, plan_pieces
 from robopolicy.config import registry
 from robopolicy.config.instantiate import build
-from robopolicy.core.errors import ConfigError, DataError, RobopolicyError
+from robopolicy.core.errors import RobopolicyError
 from robopolicy.core.rng import Split
-from robopolicy.core.types import TASK, Feature, Obs, Step, VecEnv
-from robopolicy.envs.wrappers import Wrapper
+from robopolicy.core.types import TASK
 from robopolicy.evaluation import rollout
 from robopolicy.evaluation.episode_table import EpisodeTable
+from robopolicy.evaluation.numbered_task import NumberedTask
 from robopolicy.evaluation.policy_ref import PolicyRef
 from robopolicy.policies.find import find_policy, is_ours, read_spec
 from robopolicy.policies.lerobot.find import HUB
@@ -35,41 +33,9 @@ from robopolicy.reporting.suite import Suite, SuiteResult
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.runs.logger import Tracker
 from robopolicy.runs.run_dir import claimed
-from robopolicy.utils.provenance import version
 from robopolicy.utils.suite_packages import PACKAGES, installed
 
 SLOT = "@"  # in checkpoint=…: stands for the task's name
-_LEAST = 5  # episodes of a piece; smaller ones cost more (policy, env, batches of few) than an even end saves
-
-
-@dataclass(frozen=True)
-class Job:
-    """Evaluation of one task, or a piece of it, for one process."""
-
-    task: str
-    node: dict[str, Any]
-    checkpoint: Path
-    policy: str  # its ident in the rows
-    which: Literal["latest", "best"]
-    seeds: list[int]
-    deterministic: bool
-    num_envs: int
-    device: str
-    threads: int
-    file: Path
-
-    @property
-    def pieces(self) -> Path:
-        """Folder of the rows of the pieces, until all are finished."""
-        return self.file.with_suffix("")
-
-
-class SuitePlan(NamedTuple):
-    """The pieces that a task's rows are made from."""
-
-    job: Job
-    kept: list[Path]  # pieces that an interrupted command left
-    pieces: list[Job]  # the other episodes
 
 
 def evaluate_suite(
@@ -119,7 +85,7 @@ def evaluate_suite(
     ]  # fmt: skip
     began = time.perf_counter()
     with claimed(folder, "out"):  # another evaluation would mix its pieces with ours
-        waiting = [job for job in todo if not _finished(job)]
+        waiting = [job for job in todo if not is_finished(job)]
         failed = _run(waiting, count, total=len(todo))
         rows = {job.task: EpisodeTable.load(job.file) for job in todo if job.task not in failed}
     result = SuiteResult(suite, rows, failed)
@@ -164,81 +130,12 @@ def _file(task: str, node: dict[str, Any]) -> str:
     return f"{task.replace('/', '-')}-{digest}.csv"
 
 
-def _finished(job: Job) -> bool:
-    """Return whether all rows of a job are on disk; join its pieces where all are there."""
-    if _seeds_in(job, job.file) == job.seeds:
-        return True
-    kept, missing = _kept(job)
-    if not missing:
-        _join(SuitePlan(job, kept, []))
-    return not missing
-
-
-def _kept(job: Job) -> tuple[list[Path], list[int]]:
-    """Return the pieces on disk that belong to the job, and the seeds that are missing from them."""
-    kept, missing = [], set(job.seeds)
-    for file in sorted(job.pieces.glob("*.csv")):
-        seeds = set(_seeds_in(job, file))
-        if seeds and seeds <= missing:
-            kept.append(file)
-            missing -= seeds
-    return kept, [seed for seed in job.seeds if seed in missing]
-
-
-def _seeds_in(job: Job, file: Path) -> list[int]:
-    """Return the seeds of a file's rows; [] unless all have the job's weights, settings and code."""
-    if version().endswith("dirty"):  # two changed trees look alike
-        return []
-    try:
-        rows = EpisodeTable.load(file)
-    except DataError:
-        return []
-    wanted = {"policy": {job.policy}, "deterministic": {job.deterministic}, "version": {version()}}
-    return rows.seeds if all(set(rows.frame[k]) == v for k, v in wanted.items()) else []
-
-
-def _plans(waiting: list[Job], count: int) -> dict[str, SuitePlan]:
-    """Split the missing episodes such that `count` processes end at about the same time.
-
-    A piece holds about 1 / (2 count) of the episodes that are not handed out yet at most, unless it were of fewer than
-    _LEAST, and a task of more than `count` pieces has as many for each process. So most tasks stay whole, since each
-    piece builds its own env and loads the policy; the last ones are cut the smallest, and fill the time that one
-    process would wait for another. One process has nothing to wait for.
-    """
-    found = [_kept(job) for job in waiting]
-    left = sum(len(missing) for _, missing in found)
-    plans = {}
-    for job, (kept, missing) in zip(waiting, found, strict=True):
-        n = len(missing)
-        number = 1 if count == 1 else min(-(-2 * count * n // left), max(1, n // _LEAST))
-        number -= number % count if number > count else 0
-        parts = [missing[n * i // number : n * (i + 1) // number] for i in range(number)]
-        pieces = [
-            replace(job, seeds=seeds, num_envs=min(job.num_envs, len(seeds)), file=job.pieces / f"{seeds[0]}.csv")
-            for seeds in parts
-        ]
-        plans[job.task] = SuitePlan(job, kept, pieces)
-        left -= n
-    return plans
-
-
-def _join(plan: SuitePlan) -> None:
-    """Replace the pieces by one file of all rows, in the order of the job's seeds."""
-    job = plan.job
-    frame = EpisodeTable.concat(
-        [EpisodeTable.load(file) for file in (*plan.kept, *(piece.file for piece in plan.pieces))]
-    ).frame
-    EpisodeTable(frame.set_index("seed").loc[job.seeds].reset_index()).save(job.file)
-    shutil.rmtree(job.pieces)
-
-
 def _run(waiting: list[Job], count: int, *, total: int) -> dict[str, str]:
-    """Carry out all jobs; {task: why it failed}. What else a failed task was cut into is kept for the next time, of
-    committed code."""
+    """Run all jobs and return {task: why it failed}. The other pieces of a failed task are kept for the next run."""
     failed: dict[str, str] = {}
     if not waiting:
         return failed
-    plans = _plans(waiting, count)
+    plans = plan_pieces(waiting, count)
     left = {task: len(plan.pieces) for task, plan in plans.items()}
     with Tracker().progress(total, "tasks") as bar:
 
@@ -247,7 +144,7 @@ def _run(waiting: list[Job], count: int, *, total: int) -> dict[str, str]:
             if error is not None:
                 failed.setdefault(piece.task, _why(error))
             elif not left[piece.task] and piece.task not in failed:
-                _join(plans[piece.task])
+                join_pieces(plans[piece.task])
             bar.update(total - sum(n > 0 for n in left.values()))
 
         bar.update(total - len(waiting))
@@ -305,7 +202,7 @@ def _evaluate(job: Job) -> None:
     env: Any = build(job.node, "task", "suite.task", num_envs=job.num_envs, seed=0)
     try:
         if (known := _numbered_tasks(job)) and env.spec.tasks[0] in known:
-            env = Numbered(env, known)
+            env = NumberedTask(env, known)
         policy = load_policy(job.checkpoint, device=job.device, env=env.spec, which=job.which)
         rows = rollout.evaluate(
             policy, env, torch.tensor(job.seeds), deterministic=job.deterministic, policy_id=job.policy
@@ -323,40 +220,6 @@ def _numbered_tasks(job: Job) -> tuple[str, ...]:
         return ()
     spec = read_spec(job.checkpoint, which=job.which)
     return spec.tasks if TASK in spec.observation else ()
-
-
-class Numbered(Wrapper):
-    """Env of one task that emits the task number of a policy of many tasks.
-
-    Raises:
-        ConfigError: the policy was not trained on that instruction.
-    """
-
-    def __init__(self, env: VecEnv, tasks: tuple[str, ...]) -> None:
-        super().__init__(env)
-        if env.spec.tasks[0] not in tasks:
-            known = ", ".join(repr(t) for t in tasks)
-            raise ConfigError(
-                f"{env.spec.id}: the policy tells tasks apart, and {env.spec.tasks[0]!r} is none of {known}"
-            )
-        self.number = tasks.index(env.spec.tasks[0])
-        self.spec = replace(env.spec, tasks=tasks, observation={**env.spec.observation, TASK: Feature((), "int64")})
-
-    def reset(self, seeds: Tensor | None = None) -> Obs:
-        return self._numbered(self.env.reset(seeds))
-
-    def step(self, action: Tensor) -> Step:
-        step = self.env.step(action)
-        obs = self._numbered(step.obs)
-        return step._replace(obs=obs, next_obs=obs if step.next_obs is step.obs else self._numbered(step.next_obs))
-
-    def close(self) -> None:
-        close = getattr(self.env, "close", None)
-        if close is not None:
-            close()
-
-    def _numbered(self, obs: Obs) -> Obs:
-        return {**obs, TASK: torch.full((self.num_envs,), self.number, device=self.device)}
 
 
 def _list(failed: dict[str, str]) -> str:

@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 from robopolicy.core.errors import ConfigError, closest
-from robopolicy.doctor.checks import CHECKS, Check, setup_fix
+from robopolicy.doctor.checks import CHECKS, Check
+from robopolicy.doctor.fixes import setup_fix
 from robopolicy.doctor.suites import check_suites, check_vulkan
 
 

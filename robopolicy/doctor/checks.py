@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from robopolicy.doctor.fixes import ROOT, apt_install, in_checkout, pip_install, setup_fix
 from robopolicy.doctor.probes import ProbeError, probe
 
-ROOT = Path(__file__).resolve().parents[2]  # the checkout, or site-packages
 GIB = 2**30
 GL_PACKAGES = "libegl1 libgl1 libosmesa6"
 MIN_DISK, GOOD_DISK = 1.0, 5.0  # GiB: no run fits; a few runs with videos fit
-MIN_MEMORY = 3.0  # GiB: what `robopolicy quickstart` may take
+MIN_MEMORY = 3.0  # GiB: peak of `robopolicy quickstart`
 UPDATE_DRIVER = "nvidia-smi  # then update the driver"
 RUN = "from robopolicy.doctor.probes import {0}; {0}()"  # a program there
 
@@ -35,45 +35,11 @@ class Check:
 
     def __post_init__(self) -> None:
         if not self.ok and not self.fix:
-            raise ValueError(f"Check {self.name!r} fails without saying how to mend it")
+            raise ValueError(f"Check {self.name!r} fails without a fix")
 
     @property
     def state(self) -> str:
         return "ok" if self.ok else "FAILED" if self.required else "optional"
-
-
-# ---- how to mend -------------------------------------------------------------------------------------------------
-
-
-def in_checkout() -> bool:
-    return (ROOT / "scripts" / "setup.sh").is_file()
-
-
-def uv() -> str:
-    """Return the command of uv."""
-    for path in (Path(sys.prefix) / "bin" / "uv", ROOT / ".tools" / "bin" / "uv"):
-        if path.is_file():
-            return shlex.quote(str(path))
-    return "uv"
-
-
-def pip_install(*packages: str) -> str:
-    return f"{uv()} pip install --python {shlex.quote(sys.executable)} {' '.join(packages)}"
-
-
-def apt_install(packages: str) -> str:
-    sudo = "" if os.geteuid() == 0 else "sudo "
-    return f"{sudo}apt-get update && {sudo}apt-get install -y {packages}"
-
-
-def setup_fix() -> str:
-    """Return the command that restores the Python environment."""
-    if in_checkout():
-        return f"{shlex.quote(str(ROOT / 'scripts' / 'setup.sh'))} --force"
-    return pip_install("--upgrade", "robopolicy")
-
-
-# ---- the checks --------------------------------------------------------------------------------------------------
 
 
 def check_python() -> Check:

@@ -8,7 +8,8 @@ import re
 import shlex
 from typing import Any, ClassVar
 
-from robopolicy.doctor.checks import ROOT, Check, apt_install, in_checkout, pip_install
+from robopolicy.doctor.checks import Check
+from robopolicy.doctor.fixes import ROOT, apt_install, in_checkout, pip_install
 from robopolicy.doctor.probes import ProbeError, probe
 from robopolicy.utils.suite_packages import PACKAGES, installed, misfits
 

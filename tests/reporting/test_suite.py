@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from robopolicy.cli import eval as eval_verb
-from robopolicy.cli import eval_suite
+from robopolicy.cli import eval_suite, suite_jobs
 from robopolicy.cli.eval import evaluate
-from robopolicy.cli.eval_suite import Job, Numbered, evaluate_suite
+from robopolicy.cli.eval_suite import evaluate_suite
 from robopolicy.cli.main import find_verb
+from robopolicy.cli.suite_jobs import Job
 from robopolicy.config import registry
 from robopolicy.config.compose import compose, group_options
 from robopolicy.core.errors import CheckpointError, ConfigError, DataError, RobopolicyError
@@ -26,6 +27,7 @@ from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import TASK, Feature
 from robopolicy.evaluation import policy_ref, rollout
 from robopolicy.evaluation.episode_table import EpisodeTable
+from robopolicy.evaluation.numbered_task import NumberedTask
 from robopolicy.policies.factory import build_policy
 from robopolicy.policies.normalizer import Normalizer
 from robopolicy.reporting.suite import Suite, SuiteResult
@@ -103,7 +105,7 @@ def bits(result: SuiteResult) -> dict[str, str]:
 
 
 def code(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    for module in (eval_suite, rollout):
+    for module in (suite_jobs, rollout):
         monkeypatch.setattr(module, "version", lambda: version)
 
 
@@ -211,7 +213,7 @@ def test_the_last_tasks_are_cut_the_smallest(tmp_path, sizes, count, numbers):
         Job(f"t{i}", {}, tmp_path, "p", "latest", list(range(n)), False, 20, "cpu", 1, tmp_path / f"t{i}.csv")
         for i, n in enumerate(sizes)
     ]
-    plans = eval_suite._plans(jobs, count)
+    plans = suite_jobs.plan_pieces(jobs, count)
     assert [len(plan.pieces) for plan in plans.values()] == numbers
     for job, plan in zip(jobs, plans.values(), strict=True):
         assert [seed for piece in plan.pieces for seed in piece.seeds] == job.seeds
@@ -296,7 +298,7 @@ def test_pieces_that_nobody_joined_are_joined(exact, pieces, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(eval_suite, "_join", killed)
+        patch.setattr(eval_suite, "join_pieces", killed)
         with pytest.raises(KeyboardInterrupt):
             evaluate_suite(GRADED, exact, jobs=2, only=("long",))
     result = evaluate_suite(GRADED, exact, jobs=2, only=("long",))
@@ -360,12 +362,12 @@ def test_fixed_initial_states_are_taken_in_order():
 def test_a_policy_of_many_tasks_is_told_which_one_it_is():
     env = named_point("near", 2)
     text = env.spec.tasks[0]
-    wrapped = Numbered(env, ("another", text))
+    wrapped = NumberedTask(env, ("another", text))
     assert wrapped.reset()[TASK].tolist() == [1, 1]
     assert wrapped.step(torch.zeros(2, 2)).next_obs[TASK].tolist() == [1, 1]
     assert wrapped.spec.tasks[1] == text
     with pytest.raises(ConfigError, match="is none of 'another'"):
-        Numbered(env, ("another",))
+        NumberedTask(env, ("another",))
 
 
 def test_a_policy_of_many_tasks_is_evaluated_on_each(run, tmp_path):
