@@ -6,7 +6,7 @@ import torch
 # Small tensors: threads cost more than they bring, and tests may run side by side.
 torch.set_num_threads(1)
 
-COMPILES = "test_arm.py::test_an_arm_that_hears_nothing_plays_the_certified_stop"
+COMPILES = "test_robots.py::test_an_arm_that_hears_nothing_plays_the_certified_stop"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -44,7 +44,7 @@ def evaluate(
     """Run a checkpoint on `episodes` episodes of a split; write rows and films to `out`.
 
     In a `world` the seeds choose imagined episodes; these rows are called "imagined" where they have no name.
-    With a `suite` instead of a task: on all of its tasks, or those in `only` (suite_eval.py).
+    With a `suite` instead of a task: on all of its tasks, or those in `only` (cli/eval_suite.py).
 
     Args:
         memory: dataset of demonstrations for the policy's retrieval, in place of those that it was saved with; "none":

@@ -92,7 +92,7 @@ class EnvSpec:
     `history`: To, or 0 where single frames are emitted. `chunk`: Ta, or 0 where `step` takes one primitive action.
     `joint_access`: joint commands pass a hook between IK and physics, so safety limits can be trained under.
     `resumable`: `state_dict` holds the unfinished episodes, so training resumes bit for bit. Other envs are reset after
-    `load_state_dict`, or alone where they are not `Stateful`, and training continues with new episodes.
+    `load_state_dict` (those that are not `Stateful` are only reset), and training continues with new episodes.
     `branches`: episodes start from states inside recorded ones and are cut early, so they have no outcome.
     """
 

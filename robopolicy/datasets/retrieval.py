@@ -35,7 +35,7 @@ class Retrieved(NamedTuple):
 class Memory(nn.Module):
     """Frames of demonstrations, each with the key it is found by and the chunk that was executed from there.
 
-    Buffers that are no part of the state dict: they move with the policy, and policy_files.py writes them beside its
+    Buffers that are no part of the state dict: they move with the policy, and policies/io.py writes them beside its
     weights. `tasks`: instructions that `task` counts in.
 
     Args:

@@ -19,7 +19,7 @@ from robopolicy.utils.atomic import write_atomically
 
 # Column → pandas dtype; the order is that of the file.
 COLUMNS = {
-    "seed": "int64",  # the episode's; which split it belongs to follows from its value (noise.episode_seeds)
+    "seed": "int64",  # the episode's; which split it belongs to follows from its value (rng.episode_seeds)
     "env": "str",
     "digest": "str",  # hash of every parameter that defines the task
     "task": "str",  # instruction

@@ -51,7 +51,7 @@ def evaluate(
     Args:
         env: emits single frames; history and base actions are added here. It is reset, and left within other
             episodes, so a training env must not be passed.
-        seeds: [E] int64, all different, from `noise.episode_seeds("validation" | "test", 0, E)`.
+        seeds: [E] int64, all different, from `rng.episode_seeds("validation" | "test", 0, E)`.
         deterministic: the policy's mode instead of a sample; deployment samples by default.
         policy_id: names the checkpoint in every row.
 

@@ -20,7 +20,7 @@ Sampler = Literal["ddpm", "ddim"]
 
 
 class DiffusionPolicy(ChunkDenoiser):
-    """Denoises a chunk in K steps with a cosine schedule.
+    """Denoises a chunk in K steps with a cosine schedule; `ChunkDenoiser.loss` is its training loss.
 
     One step of either sampler is Gaussian with mean c₀·x̂₀ + c₁·x and a standard deviation that depends on the step
     alone. Both come from the table `steps`, computed once from diffusers' scheduler; a test compares them with its

@@ -57,7 +57,7 @@ class PolicyFiles:
     """A policy directory in memory, as migrations see it."""
 
     meta: dict[str, Any]  # policy.json
-    spec: dict[str, Any]  # spec.json; has a version and migrations of its own (spec.py)
+    spec: dict[str, Any]  # spec.json; has a version and migrations of its own (core/specs.py)
     tensors: dict[str, Tensor] | None = None  # read for migrations, else only once the spec has been checked
 
 

@@ -22,7 +22,7 @@ from robopolicy.reporting.html_report import page
 from robopolicy.utils.atomic import write_atomically
 from robopolicy.utils.provenance import command, hardware, version
 
-_SPLIT_BITS = 40  # as in noise.py: a split's seeds are its number << 40 and up
+_SPLIT_BITS = 40  # as in core/rng.py: a split's seeds are its number << 40 and up
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 A checkpoint is written completely or not at all.
 
 run directory         checkpoints/step_0000001000/ …, and the files `latest` and `best`, each with the name of one
-checkpoint            policy/ (policy_files.py) or model/ (world_models/models/world.py) ·
+checkpoint            policy/ (policies/io.py) or model/ (world_models/models/world.py) ·
                       state.json · state.safetensors · checkpoint.json · manifest.json
 """
 

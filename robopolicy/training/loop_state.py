@@ -68,7 +68,7 @@ def evaluate_and_save(
 
 
 def solved(recent: deque[float], wanted: float | None, steps: int, env: VecEnv) -> bool:
-    """Return True if the newest training episodes succeed as often as `wanted`; None is never reached.
+    """Return True if the newest training episodes succeed as often as `wanted`; False where it is None.
 
     Every env gets time for two episodes first: the first to end are the short ones, which are successes.
     """

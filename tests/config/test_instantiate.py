@@ -1,4 +1,4 @@
-"""build.py and schema.py: whatever is wrong with a config is said before anything is built."""
+"""instantiate.py and schema.py: whatever is wrong with a config is said before anything is built."""
 
 from __future__ import annotations
 

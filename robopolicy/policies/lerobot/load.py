@@ -121,7 +121,7 @@ def _features(
         enters, shape = entrance.get(key, key), tuple(feature.shape)
         ours = known.rename.get(enters, known.rename.get(key, enters))
         if ours == ENV_STATE and ours not in (env.observation if env else known.observation):
-            ours = STATE  # our datasets hold the state under this name too: see data/writer.py
+            ours = STATE  # our datasets hold the state under this name too: see lerobot_writer.py
         wanted = Feature(shape, "uint8" if feature.type.value == "VISUAL" else "float32")
         if (named := known.observation.get(ours)) is not None and named.shape == shape:
             wanted = named

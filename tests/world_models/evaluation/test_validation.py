@@ -1,4 +1,4 @@
-"""validate.py and assess.py: open-loop errors by hand, baselines, calibration, a model worse than none."""
+"""validation.py and calibration.py: open-loop errors by hand, baselines, calibration, a model worse than none."""
 
 from __future__ import annotations
 

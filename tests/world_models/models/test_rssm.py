@@ -1,4 +1,4 @@
-"""rssm.py and pictures.py: what latents are made from, masks, rows alone, resuming, what it refuses."""
+"""rssm.py and image_codec.py: what latents are made from, masks, rows alone, resuming, what it refuses."""
 
 from __future__ import annotations
 
