@@ -107,7 +107,7 @@ def main() -> int:
 def run(name: str, folder: Path) -> dict[str, Any]:
     """The values of one run; `folder` holds what those before it made."""
     began = time.monotonic()
-    before = {p for p in folder.iterdir()}
+    before = set(folder.iterdir())
     if name == "quickstart":
         call(folder, "quickstart", "out=quickstart", "tracker=quiet")
     elif name == "killed":

@@ -39,7 +39,8 @@ def gae(
     """Generalised advantages (Schulman et al. 2016) of chunks of any length, γ per primitive step, λ per chunk.
 
     δ = Σγⁱrᵢ + γˢ·V' − V over the s steps of a chunk. V' is the value at the env's next decision.
-    Terminated: V' = 0. Truncated: V' is the value of the true successor, not of the next episode's start. The λ-trace stops at either end, and before a chunk in which physics failed.
+    Terminated: V' = 0. Truncated: V' is the value of the true successor, not of the next episode's start. The λ-trace
+    stops at either end, and before a chunk in which physics failed.
 
     Args:
         reward: [T N]. planned, terminated, truncated, valid: [T N] bool; an env must plan in the first row.

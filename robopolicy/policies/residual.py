@@ -26,8 +26,8 @@ class ResidualPolicy(Policy):
     0, and the base acts alone. With `task_weights` the first layer of the residual and of its critics has additional
     weights for each task (see TaskLayout).
 
-    Actor and critics read the elements `state` of the state. Relative elements (the distance to the goal, not its place) let
-    both learn from far fewer episodes (docs/suites.md).
+    Actor and critics read the elements `state` of the state. Relative elements (the distance to the goal, not its
+    place) let both learn from far fewer episodes (docs/suites.md).
 
     With `pictures` the residual also reads the observation as encoded by the base's frozen encoder. Replay buffers
     store this encoding, not the images.

@@ -80,8 +80,8 @@ class Expert:
     def plan(self, f: Groups, phase: Phase) -> Targets:
         """Targets at the present `phase` [N]: TCP position [N 3] m, yaw [N] rad, gripper [N] in [-1, 1].
 
-        `f`: the observation by name (`f["tcp"]` [N 3] …), as `StateLayout.unpack` gives it. Use `self.bias` [N 4] to let
-        expert noise shift the grasp.
+        `f`: the observation by name (`f["tcp"]` [N 3] …), as `StateLayout.unpack` gives it. Use `self.bias` [N 4] to
+        let expert noise shift the grasp.
         """
         raise NotImplementedError
 
