@@ -26,7 +26,7 @@ from robopolicy.utils.malloc import release_memory
 
 
 class OnPolicy(Explorer, Protocol):
-    """An algorithm that learns from one rollout at a time. In the first `critic_warmup` rollouts only the critic learns."""
+    """An algorithm that learns from one rollout at a time; for `critic_warmup` rollouts only the critic learns."""
 
     @property
     def critic_warmup(self) -> int: ...
