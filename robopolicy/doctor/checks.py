@@ -44,7 +44,8 @@ class Check:
 
 def check_python() -> Check:
     found = ".".join(map(str, sys.version_info[:3]))
-    ok = sys.version_info[:2] == (3, 12)
+    version = sys.version_info[:2]
+    ok = version == (3, 12) if in_checkout() else version >= (3, 12)  # the locks of a checkout are of 3.12
     fix = f"rm -r {shlex.quote(str(ROOT / '.venv'))} && {setup_fix()}" if in_checkout() else "uv venv --python 3.12"
     return Check("Python", ok, f"{found} ({sys.executable})" + ("" if ok else "; 3.12 is needed"), fix)
 
