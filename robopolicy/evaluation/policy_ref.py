@@ -9,7 +9,7 @@ from typing import Any, Literal
 from robopolicy.config.instantiate import build
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.types import TASK, Feature, VecEnv
-from robopolicy.core.untrusted import check_links, leads_inside, pointed, refusing
+from robopolicy.core.untrusted import WANDB, check_links, leads_inside, pointed, refusing
 from robopolicy.datasets.lerobot_reader import dataset_features, load_episodes
 from robopolicy.policies.base import Policy
 from robopolicy.policies.find import is_ours, policy_digest
@@ -38,7 +38,7 @@ class PolicyRef:
         if out is None and run is None:
             raise ConfigError(f"{path}: is not inside a run directory; say with out=<folder> where results shall go")
         if run is not None:
-            check_links(run)
+            check_links(run, apart=WANDB)
         name = (run or policy.resolve()).name
         checkpoint = which if which == "best" else _checkpoint(policy.resolve(), run)
         return cls(policy, run, out or run or policy, name, checkpoint=checkpoint)

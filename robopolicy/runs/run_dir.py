@@ -21,7 +21,7 @@ import pydantic
 from robopolicy.config.schema import Fraction, NonNegative, Positive
 from robopolicy.core.errors import ConfigError
 from robopolicy.core.trees import flatten
-from robopolicy.core.untrusted import check_links, checked, read_yaml
+from robopolicy.core.untrusted import WANDB, check_links, checked, read_yaml
 from robopolicy.datasets.metadata import recorded
 from robopolicy.runs.config_changes import compared_keys, default_of, may_change, schedule_keys, shown
 from robopolicy.runs.inputs import INPUTS, same_input, write_inputs
@@ -92,7 +92,7 @@ def open_run(
         run_dir.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise ConfigError(f"run_dir={run_dir}: is a file, or lies below one. Give a folder, new or of a run.") from None
-    check_links(run_dir, where=f"run_dir={run_dir}", error=ConfigError)
+    check_links(run_dir, apart=WANDB, where=f"run_dir={run_dir}", error=ConfigError)
     with claimed(run_dir, "run_dir"):
         if begun(run_dir):
             check_same(run_dir, config)

@@ -15,15 +15,16 @@ from robopolicy import sim
 from robopolicy.cli import compare
 from robopolicy.cli.robustness import robustness
 from robopolicy.config.instantiate import build
-from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
+from robopolicy.core.errors import CheckpointError, ConfigError, RobopolicyError, SpecError
 from robopolicy.core.specs import check_fits
 from robopolicy.evaluation import policy_ref
 from robopolicy.evaluation.mp4 import Mp4Writer
 from robopolicy.evaluation.policy_ref import PolicyRef, env_of
 from robopolicy.policies.lerobot.metadata import annotate_policy
+from robopolicy.reporting.run_reader import read_run
 from robopolicy.runs.checkpointer import save_policy
 from robopolicy.runs.inputs import same_input, there
-from robopolicy.runs.run_dir import own_task, read_config
+from robopolicy.runs.run_dir import open_run, own_task, read_config
 from robopolicy.sim.suites import gymnasium
 from robopolicy.utils import atomic, storage
 from robopolicy.utils.atomic import remove_leftovers, write_atomically
@@ -311,3 +312,22 @@ def test_rounds_refit_no_model_that_does_not_say_how_it_was_trained(text: str, t
     rounds = SimpleNamespace(config={"world": {"model": str(tmp_path)}}, _rollouts=lambda _: {"a": "b"}, share=0.25)
     with pytest.raises(ConfigError, match=r"world\.model"):
         RoundRunner._refitting(rounds, {}, tmp_path / "model", 1)  # type: ignore[arg-type]
+
+
+def test_wandb_links_its_logs_to_the_users_cache(run: Path, outside: Path) -> None:
+    """Such a run can be evaluated, reported on and resumed; a `wandb` that is itself a link cannot."""
+    logs = run / "wandb" / "offline-run-1" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "debug-core.log").symlink_to(outside)
+    says(run, "task: {_target_: native, task: reach}\n")
+    read_run(run)
+    with open_run(run, read_config(run) or {}, begun=lambda _: True):
+        pass
+    (run / "wandb").rename(run / "kept")
+    with pytest.raises(CheckpointError, match="kept"):
+        PolicyRef.of(run / "saved", "latest", None)
+    (run / "kept").rename(outside.parent / "elsewhere")
+    (run / "wandb").symlink_to(outside.parent / "elsewhere")
+    for refused in (lambda: PolicyRef.of(run / "saved", "latest", None), lambda: read_run(run)):
+        with pytest.raises(RobopolicyError, match="wandb"):
+            refused()
