@@ -188,7 +188,7 @@ def test_a_dry_run_has_no_way_to_the_arm(monkeypatch):
 def test_deploy_refuses_and_says_what_an_arm_s_limits_lack(monkeypatch, capsys):
     """A tracking error that empties the claim; a summary that says that there is no scene."""
     env = sim.make("reach", 1, joint_noise=0.0)
-    monkeypatch.setattr(deploy, "Place", SimpleNamespace(of=lambda *_: SimpleNamespace(ident="toy")))
+    monkeypatch.setattr(deploy, "Place", SimpleNamespace(of=lambda *_: SimpleNamespace(ident="toy", run=None)))
     monkeypatch.setattr(deploy, "task_of", lambda *_: {})
     monkeypatch.setattr(deploy, "build", lambda *_, **__: env)
     monkeypatch.setattr(deploy, "load_policy", lambda *_, **__: None)
