@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from robopolicy.cli import _VERBS, find_verb
 from robopolicy.config import compose, config_folder, flatten, group_options
 from robopolicy.errors import RobopolicyError
@@ -32,6 +34,8 @@ ALONE = ("--config-dir", "--allow")  # options of the command line with a value
 
 def main() -> None:
     asked = json.load(sys.stdin)
+    for promise in asked:
+        promise["words"] = [without_gpu(word) for word in promise["words"]]
     own: dict[str, list[Context]] = {}  # contexts of a page: its own commands
     for promise in asked:
         if promise["kind"] == "command" and (context := split(promise["words"])):
@@ -41,6 +45,11 @@ def main() -> None:
     else:
         answers = {p["id"]: verdict(p, own.get(p["page"], [])) for p in asked}
     print("\n" + json.dumps(answers, default=str))
+
+
+def without_gpu(word: str) -> str:
+    """`device=cuda` is refused where there is no GPU; the rest of a command can be checked all the same."""
+    return "device=cpu" if word == "device=cuda" and not torch.cuda.is_available() else word
 
 
 def verdict(promise: dict[str, Any], own: list[Context]) -> str:

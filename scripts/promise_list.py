@@ -49,6 +49,9 @@ NOT_RUN: tuple[tuple[str, str], ...] = (  # (pattern of the text, why nothing is
 
 ELSEWHERE = {  # names that no file writes out as they are
     "joint_trajectory_controller": "ros2_control's",
+    "forward_position_controller": "ros2_control's",
+    "object_y": "sim makes names of features from an object and an axis",
+    "cube_z": "likewise",
     "loop_trailed": "real/ros2/report.py puts `loop_` before the loop's counts",
 }
 COMPOSED = (  # commands of blocks that are composed or parsed, and not run
