@@ -37,8 +37,12 @@ LEROBOT = (
 )
 PARSED = """
 import argparse, runpy, sys
-def parse(self, *a, _real=argparse.ArgumentParser.parse_args, **k): _real(self, *a, **k); sys.exit(0)
+real = argparse.ArgumentParser.parse_known_args
+def parse(self, *a, known=False, **k):
+    _, rest = real(self, *a, **k)
+    sys.exit(0 if known or not rest else f"unknown: {rest}")
 argparse.ArgumentParser.parse_args = parse
+argparse.ArgumentParser.parse_known_args = lambda self, *a, **k: parse(self, *a, known=True, **k)
 sys.argv = sys.argv[1:]
 if sys.argv[0] == "-m":
     del sys.argv[0]
