@@ -195,7 +195,9 @@ class Sandbox:
 
     def recording(self) -> Path:
         base = self.checkpoint("runs/bc", ["task=pick"])
-        return self._once("recording", ["robopolicy", "deploy", f"checkpoint={base}", "episodes=1", "record=@AT"])
+        return self._once(
+            "recording", ["robopolicy", "deploy", f"checkpoint={base}", "task=pick", "episodes=1", "record=@AT"]
+        )
 
 
 def named(value: str) -> list[str]:
