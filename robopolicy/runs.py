@@ -26,7 +26,7 @@ from robopolicy.evaluate.provenance import write_provenance
 from robopolicy.run_inputs import INPUTS, same_input, write_inputs
 from robopolicy.schema import TARGET, Fraction, NonNegative, Positive, is_node, parameters
 from robopolicy.storage import checkpoints_in
-from robopolicy.untrusted import check_links, checked, read_yaml
+from robopolicy.untrusted import WANDB, check_links, checked, read_yaml
 
 CONFIG = "config.yaml"
 PROVENANCE = "provenance.json"
@@ -95,7 +95,7 @@ def open_run(
         run_dir.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise ConfigError(f"run_dir={run_dir}: is a file, or lies below one. Give a folder, new or of a run.") from None
-    check_links(run_dir, where=f"run_dir={run_dir}", error=ConfigError)
+    check_links(run_dir, apart=WANDB, where=f"run_dir={run_dir}", error=ConfigError)
     with claimed(run_dir, "run_dir"):
         if begun(run_dir):
             check_same(run_dir, config)

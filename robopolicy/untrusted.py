@@ -27,6 +27,7 @@ DEPTH = 64  # of mappings and lists in one another
 DIGITS = 400  # of a number
 HEADER = 32 * 2**20  # bytes of a safetensors header
 AXES = 16  # of a tensor
+WANDB = "wandb"  # the folder of a run in which wandb links its logs to the user's cache
 _NAME = re.compile(r"[^/\\\x00-\x1f]{1,255}")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _BYTES = {
@@ -144,11 +145,14 @@ def leads_inside(path: Path, folder: Path) -> bool:
     return any(real.parent == cache / "blobs" for cache in hub)
 
 
-def check_links(folder: Path, *, levels: int = 2 * DEPTH, where: str = "", error: Error = CheckpointError) -> None:
+def check_links(
+    folder: Path, *, levels: int = 2 * DEPTH, apart: str = "", where: str = "", error: Error = CheckpointError
+) -> None:
     """Refuse a folder of a stranger that has links out of itself: reading and writing would follow them.
 
     Args:
-        levels: how deep to look. where: the key to blame.
+        levels: how deep to look. apart: a folder in it that only another program reads and writes. where: the key to
+            blame.
 
     Raises:
         error: names the link.
@@ -168,7 +172,7 @@ def check_links(folder: Path, *, levels: int = 2 * DEPTH, where: str = "", error
                         f"{where or folder}: {shown} is a link that leads out of the folder, and is not followed. Put "
                         "a copy of what it stands for in its place."
                     )
-            elif left > 1 and entry.is_dir(follow_symlinks=False):
+            elif left > 1 and entry.is_dir(follow_symlinks=False) and not (left == levels and entry.name == apart):
                 waiting.append((Path(entry.path), left - 1))
 
 

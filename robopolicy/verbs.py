@@ -32,7 +32,7 @@ from robopolicy.runs import CONFIG, own_task, read_config
 from robopolicy.schema import Count, Device, Fraction, Natural, Node, Positive
 from robopolicy.tracking import Tracker
 from robopolicy.types import TASK, Feature, VecEnv
-from robopolicy.untrusted import check_links, leads_inside, pointed, refusing
+from robopolicy.untrusted import WANDB, check_links, leads_inside, pointed, refusing
 
 Split = Literal["test", "validation"]
 _NOTHING = "none"  # memory=none
@@ -253,7 +253,7 @@ class Place:
         if out is None and run is None:
             raise ConfigError(f"{path}: is not inside a run directory; say with out=<folder> where results shall go")
         if run is not None:
-            check_links(run)
+            check_links(run, apart=WANDB)
         name = (run or policy.resolve()).name
         checkpoint = which if which == "best" else _checkpoint(policy.resolve(), run)
         return cls(policy, run, out or run or policy, name, checkpoint=checkpoint)

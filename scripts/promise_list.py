@@ -30,6 +30,7 @@ OUTPUT = ("runs/", "data/", "policies/", "bags", "my_", "<", "train/", "eval/", 
           "meta/", "model/", "round_")  # fmt: skip
 
 STANDS_FOR = {
+    "<experiment>": "metaworld_residual", "--base … --refined …": "--base a --refined b",
     "<verb>": "train", "<id>": "CartPole-v1", "<package>": "gymnasium_robotics", "<suite>": "metaworld",
     "<task>": "push-v3", "<name>": "mujoco_panda", "<folder>": "recorded", "<dataset>": "data",
     "<setting>": "tcp_speed",

@@ -99,6 +99,12 @@ class Wheel:
         }  # fmt: skip
         self.python = env / "bin" / "python"
 
+    @functools.cache  # noqa: B019
+    def words(self, package: str) -> frozenset[str]:
+        """Every word in the Python files of an installed package."""
+        (folder,) = (self.folder / "env").glob(f"lib/python3*/site-packages/{package}")
+        return frozenset(w for p in folder.rglob("*.py") for w in re.findall(r"\w+", p.read_text(encoding="utf-8")))
+
     def ask(self, promises: Sequence[Promise], what: str) -> dict[str, Any]:
         """Answers of scripts/promise_check.py: {promise: verdict}, or {promise: keys of its composed command}."""
         asked = [

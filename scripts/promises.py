@@ -178,6 +178,8 @@ class Keeper:
         known = {f for p in scripts for f in re.findall(r'"--([\w-]+)"', p.read_text())}
         known |= {"allow", "config-dir", "help", "cfg", "debug", "options", "ros-args", "checkpoint", "wiring"}
         known |= set(re.findall(r"--([\w.-]+)", "\n".join(p.text for p in self.promises if p.kind == "command")))
+        if "lerobot-" in page:  # LeRobot's options are fields of its configs
+            known |= {f for f in flags if f.split(".")[-1] in self.wheel.words("lerobot")}
         missing = [f for f in flags if f not in known]
         return f"unknown: {missing}" if missing else ""
 

@@ -16,11 +16,12 @@ from robopolicy import atomic, storage, verbs
 from robopolicy.atomic import remove_leftovers, write_atomically
 from robopolicy.build import build
 from robopolicy.checkpoint import save_policy
-from robopolicy.errors import CheckpointError, ConfigError, SpecError
+from robopolicy.errors import CheckpointError, ConfigError, RobopolicyError, SpecError
+from robopolicy.evaluate.run_dir import read_run
 from robopolicy.evaluate.video import Mp4Writer
 from robopolicy.lerobot.notes import annotate_policy
 from robopolicy.run_inputs import same_input, there
-from robopolicy.runs import own_task, read_config
+from robopolicy.runs import open_run, own_task, read_config
 from robopolicy.spec import check_fits
 from robopolicy.verbs import Place, env_of
 from scripts import hostile_inputs
@@ -283,3 +284,22 @@ def test_a_step_that_is_no_number_fits_nothing() -> None:
     check_fits(spec, env)
     with pytest.raises(SpecError, match="dt"):
         check_fits(replace(spec, dt=float("nan")), env)
+
+
+def test_wandb_links_its_logs_to_the_users_cache(run: Path, outside: Path) -> None:
+    """Such a run can be evaluated, reported on and resumed; a `wandb` that is itself a link cannot."""
+    logs = run / "wandb" / "offline-run-1" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "debug-core.log").symlink_to(outside)
+    says(run, "task: {_target_: native, task: reach}\n")
+    read_run(run)
+    with open_run(run, read_config(run) or {}, begun=lambda _: True):
+        pass
+    (run / "wandb").rename(run / "kept")
+    with pytest.raises(CheckpointError, match="kept"):
+        Place.of(run / "saved", "latest", None)
+    (run / "kept").rename(outside.parent / "elsewhere")
+    (run / "wandb").symlink_to(outside.parent / "elsewhere")
+    for refused in (lambda: Place.of(run / "saved", "latest", None), lambda: read_run(run)):
+        with pytest.raises(RobopolicyError, match="wandb"):
+            refused()

@@ -10,7 +10,7 @@ from typing import Any
 from robopolicy.errors import ConfigError, DataError
 from robopolicy.evaluate.rows import Rows
 from robopolicy.evaluate.video import INDEX
-from robopolicy.untrusted import check_links, parse_json, read_bytes, read_json, refusing
+from robopolicy.untrusted import WANDB, check_links, parse_json, read_bytes, read_json, refusing
 
 # What a complete run directory holds, and what each piece is there for.
 PIECES = {
@@ -98,7 +98,7 @@ def read_run(path: Path | str) -> Run:
     path = Path(path)
     if not path.is_dir():
         raise DataError(f"{path.name}: no such run directory. A run directory holds {', '.join(PIECES)}.")
-    check_links(path, where=path.name, error=DataError)
+    check_links(path, apart=WANDB, where=path.name, error=DataError)
     missing = [f"{name} ({meaning})" for name, meaning in PIECES.items() if not (path / name).is_file()]
     metrics, torn = _metrics(path / "metrics.jsonl")
     if torn:
