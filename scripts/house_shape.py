@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import io
 import subprocess
 import sys
@@ -206,6 +207,14 @@ TRAIN = ("algo=residual", "task=reach", "base=zero_action", "num_envs=8", "valid
 CONFIG_ROOMS = ("robopolicy/cli", "robopolicy/config", "robopolicy/training", "robopolicy/runs")
 
 
+@functools.cache
+def ours(name: str) -> str:
+    """The path of a file of this project from its root; "" for other files."""
+    path = Path(name).resolve()
+    inside = path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in FOLDERS
+    return str(path.relative_to(ROOT)) if inside else ""
+
+
 class Calls:
     """Calls of this project's functions while it is entered, or until `until` is called: how many, by file."""
 
@@ -219,9 +228,8 @@ class Calls:
         if frame.f_code is self.until:
             sys.setprofile(None)
             return
-        path = Path(frame.f_code.co_filename).resolve()
-        if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in FOLDERS:
-            self.files[str(path.relative_to(ROOT))] += 1
+        if file := ours(frame.f_code.co_filename):
+            self.files[file] += 1
 
     def __enter__(self) -> Calls:
         sys.setprofile(self._count)
