@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from scripts import house_shape
+
 ROOT = Path(__file__).parents[1]
 LINKED = ("sim", "world_models", "real", "configs")
 PACKAGES = ("robopolicy", *LINKED)
@@ -64,6 +66,12 @@ def test_folders_of_the_top_are_parts_of_the_package() -> None:
         assert link.is_symlink() and link.readlink() == Path("..", folder)
         assert (ROOT / folder / "__init__.py").is_file(), f"{folder} is not a package"
     assert not {*LINKED} & {name for path in modules(*PACKAGES, "tests", "scripts") for name in imported(path)}
+
+
+@pytest.mark.parametrize("places", ["circles", "upward_imports", "doubled_class_names", "private_words"])
+def test_the_house_keeps_its_shape(places: str) -> None:
+    """No modules import one another or those of a later room; a class name has one meaning; words are the field's."""
+    assert list(house_shape.COUNTED[places]()) == []
 
 
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
