@@ -45,7 +45,7 @@ RESIDUAL = ("num_envs", "validation_episodes", "loop.total_steps", "loop.warmup_
 MODELS = {  # the names that pages give to the runs of world models
     "world": ("algo=world_model", "loop.success.min_positives=1", "loop.labelled=16"),
     "seen": ("algo=world_model_pictures", "loop.success.min_positives=1", "loop.labelled=16"),
-    "windows": ("algo=trajectories", "loop.min_windows=1"),
+    "windows": ("algo=trajectories", "loop.min_windows=1", "loop.steps=400", "loop.batch_size=64"),
 }
 MORE = {
     "robot=mujoco_ros2": "lockstep=true",  # a busy machine keeps no real time
@@ -191,7 +191,9 @@ class Sandbox:
         train = ["robopolicy", "train", f"dataset={self.dataset(value, task)}", "run_dir=@AT", "tracker=quiet"]
         short = ["loop.steps=20", "loop.batch_size=8"]
         if last in MODELS:
-            return self._once(f"{last}_{label}", [*train, *short, *MODELS[last]])
+            own = {word.split("=")[0] for word in MODELS[last]}
+            rest = [word for word in short if word.split("=")[0] not in own]
+            return self._once(f"{last}_{label}", [*train, *rest, *MODELS[last]])
         policy = next((p for p in ("vla", "ricl", "gaussian") if p in value), "diffusion")
         base = self._once(f"{policy}_{label}", [*train, *short, f"policy={policy}", "validation_episodes=0"])
         if "residual" not in value:

@@ -91,7 +91,9 @@ def test_dppo_is_the_same_on_every_device():
         for device in DEVICES:
             policy = base(finetuned_steps=3)
             policy.begin_finetuning()
-            algo = DPPO(policy.to(device), critic=partial(MLP, width=16, depth=2), minibatch=64, epochs=1)
+            algo = DPPO(
+                policy.to(device), critic=partial(MLP, width=16, depth=2), minibatch=64, epochs=1, critic_warmup=0
+            )
             train_dppo(algo, num_envs=4, total_steps=4 * 12 * 2)
             learned.append([p.detach().to(HERE) for p in policy.finetuned_parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*learned, strict=True))
