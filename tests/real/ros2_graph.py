@@ -38,7 +38,7 @@ def graph(
 
 
 def main() -> None:
-    """The policy node with a policy that goes one way."""
+    """The policy node with a policy that goes to and fro."""
     import rclpy
     import torch
     from rclpy.signals import SignalHandlerOptions
@@ -54,12 +54,16 @@ def main() -> None:
     env = policy_runtime.one_env(TASK)
 
     class Seeing(Drive):
-        """Stands still where it is shown no picture."""
+        """Goes to and fro, and stands still where it is shown no picture."""
+
+        plans = 0
 
         def act(self, obs, **how):
             picture = obs["observation.images.front"]
             assert picture.shape[-3:] == (3, 24, 32), picture.shape
-            return super().act(obs, **how) * bool((picture > 0).any())
+            self.plans += 1
+            way = 1.0 if self.plans // 6 % 2 == 0 else -1.0  # at the end of its way the arm would stand
+            return super().act(obs, **how) * bool((picture > 0).any()) * way
 
     policy_runtime.load_policy = lambda *_, **__: Seeing(env, [0.01, 0.01, -0.005, 0.0, -1.0])
     config = DeployConfig(
