@@ -119,26 +119,29 @@ def rows(before: dict[str, Any], differ: dict[str, list[str]]) -> list[Evidence]
 
 def run(name: str, folder: Path) -> dict[str, Any]:
     """The values of one run; `folder` holds what those before it made."""
-    began = time.monotonic()
+    began, said = time.monotonic(), list[str]()
     before = set(folder.iterdir())
     if name == "quickstart":
         call(folder, "quickstart", "out=quickstart", "tracker=quiet")
     elif name == "killed":
         killed(folder)
     else:
-        for command in RUNS[name]:
-            call(folder, *command)
+        said = [line for command in RUNS[name] for line in call(folder, *command).splitlines()]
     found = {p.relative_to(folder).as_posix(): values(p) for p in sorted(folder.iterdir()) if p not in before}
+    if name == "deployed":  # success, reasons and counts of every decision, and that the replay agrees
+        found["said"] = [line for line in said if line.startswith(("success", "control steps", "commands", "episode"))]
     if name == "killed":
         found["not_as_uninterrupted"] = differences(values(folder / "residual")["weights"], found["killed"]["weights"])
     print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
     return found
 
 
-def call(folder: Path, *command: str) -> None:
+def call(folder: Path, *command: str) -> str:
+    """Run a command of ours; return what it printed."""
     done = subprocess.run([*ROBOPOLICY, *command], cwd=folder, env=ENV, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    return done.stdout
 
 
 def killed(folder: Path) -> None:
