@@ -44,8 +44,7 @@ WORDS = frozenset((  # private words that the field's have replaced, as names an
     "doubters", "doubt", "exam", "Exam", "Marks", "behave", "decline", "Decline", "tee", "turns", "coordinates",
     "Coordinates", "Place", "deal", "remind", "remember", "told", "instruct", "sees", "hand", "Hand", "Order",
     "sight", "Sight", "operated", "brain", "Brain", "ledger", "Ledger", "propose", "governor", "Governor", "ladder",
-    "sighted", "tuned", "judge", "Scores", "standing", "owed", "imperfection", "company", "nobody", "somebody",
-    "whoever", "anew", "amid", "thereof",
+    "sighted", "tuned", "judge", "Scores", "standing", "owed", "imperfection", "company",
 ))  # fmt: skip
 
 

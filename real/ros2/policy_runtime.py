@@ -154,7 +154,9 @@ class PolicyRuntime:
         """Prepare an episode, and end the recording of the one before."""
         self.end(None)
         if self.process is not None and self.process.ended:
-            raise PlanningError("the planner's process has ended; configure the node anew")
+            raise PlanningError(
+                "planner: its process has ended, expected it to run; clean up and configure the node again"
+            )
         if self.recorder is not None:
             policy_id = self.policy.ident if isinstance(self.policy, RemotePlanner) else self.policy_id
             self.recorder.begin(header_of(

@@ -84,7 +84,7 @@ GUARDS = [
     # -- recordings
     Guard("recordings are kept", Recorder, "__init__", 'if found := sorted(self.folder.glob("*.mcap")):', "if False:",
           somewhere(test_recorder.test_a_second_recording_goes_elsewhere)),
-    Guard("nobody waits for a disk", Recorder, "put", "queue.Full", "KeyError",
+    Guard("no tick waits for a disk", Recorder, "put", "queue.Full", "KeyError",
           somewhere(test_recorder.test_a_full_queue_drops_counts_and_says_so), (queue.Full,)),
     Guard("lost messages count", Recorder, "put", "self.dropped[topic] += 1", "pass",
           somewhere(test_recorder.test_a_full_queue_drops_counts_and_says_so)),
