@@ -47,7 +47,7 @@ class JointStateObserver(Arrivals):
         elements = spec.observation[STATE].names if STATE in spec.observation else ()
         if elements is None:
             raise SpecError(
-                f"{STATE}: its elements have no names, so nobody can tell which is which joint. Name them in the "
+                f"{STATE}: its elements have no names, expected names of joints. Name them in the "
                 "dataset's meta/info.json (features.observation.state.names) and train again."
             )
         joints, n = joints_of(wiring), len(wiring.joints)

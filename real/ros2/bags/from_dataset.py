@@ -63,7 +63,7 @@ def export_bags(
         for number, episode in columns.episodes():
             name, success = f"episode_{number:06d}", bool(episode.success.any())
             if only_success and not success:
-                left_out[name] = "did not succeed" if episode.outcomes else "nobody recorded whether it succeeded"
+                left_out[name] = "did not succeed" if episode.outcomes else "its success was not recorded"
                 continue
             drive = columns.drive(episode, number)
             text = options.task or episode.tasks[int(episode.obs[TASK][0]) if TASK in episode.obs else 0]
