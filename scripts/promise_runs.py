@@ -25,7 +25,7 @@ from scripts.promise_list import Promise, words
 ROOT = Path(__file__).resolve().parents[1]
 SMALL: dict[str, dict[str, str]] = {
     "demos": {"episodes": "60", "num_envs": "20"},
-    "eval": {"episodes": "2", "videos": "0", "num_envs": "2"},
+    "eval": {"episodes": "2", "videos": "0", "num_envs": "2", "world.even_if_bad": "true"},
     "compare": {"episodes": "2", "videos": "0", "num_envs": "2"},
     "robustness": {"episodes": "2", "num_envs": "2"},
     "deploy": {"episodes": "1"},
@@ -47,9 +47,10 @@ MODELS = {  # the names that pages give to the runs of world models
     "seen": ("algo=world_model_pictures", "loop.success.min_positives=1", "loop.labelled=16"),
     "windows": ("algo=trajectories", "loop.min_windows=1", "loop.steps=400", "loop.batch_size=64"),
 }
-MORE = {
-    "robot=mujoco_ros2": "lockstep=true",  # a busy machine keeps no real time
-    "suite=metaworld_mt10": "only=[push-v3]",  # one of its tasks
+MORE = {  # values of keys where a command has a word
+    "robot=mujoco_ros2": {"lockstep": "true"},  # a busy machine keeps no real time
+    "suite=metaworld_mt10": {"only": "[push-v3]"},  # one of its tasks
+    "algo=trajectories": {"loop.steps": "400", "loop.batch_size": "64"},  # a model of less is refused
 }
 DATASETS = ("dataset=", "memory=", "--dataset.root=")
 CHECKPOINTS = ("checkpoint=", "base=", "a=", "b=", "teacher=")
@@ -64,9 +65,10 @@ class Failed(Exception):
 def small(words: Sequence[str], keys: Mapping[str, object]) -> list[str]:
     """The words of a command with the values of `SMALL`; `keys` are those of its composed config."""
     short = {k: v for k, v in SMALL.get(words[1], {}).items() if larger(keys.get(k), v)}
+    for word in words:
+        short |= MORE.get(word, {})
     kept = [w for w in words if w.split("=")[0] not in short]
-    added = [f"{k}={v}" for k, v in short.items()]
-    return [*kept, *added, *(extra for mark, extra in MORE.items() if mark in words and extra not in words)]
+    return [*kept, *(f"{k}={v}" for k, v in short.items())]
 
 
 def larger(value: object, least: str) -> bool:

@@ -17,6 +17,7 @@ from robopolicy.real.safety.profile import Profile
 
 Array = NDArray[np.float64]
 S = 1_000_000_000  # ns
+ALONE = "alone"  # frame of an echo: the simulated arm, which is to wait for answers, has heard no trajectory yet
 
 
 def to_ns(stamp: Time | Duration) -> int:

@@ -60,6 +60,7 @@ class RemoteArm:
         self.ages = Ages(chain, simulated=follow)
         self.commanded: Array | None = None  # [n] rad that the driver plays, where it says so
         self.commanded_at = 0  # tick
+        self.waiting = True  # the arm waits for the answer to every state, or never does
         self.fresh = self.unreadable = False
         self.opening = math.nan
         self.time, self.now, self.active, self.muted = 0.0, -math.inf, False, False
@@ -119,8 +120,10 @@ class RemoteArm:
         """Hold the arm in the next tick: a state with NaN or infinite values has come."""
         self.unreadable = True
 
-    def on_commanded(self, q: Array, stamp: float, at: float) -> None:
+    def on_commanded(self, q: Array, stamp: float, at: float, *, alone: bool = False) -> None:
         """Take the driver's echo: it plays `q` [n] rad at `stamp` s of its clock, received at `at` s of ours.
+
+        `alone`: a simulated arm has not heard a trajectory yet, so it plays by its own clock.
 
         Raises:
             StampError: its stamp is not of this moment, or repeats the one before, as a driver that hangs does.
@@ -131,6 +134,7 @@ class RemoteArm:
         self._hear(PLAYED, at)
         if not self.active:
             return
+        self.waiting |= not alone
         found = self.history.heard(tick, q)
         if found:
             self.counts[found] += 1

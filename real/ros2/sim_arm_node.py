@@ -185,7 +185,9 @@ class ArmNode(Node):
             self._pub["features"].publish(messages.joint_state(self.names, ns, feature_values(self.env, obs)))
         self._film(tick)
         if "joint_commands" in self._pub:
-            self._pub["joint_commands"].publish(messages.joint_state(self.wiring.joints, ns, q))
+            echo = messages.joint_state(self.wiring.joints, ns, q)
+            echo.header.frame_id = messages.ALONE if self.lockstep and not self.locked else ""
+            self._pub["joint_commands"].publish(echo)
         self._tell(tick)  # the last of the tick: the policy node answers it
         if tick % 25 == 0:
             self.report()

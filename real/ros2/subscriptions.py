@@ -217,7 +217,7 @@ class Subscriptions:
 
     def _on_commanded(self, message: JointState, at: float) -> None:
         q = self._commands.arrange(list(message.name), message.position)
-        self.arm.on_commanded(q, _seconds(message), at)
+        self.arm.on_commanded(q, _seconds(message), at, alone=message.header.frame_id == messages.ALONE)
 
     def _on_features(self, message: JointState, at: float) -> None:
         self.arm.stamps["features"].take(_seconds(message), at)

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from robopolicy.real.ros2.command_history import KEPT, CommandHistory
-from robopolicy.real.ros2.remote_arm import RemoteArm
+from robopolicy.real.ros2.remote_arm import PLAYED, RemoteArm
 from robopolicy.real.ros2.timeline import MATCH
 from robopolicy.real.safety import Decision, SafetyError
 
@@ -52,7 +52,7 @@ class TrajectoryStream:
 
     def __init__(self, arm: RemoteArm, loop: Loop) -> None:
         self.arm, self.loop, self.chain, self.wiring = arm, loop, arm.chain, arm.wiring
-        self.zero, self.greeted = 0, False
+        self.zero = self.greeted = 0  # greeted: tick at which the arm was last sent where it stands
         self.settled = 0  # tick from which on commands may follow the first, standing trajectory; 0: at once
         self.reasons, self.ticks, self.changed = Counter[str](), 0, 0
         self.decision: Decision | None = None
@@ -73,7 +73,8 @@ class TrajectoryStream:
         for counts in (arm.counts, self.reasons, self.loop.counts):
             counts.clear()
         self.ticks = self.changed = 0
-        self.decision, self.greeted, self.settled = None, False, 0
+        self.decision, self.greeted, self.settled = None, 0, 0
+        arm.waiting = not arm.clock.follow or self.wiring.topics[PLAYED] is None
         tick = arm.clock.tick(now) + self.wiring.lead_ticks
         self.zero, arm.time, arm.now = tick, 0.0, arm.ages.heard["state"]  # inputs of an episode before do not count
         arm.ages.begin(now, arm.time)
@@ -114,14 +115,20 @@ class TrajectoryStream:
         """Whether commands may be sent: an arm first gets a standing trajectory, and may need time to settle."""
         arm = self.arm
         if not self.greeted:  # stand: so that an arm that waits for us does so from before the first plan on
-            self.greeted = True
+            self.greeted = arm_tick
             if self.wiring.output.type != "positions":  # no such driver waits
                 if self.wiring.output.points == "spline":
                     self.settled = arm.history.last + round(SETTLE / self.wiring.tick_s)
                 self._stand()
                 return False
-        if self.settled:
+        if self.settled or not arm.waiting:
             arm.time = max(arm.time, (goal - 1 - self.zero) * self.wiring.tick_s)  # signs of life are not old then
+        if not arm.waiting:  # a first plan may take long, and simulated time must not go on meanwhile
+            if arm_tick > self.greeted:
+                self.greeted = arm_tick
+                self._stand()
+            return False
+        if self.settled:
             if arm_tick < self.settled + MATCH:
                 if arm_tick - arm.history.last <= GREETINGS and not (arm.muted or self.chain.faulted):
                     self._stand()  # the way there is the same again: a lost message is made good

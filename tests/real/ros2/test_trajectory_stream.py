@@ -68,6 +68,7 @@ class Wire:
         self.arm = MujocoArm(make_task("reach"), self.profile, dt=DT)
         self.now, self.tick, self.glitch = 50.0, 1_000_000, 0.0  # s; of the states' stamps alone
         self.waited = 0.0  # s that states waited for the node
+        self.more = {}  # of the echoes
         q = np.zeros(self.arm.model.nq)
         q[:] = self.arm.data.qpos
         q[:7] = HOME
@@ -95,7 +96,7 @@ class Wire:
         state = State(self.arm.data.qpos[:7].copy(), self.arm.data.qvel[:7].copy(), 0.08)
         if states:
             if self.echo:
-                self.hear(self.stream.arm.on_commanded, q, self.tick * DT, self.now)
+                self.hear(self.stream.arm.on_commanded, q, self.tick * DT, self.now, **self.more)
             self.hear(self.stream.arm.on_state, state, self.tick * DT + self.glitch, self.now - self.waited)
         if enable:
             self.stream.arm.on_enable(True, self.now)
@@ -103,10 +104,10 @@ class Wire:
             self.stream.pump(self.now)
         self.tick, self.now = self.tick + 1, self.now + DT
 
-    def hear(self, take, *message) -> None:
+    def hear(self, take, *message, **more) -> None:
         """Hand over what may be refused, as the topics do."""
         try:
-            take(*message)
+            take(*message, **more)
         except SafetyError as error:
             self.unheard[getattr(error, "reason", "state")] += 1
 
@@ -358,6 +359,20 @@ def test_simulated_time_that_leaps_is_a_fault(seconds):
     wire.run(150)
     assert wire.stream.arm.mode is Mode.RUN and wire.speed > 0.1
     assert sum(joint_violations(np.array(wire.played[moved:])[:, None], wire.profile, DT).values()) == 0
+
+
+def test_no_plan_begins_before_a_simulated_arm_waits_for_it():
+    """It may take long, and an arm that has not heard of the episode would go on by its own clock meanwhile."""
+    wire = Wire(follow=True, delay=100)
+    wire.more = {"alone": True}
+    wire.begin()
+    wire.run(80)
+    assert wire.stream.ticks == 0 and wire.sent > 50, "it is told again and again where it stands"
+    wire.delay, wire.more = 0, {}
+    wire.run(1)
+    wire.run(150)
+    assert wire.stream.arm.mode is Mode.RUN and wire.speed > 0.1
+    wire.check()
 
 
 @pytest.mark.parametrize("seconds", [3600.0, -15.0])
