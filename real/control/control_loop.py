@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from robopolicy.real.control.interfaces import Journal, Operator
 from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer, Delays
@@ -17,10 +16,10 @@ from robopolicy.real.control.robots import Robot, State
 from robopolicy.real.control.trajectory_spline import follow, steps_behind
 from robopolicy.real.planning.planner import Runner
 from robopolicy.real.safety import Decision, Mode, SafetyChain, SafetyError
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.decision import Measured
 from robopolicy.real.teleoperation.teleoperator import Driver
 
-Array = NDArray[np.float64]
 # The reference waits for a command that trails it: each tick for CATCH_UP of the lag, and in sum for no more than
 # MAX_WAIT of a control step.
 CATCH_UP, MAX_WAIT = 0.3, 0.2

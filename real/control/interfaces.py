@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from robopolicy.core.types import Obs
 from robopolicy.real.control.joints import Commanded
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.teleoperation.teleoperator import Driver, TeleopCommand
-
-Array = NDArray[np.float64]
 
 
 class Journal(Protocol):

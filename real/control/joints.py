@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec
 from robopolicy.real.control.trajectory_spline import shape
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.profile import Profile
 from robopolicy.sim.control import Controller
 from robopolicy.sim.kinematics import Frame, forward, yaw_of
-
-Array = NDArray[np.float64]
 
 
 class Target(NamedTuple):

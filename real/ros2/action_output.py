@@ -5,16 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
 from action_msgs.msg import GoalStatus
-from numpy.typing import NDArray
 from rclpy.lifecycle import LifecycleNode
 
 from robopolicy.real.ros2 import messages
 from robopolicy.real.ros2.outputs import OnFailure, spline_of
 from robopolicy.real.ros2.wiring import Wiring, WiringError
-
-Array = NDArray[np.float64]
+from robopolicy.real.safety.array_ops import Array
 
 ANSWER_S = 0.2  # s that a driver may take to answer a goal
 ABORTED, CANCELED = GoalStatus.STATUS_ABORTED, GoalStatus.STATUS_CANCELED

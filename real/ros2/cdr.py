@@ -18,8 +18,7 @@ from trajectory_msgs.msg import JointTrajectory
 from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.ros2 import messages
 from robopolicy.real.safety import SafetyError
-
-Array = NDArray[np.float64]
+from robopolicy.real.safety.array_ops import Array
 
 LITTLE_ENDIAN = b"\x00\x01\x00\x00"  # how the payload is laid out; offsets and alignment count from behind it
 STAMP = len(LITTLE_ENDIAN) + 8  # where the stamp ends

@@ -7,12 +7,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Self
 
-import numpy as np
 import rclpy
 from diagnostic_msgs.msg import DiagnosticArray
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState
-from numpy.typing import NDArray
 from rcl_interfaces.srv import SetParameters
 from rclpy.experimental import EventsExecutor
 from rclpy.node import Node
@@ -26,6 +24,7 @@ from robopolicy.real.ros2.spin import start, take_priority
 from robopolicy.real.ros2.teleop_keys import Forwarder
 from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.safety import SafetyError
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.teleoperation.keys import Keys
 
 TIMEOUT = 120.0  # s for a service that loads a policy or compiles
@@ -127,7 +126,7 @@ class EpisodeClient(Node):
         answer = self._call(self._reset_fault, Trigger.Request())
         return "" if answer.success else str(answer.message)
 
-    def listen(self, keys: Keys, stick: Callable[[], NDArray[np.float64]] | None = None) -> None:
+    def listen(self, keys: Keys, stick: Callable[[], Array] | None = None) -> None:
         """Forward a human's keys from now on; `self.forwarder.over` says when they ended.
 
         Raises:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from builtin_interfaces.msg import Duration, Time
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
-from numpy.typing import NDArray
 from sensor_msgs.msg import JointState
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
@@ -13,9 +12,9 @@ from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.control.robots import State
 from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.safety import SafetyError
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.profile import Profile
 
-Array = NDArray[np.float64]
 S = 1_000_000_000  # ns
 ALONE = "alone"  # frame of an echo: the simulated arm, which is to wait for answers, has heard no trajectory yet
 

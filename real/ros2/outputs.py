@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from rclpy.lifecycle import LifecycleNode
 from std_msgs.msg import Float64MultiArray, MultiArrayDimension, MultiArrayLayout
 from trajectory_msgs.msg import JointTrajectory
@@ -16,9 +15,9 @@ from trajectory_msgs.msg import JointTrajectory
 from robopolicy.real.ros2.cdr import TrajectoryBytes
 from robopolicy.real.ros2.qos import missing, on_publisher, profile_of
 from robopolicy.real.ros2.wiring import Topic, Wiring
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.motion import knots
 
-Array = NDArray[np.float64]
 OnFailure = Callable[[str], None]  # takes a sentence about a failure of the driver
 OnMismatch = Callable[[], None]  # called when a node is found whose quality of service does not fit
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from robopolicy.real.control.robots import State
 from robopolicy.real.ros2.ages import Ages
@@ -18,8 +17,7 @@ from robopolicy.real.ros2.continuity import Continuity, JumpError
 from robopolicy.real.ros2.timeline import MATCH
 from robopolicy.real.ros2.wiring import Wiring
 from robopolicy.real.safety import Mode, SafetyChain
-
-Array = NDArray[np.float64]
+from robopolicy.real.safety.array_ops import Array
 
 FRESH = 0.5  # s: no arm starts from an older state
 STALE = 50  # ticks: no arm starts from an older echo of the driver

@@ -15,7 +15,6 @@ import time
 import numpy as np
 import torch
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
-from numpy.typing import NDArray
 from rclpy.node import Node
 from sensor_msgs.msg import JointState
 from std_msgs.msg import Float64
@@ -35,8 +34,6 @@ from robopolicy.real.ros2.wiring import Wiring, load_wiring
 from robopolicy.real.safety import SafetyError, load_profile
 from robopolicy.sim.arm import ARM_DOF
 from robopolicy.sim.env import SimEnv
-
-Array = NDArray[np.float64]
 
 NAME = "mujoco_arm"
 STALL_NS = 1_000_000_000  # a delay beyond this is not made good

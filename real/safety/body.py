@@ -5,12 +5,11 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from robopolicy.real.safety.array_ops import Array, Ints
 from robopolicy.real.safety.kinematics import Pose, pose, reach
 from robopolicy.real.safety.profile import Capsule, Profile
 
-Array = NDArray[np.float64]
 _COVER = 0.05  # m, spacing of the spheres that cover a capsule
 
 
@@ -42,7 +41,7 @@ class Body:
         return pose(self.profile.chain, q, self.links, self.local)
 
     @cached_property
-    def scene(self) -> NDArray[np.int64]:
+    def scene(self) -> Ints:
         """Capsules that must keep off the scene."""
         return np.array([i for i, c in enumerate(self.profile.capsules) if c.scene], dtype=np.int64)
 
@@ -52,7 +51,7 @@ class Body:
         return self.reach[self.tcp]
 
     @cached_property
-    def pairs(self) -> NDArray[np.int64]:
+    def pairs(self) -> Ints:
         """[2 P] capsules that are kept apart, the one nearer to the base first."""
         return np.ascontiguousarray(np.array(self.profile.pairs, dtype=np.int64).reshape(-1, 2).T)
 

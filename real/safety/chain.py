@@ -9,9 +9,8 @@ from itertools import compress
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from robopolicy.real.safety.array_ops import clip, max_abs_diff, within
+from robopolicy.real.safety.array_ops import Array, clip, max_abs_diff, within
 from robopolicy.real.safety.command_limiter import CommandLimiter
 from robopolicy.real.safety.decision import Decision, Measured
 from robopolicy.real.safety.energy_tank import EnergyTank, tank_for
@@ -25,8 +24,6 @@ from robopolicy.real.safety.risk import RiskCritic
 from robopolicy.real.safety.safety_mode import Mode, Patience, Watchdog
 from robopolicy.real.safety.space import space_limits
 from robopolicy.real.safety.tracking import PathCheck
-
-Array = NDArray[np.float64]
 
 SLOW_PACE = 0.2  # of the joints' velocity limits
 SETTLE = 0.1  # s without a cause, at rest, before HOLD ends

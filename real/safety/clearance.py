@@ -7,10 +7,11 @@ from functools import cached_property
 
 import numpy as np
 
+from robopolicy.real.safety.array_ops import Array, Ints
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.geometry import above_planes, apart, near_box, near_pairs, near_planes, off_box
 from robopolicy.real.safety.limits import EXTRA, NEAR, Inequalities
-from robopolicy.real.safety.path import Array, Here, Ints, Path
+from robopolicy.real.safety.path import Here, Path
 from robopolicy.real.safety.settings import Box, Plane
 
 

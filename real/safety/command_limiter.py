@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from robopolicy.real.safety.array_ops import all_true, any_true, within
+from robopolicy.real.safety.array_ops import Array, Bool, Ints, all_true, any_true, within
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.errors import SafetyError
 from robopolicy.real.safety.joint_space import joint_limits
@@ -26,9 +25,6 @@ from robopolicy.real.safety.profile import Profile
 from robopolicy.real.safety.projection import Projection, project
 from robopolicy.real.safety.safe_command_search import SafeCommandSearch, put
 from robopolicy.real.safety.space import space_limits
-
-Array = NDArray[np.float64]
-Bool = NDArray[np.bool_]
 
 # Reasons beside the limits' names.
 INPUT, RATE, PROJECTED, LATE, POST, ERROR = "input", "rate", "projected", "late", "post_check", "error"
@@ -66,7 +62,7 @@ class CommandLimiter:
         self.c: Array = np.zeros((num_arms, HISTORY, n))  # published commands, oldest first
         self.last: Array = np.zeros((num_arms, n))  # the last finite target
         self._stop: Array = np.zeros((num_arms, 1, n))
-        self._at: NDArray[np.int64] = np.zeros(num_arms, dtype=np.int64)  # next sample of the stop
+        self._at: Ints = np.zeros(num_arms, dtype=np.int64)  # next sample of the stop
         self._rows = np.arange(num_arms)
         self.active: Bool = np.zeros(num_arms, dtype=bool)
         self.use(profile, limits)
@@ -79,7 +75,7 @@ class CommandLimiter:
         self.reasons = (*(limit.name for limit in self.limits), INPUT, RATE, PROJECTED, LATE, POST, ERROR)
         self._index = {name: i for i, name in enumerate(self.reasons)}
 
-    def reset(self, q: Array, rows: NDArray[np.int64] | None = None) -> None:
+    def reset(self, q: Array, rows: Ints | None = None) -> None:
         """Start at rest at `q` [M n] rad, in `rows` [M] (all when None).
 
         Raises:
@@ -183,7 +179,7 @@ class CommandLimiter:
         index = np.minimum(self._at[:, None] + np.arange(self._stop.shape[1]), self._stop.shape[1] - 1)
         return np.take_along_axis(self._stop, index[:, :, None], axis=1)
 
-    def state_dict(self) -> dict[str, Array | Bool | NDArray[np.int64]]:
+    def state_dict(self) -> dict[str, Array | Bool | Ints]:
         """Return the state that the next commands depend on, limits aside."""
         return {
             "c": self.c, "last": self.last, "stop": self._stop, "at": self._at, "active": self.active,

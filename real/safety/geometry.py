@@ -11,10 +11,8 @@ import math
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from robopolicy.real.safety.array_ops import Array, Ints
 
 
 @njit(cache=True, nogil=True)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
+from robopolicy.real.safety.array_ops import Array, Ints
 from robopolicy.real.safety.limits import Inequalities, Limit
 from robopolicy.real.safety.motion import HISTORY
-from robopolicy.real.safety.path import Array, Here, Ints, Path
+from robopolicy.real.safety.path import Here, Path
 from robopolicy.real.safety.profile import Profile
 
 EPSILON = float(np.finfo(float).eps)

@@ -10,10 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from robopolicy.real.safety.array_ops import Array, Ints
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
+from robopolicy.real.safety.array_ops import Array, Bool, Ints
 from robopolicy.real.safety.joint_space import EPSILON
-
-Array = NDArray[np.float64]
-Bool = NDArray[np.bool_]
 
 
 @njit(cache=True, nogil=True)
-def advance(
-    c: Array, stop: Array, at: NDArray[np.int64], command: Array, going: Bool, new_c: Array, new_at: NDArray[np.int64]
-) -> None:
+def advance(c: Array, stop: Array, at: Ints, command: Array, going: Bool, new_c: Array, new_at: Ints) -> None:
     """Advance the history and the next samples of the stops by `command`; arms that are `going` have new stops."""
     for arm in range(len(going)):
         new_c[arm, :-1] = c[arm, 1:]

@@ -5,13 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from robopolicy.real.safety.array_ops import within
+from robopolicy.real.safety.array_ops import Array, Ints, within
 from robopolicy.real.safety.errors import SafetyError
-
-Array = NDArray[np.float64]
-Bool = NDArray[np.bool_]
 
 LONGEST_STOP = 1_000_000  # control points
 
@@ -21,7 +17,7 @@ class Past(NamedTuple):
 
     c: Array  # [N HISTORY n]
     stop: Array  # [N S n]
-    at: NDArray[np.int64]  # [N] next sample of the stop
+    at: Ints  # [N] next sample of the stop
 
     def ahead(self, ticks: int) -> Array:
         """Return the point [n] rad that the only arm plays `ticks` ≥ 1 ticks later if no command comes."""

@@ -11,7 +11,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from robopolicy.real.safety.path import Array, Bool, Here, Path
+from robopolicy.real.safety.array_ops import Array, Bool
+from robopolicy.real.safety.path import Here, Path
 
 NEAR = 0.08  # m: from here on a distance is worth a row
 EXTRA = 1e-3  # m: rows stop this much earlier than the certificate

@@ -8,15 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
+from robopolicy.real.safety.array_ops import Array, Ints
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.kinematics import Pose
 from robopolicy.real.safety.motion import HISTORY, with_stop
-
-Array = NDArray[np.float64]
-Bool = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
 SAMPLE = 0.01  # s, at most, between sampled knots; the motion in between is bounded
 

@@ -14,16 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from robopolicy.core.errors import closest
 from robopolicy.core.untrusted import read_json
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.errors import SafetyError
 from robopolicy.real.safety.kinematics import KinematicChain
 from robopolicy.real.safety.profile_data import check_data
 from robopolicy.real.safety.settings import MAX_TRACKING_ERROR, Settings, Vector, settings_of
 
-Array = NDArray[np.float64]
 FOLDER = Path(__file__).parent / "profiles"
 FORMAT = 1
 

@@ -7,13 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from robopolicy.core.errors import closest
 from robopolicy.real.safety.errors import SafetyError
-
-Array = NDArray[np.float64]
-
 
 MAX_TRACKING_ERROR = 0.2  # rad: a joint that is so far from its newest command does not follow it
 

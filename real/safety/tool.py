@@ -9,9 +9,10 @@ from functools import cached_property
 import numpy as np
 from numba import njit
 
+from robopolicy.real.safety.array_ops import Array, Ints
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.limits import EXTRA, NEAR, Inequalities
-from robopolicy.real.safety.path import Array, Here, Ints, Path
+from robopolicy.real.safety.path import Here, Path
 from robopolicy.real.safety.settings import Box
 
 

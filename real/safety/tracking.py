@@ -11,14 +11,12 @@ from typing import Any
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.errors import SafetyError
 from robopolicy.real.safety.profile import Profile
 from robopolicy.real.safety.settings import MAX_TRACKING_ERROR
-
-Array = NDArray[np.float64]
 
 TRAIL = 64  # control points that an arm may be behind its newest command, and still be on its way
 LEAST = 0.005  # m, of a distance that leaves room beside the command

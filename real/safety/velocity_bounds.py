@@ -10,12 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
+from robopolicy.real.safety.array_ops import Array, Bool
 from robopolicy.real.safety.profile import Profile
-
-Array = NDArray[np.float64]
-Bool = NDArray[np.bool_]
 
 
 class VelocityBounds(NamedTuple):
