@@ -32,7 +32,7 @@ class ActionOutput:
         if client is None:
             from rclpy.action import ActionClient as client
         self.wiring, self.on_failure, self.type = wiring, on_failure, action_type()
-        self.every = max(1, round(1 / (wiring.output.rate_hz * wiring.tick_s)))
+        self.every = wiring.output.every(wiring.tick_s)
         self._client: Any = client(node, self.type, wiring.output.name)
         self._number, self._due = 0, 0  # of goals; tick of the next one
         self._unanswered: dict[int, int] = {}  # number → tick
