@@ -7,9 +7,10 @@ from typing import Any
 
 from action_msgs.msg import GoalStatus
 from rclpy.lifecycle import LifecycleNode
+from rclpy.serialization import deserialize_message
+from trajectory_msgs.msg import JointTrajectory
 
-from robopolicy.real.ros2 import messages
-from robopolicy.real.ros2.outputs import OnFailure, spline_of
+from robopolicy.real.ros2.outputs import DriverTrajectory, OnFailure, Output
 from robopolicy.real.ros2.wiring import Wiring, WiringError
 from robopolicy.real.safety.array_ops import Array
 
@@ -17,7 +18,7 @@ ANSWER_S = 0.2  # s that a driver may take to answer a goal
 ABORTED, CANCELED = GoalStatus.STATUS_ABORTED, GoalStatus.STATUS_CANCELED
 
 
-class ActionOutput:
+class ActionOutput(Output):
     """Send trajectories as goals of FollowJointTrajectory, `rate_hz` times a second; each replaces the one before.
 
     No command is lost between two goals: commands are for `lead_ticks` later, which is after the next goal.
@@ -33,6 +34,7 @@ class ActionOutput:
             from rclpy.action import ActionClient as client
         self.wiring, self.on_failure, self.type = wiring, on_failure, action_type()
         self.every = wiring.output.every(wiring.tick_s)
+        self._trajectory = DriverTrajectory(wiring)
         self._client: Any = client(node, self.type, wiring.output.name)
         self._number, self._due = 0, 0  # of goals; tick of the next one
         self._unanswered: dict[int, int] = {}  # number → tick
@@ -50,12 +52,8 @@ class ActionOutput:
             self.on_failure(f"driver: goal {late[0]} on {self.wiring.output.name!r} has had no answer for {ANSWER_S} s")
             return
         self._unanswered[self._number] = tick
-        goal, dt = self.type.Goal(), self.wiring.dt_ns
-        if self.wiring.output.points == "spline":
-            first, q, qd, qdd = spline_of(first, points, self.wiring.tick_s)
-            goal.trajectory = messages.spline(self.wiring.joints, first * dt, q, qd, qdd, dt)
-        else:
-            goal.trajectory = messages.trajectory(self.wiring.joints, first * dt, points, dt)
+        goal = self.type.Goal()
+        goal.trajectory = deserialize_message(self._trajectory.write(first, points), JointTrajectory)
         self._client.send_goal_async(goal).add_done_callback(partial(self._answered, self._number))
 
     def problems(self) -> list[str]:

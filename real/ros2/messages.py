@@ -109,16 +109,6 @@ def trajectory(names: tuple[str, ...], first_ns: int, points: Array, dt_ns: int)
     return message
 
 
-def spline(
-    names: tuple[str, ...], first_ns: int, q: Array, qd: Array, qdd: Array, dt_ns: int
-) -> JointTrajectory:  # fmt: skip
-    """Positions [K n] rad with velocities and accelerations, one point each `dt_ns`, the first due at `first_ns`."""
-    message = trajectory(names, first_ns, q, dt_ns)
-    for point, v, a in zip(message.points, qd.tolist(), qdd.tolist(), strict=True):
-        point.velocities, point.accelerations = v, a
-    return message
-
-
 def points_of(message: JointTrajectory, order: JointOrder, dt_ns: int) -> tuple[int, Array]:
     """Tick of the first point and control points [K n] of a trajectory with K ≥ 1 points a tick apart.
 

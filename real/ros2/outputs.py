@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from rclpy.lifecycle import LifecycleNode
@@ -13,7 +13,7 @@ from std_msgs.msg import Float64MultiArray, MultiArrayDimension, MultiArrayLayou
 from trajectory_msgs.msg import JointTrajectory
 
 from robopolicy.real.ros2.cdr import TrajectoryBytes
-from robopolicy.real.ros2.qos import missing, on_publisher, profile_of
+from robopolicy.real.ros2.qos import bystanders, missing, on_publisher, profile_of
 from robopolicy.real.ros2.wiring import Topic, Wiring
 from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.motion import knots
@@ -22,8 +22,8 @@ OnFailure = Callable[[str], None]  # takes a sentence about a failure of the dri
 OnMismatch = Callable[[], None]  # called when a node is found whose quality of service does not fit
 
 
-class Output(Protocol):
-    """Send commands to the driver."""
+class Output:
+    """Send commands to the driver. This one sends none: a dry run."""
 
     def send(self, first: int, points: Array, new: int) -> None:
         """Send control points [K n] rad, one a tick from tick `first` on; K = 0 ends the stream.
@@ -32,25 +32,36 @@ class Output(Protocol):
             points: commands that were sent before, the newest command, then its certified stop.
             new: index of the newest command in `points`.
         """
-        ...
 
     def problems(self) -> list[str]:
         """List why no command would arrive, one sentence each."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class NoOutput:
-    """Send nothing: a dry run."""
-
-    def send(self, first: int, points: Array, new: int) -> None:
-        del first, points, new
-
-    def problems(self) -> list[str]:
         return []
 
-    def close(self) -> None: ...
+    def bystanders(self) -> list[str]:
+        """List nodes that subscribe to commands and cannot receive them, one sentence each."""
+        return []
+
+    def close(self) -> None:
+        """Remove the publisher or client."""
+
+
+class TopicOutput(Output):
+    """Publish commands on the wiring's topic."""
+
+    kind: type  # of the messages
+
+    def __init__(self, node: LifecycleNode, wiring: Wiring, on_mismatch: OnMismatch) -> None:
+        self.node, self.wiring = node, wiring
+        self._out: Any = make_publisher(node, self.kind, wiring.output, on_mismatch)
+
+    def problems(self) -> list[str]:
+        return missing(self.node, "trajectory", self.wiring.output, other=self.wiring.output.node)
+
+    def bystanders(self) -> list[str]:
+        return bystanders(self.node, "trajectory", self.wiring.output, publishes=True)
+
+    def close(self) -> None:
+        self.node.destroy_publisher(self._out)
 
 
 def spline_of(first: int, points: Array, dt: float) -> tuple[int, Array, Array, Array]:
@@ -64,31 +75,35 @@ def spline_of(first: int, points: Array, dt: float) -> tuple[int, Array, Array, 
     return first + 3, *knots(ended, dt)
 
 
-class TrajectoryOutput:
+class DriverTrajectory:
+    """Write JointTrajectory messages as the driver of a wiring plays them."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self.tick_s, self.dt_ns, self.splines = wiring.tick_s, wiring.dt_ns, wiring.output.points == "spline"
+        self._bytes = TrajectoryBytes(wiring.joints, wiring.dt_ns, derivatives=self.splines)
+
+    def write(self, first: int, points: Array) -> bytes:
+        """Return the message of control points [K n] rad, the first in tick `first`."""
+        first, *samples = spline_of(first, points, self.tick_s) if self.splines else (first, points)
+        return self._bytes.write(first * self.dt_ns, *samples)
+
+
+class TrajectoryOutput(TopicOutput):
     """Send a JointTrajectory every tick, to a driver that plays it by its times."""
 
+    kind = JointTrajectory
+
     def __init__(self, node: LifecycleNode, wiring: Wiring, on_mismatch: OnMismatch) -> None:
-        self.node, self.wiring, self.dt_ns = node, wiring, wiring.dt_ns
-        self.splines = wiring.output.points == "spline"
-        self._bytes = TrajectoryBytes(wiring.joints, wiring.dt_ns, derivatives=self.splines)
-        self._out: Any = make_publisher(node, JointTrajectory, wiring.output, on_mismatch)
+        super().__init__(node, wiring, on_mismatch)
+        self._trajectory = DriverTrajectory(wiring)
 
     def send(self, first: int, points: Array, new: int) -> None:
         del new  # the driver finds it by its time
-        if not self.splines:
-            self._out.publish(self._bytes.write(first * self.dt_ns, points))
-        elif len(points):  # a controller takes no message without points: it plays the last trajectory to its end
-            first, q, qd, qdd = spline_of(first, points, self.wiring.tick_s)
-            self._out.publish(self._bytes.write_spline(first * self.dt_ns, q, qd, qdd))
-
-    def problems(self) -> list[str]:
-        return missing(self.node, "trajectory", self.wiring.output, other=self.wiring.output.node)
-
-    def close(self) -> None:
-        self.node.destroy_publisher(self._out)
+        if len(points) or not self._trajectory.splines:  # a controller takes no message without points: it plays on
+            self._out.publish(self._trajectory.write(first, points))
 
 
-class PositionOutput:
+class PositionOutput(TopicOutput):
     """Send a Float64MultiArray [n] rad every tick, in the wiring's order of joints, played as it comes.
 
     The driver interpolates between two messages, and stops by itself when none come. At the end of an episode the rest
@@ -98,14 +113,15 @@ class PositionOutput:
         sleep: passes s; clock: s, of a steady clock; for tests.
     """
 
+    kind = Float64MultiArray
+
     def __init__(
         self, node: LifecycleNode, wiring: Wiring, on_mismatch: OnMismatch, *,
         sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        self.node, self.wiring, self.tick_s, self.sleep, self.clock = node, wiring, wiring.tick_s, sleep, clock
+        super().__init__(node, wiring, on_mismatch)
+        self.tick_s, self.sleep, self.clock, n = wiring.tick_s, sleep, clock, len(wiring.joints)
         self.timeout_s, self._sent = wiring.output.timeout_s, -math.inf  # s, when the last one went out
-        self._out: Any = make_publisher(node, Float64MultiArray, wiring.output, on_mismatch)
-        n = len(wiring.joints)
         names = MultiArrayDimension(label=",".join(wiring.joints), size=n, stride=n)  # for readers: drivers ignore it
         self._layout = MultiArrayLayout(dim=[names])
         self._left: Array = np.zeros((0, n))  # of the stop [K n] rad
@@ -122,12 +138,6 @@ class PositionOutput:
             if self.clock() - self._sent > self.timeout_s:
                 return  # the driver has stopped by itself, somewhere else
             self._publish(q)
-
-    def problems(self) -> list[str]:
-        return missing(self.node, "trajectory", self.wiring.output, other=self.wiring.output.node)
-
-    def close(self) -> None:
-        self.node.destroy_publisher(self._out)
 
     def _publish(self, q: Array) -> None:
         self._sent = self.clock()

@@ -29,8 +29,8 @@ def mismatches(node: Node, role: str, topic: Topic, *, publishes: bool, other: s
         other: name of the node that counts; "": any. The rest are bystanders, which need not receive messages.
     """
     found = []
-    for there, why in _misfits(node, topic, publishes=publishes):
-        if other and there != other:
+    for there, why in _endpoints(node, topic, publishes=publishes):
+        if other and there.node_name != other:
             continue
         if not why:
             return []
@@ -46,7 +46,7 @@ def missing(node: Node, role: str, topic: Topic, *, other: str = "") -> list[str
     """
     if found := mismatches(node, role, topic, publishes=True, other=other):
         return found
-    heard = [there for there, _ in _misfits(node, topic, publishes=True)]
+    heard = [there.node_name for there, _ in _endpoints(node, topic, publishes=True)]
     if other and other not in heard:
         return [f"{role}: node {other!r} (topics.{role}.node) does not listen on {topic.name!r}, found {heard}; "
                 "is the driver running?"]  # fmt: skip
@@ -55,17 +55,12 @@ def missing(node: Node, role: str, topic: Topic, *, other: str = "") -> list[str
 
 def bystanders(node: Node, role: str, topic: Topic, *, publishes: bool) -> list[str]:
     """Nodes on the other side of `topic` with which no message passes, one sentence each."""
-    return [f"qos: {role} ({topic.name!r}): {why}" for _, why in _misfits(node, topic, publishes=publishes) if why]
+    return [f"qos: {role} ({topic.name!r}): {why}" for _, why in _endpoints(node, topic, publishes=publishes) if why]
 
 
 def publishers_heard(node: Node, topic: Topic) -> list[Any]:
     """Return the publishers on `topic` whose messages can pass, as the graph knows them (rclpy's TopicEndpointInfo)."""
     return [other for other, why in _endpoints(node, topic, publishes=False) if not why]
-
-
-def _misfits(node: Node, topic: Topic, *, publishes: bool) -> list[tuple[str, str]]:
-    """Nodes on the other side of `topic`, and why no message would pass; "" where it would."""
-    return [(other.node_name, why) for other, why in _endpoints(node, topic, publishes=publishes)]
 
 
 def _endpoints(node: Node, topic: Topic, *, publishes: bool) -> list[tuple[Any, str]]:
