@@ -10,8 +10,7 @@ import numpy as np
 from robopolicy.real.safety.array_ops import Array, Ints
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.geometry import above_planes, apart, near_box, near_pairs, near_planes, off_box
-from robopolicy.real.safety.limits import EXTRA, NEAR, Inequalities
-from robopolicy.real.safety.path import Here, Path
+from robopolicy.real.safety.path import Here, Inequalities, Path
 from robopolicy.real.safety.settings import Box, Plane
 
 
@@ -30,12 +29,8 @@ class Planes:
         return np.concatenate([self.body.scene, self.body.scene + len(self.body.radius)])
 
     @cached_property
-    def _normals(self) -> Array:
-        return np.array([p.normal for p in self.planes], dtype=np.float64)
-
-    @cached_property
-    def _offsets(self) -> Array:
-        return np.array([p.offset for p in self.planes], dtype=np.float64)
+    def _planes(self) -> Array:
+        return np.array([(*p.normal, p.offset) for p in self.planes], dtype=np.float64)
 
     @cached_property
     def _least(self) -> Array:
@@ -48,15 +43,13 @@ class Planes:
 
     def margin(self, path: Path) -> Array:
         room = np.empty((len(path.pose.points), len(self._reach)))
-        above_planes(path.pose.points, self._rows, self._normals, self._offsets, self._least, room)
+        above_planes(path.pose.points, self._rows, self._planes, self._least, room)
         return path.between(room, self._reach)
 
     def rows(self, here: Here) -> Inequalities | None:
         g, h = here.room(len(self._reach))
-        count = near_planes(
-            here.frames, here.points, self._rows, self.body.links, self._normals, self._offsets, self._least, NEAR, g, h
-        )
-        return Inequalities(*here.brake(g, h, count, extra=EXTRA)) if count else None
+        count = near_planes(here.frames, here.points, self._rows, self.body.links, self._planes, self._least, g, h)
+        return here.brake(g, h, count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,8 +62,8 @@ class KeepOut:
     name: str = "keep_out"
 
     @cached_property
-    def _bounds(self) -> list[tuple[Array, Array]]:
-        return [(np.array(b.low, dtype=np.float64), np.array(b.high, dtype=np.float64)) for b in self.boxes]
+    def _boxes(self) -> Array:
+        return np.array([(b.low, b.high) for b in self.boxes], dtype=np.float64)
 
     @cached_property
     def _least(self) -> Array:
@@ -83,21 +76,19 @@ class KeepOut:
 
     def margin(self, path: Path) -> Array:
         points, found = path.pose.points, []
-        for low, high in self._bounds:
+        for box in self._boxes:
             room = np.empty((len(points), len(self._least)))
-            off_box(points, self.body.spheres.start, low, high, self._least, room)
+            off_box(points, self.body.spheres.start, box, self._least, room)
             found.append(path.between(room, self._reach))
         return found[0] if len(found) == 1 else np.min(found, axis=0)
 
     def rows(self, here: Here) -> Inequalities | None:
-        g, h = here.room(len(self._bounds) * len(self._least))
+        g, h = here.room(len(self._boxes) * len(self._least))
         count = 0
-        for low, high in self._bounds:
-            count = near_box(
-                here.frames, here.points, self.body.spheres.start, self.body.links, low, high, self._least, NEAR,
-                g, h, count,
-            )  # fmt: skip
-        return Inequalities(*here.brake(g, h, count, extra=EXTRA)) if count else None
+        for box in self._boxes:
+            start, links = self.body.spheres.start, self.body.links
+            count = near_box(here.frames, here.points, start, links, box, self._least, g, h, count)
+        return here.brake(g, h, count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,5 +112,5 @@ class SelfCollision:
 
     def rows(self, here: Here) -> Inequalities | None:
         b, (g, h) = self.body, here.room(len(self._least))
-        count = near_pairs(here.frames, here.points, b.pairs, len(b.radius), b.links, self._least, NEAR, g, h)
-        return Inequalities(*here.brake(g, h, count, extra=EXTRA)) if count else None
+        count = near_pairs(here.frames, here.points, b.pairs, len(b.radius), b.links, self._least, g, h)
+        return here.brake(g, h, count)

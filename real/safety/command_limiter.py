@@ -218,8 +218,8 @@ class CommandLimiter:
 
     def _post_check(self, command: Array) -> Bool:
         """Return [N] the command alone, by other arithmetic than the certificate's, just before it is published."""
-        p, fine = self.profile, np.empty(len(command), dtype=np.bool_)
-        inside(self.c, command, p.low, p.high, p.velocity, p.acceleration, p.jerk, self.dt, fine)
+        fine = np.empty(len(command), dtype=np.bool_)
+        inside(self.c, command, self.profile.bounds, self.dt, fine)
         return fine
 
     def _accept(self, command: Array, stop: Array, going: Bool) -> None:

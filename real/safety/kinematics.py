@@ -39,21 +39,13 @@ def pose(chain: KinematicChain, q: Array, links: Ints, local: Array) -> Pose:
     """At joint angles `q` [M n] rad, with the points `local` [R 3] m in the frames of `links` [R]."""
     m, n = q.shape
     found = Pose(np.empty((m, n + 1, 4, 3)), np.empty((m, len(links), 3)), np.empty((m, n, 6)))
-    _pose(q, chain.offsets, chain.quarters, links, local, *found)
+    _pose(q, chain.offsets, chain.quarters, links, local, found)
     return found
 
 
 @njit(cache=True, nogil=True)
-def _pose(
-    q: Array,
-    offsets: Array,
-    quarter_turns: Array,
-    links: Ints,
-    local: Array,
-    frames: Array,
-    points: Array,
-    jacobian: Array,
-) -> None:
+def _pose(q: Array, offsets: Array, quarter_turns: Array, links: Ints, local: Array, found: Pose) -> None:
+    frames, points, jacobian = found
     for m in range(q.shape[0]):
         _forward(q[m], offsets, quarter_turns, frames[m])
         for r in range(links.shape[0]):

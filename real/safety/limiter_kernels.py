@@ -6,6 +6,7 @@ from numba import njit
 
 from robopolicy.real.safety.array_ops import Array, Bool, Ints
 from robopolicy.real.safety.joint_space import EPSILON
+from robopolicy.real.safety.profile import JointBounds
 
 
 @njit(cache=True, nogil=True)
@@ -30,18 +31,9 @@ def settle(going: Bool, command: Array, braking: Array, wanted: Array, changed: 
 
 
 @njit(cache=True, nogil=True)
-def inside(
-    c: Array,
-    command: Array,
-    low: Array,
-    high: Array,
-    velocity: Array,
-    acceleration: Array,
-    jerk: Array,
-    dt: float,
-    fine: Bool,
-) -> None:
+def inside(c: Array, command: Array, bounds: JointBounds, dt: float, fine: Bool) -> None:
     """Comparisons that a NaN fails."""
+    low, high, velocity, acceleration, jerk = bounds
     last = c.shape[1] - 1
     for arm in range(command.shape[0]):
         fine[arm] = True

@@ -11,8 +11,7 @@ from numba import njit
 
 from robopolicy.real.safety.array_ops import Array, Ints
 from robopolicy.real.safety.body import Body
-from robopolicy.real.safety.limits import Inequalities
-from robopolicy.real.safety.path import Here, Path
+from robopolicy.real.safety.path import Here, Inequalities, Path
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +48,7 @@ class Singularity:
 
     def rows(self, here: Here) -> Inequalities | None:
         g, h = here.room(1)
-        return Inequalities(*here.brake(g, h, 1)) if _away(here.jacobian, self.limit, g[0], h) else None
+        return here.brake(g, h, int(_away(here.jacobian, self.limit, g[0], h)), extra=0.0)
 
 
 @njit(cache=True, nogil=True)

@@ -20,7 +20,7 @@ from robopolicy.real.safety.clearance import KeepOut, Planes, SelfCollision
 from robopolicy.real.safety.command_limiter import ERROR, INPUT, LATE, POST
 from robopolicy.real.safety.decision import Measured
 from robopolicy.real.safety.energy_tank import EnergyTank
-from robopolicy.real.safety.joint_space import EdgeVelocity, Finite, JointPositionLimit, _Difference
+from robopolicy.real.safety.joint_space import EdgeVelocity, JointPositionLimit, JointRoom
 from robopolicy.real.safety.risk import RiskCritic
 from robopolicy.real.safety.settings import Box, Plane, Settings
 from robopolicy.real.safety.singularity import Singularity
@@ -34,7 +34,7 @@ NO_LIMIT = "np.full(len(path.c), np.inf)"
 
 def limit(name: str, owner: type, test: Callable[[], Any]) -> Guard:
     """A limit whose margin is always ample."""
-    other = "" if owner is not _Difference else f" if self.name == {name!r} else self.kept(path)"
+    other = "" if owner is not JointRoom else f" if self.name == {name!r} else self.kept(path)"
     return Guard(name, owner, "margin", "", f"return {NO_LIMIT}{other}", test)
 
 
@@ -48,11 +48,11 @@ def seen(name: str, *step: float) -> Callable[[], Any]:
 
 trouble = partial(partial, test_limits.test_trouble_inside_brakes_within_the_tick)
 GUARDS = [
-    limit("finite", Finite, seen("finite", np.nan, 0.0)),
+    limit("finite", JointRoom, seen("finite", np.nan, 0.0)),
     limit("joint_position", JointPositionLimit, seen("joint_position", 5.0, 0.0)),
-    limit("joint_velocity", _Difference, seen("joint_velocity", 0.01, 0.01)),
-    limit("joint_acceleration", _Difference, seen("joint_acceleration", 0.0, 1.3e-4)),
-    limit("joint_jerk", _Difference, seen("joint_jerk", 0.0, 5.5e-5)),
+    limit("joint_velocity", JointRoom, seen("joint_velocity", 0.01, 0.01)),
+    limit("joint_acceleration", JointRoom, seen("joint_acceleration", 0.0, 1.3e-4)),
+    limit("joint_jerk", JointRoom, seen("joint_jerk", 0.0, 5.5e-5)),
     limit("edge_velocity", EdgeVelocity, needed("edge_velocity")),
     limit("tcp_speed", TcpSpeed, needed("tcp_speed")),
     limit("workspace", Workspace, needed("workspace")),
@@ -162,8 +162,8 @@ GUARDS = [
 
 @pytest.mark.parametrize("guard", GUARDS, ids=[g.name for g in GUARDS])
 def test_without_it_a_test_fails(guard, monkeypatch):
-    if guard.owner is _Difference:
-        monkeypatch.setattr(_Difference, "kept", _Difference.margin, raising=False)
+    if guard.owner is JointRoom:
+        monkeypatch.setattr(JointRoom, "kept", JointRoom.margin, raising=False)
     kill(guard, monkeypatch)
 
 
