@@ -15,14 +15,12 @@ from robopolicy.real.safety.command_limiter import CommandLimiter
 from robopolicy.real.safety.decision import Decision, Measured
 from robopolicy.real.safety.energy_tank import EnergyTank, tank_for
 from robopolicy.real.safety.errors import SafetyError
-from robopolicy.real.safety.joint_space import joint_limits
 from robopolicy.real.safety.limiter_state import Past
 from robopolicy.real.safety.limits import Limit
 from robopolicy.real.safety.profile import Profile
 from robopolicy.real.safety.projection import Projection, project
 from robopolicy.real.safety.risk import RiskCritic
 from robopolicy.real.safety.safety_mode import Mode, Patience, Watchdog
-from robopolicy.real.safety.space import space_limits
 from robopolicy.real.safety.tracking import PathCheck
 
 SLOW_PACE = 0.2  # of the joints' velocity limits
@@ -203,11 +201,7 @@ class SafetyChain:
     def _arm(self, profile: Profile) -> None:
         if self._given is None:
             self.tank = tank_for(profile.settings, self.tank)
-            self.limiter.use(profile, None)
-            if self.tank is not None:
-                self.limiter.use(profile, (*joint_limits(profile), *space_limits(self.limiter.body), self.tank))
-        else:
-            self.limiter.use(profile, self._given)
+        self.limiter.use(profile, self._given, also=() if self.tank is None else (self.tank,))
         self.path_check.use(profile, self.limiter.body, self.limiter.dt)
 
     def _take(self, target: Array | None, measured: Measured, now: float, reasons: list[str]) -> Array | None:

@@ -16,8 +16,7 @@ from robopolicy.real.safety.array_ops import Array, Bool, Ints, all_true, any_tr
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.errors import SafetyError
 from robopolicy.real.safety.joint_space import joint_limits
-from robopolicy.real.safety.limiter_kernels import advance, inside, settle
-from robopolicy.real.safety.limiter_state import Past, check_state
+from robopolicy.real.safety.limiter_state import Past, advance, check_state, inside, settle
 from robopolicy.real.safety.limits import Limit, broken
 from robopolicy.real.safety.motion import HISTORY
 from robopolicy.real.safety.path import Path
@@ -67,10 +66,15 @@ class CommandLimiter:
         self.active: Bool = np.zeros(num_arms, dtype=bool)
         self.use(profile, limits)
 
-    def use(self, profile: Profile, limits: Sequence[Limit] | None = None) -> None:
-        """Take other limits from the next tick on. A stop that is stored stays as it was certified."""
+    def use(self, profile: Profile, limits: Sequence[Limit] | None = None, *, also: Sequence[Limit] = ()) -> None:
+        """Take other limits from the next tick on. A stop that is stored stays as it was certified.
+
+        Args:
+            limits: instead of the profile's own; `also`: beside them.
+        """
         self.profile, self.body = profile, Body(profile)
-        self.limits = tuple(limits) if limits is not None else (*joint_limits(profile), *space_limits(self.body))
+        own = (*joint_limits(profile), *space_limits(self.body)) if limits is None else limits
+        self.limits = (*own, *also)
         self.search = SafeCommandSearch(profile, self.body, self.limits, dt=self.dt, projection=self._projection)
         self.reasons = (*(limit.name for limit in self.limits), INPUT, RATE, PROJECTED, LATE, POST, ERROR)
         self._index = {name: i for i, name in enumerate(self.reasons)}

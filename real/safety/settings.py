@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
+import pydantic
+from pydantic_core import to_jsonable_python
 
 from robopolicy.core.errors import closest
+from robopolicy.core.untrusted import checked
 from robopolicy.real.safety.errors import SafetyError
 
 MAX_TRACKING_ERROR = 0.2  # rad: a joint that is so far from its newest command does not follow it
 
 Vector = tuple[float, float, float]
 
+_STRICT = pydantic.ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
 
 @dataclass(frozen=True)
 class Plane:
     """A half-space that no part of the arm may enter: normal · x < offset is forbidden."""
+
+    __pydantic_config__ = _STRICT
 
     normal: Vector
     offset: float  # m
@@ -27,6 +34,8 @@ class Plane:
 @dataclass(frozen=True)
 class Box:
     """An axis-aligned volume in the base frame, m."""
+
+    __pydantic_config__ = _STRICT
 
     low: Vector
     high: Vector
@@ -126,6 +135,12 @@ def _inside(inner: Box, outer: Box) -> bool:
     return low and all(a <= b for a, b in zip(inner.high, outer.high, strict=True))
 
 
+_SHAPES: dict[str, pydantic.TypeAdapter[Any]] = {
+    "workspace": pydantic.TypeAdapter(Box | None), "planes": pydantic.TypeAdapter(tuple[Plane, ...]),
+    "keep_out": pydantic.TypeAdapter(tuple[Box, ...]),
+}  # fmt: skip
+
+
 def settings_of(given: Mapping[str, Any]) -> Settings:
     """Build settings from YAML or JSON values: a box is {low: [x, y, z], high}, a plane {normal, offset}.
 
@@ -136,30 +151,9 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
     for name in given:
         if name not in known:
             raise SafetyError(f"no such safety setting: {name!r}. {closest(name, known)}")
-    ready = dict(given)
-    if "workspace" in given and given["workspace"] is not None:
-        ready["workspace"] = _shape(Box, "workspace", given["workspace"])
-    for name, kind in (("planes", Plane), ("keep_out", Box)):
-        if name in given:
-            if isinstance(given[name], (Mapping, str)) or not isinstance(given[name], Iterable):
-                raise SafetyError(f"{name}: expected a list, found {given[name]!r}")
-            ready[name] = tuple(_shape(kind, f"{name}[{k}]", each) for k, each in enumerate(given[name]))
-    return Settings(**ready)
-
-
-def _shape(kind: type[Box] | type[Plane], name: str, given: Any) -> Any:
-    if isinstance(given, kind):
-        return given
-    values: dict[str, Any] = {}
-    wanted = {f.name: 3 if f.type == "Vector" else 1 for f in fields(kind)}
-    if not isinstance(given, Mapping) or set(given) != set(wanted):
-        raise SafetyError(f"{name}: expected {{{', '.join(wanted)}}}, found {given!r}")
-    for key, size in wanted.items():
-        try:
-            numbers = np.asarray(given[key], dtype=np.float64)
-        except (TypeError, ValueError):
-            numbers = np.array(np.nan)
-        if numbers.shape != (() if size == 1 else (size,)) or not np.isfinite(numbers).all():
-            raise SafetyError(f"{name}.{key}: expected {size} finite number(s) [m], found {given[key]!r}")
-        values[key] = float(numbers) if size == 1 else tuple(numbers.tolist())
-    return kind(**values)
+    shapes = {
+        name: checked(kind, to_jsonable_python(given[name], fallback=repr), f"safety.{name}", error=SafetyError)
+        for name, kind in _SHAPES.items()
+        if name in given
+    }
+    return Settings(**{**given, **shapes})

@@ -42,14 +42,12 @@ def has_scene(profile: Profile) -> bool:
     return any(getattr(profile.settings, name) for name in SCENE)
 
 
-def off_path(trail: Array, q: Array, lever: Array) -> float:
-    """m that any point is off the path through control points `trail` [K n] rad at joint angles `q` [n], at most."""
-    return float(_off_path(trail, q, lever))
-
-
 @njit(cache=True, nogil=True)
-def _off_path(trail: Array, q: Array, lever: Array) -> float:
-    """Return the least weighted sum over all segments; each is convex, with its minimum at an end or a corner."""
+def off_path(trail: Array, q: Array, lever: Array) -> float:
+    """m that any point is off the path through control points `trail` [K n] rad at joint angles `q` [n], at most.
+
+    The least weighted sum over all segments; each is convex, with its minimum at an end or a corner.
+    """
     least = np.inf
     n = len(q)
     for k in range(trail.shape[0] - 1):

@@ -107,11 +107,11 @@ def test_volumes_come_from_plain_data():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"workspace": {"low": [0, 0, 0]}}, r"workspace: expected \{low, high\}"),
-        ({"workspace": {"low": [0, 0], "high": [1, 1, 1]}}, r"workspace\.low: expected 3 finite"),
-        ({"planes": {"normal": [0, 0, 1], "offset": 0}}, "planes: expected a list"),
+        ({"workspace": {"low": [0, 0, 0]}}, r"safety\.workspace.*\n.*high: Field required"),
+        ({"workspace": {"low": [0, 0], "high": [1, 1, 1]}}, r"safety\.workspace.*\n.*low\.2: Field required"),
+        ({"planes": {"normal": [0, 0, 1], "offset": 0}}, r"safety\.planes.*\n.*array"),
         ({"planes": [{"normal": [0, 0, 2], "offset": 0}]}, "normal must have length 1"),
-        ({"keep_out": [{"low": [0, 0, 0], "high": [1, 1, "x"]}]}, r"keep_out\[0\]\.high"),
+        ({"keep_out": [{"low": [0, 0, 0], "high": [1, 1, "x"]}]}, r"safety\.keep_out.*\n.*0\.high\.2: .*'x'"),
         ({"tcp_speed": "fast"}, "tcp_speed: expected a number"),
         ({"tcp_sped": 0.1}, "no such safety setting: 'tcp_sped'"),
     ],
