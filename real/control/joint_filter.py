@@ -41,7 +41,7 @@ class SafetyFilter:
         """Episodes begin in `rows` [M], at rest at `q` [M 7]. Of the first call `rows` are all N arms."""
         if self.limiter is None:
             self.limiter = CommandLimiter(self.profile, len(rows), dt=self.dt, projection=None)
-        self.limiter.reset(q, rows)
+        self.limiter.start(q, rows)
 
     def __call__(self, wanted: Array) -> Array:
         if self.limiter is None:

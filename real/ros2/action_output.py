@@ -46,10 +46,12 @@ class ActionOutput(Output):
         if not len(points) or self._due - self.every <= tick < self._due:
             return  # the last goal ends in the certified stop
         self._due, self._number = tick + self.every, self._number + 1
-        late = [n for n, sent in self._unanswered.items() if (tick - sent) * self.wiring.tick_s > ANSWER_S]
-        if late:
+        overdue = [n for n, sent in self._unanswered.items() if (tick - sent) * self.wiring.tick_s > ANSWER_S]
+        if overdue:
             self._unanswered.clear()
-            self.on_failure(f"driver: goal {late[0]} on {self.wiring.output.name!r} has had no answer for {ANSWER_S} s")
+            self.on_failure(
+                f"driver: goal {overdue[0]} on {self.wiring.output.name!r} has had no answer for {ANSWER_S} s"
+            )
             return
         self._unanswered[self._number] = tick
         goal = self.type.Goal()

@@ -58,7 +58,7 @@ class EpisodeClient(Node):
         self.create_timer(1 / enable.rate_hz, self._on_timer)
         self._change: Any = self.create_client(ChangeState, f"{node_name}/change_state")
         self._reset_fault: Any = self.create_client(Trigger, f"{node_name}/reset")
-        self._reset_arm: Any = self.create_client(Trigger, f"{sim_arm_node.NAME}/reset")
+        self._begin_episode: Any = self.create_client(Trigger, f"{sim_arm_node.NAME}/reset")
         self._set: Any = {
             n: self.create_client(SetParameters, f"{n}/set_parameters") for n in (node_name, sim_arm_node.NAME)
         }
@@ -95,11 +95,11 @@ class EpisodeClient(Node):
             why = self.status[self.node_name]["message"]
             raise SafetyError(why if why != "ok" else f"{name}: not possible in the state in which the node is")
 
-    def reset_arm(self, seed: int) -> None:
+    def begin_episode(self, seed: int) -> None:
         """Begin the simulated episode of test seed `seed`, for both nodes."""
         for name in self._set:
             self.set(name, seed=seed)
-        if not (answer := self._call(self._reset_arm, Trigger.Request())).success:
+        if not (answer := self._call(self._begin_episode, Trigger.Request())).success:
             raise SafetyError(f"arm: {answer.message}")
         self.wait(lambda: self._of(sim_arm_node.NAME, "seed") == str(seed), 20.0, "the arm to begin an episode")
 

@@ -100,9 +100,9 @@ class ArmNode(Node):
             for name in env.cameras if (topic := wiring.cameras.get(key := IMAGES + name)) is not None
         }  # fmt: skip
         self._names = (*wiring.joints, *wiring.gripper)
-        self.reset(0)
+        self.begin_episode(0)
 
-    def reset(self, seed: int) -> None:
+    def begin_episode(self, seed: int) -> None:
         """Begin the episode of test seed `seed`, at rest."""
         self.seed = seed
         self.env.reset(torch.tensor([seed], dtype=torch.int64))
@@ -146,7 +146,7 @@ class ArmNode(Node):
 
     def _on_reset(self, request: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
         del request
-        self.reset(int(self.get_parameter("seed").value))
+        self.begin_episode(int(self.get_parameter("seed").value))
         response.success, response.message = True, f"episode {self.seed}"
         return response
 

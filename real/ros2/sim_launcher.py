@@ -81,7 +81,7 @@ def alive(running: list[subprocess.Popen[bytes]]) -> Iterator[None]:
 
 
 def _episode(operator: EpisodeClient, seed: int, horizon: int, dry_run: bool = False) -> Episode:
-    operator.reset_arm(seed)
+    operator.begin_episode(seed)
     activate(operator)
     last, quiet, human = "", 0, operator.forwarder
     while True:

@@ -80,10 +80,10 @@ class SafetyChain:
         if (np.abs(q) > 4 * np.pi).any() and ((low <= np.deg2rad(q)) & (np.deg2rad(q) <= high)).all():
             raise SafetyError(f"state: {np.round(q, 2).tolist()} look like degrees; joint angles are expected in rad")
         clip(q, q, self.profile.settings.reference_clip, np.empty_like(q))  # compiled now, not in the first tick
-        self.path_check.reset(q)
+        self.path_check.start(q)
         if self.tank is not None:
             self.tank.rest()
-        self.limiter.reset(q[None])
+        self.limiter.start(q[None])
         for dog in self.watchdogs:
             if dog.name != "enable":  # which the operator alone feeds
                 dog.feed(now)

@@ -26,7 +26,7 @@ from robopolicy.real.safety.safe_command_search import SafeCommandSearch, put
 from robopolicy.real.safety.space import space_limits
 
 # Reasons beside the limits' names.
-INPUT, RATE, PROJECTED, LATE, POST, ERROR = "input", "rate", "projected", "late", "post_check", "error"
+INPUT, RATE, PROJECTED, OVER_BUDGET, POST, ERROR = "input", "rate", "projected", "late", "post_check", "error"
 
 
 class LimitVerdict(NamedTuple):
@@ -76,10 +76,10 @@ class CommandLimiter:
         own = (*joint_limits(profile), *space_limits(self.body)) if limits is None else limits
         self.limits = (*own, *also)
         self.search = SafeCommandSearch(profile, self.body, self.limits, dt=self.dt, projection=self._projection)
-        self.reasons = (*(limit.name for limit in self.limits), INPUT, RATE, PROJECTED, LATE, POST, ERROR)
+        self.reasons = (*(limit.name for limit in self.limits), INPUT, RATE, PROJECTED, OVER_BUDGET, POST, ERROR)
         self._index = {name: i for i, name in enumerate(self.reasons)}
 
-    def reset(self, q: Array, rows: Ints | None = None) -> None:
+    def start(self, q: Array, rows: Ints | None = None) -> None:
         """Start at rest at `q` [M n] rad, in `rows` [M] (all when None).
 
         Raises:
@@ -88,7 +88,7 @@ class CommandLimiter:
         rows = np.arange(self.num_arms) if rows is None else rows
         q = np.asarray(q, dtype=np.float64)
         if q.shape != (len(rows), self.c.shape[2]) or not np.isfinite(q).all():
-            raise SafetyError(f"reset: expected {(len(rows), self.c.shape[2])} finite joint angles, found {q!r}")
+            raise SafetyError(f"start: expected {(len(rows), self.c.shape[2])} finite joint angles, found {q!r}")
         history = np.repeat(q[:, None], HISTORY, axis=1)
         failed: Bool = broken(self.limits, Path.of(history, q, self.body, self.dt))
         if failed.any():
@@ -118,10 +118,10 @@ class CommandLimiter:
             pace: fraction of the joints' velocity limits for the search.
 
         Raises:
-            SafetyError: `reset` was never called.
+            SafetyError: `start` was never called.
         """
         if not all_true(self.active):
-            raise SafetyError("filter: reset(q) must come first; the arm's position is not known")
+            raise SafetyError("filter: start(q) must come first; the arm's position is not known")
         reasons = np.zeros((self.num_arms, len(self.reasons)), dtype=bool)
         braking, error, start = self._braking(), "", self.clock()
         going: Bool
@@ -142,7 +142,7 @@ class CommandLimiter:
             going = np.zeros(self.num_arms, dtype=bool)
             reasons[:, self._index[ERROR]] = True
         if any_true(going) and self.clock() - start > self.budget:
-            reasons[:, self._index[LATE]], going = True, np.zeros(self.num_arms, dtype=bool)
+            reasons[:, self._index[OVER_BUDGET]], going = True, np.zeros(self.num_arms, dtype=bool)
         refused = going & ~self._post_check(command)
         reasons[:, self._index[POST]] = refused
         going = going & ~refused

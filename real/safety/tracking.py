@@ -80,7 +80,7 @@ class PathCheck:
         """Put the limits of a profile in force; `dt`: s between control points."""
         self.levers, self.allowance = levers(body), allowance(profile, body, dt)
 
-    def reset(self, q: Array) -> None:
+    def start(self, q: Array) -> None:
         """Start at rest at `q` [n] rad."""
         self.trail = np.tile(q, (TRAIL, 1))
         off_path(self.trail, q, self.levers)  # compiles
