@@ -34,6 +34,10 @@ class Topic:
     depth: pydantic.PositiveInt = 1
     durability: Literal["volatile", "transient_local"] = "volatile"
 
+    def every(self, tick_s: float) -> int:
+        """Return the ticks of `tick_s` s from one message to the next."""
+        return max(1, round(1 / (self.rate_hz * tick_s)))
+
 
 @dataclass(frozen=True, config=STRICT)
 class CameraTopic(Topic):
@@ -73,10 +77,6 @@ class OutputTopic(Topic):
     upsampling: Literal["", "none", "linear", "bspline"] = ""
     driver_hz: float = 0.0
     timeout_s: float = 0.0
-
-    def every(self, tick_s: float) -> int:
-        """Return the ticks from one goal of an action to the next."""
-        return max(1, round(1 / (self.rate_hz * tick_s)))
 
     def problems(self, *, tick_s: float, lead_ticks: int, echoed: bool) -> Iterator[str]:
         """Name what does not fit the other topics and times of the driver.

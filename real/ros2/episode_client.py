@@ -84,12 +84,8 @@ class EpisodeClient(Node):
         Raises:
             SafetyError: refused; with the node's reason.
         """
-        known = {
-            "configure": Transition.TRANSITION_CONFIGURE, "activate": Transition.TRANSITION_ACTIVATE,
-            "deactivate": Transition.TRANSITION_DEACTIVATE, "cleanup": Transition.TRANSITION_CLEANUP,
-        }  # fmt: skip
-        before = self.heard[self.node_name]
-        answer = self._call(self._change, ChangeState.Request(transition=Transition(id=known[name])))
+        before, wanted = self.heard[self.node_name], Transition(id=getattr(Transition, f"TRANSITION_{name.upper()}"))
+        answer = self._call(self._change, ChangeState.Request(transition=wanted))
         self.wait(lambda: self.heard[self.node_name] > before + 1, 20.0, "diagnostics of the policy node")
         if not answer.success:
             why = self.status[self.node_name]["message"]

@@ -129,15 +129,13 @@ def points_of(message: JointTrajectory, order: JointOrder, dt_ns: int) -> tuple[
     return round(first / dt_ns), points
 
 
-def status(name: str, hardware: str, level: int, text: str, values: dict[str, object]) -> DiagnosticStatus:
-    return DiagnosticStatus(
-        name=name, hardware_id=hardware, level=bytes([level]), message=text,
-        values=[KeyValue(key=k, value=str(v)) for k, v in values.items()],
-    )  # fmt: skip
-
-
-def diagnostics(ns: int, *statuses: DiagnosticStatus) -> DiagnosticArray:
-    message = DiagnosticArray(status=list(statuses))
+def diagnostics(
+    ns: int, name: str, hardware: str, level: bytes, text: str, values: dict[str, object]
+) -> DiagnosticArray:  # fmt: skip
+    """Build the message of one status, stamped [ns]."""
+    pairs = [KeyValue(key=k, value=str(v)) for k, v in values.items()]
+    status = DiagnosticStatus(name=name, hardware_id=hardware, level=level, message=text, values=pairs)
+    message = DiagnosticArray(status=[status])
     message.header.stamp = to_time(ns)
     return message
 

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from rclpy.event_handler import PublisherEventCallbacks
 from rclpy.lifecycle import LifecycleNode
 from std_msgs.msg import Float64MultiArray, MultiArrayDimension, MultiArrayLayout
 from trajectory_msgs.msg import JointTrajectory
 
 from robopolicy.real.ros2.cdr import TrajectoryBytes
-from robopolicy.real.ros2.qos import bystanders, missing, on_publisher, profile_of
+from robopolicy.real.ros2.qos import bystanders, missing, profile_of
 from robopolicy.real.ros2.wiring import Topic, Wiring
 from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.motion import knots
@@ -146,5 +147,5 @@ class PositionOutput(TopicOutput):
 
 def make_publisher(node: LifecycleNode, kind: type, topic: Topic, on_mismatch: OnMismatch) -> Any:
     """Create a publisher of commands, which is silent unless the node is active."""
-    events = on_publisher(on_mismatch)
+    events = PublisherEventCallbacks(incompatible_qos=lambda _: on_mismatch(), use_default_callbacks=False)
     return node.create_lifecycle_publisher(kind, topic.name, profile_of(topic), event_callbacks=events)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from rclpy.event_handler import PublisherEventCallbacks, SubscriptionEventCallbacks
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 
@@ -80,16 +78,3 @@ def _endpoints(node: Node, topic: Topic, *, publishes: bool) -> list[tuple[Any, 
         ]
         found.append((other, "; ".join(why)))
     return found
-
-
-def on_subscription(on_mismatch: Callable[[], None]) -> SubscriptionEventCallbacks:
-    """Events that call `on_mismatch` when a publisher's quality of service does not fit.
-
-    The event does not name the publisher, which may be a bystander. So it is a warning, and no reason to stop.
-    """
-    return SubscriptionEventCallbacks(incompatible_qos=lambda _: on_mismatch(), use_default_callbacks=False)
-
-
-def on_publisher(on_mismatch: Callable[[], None]) -> PublisherEventCallbacks:
-    """Return the same events for a publisher."""
-    return PublisherEventCallbacks(incompatible_qos=lambda _: on_mismatch(), use_default_callbacks=False)

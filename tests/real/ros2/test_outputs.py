@@ -117,10 +117,10 @@ def test_the_simulated_arm_plays_trajectories_alone(monkeypatch):
     from robopolicy.real.ros2.sim_arm_node import ArmNode
 
     monkeypatch.setattr("rclpy.node.Node.__init__", lambda self, name: None)
-    with pytest.raises(SafetyError, match="type 'positions': the simulated arm plays trajectories alone"):
+    with pytest.raises(SafetyError, match=r"expects type: trajectory .* found type 'positions'"):
         ArmNode(None, parse(changed(**STREAM)))
     spline = parse(changed(topics__trajectory={"name": "x", "rate_hz": 250}, topics__joint_commands=None))
-    with pytest.raises(SafetyError, match=r"topics\.trajectory: points"):
+    with pytest.raises(SafetyError, match=r"topics\.trajectory: .* with points 'spline'"):
         ArmNode(None, spline)
 
 
