@@ -8,16 +8,8 @@ from typing import Any
 from rclpy.lifecycle import LifecycleNode
 from std_msgs.msg import Bool, Float64
 
-from robopolicy.real.ros2.action_output import ActionOutput
 from robopolicy.real.ros2.gripper import Gripper
-from robopolicy.real.ros2.outputs import (
-    OnFailure,
-    OnMismatch,
-    Output,
-    PositionOutput,
-    TrajectoryOutput,
-    make_publisher,
-)
+from robopolicy.real.ros2.outputs import OnFailure, OnMismatch, Output, make_publisher, output_of
 from robopolicy.real.ros2.qos import bystanders, mismatches, missing
 from robopolicy.real.ros2.wiring import Topic, Wiring
 from robopolicy.real.safety import Mode
@@ -78,18 +70,6 @@ class Commands:
         if self._grip is not None:
             self.node.destroy_publisher(self._grip)
             self._grip = self.gripper = None
-
-
-def output_of(node: LifecycleNode, wiring: Wiring, *, on_mismatch: OnMismatch, on_failure: OnFailure) -> Output:
-    """Build the output that the wiring names.
-
-    Args:
-        on_mismatch: called when a node subscribes with a quality of service that does not fit.
-        on_failure: called with a sentence when the driver gives up.
-    """
-    if wiring.output.type == "action":
-        return ActionOutput(node, wiring, on_failure)
-    return (PositionOutput if wiring.output.type == "positions" else TrajectoryOutput)(node, wiring, on_mismatch)
 
 
 class InterventionPublisher:

@@ -75,16 +75,15 @@ class StateReader:
         outside = (q < low) | (q > high)
         if not outside.any():
             return
-        name = self.wiring.joints[int(np.argmax(outside))]
-        value, k = q[int(np.argmax(outside))], int(np.argmax(outside))
-        rad = np.deg2rad(q)
+        k, rad = int(np.argmax(outside)), np.deg2rad(q)
         if (np.abs(q) > 2 * np.pi).any() and ((low <= rad) & (rad <= high)).all():
             raise SafetyError(
                 f"joint_states: {np.round(q, 1).tolist()} look like degrees; rad are expected (REP 103). "
                 "Set the driver's unit."
             )
         raise SafetyError(
-            f"joint_states: {name!r} is at {value:.3f} rad, the joint reaches from {low[k]:.3f} to {high[k]:.3f}. "
+            f"joint_states: {self.wiring.joints[k]!r} is at {q[k]:.3f} rad, the joint reaches from {low[k]:.3f} to "
+            f"{high[k]:.3f}. "
             "Are two joints swapped in `joints`, or is this another arm?"
         )
 

@@ -9,15 +9,13 @@ from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
 
 from robopolicy.real.ros2.wiring import Topic
 
-_DURABILITY = {"volatile": DurabilityPolicy.VOLATILE, "transient_local": DurabilityPolicy.TRANSIENT_LOCAL}
-_RELIABILITY = {"reliable": ReliabilityPolicy.RELIABLE, "best_effort": ReliabilityPolicy.BEST_EFFORT}
-
 
 def profile_of(topic: Topic) -> QoSProfile:
     """Keep-last, as deep, reliable and durable as the wiring says."""
     return QoSProfile(
-        depth=topic.depth, reliability=_RELIABILITY[topic.reliability], durability=_DURABILITY[topic.durability]
-    )
+        depth=topic.depth, reliability=ReliabilityPolicy[topic.reliability.upper()],
+        durability=DurabilityPolicy[topic.durability.upper()],
+    )  # fmt: skip
 
 
 def mismatches(node: Node, role: str, topic: Topic, *, publishes: bool, other: str = "") -> list[str]:

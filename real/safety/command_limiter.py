@@ -127,7 +127,6 @@ class CommandLimiter:
         going: Bool
         wanted = command = braking
         stop, going = self._stop, np.zeros(self.num_arms, dtype=bool)
-        free: Bool
         try:
             wanted = self._readable(target, reasons)
             free = ~reasons[:, self._index[INPUT]] & (True if hold is None else ~hold)

@@ -1,12 +1,122 @@
-"""Every limit in space that a profile's settings ask for."""
+"""Limits in space: distances of links from planes, boxes and one another, by capsules and spheres; and all of them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from robopolicy.real.safety.array_ops import Array, Ints
 from robopolicy.real.safety.body import Body
-from robopolicy.real.safety.clearance import KeepOut, Planes, SelfCollision
+from robopolicy.real.safety.geometry import above_planes, apart, near_box, near_pairs, near_planes, off_box
 from robopolicy.real.safety.limits import Limit
+from robopolicy.real.safety.path import Here, Inequalities, Path
+from robopolicy.real.safety.settings import Box, Plane
 from robopolicy.real.safety.singularity import Singularity
 from robopolicy.real.safety.tool import TcpSpeed, Workspace
+
+
+@dataclass(frozen=True, eq=False)
+class Planes:
+    """Capsules stay `distance` [m] off half-spaces."""
+
+    body: Body
+    planes: tuple[Plane, ...]
+    distance: float
+    name: str = "planes"
+
+    @cached_property
+    def _rows(self) -> Ints:
+        """[2C] both ends of each capsule."""
+        return np.concatenate([self.body.scene, self.body.scene + len(self.body.radius)])
+
+    @cached_property
+    def _planes(self) -> Array:
+        return np.array([(*p.normal, p.offset) for p in self.planes], dtype=np.float64)
+
+    @cached_property
+    def _least(self) -> Array:
+        """[2C] m of an axis' ends from a plane."""
+        return self.body.radius[self._rows % len(self.body.radius)] + self.distance
+
+    @cached_property
+    def _reach(self) -> Array:
+        return np.tile(self.body.reach[self._rows], (len(self.planes), 1))
+
+    def margin(self, path: Path) -> Array:
+        room = np.empty((len(path.pose.points), len(self._reach)))
+        above_planes(path.pose.points, self._rows, self._planes, self._least, room)
+        return path.between(room, self._reach)
+
+    def rows(self, here: Here) -> Inequalities | None:
+        g, h = here.room(len(self._reach))
+        count = near_planes(here.frames, here.points, self._rows, self.body.links, self._planes, self._least, g, h)
+        return here.brake(g, h, count)
+
+
+@dataclass(frozen=True, eq=False)
+class KeepOut:
+    """Links stay `distance` [m] off boxes; spheres that cover the capsules stand for them."""
+
+    body: Body
+    boxes: tuple[Box, ...]
+    distance: float
+    name: str = "keep_out"
+
+    @cached_property
+    def _boxes(self) -> Array:
+        return np.array([(b.low, b.high) for b in self.boxes], dtype=np.float64)
+
+    @cached_property
+    def _least(self) -> Array:
+        """[spheres] m of a centre from a box."""
+        return self.body.sphere_radius + self.distance
+
+    @cached_property
+    def _reach(self) -> Array:
+        return self.body.reach[self.body.spheres]
+
+    def margin(self, path: Path) -> Array:
+        points, found = path.pose.points, []
+        for box in self._boxes:
+            room = np.empty((len(points), len(self._least)))
+            off_box(points, self.body.spheres.start, box, self._least, room)
+            found.append(path.between(room, self._reach))
+        return found[0] if len(found) == 1 else np.min(found, axis=0)
+
+    def rows(self, here: Here) -> Inequalities | None:
+        g, h = here.room(len(self._boxes) * len(self._least))
+        count = 0
+        for box in self._boxes:
+            start, links = self.body.spheres.start, self.body.links
+            count = near_box(here.frames, here.points, start, links, box, self._least, g, h, count)
+        return here.brake(g, h, count)
+
+
+@dataclass(frozen=True, eq=False)
+class SelfCollision:
+    """Capsules of links that are not neighbours stay `distance` [m] apart."""
+
+    body: Body
+    distance: float
+    name: str = "self_collision"
+
+    @cached_property
+    def _least(self) -> Array:
+        """[P] m between axes."""
+        i, j = self.body.pairs
+        return self.body.radius[i] + self.body.radius[j] + self.distance
+
+    def margin(self, path: Path) -> Array:
+        out, s, b = np.empty(len(path.c)), path.samples, self.body
+        apart(path.pose.points, b.pairs, len(b.radius), self._least, s.travel, b.pair_reach, s.first, out)
+        return out
+
+    def rows(self, here: Here) -> Inequalities | None:
+        b, (g, h) = self.body, here.room(len(self._least))
+        count = near_pairs(here.frames, here.points, b.pairs, len(b.radius), b.links, self._least, g, h)
+        return here.brake(g, h, count)
 
 
 def space_limits(body: Body) -> tuple[Limit, ...]:

@@ -16,9 +16,14 @@ from trajectory_msgs.msg import JointTrajectory
 
 from robopolicy.real.control.joint_order import JointOrder
 from robopolicy.real.ros2 import messages
-from robopolicy.real.ros2.action_output import ABORTED, CANCELED, ActionOutput
-from robopolicy.real.ros2.commands import output_of
-from robopolicy.real.ros2.outputs import PositionOutput, TrajectoryOutput
+from robopolicy.real.ros2.outputs import (
+    ABORTED,
+    CANCELED,
+    ActionOutput,
+    PositionOutput,
+    TrajectoryOutput,
+    output_of,
+)
 from robopolicy.real.ros2.wiring import WiringError, parse
 from robopolicy.real.safety import Mode, SafetyError
 from robopolicy.real.safety.audit import joint_violations

@@ -16,7 +16,6 @@ from robopolicy.real.control.joints import ActionDecoder, ChunkBuffer
 from robopolicy.real.control.robots import MujocoArm
 from robopolicy.real.safety import CommandLimiter, SafetyChain, SafetyError, load_profile, profile_names
 from robopolicy.real.safety import chain as chain_module
-from robopolicy.real.safety.clearance import KeepOut, Planes, SelfCollision
 from robopolicy.real.safety.command_limiter import ERROR, INPUT, OVER_BUDGET, POST
 from robopolicy.real.safety.decision import Measured
 from robopolicy.real.safety.energy_tank import EnergyTank
@@ -24,6 +23,7 @@ from robopolicy.real.safety.joint_space import EdgeVelocity, JointPositionLimit,
 from robopolicy.real.safety.risk import RiskCritic
 from robopolicy.real.safety.settings import Box, Plane, Settings
 from robopolicy.real.safety.singularity import Singularity
+from robopolicy.real.safety.space import KeepOut, Planes, SelfCollision
 from robopolicy.real.safety.tool import TcpSpeed, Workspace
 from tests.real.control import test_joints, test_robots
 from tests.real.guards import FAILS, Guard, GuardNotFoundError, disabled, kill, with_patch
