@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from robopolicy.core.errors import SpecError
 from robopolicy.core.specs import PolicySpec, check_fits
@@ -89,7 +88,7 @@ class PolicyRuntime:
             for spec in levels:
                 check_fits(spec, env.spec, ignore=(BASE_ACTION,))
             self.observer, self.controller, self.spec = Observer(env, tuple(images)), env.controller, env.spec
-        self.names = self.observer.names
+        self.names, self.take, self.take_image = self.observer.names, self.observer.take, self.observer.take_image
         check_features(self.names, wiring)
         self.press: Callable[[str], None] | None = None  # takes a human's keys
         self.teleoperator: Teleoperator | None = None
@@ -106,14 +105,6 @@ class PolicyRuntime:
             how = {"which": config.which, "chunking": config.chunking, "latency": config.latency}
             self.planner = self.process = ProcessPlanner(config.checkpoint, how)
         self.runner = ThreadRunner(self.planner, latency=config.latency, wait=60.0 if config.lockstep else 0.0)
-
-    def take(self, names: Sequence[str], values: Sequence[float], /) -> None:
-        """Take features beside the arm's state, by name."""
-        self.observer.take(names, values)
-
-    def take_image(self, key: str, picture: NDArray[np.uint8], /) -> None:
-        """Take a camera's picture [3 H W]."""
-        self.observer.take_image(key, picture)
 
     def chain(self) -> SafetyChain:
         """Build the limits of the config."""

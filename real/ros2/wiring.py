@@ -23,13 +23,11 @@ FOLDER = Path(configs.__file__).parent / "robots"
 WATCHED = {"state": ("joint_states", "joint_commands"), "features": ("features",), "enable": ("enable",)}  # and images
 
 
-@pydantic.with_config(STRICT)
 class _Frames(TypedDict):
     base: str
     tcp: str
 
 
-@pydantic.with_config(STRICT)
 class _Topics(TypedDict):
     joint_states: Topic
     joint_commands: Topic | None
@@ -50,7 +48,6 @@ class _Patience(Patience):
     fault: pydantic.PositiveFloat = math.inf
 
 
-@pydantic.with_config(STRICT)
 class _Watchdogs(TypedDict):
     state: _Patience
     features: _Patience

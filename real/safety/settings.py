@@ -77,7 +77,7 @@ class Settings:
     contact_stiffness: float = 1000.0
 
     def __post_init__(self) -> None:
-        for name, low, high in _RANGES:
+        for name, (low, high, _) in _RANGES.items():
             value = getattr(self, name)
             number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
             if value is not None and not (number and low <= value <= high):  # NaN fails too
@@ -93,14 +93,14 @@ class Settings:
 
     def loosened_by(self, other: Settings) -> list[str]:
         """List the limits that `other` would loosen."""
-        found = [n for n in _SMALLER_IS_TIGHTER if _of(getattr(other, n)) > _of(getattr(self, n))]
+        ways = ((n, way, _of(getattr(self, n)), _of(getattr(other, n))) for n, (*_, way) in _RANGES.items() if way)
+        found = [n for n, way, mine, theirs in ways if way * theirs < way * mine]
         if self.tracking_error is not None and (other.tracking_error or 0.0) > self.tracking_error:
             found.append("tracking_error")
         if self.tracking_error is None and other.tracking_error is not None:
             found.append("tracking_error")
-        found += [n for n in _LARGER_IS_TIGHTER if getattr(other, n) < getattr(self, n)]
-        mine, theirs = self.workspace, other.workspace
-        if mine is not None and (theirs is None or not _inside(theirs, mine)):
+        box, inner = self.workspace, other.workspace
+        if box is not None and (inner is None or not _inside(inner, box)):
             found.append("workspace")
         found += [n for n in ("planes", "keep_out") if not set(getattr(self, n)) <= set(getattr(other, n))]
         return found
@@ -112,18 +112,12 @@ def slowed(settings: Mapping[str, Any], speed: float) -> dict[str, Any]:
     return {**settings, **{name: settings.get(name, value) * speed for name, value in usual.items()}}
 
 
-_RANGES = (
-    ("velocity", 0.001, 1.0), ("acceleration", 0.01, 1.0), ("jerk", 0.01, 1.0), ("joint_margin", 0.0, 1.0),
-    ("tcp_speed", 0.001, 3.0), ("scene_distance", 0.0, 1.0), ("self_distance", 0.0, 1.0), ("condition", 2.0, 1e6),
-    ("reference_clip", 1e-3, 10.0), ("tracking_error", 1e-3, 10.0), ("energy", 0.0, 1e6),
-    ("contact_stiffness", 0.0, 1e7),
-)  # fmt: skip
-
-_SMALLER_IS_TIGHTER = (
-    "velocity", "acceleration", "jerk", "tcp_speed", "condition", "reference_clip", "energy",
-)  # fmt: skip
-
-_LARGER_IS_TIGHTER = ("joint_margin", "scene_distance", "self_distance", "contact_stiffness")
+_RANGES = {  # lowest and highest value; -1: smaller is tighter, 1: larger is, 0: see `loosened_by`
+    "velocity": (0.001, 1.0, -1), "acceleration": (0.01, 1.0, -1), "jerk": (0.01, 1.0, -1),
+    "joint_margin": (0.0, 1.0, 1), "tcp_speed": (0.001, 3.0, -1), "scene_distance": (0.0, 1.0, 1),
+    "self_distance": (0.0, 1.0, 1), "condition": (2.0, 1e6, -1), "reference_clip": (1e-3, 10.0, -1),
+    "tracking_error": (1e-3, 10.0, 0), "energy": (0.0, 1e6, -1), "contact_stiffness": (0.0, 1e7, 1),
+}  # fmt: skip
 
 
 def _of(value: float | None) -> float:
