@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -19,12 +18,8 @@ class KinematicChain:
     """Frame i = frame i−1 · translation · Rx(quarter turns) · Rz(qᵢ). Link 0 is the base, link i turns with joint i."""
 
     offsets: Array  # [n 3] m
-    quarter_turns: tuple[int, ...]  # [n] quarter turns about x: −1, 0 or 1
+    quarter_turns: Array  # [n] quarter turns about x: −1, 0 or 1
     tcp: Array  # [3] m, in the last link's frame
-
-    @cached_property
-    def quarters(self) -> Array:
-        return np.array(self.quarter_turns, dtype=np.float64)
 
 
 class Pose(NamedTuple):
@@ -39,7 +34,7 @@ def pose(chain: KinematicChain, q: Array, links: Ints, local: Array) -> Pose:
     """At joint angles `q` [M n] rad, with the points `local` [R 3] m in the frames of `links` [R]."""
     m, n = q.shape
     found = Pose(np.empty((m, n + 1, 4, 3)), np.empty((m, len(links), 3)), np.empty((m, n, 6)))
-    _pose(q, chain.offsets, chain.quarters, links, local, found)
+    _pose(q, chain.offsets, chain.quarter_turns, links, local, found)
     return found
 
 

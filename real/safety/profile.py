@@ -131,9 +131,7 @@ class Profile:
     @cached_property
     def chain(self) -> KinematicChain:
         k = self.data["kinematics"]
-        return KinematicChain(
-            np.array(k["offsets"], dtype=np.float64), tuple(k["turns"]), np.array(k["tcp"], dtype=np.float64)
-        )
+        return KinematicChain(*(np.array(k[name], dtype=np.float64) for name in ("offsets", "turns", "tcp")))
 
     @cached_property
     def capsules(self) -> tuple[Capsule, ...]:

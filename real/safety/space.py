@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 
 import numpy as np
 
-from robopolicy.real.safety.array_ops import Array, Ints
+from robopolicy.real.safety.array_ops import Array
 from robopolicy.real.safety.body import Body
 from robopolicy.real.safety.geometry import above_planes, apart, near_box, near_pairs, near_planes, off_box
 from robopolicy.real.safety.limits import Limit
@@ -17,65 +16,39 @@ from robopolicy.real.safety.singularity import Singularity
 from robopolicy.real.safety.tool import TcpSpeed, Workspace
 
 
-@dataclass(frozen=True, eq=False)
 class Planes:
     """Capsules stay `distance` [m] off half-spaces."""
 
-    body: Body
-    planes: tuple[Plane, ...]
-    distance: float
-    name: str = "planes"
+    name = "planes"
 
-    @cached_property
-    def _rows(self) -> Ints:
-        """[2C] both ends of each capsule."""
-        return np.concatenate([self.body.scene, self.body.scene + len(self.body.radius)])
-
-    @cached_property
-    def _planes(self) -> Array:
-        return np.array([(*p.normal, p.offset) for p in self.planes], dtype=np.float64)
-
-    @cached_property
-    def _least(self) -> Array:
-        """[2C] m of an axis' ends from a plane."""
-        return self.body.radius[self._rows % len(self.body.radius)] + self.distance
-
-    @cached_property
-    def _reach(self) -> Array:
-        return np.tile(self.body.reach[self._rows], (len(self.planes), 1))
+    def __init__(self, body: Body, planes: Sequence[Plane], distance: float) -> None:
+        self.body = body
+        self._ends = np.concatenate([body.scene, body.scene + len(body.radius)])  # [2C] points, two for each capsule
+        self._planes = np.array([(*p.normal, p.offset) for p in planes], dtype=np.float64)
+        self._least = body.radius[self._ends % len(body.radius)] + distance  # [2C] m of an axis' ends from a plane
+        self._reach = np.tile(body.reach[self._ends], (len(planes), 1))
 
     def margin(self, path: Path) -> Array:
         room = np.empty((len(path.pose.points), len(self._reach)))
-        above_planes(path.pose.points, self._rows, self._planes, self._least, room)
+        above_planes(path.pose.points, self._ends, self._planes, self._least, room)
         return path.between(room, self._reach)
 
     def rows(self, here: Here) -> Inequalities | None:
         g, h = here.room(len(self._reach))
-        count = near_planes(here.frames, here.points, self._rows, self.body.links, self._planes, self._least, g, h)
+        count = near_planes(here.frames, here.points, self._ends, self.body.links, self._planes, self._least, g, h)
         return here.brake(g, h, count)
 
 
-@dataclass(frozen=True, eq=False)
 class KeepOut:
     """Links stay `distance` [m] off boxes; spheres that cover the capsules stand for them."""
 
-    body: Body
-    boxes: tuple[Box, ...]
-    distance: float
-    name: str = "keep_out"
+    name = "keep_out"
 
-    @cached_property
-    def _boxes(self) -> Array:
-        return np.array([(b.low, b.high) for b in self.boxes], dtype=np.float64)
-
-    @cached_property
-    def _least(self) -> Array:
-        """[spheres] m of a centre from a box."""
-        return self.body.sphere_radius + self.distance
-
-    @cached_property
-    def _reach(self) -> Array:
-        return self.body.reach[self.body.spheres]
+    def __init__(self, body: Body, boxes: Sequence[Box], distance: float) -> None:
+        self.body = body
+        self._boxes = np.array([(b.low, b.high) for b in boxes], dtype=np.float64)
+        self._least = body.sphere_radius + distance  # [spheres] m of a centre from a box
+        self._reach = body.reach[body.spheres]
 
     def margin(self, path: Path) -> Array:
         points, found = path.pose.points, []
@@ -94,19 +67,14 @@ class KeepOut:
         return here.brake(g, h, count)
 
 
-@dataclass(frozen=True, eq=False)
 class SelfCollision:
     """Capsules of links that are not neighbours stay `distance` [m] apart."""
 
-    body: Body
-    distance: float
-    name: str = "self_collision"
+    name = "self_collision"
 
-    @cached_property
-    def _least(self) -> Array:
-        """[P] m between axes."""
-        i, j = self.body.pairs
-        return self.body.radius[i] + self.body.radius[j] + self.distance
+    def __init__(self, body: Body, distance: float) -> None:
+        self.body, (i, j) = body, body.pairs
+        self._least = body.radius[i] + body.radius[j] + distance  # [P] m between axes
 
     def margin(self, path: Path) -> Array:
         out, s, b = np.empty(len(path.c)), path.samples, self.body

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numba import njit
@@ -16,7 +14,6 @@ from robopolicy.real.safety.path import Here, Inequalities, Path, PathSamples
 from robopolicy.real.safety.settings import Box
 
 
-@dataclass(frozen=True, eq=False)
 class TcpSpeed:
     """|ṗ| ≤ limit [m/s] of the tool's point.
 
@@ -24,20 +21,17 @@ class TcpSpeed:
     serial arm is bounded from the joints' speeds, accelerations and jerks.
     """
 
-    body: Body
-    limit: float
-    name: str = "tcp_speed"
+    name = "tcp_speed"
+
+    def __init__(self, body: Body, limit: float) -> None:
+        self.body, self.limit = body, limit
+        self._third = float(body.profile.jerk @ body.tcp_reach)  # m/s³, for rows
 
     def margin(self, path: Path) -> Array:
         out, s, jac = np.empty(len(path.c)), path.samples, path.pose.jacobian
         step = path.stride_at(path.dt) * path.dt
         _speed(jac, s, self.body.tcp_reach, step, out)
         return self.limit - out
-
-    @cached_property
-    def _third(self) -> float:
-        """m/s³, for rows."""
-        return float(self.body.profile.jerk @ self.body.tcp_reach)
 
     def rows(self, here: Here) -> Inequalities | None:
         g, h = here.room(5)
@@ -109,27 +103,23 @@ def _speed(jac: Array, samples: PathSamples, reach: Array, step: float, out: Arr
             third, before = by_jerk + 4 * w * by_accel + (2 * alpha + 4 * w**2) * by_speed, now
 
 
-@dataclass(frozen=True, eq=False)
 class Workspace:
     """Keep the tool's point inside a box."""
 
-    body: Body
-    box: Box
-    name: str = "workspace"
+    name = "workspace"
 
-    @cached_property
-    def _ends(self) -> Array:
-        return np.array((self.box.low, self.box.high), dtype=np.float64)
+    def __init__(self, body: Body, box: Box) -> None:
+        self.body, self._box = body, np.array((box.low, box.high), dtype=np.float64)
 
     def margin(self, path: Path) -> Array:
         points = path.pose.points
         room = np.empty((len(points), 1))
-        _inside(points, self._ends, room)
+        _inside(points, self._box, room)
         return path.between(room, self.body.tcp_reach[None])
 
     def rows(self, here: Here) -> Inequalities | None:
         g, h = here.room(6)
-        count = _walls(here.points, here.jacobian, self._ends, g, h)
+        count = _walls(here.points, here.jacobian, self._box, g, h)
         return here.brake(g, h, count)
 
 
