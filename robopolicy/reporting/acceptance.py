@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from robopolicy.core.errors import DataError, closest
-from robopolicy.reporting.plots import number
 from robopolicy.reporting.result_rows import ALL, ROOT, Evidence
+from robopolicy.reporting.templates import number
 
 Status = Literal["met", "shown", "not met", "incomplete", "not measured"]
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from statistics import fmean
 
 from robopolicy.reporting.acceptance import Goal, check_criterion, read_goals
-from robopolicy.reporting.plots import Series, Whisker, interval_chart, line_chart, number
+from robopolicy.reporting.plots import Series, Whisker, interval_chart, line_chart
 from robopolicy.reporting.result_rows import ALL, Evidence, read_all
+from robopolicy.reporting.templates import number
 
 _HEAD = """# Results
 
