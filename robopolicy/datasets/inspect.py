@@ -106,7 +106,7 @@ def _rows(
             yield from check_frames(block, frames)
         if stamps is not None:
             yield from check_rate(block, stamps, source.fps)
-        yield from check_finite(block, values, source)
+        yield from check_finite(block, values, {k: c.names for k, c in source.columns.items()})
         yield from check_stride(block, values, source.fps)
         if action is not None:
             yield from check_limits(block, action, spec)
@@ -196,7 +196,7 @@ def _outcomes(column: Columns) -> list[Defect]:
     """Find columns of outcomes and drivers that loading would refuse."""
     try:
         read_driver(column)
-        read_outcomes(column, column.starts, column.table.num_rows, "recorded")
+        read_outcomes(column, "recorded")
     except DataError as error:
         return [Defect("outcomes", _reason(error), "Mend the column, or record again")]
     return []
