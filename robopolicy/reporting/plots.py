@@ -103,23 +103,20 @@ def line_chart(
 
 
 def interval_chart(
-    rows: Sequence[Whisker], *, title: str = "", share: bool = True, low: float | None = None,
-    high: float | None = None, marks: Sequence[tuple[float, str]] = (), width: int = 720, standalone: bool = False,
+    rows: Sequence[Whisker], *, low: float = 0.0, high: float = 1.0, marks: Sequence[tuple[float, str]] = (),
+    width: int = 720, standalone: bool = False,
 ) -> str:  # fmt: skip
-    """Draw one row an estimate: dot and confidence interval on a common axis. `marks`: dashed verticals with a name."""
+    """Draw one row a rate: dot and confidence interval from `low` to `high`. `marks`: dashed verticals with a name."""
     if not rows:
         return ""
     names = min(280, 20 + 6.6 * max(len(r.name) for r in rows))
     notes = 12 + 6.4 * max(len(r.note) for r in rows)
-    step, top = 26, 8 + 20 * bool(title) + 16 * bool(marks)
+    step, top = 26, 8 + 16 * bool(marks)
     base = top + step * len(rows)
-    edges = [v for r in rows for v in (r.value, r.low, r.high) if math.isfinite(v)] + [m for m, _ in marks]
-    x0, x1 = (0.0, 1.0) if share else _range(edges)
-    x = _Axis(x0 if low is None else low, x1 if high is None else high, names, width - names - notes)
     return _svg(
-        "interval_chart", title or "intervals", standalone, rows=rows, title=title, marks=marks, x=x, top=top,
-        base=base, step=step, left=0, width=width, height=base + 26, ticks=ticks(*x[:2]), letters=int(names / 6.4),
-        show=percent if share else number,
+        "interval_chart", "intervals", standalone, rows=rows, title="", marks=marks, top=top, base=base, step=step,
+        x=_Axis(low, high, names, width - names - notes), ticks=ticks(low, high), letters=int(names / 6.4),
+        width=width, height=base + 26,
     )  # fmt: skip
 
 

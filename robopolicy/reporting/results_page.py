@@ -130,7 +130,7 @@ def _experiment(id: str, title: str, rows: Sequence[Evidence], plots: Iterable[s
 
 def _plots(rows: Sequence[Evidence]) -> dict[str, str]:
     """SVGs, each by the end of its file's name."""
-    charts = {"": _intervals(rows)}
+    charts = {"": interval_chart(_whiskers(rows), standalone=True)}
     for end, label in (("-steps", "env steps"), ("-minutes", "minutes of training")):
         series = _over(rows, end)
         charts[end] = line_chart(series, title=f"Success by {label}", x_label=label, share=True, standalone=True)
@@ -187,14 +187,8 @@ def _colours(rows: Sequence[Evidence]) -> dict[str, str]:
     return dict.fromkeys(bases, "c0") | {s: _COLOURS[i % len(_COLOURS)] for i, s in enumerate(others)}
 
 
-def _intervals(rows: Sequence[Evidence]) -> str:
-    """Interval chart of the success rates: every training seed, pooled rows where there is but one."""
-    whiskers = _whiskers(rows)
-    return interval_chart(whiskers, standalone=True) if whiskers else ""
-
-
 def _whiskers(rows: Sequence[Evidence]) -> list[Whisker]:
-    """Return the rows of the interval chart; none for a single rate."""
+    """Return every training seed's success rate, pooled rows where there is but one; none for a single rate."""
     rates, colours = [r for r in rows if r.metric == "success_rate" and r.low is not None], _colours(rows)
     found = []
     for setting in dict.fromkeys(r.setting for r in rates) if len(rates) > 1 else ():
