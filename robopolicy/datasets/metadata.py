@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from robopolicy.core.errors import DataError, SpecError
 from robopolicy.core.types import ActionSpec
 from robopolicy.datasets.files import problems, read_json
 from robopolicy.utils.atomic import write_atomically
+from robopolicy.utils.suite_packages import installed
 
 META_VERSION = 1
 META_FILE = Path("meta") / "robopolicy.json"
@@ -23,13 +23,7 @@ SEED = "episode_seed"  # column that robopolicy adds; edits of the dataset by Le
 
 def installed_versions() -> dict[str, str]:
     """Versions of the packages that shape a recording."""
-    versions = {}
-    for name in ("robopolicy", "lerobot", "mujoco", "torch", "numpy"):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return versions
+    return {n: installed(n) or "not installed" for n in ("robopolicy", "lerobot", "mujoco", "torch", "numpy")}
 
 
 @dataclass
@@ -68,8 +62,6 @@ class RecordingMeta:
         if not path.exists():
             return None
         data = read_json(path)
-        if not isinstance(data, dict):
-            raise DataError(f"{path}: expected an object, found {type(data).__name__}. {RESTORE}")
         version = data.get("version")
         if isinstance(version, int) and version > META_VERSION:
             raise DataError(f"{path}: version {version}; this robopolicy reads up to {META_VERSION}. Upgrade it.")
@@ -106,8 +98,7 @@ def num_episodes(root: Path) -> int:
         DataError: the number is missing.
     """
     file = root / "meta" / "info.json"
-    data = read_json(file)
-    count = data.get("total_episodes") if isinstance(data, dict) else None
+    count = read_json(file).get("total_episodes")
     if not isinstance(count, int) or isinstance(count, bool) or count < 0:
         raise DataError(f"{file}: total_episodes: expected a whole number, found {count!r}. Restore it from a copy.")
     return count

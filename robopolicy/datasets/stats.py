@@ -57,10 +57,8 @@ def _whole(source: DatasetInfo, keys: list[str], values: Mapping[str, NDArray[An
         return
     try:
         stats = read_json(file)
-        if not isinstance(stats, dict):
-            raise DataError(f"{file}: expected an object, found {type(stats).__name__}")
     except DataError as error:
-        yield Defect("stats", f"meta/stats.json: {str(error).partition(': ')[2]}", _FIX)
+        yield Defect("stats", str(error).replace(str(file), "meta/stats.json"), _FIX)
         return
     for key in keys:
         try:

@@ -170,8 +170,8 @@ def _cameras(keys: list[str]) -> dict[str, str]:
 def _features(first: Trajectory, state: tuple[str, ...], images: Mapping[str, str], named: bool) -> dict[str, Feature]:
     found: dict[str, Feature] = {}
     if state:
-        widths = {k: math.prod(first.obs[k].shape[1:]) for k in state}
-        names = tuple(f"{k.replace('/', '.')}_{i}" for k, width in widths.items() for i in range(width))
+        widths = [(k.replace("/", "."), math.prod(first.obs[k].shape[1:])) for k in state]
+        names = tuple(f"{k}_{i}" for k, width in widths for i in range(width))
         found[STATE] = Feature((len(names),), names=names if named else None)
     for name, key in images.items():
         _, *size = first.obs[key].shape  # h w 3, or 3 h w
