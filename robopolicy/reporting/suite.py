@@ -116,15 +116,8 @@ class SuiteResult:
 
     def text(self) -> str:
         """Return the table as Markdown, under its protocol."""
-        lines = [f"# {self.suite.name}", "", self.suite.protocol.strip(), ""]
-        lines += ["| task | success | 95% CI | episodes | steps |", "| --- | ---: | ---: | ---: | ---: |"]
-        for r in self.records():
-            rate = f"{100 * r['value']:.1f}% | {100 * r['low']:.1f} – {100 * r['high']:.1f}"
-            lines.append(f"| {r['task']} | {rate} | {r['episodes']} | {r['steps']:.0f} |")
-        rule = _RULES[self.suite.criterion]
-        lines += ["", f"Success: {rule}. Intervals: Wilson's score; the total's over all episodes pooled."]
-        lines += [f"Not evaluated: **{task}** ({why})." for task, why in self.missing.items()]
-        return "\n".join(lines) + "\n"
+        return render("suite.md", suite=self.suite.name, protocol=self.suite.protocol.strip(), tasks=self.records(),
+                      rule=_RULES[self.suite.criterion], missing=self.missing)  # fmt: skip
 
     def save(self, out: Path) -> Path:
         """Write table.md, suite.json and report.html into `out`."""

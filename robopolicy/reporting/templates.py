@@ -1,4 +1,4 @@
-"""Fill in the templates of reports and plots (assets/) with escaped text."""
+"""Fill in the templates of reports and plots (assets/) ; text in HTML and SVG is escaped."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ _ASSETS = Path(__file__).parent / "assets"
 
 
 def render(template: str, **values: Any) -> str:
-    """Return the template filled in with `values`; another template does not escape the result again.
+    """Return the template filled in with `values`; another one does not escape it again. Markdown is not escaped.
 
     Raises:
         jinja2.UndefinedError: the template reads a value that is not there.
     """
     from jinja2.utils import markupsafe
 
-    return markupsafe.Markup(_environment().get_template(template).render(values))
+    text = _environment().get_template(template).render(values)
+    return text if template.endswith(".md") else markupsafe.Markup(text)
 
 
 @functools.cache
@@ -31,11 +32,11 @@ def _environment() -> Environment:
     import jinja2
 
     found = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_ASSETS), autoescape=True, undefined=jinja2.StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.FileSystemLoader(_ASSETS), autoescape=lambda name: not (name or "").endswith(".md"),
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     found.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
-    found.filters |= {"number": number, "percent": percent, "px": "{:.1f}".format, "pretty": _pretty}
+    found.filters |= {"number": number, "percent": percent, "px": "{:.1f}".format, "pretty": _pretty, "cell": _cell}
     found.globals |= {"asset": _asset, "finite": math.isfinite}
     return found
 
@@ -44,6 +45,11 @@ def _asset(name: str) -> str:
     from jinja2.utils import markupsafe
 
     return markupsafe.Markup((_ASSETS / name).read_text(encoding="utf-8").strip())
+
+
+def _cell(text: str) -> str:
+    """Return text as it may stand in a table of Markdown."""
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _pretty(data: Any) -> str:
