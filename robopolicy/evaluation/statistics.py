@@ -11,7 +11,6 @@ Methods, and reasons for them:
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections import Counter
@@ -51,7 +50,7 @@ class Pairs(NamedTuple):
     def of(cls, a: Iterable[bool], b: Iterable[bool]) -> Pairs:
         """Count `a` [E] and `b` [E], in the same order of seeds."""
         counts = Counter((bool(x), bool(y)) for x, y in zip(a, b, strict=True))
-        return cls(*(counts[pair] for pair in itertools.product((True, False), repeat=2)))
+        return cls(*(counts[x, y] for x in (True, False) for y in (True, False)))
 
 
 def wilson(successes: int, episodes: int, *, level: float = 0.95) -> Interval:

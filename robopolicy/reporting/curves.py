@@ -34,7 +34,7 @@ def _success(run: Run, x: str, colour: str) -> Series | None:
     at = steps if x == "step" else [t / 60 for t in _seconds(run, steps, points)]
     if any(math.isnan(v) for v in at):
         return None
-    low, high = ([m.get(f"eval/success_{side}") for m in points] for side in ("low", "high"))
+    low, high = ([m.get(f"eval/success_{side}", math.nan) for m in points] for side in ("low", "high"))
     band = key.startswith("eval") and all(map(is_finite, low + high))
     rate = [float(m[key]) for m in points]
     return Series(run.name, at, rate, low if band else [], high if band else [], colour)
