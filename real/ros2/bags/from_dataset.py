@@ -22,7 +22,7 @@ from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.datasets.metadata import num_episodes
 from robopolicy.datasets.source import DatasetInfo
-from robopolicy.datasets.tables import Columns, read_table
+from robopolicy.datasets.tables import read_table
 from robopolicy.real.datasets.bag_options import BagOptions
 from robopolicy.real.datasets.converted import Converted
 from robopolicy.real.ros2.bags.checks import FASTER, SLOWER
@@ -136,8 +136,8 @@ class _Columns:
         """Return [F] whether a human drove, and `starts` [E+1]."""
         if HUMAN not in self.source.columns or self.wiring.topics["intervention"] is None:
             return None
-        table, starts, _ = read_table(self.source, None, [HUMAN])
-        return Columns(table, starts, self.source)(HUMAN, ()).astype(bool), starts.numpy()
+        columns, _ = read_table(self.source, None, [HUMAN])
+        return columns(HUMAN, ()).astype(bool), columns.starts.numpy()
 
     def _remark(self) -> None:
         """Note columns without a place on the wiring's topics, and rates that to_dataset.py would refuse."""
