@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import accumulate
 from typing import ClassVar
 
 import torch
@@ -55,6 +57,11 @@ class ScriptedExpert:
         noise = keyed_normal(self.seed, self.steps, size, stream=_STREAM)
         error = self.expert_noise * (self.offset * offset + self.noise * noise)
         return (found + error * (self.high - self.low) / 2).clamp(self.low, self.high)
+
+
+def slices(sizes: Mapping[str, int]) -> dict[str, slice]:
+    """Return the slice of each part of a vector, from the parts' sizes in order."""
+    return {key: slice(end - sizes[key], end) for key, end in zip(sizes, accumulate(sizes.values()), strict=True)}
 
 
 class ToolExpert(ScriptedExpert):
