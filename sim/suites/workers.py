@@ -82,7 +82,8 @@ class TellsSuccess(gymnasium.Wrapper):
         """Raises ConfigError where the info does not tell success."""
         obs, given, terminated, truncated, info = self.env.step(action)
         terminated, truncated = flag(terminated, "terminated"), flag(truncated, "truncated")
-        success = self.success.read_one(info, terminated=terminated, ended=terminated or truncated)
+        ended, ones = np.array([terminated or truncated]), np.ones(1, dtype=bool)
+        (success,) = self.success.read([info], np.array([terminated]), active=ones, ended=ended).tolist()
         reward: Any = given  # NumPy's numbers are kept
         if self.sparse:
             reward, terminated = float(success), terminated or success

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ def assess(
         "by_number": {str(k): {n: e[k]["by_number"] for n, e in errors.items()} for k in windows},
         "pictures": pictures,
         "names": list(world.spec.observation[STATE].names or ()),
-        "success": {**outcome.to_dict(), "wanted": world.success.precision},
+        "success": {**asdict(outcome), "wanted": world.success.precision},
         "trust": {
             "bound": float(world.bound),
             "believed": believed,

@@ -21,6 +21,14 @@ from robopolicy.utils.provenance import version
 from robopolicy.utils.storage import load_weights, read_tensors, verify, write_manifest, write_tensors
 
 
+class ReportedModel(nn.Module):
+    """Model with a report on its quality, which is empty until the end of training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.report: dict[str, Any] = {}
+
+
 @dataclass(frozen=True)
 class ModelFiles:
     """Directory of one kind of model.
@@ -38,7 +46,7 @@ class ModelFiles:
     nodes: str
     format: int
 
-    def write(self, folder: Path, model: nn.Module, *, nodes: Any, spec: str) -> None:
+    def write(self, folder: Path, model: ReportedModel, *, nodes: Any, spec: str) -> None:
         """Fill an empty folder; `spec` is the text of spec.json."""
         if nodes is None:
             raise CheckpointError(f"this {self.kind} does not know the config nodes that rebuild it")
@@ -68,7 +76,7 @@ class ModelFiles:
             )
         return path
 
-    def load[M: nn.Module](self, folder: Path, *, read_spec: Callable[[Any], Any], make: Callable[[Any, Any], M]) -> M:
+    def load[M: ReportedModel](self, folder: Path, read_spec: Callable[[Any], Any], make: Callable[[Any, Any], M]) -> M:
         """Rebuild a trained model by `make` of its spec and nodes, and load its weights strictly.
 
         Raises:

@@ -70,7 +70,6 @@ class Trajectories(Tokens):
     ) -> None:
         super().__init__(spec, length=length, periods=periods, fine=fine)
         self.prediction, self.node = prediction, node
-        self.report: dict[str, Any] = {}
         self.network = network(horizon=length, action_dim=self.token_dim, cond_dim=self.state_transform.feature_dim)
         scheduler = DDPMScheduler(denoising_steps, beta_schedule="squaredcos_cap_v2", timestep_spacing="trailing")
         scheduler.set_timesteps(denoising_steps)
@@ -159,7 +158,7 @@ def load_trajectories(path: Path | str) -> Trajectories:
         CheckpointError: missing, damaged, of a newer format, not trained to its end, no better than saying nothing.
     """
     folder = FILES.find(path)
-    model = FILES.load(folder, read_spec=PolicySpec.from_data, make=make_trajectories)
+    model = FILES.load(folder, PolicySpec.from_data, make_trajectories)
     with refusing(f"{folder}/report.json: denoising"):
         held_out, nothing = (float(model.report["denoising"][k]) for k in ("held_out", "nothing"))
     if not held_out < nothing:

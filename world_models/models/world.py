@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from robopolicy.config.instantiate import build
 from robopolicy.core.errors import CheckpointError, ConfigError, SpecError
@@ -16,14 +16,14 @@ from robopolicy.core.specs import EnvFile
 from robopolicy.core.types import EnvSpec, Metrics
 from robopolicy.core.untrusted import checked
 from robopolicy.world_models.models.dynamics import Dynamics, History
-from robopolicy.world_models.models.model_files import ModelFiles
+from robopolicy.world_models.models.model_files import ModelFiles, ReportedModel
 from robopolicy.world_models.models.success import SuccessClassifier
 
 FILES = ModelFiles("world model", algo="world_model", name="world", folder="model", nodes="nodes", format=4)
 find_world = FILES.find
 
 
-class World(nn.Module):
+class World(ReportedModel):
     """Learned model of an environment. `report` holds its quality; it is empty until the end of training.
 
     Args:
@@ -40,7 +40,6 @@ class World(nn.Module):
         super().__init__()
         self.spec, self.dynamics, self.success = spec, dynamics, success
         self.nodes = nodes
-        self.report: dict[str, Any] = {}
         self.register_buffer("bound", torch.tensor(torch.nan))  # on `Imagined.uncertainty`; NaN until calibrated
 
     def score(self, latents: Tensor, after: Tensor) -> Tensor:
@@ -118,7 +117,7 @@ def load_world(path: Path | str, *, which: Literal["latest", "best"] = "latest")
     Raises:
         CheckpointError: missing, damaged, of a newer format, not trained to its end, weights that are not finite.
     """
-    return FILES.load(find_world(path, which=which), read_spec=read_spec, make=make_world)
+    return FILES.load(find_world(path, which=which), read_spec, make_world)
 
 
 def read_spec(data: dict[str, Any]) -> EnvSpec:
