@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from robopolicy.real.planning.wire_messages import WireError
+from robopolicy.real.planning.wire import WireError
 
 CLIENTS, PER_PEER = 16, 8  # clients that were welcomed, in all and of one address
 WAITING = 32  # connections that have not greeted yet, or were refused and are being closed

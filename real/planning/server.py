@@ -23,8 +23,7 @@ from robopolicy.policies.base import Policy
 from robopolicy.real.planning.access_token import Token, is_loopback
 from robopolicy.real.planning.connections import Connection, Connections, hang_up
 from robopolicy.real.planning.planner import Planner
-from robopolicy.real.planning.wire import ready, receive, send
-from robopolicy.real.planning.wire_messages import PROTOCOL, Message, WireError, printable
+from robopolicy.real.planning.wire import PROTOCOL, Message, WireError, printable, ready, receive, send
 from robopolicy.runs.checkpointer import load_policy
 from robopolicy.utils.provenance import version
 
@@ -163,13 +162,11 @@ class PolicyServer:
     def _await(self, one: Connection) -> None:
         """Wait until it says something, which it need not do soon."""
         until = time.monotonic() + SILENCE
-        said = False
-        while not said:
-            said = ready(one.line, LOOK)
-            if one.ended:
-                raise WireError(one.ended)
-            if not said and time.monotonic() >= until:
+        while not ready(one.line, LOOK) and not one.ended:
+            if time.monotonic() >= until:
                 raise WireError(f"idle: nothing was said for {SILENCE:g} s")
+        if one.ended:
+            raise WireError(one.ended)
 
     def _refuse(self, one: Connection, reason: str) -> None:
         """Say why, and close."""
