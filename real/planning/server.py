@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import math
 import socket
 import ssl
 import threading
@@ -147,14 +148,14 @@ class PolicyServer:
                 send(one.line, {"type": "ready"}, timeout=GREETING)
             elif message.head["type"] == "plan":
                 self._check_expiry()
-                self.connections.working(one)
+                one.since = math.inf  # it waits for an answer, and is not idle
                 step, obs = message.head["step"], _observation(message.arrays, needed, planner.history)
                 try:
                     with self.planning:
                         chunk = planner.plan(obs, step)
                 except Exception as error:  # a bug of the policy: the arm gets it, and holds
                     raise WireError(f"planning failed: {type(error).__name__}: {error}") from error
-                self.connections.answered(one)
+                one.since = self.connections.clock()
                 send(one.line, {"type": "chunk", "step": step}, {"chunk": chunk}, timeout=GREETING)
             else:
                 raise WireError(f"type: expected 'reset' or 'plan', found {message.head['type']!r}")

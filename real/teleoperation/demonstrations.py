@@ -89,14 +89,6 @@ class DemonstrationRecorder:
         self.device = "gamepad" if self.teleoperator.stick else "keyboard"
         self.frames = self.successes = self.discarded = self.scene = 0
 
-    @property
-    def provenance(self) -> dict[str, Any]:
-        spec = self.env.spec
-        return {
-            "env": {"id": spec.id, "digest": spec.digest, "horizon": spec.horizon}, "operator": self.device,
-            "limits": self.arm.chain.profile.digest, "seed_split": "train", "run_seed": self.seed,
-        }  # fmt: skip
-
     def run(self, writer: DatasetWriter, episodes: int) -> None:
         """Record until `episodes` are kept or the human ends."""
         human = self.teleoperator

@@ -82,10 +82,14 @@ def record(
     """Record a dataset as `teleop` does, with keys from any source; `options`: of DemonstrationRecorder."""
     recorder = DemonstrationRecorder(env, keys, **options)
     spec, arm = env.spec, recorder.arm
+    provenance = {
+        "env": {"id": spec.id, "digest": spec.digest, "horizon": spec.horizon}, "operator": recorder.device,
+        "limits": arm.chain.profile.digest, "seed_split": "train", "run_seed": recorder.seed,
+    }  # fmt: skip
     with (
         DatasetWriter(
             out, observation=spec.observation, action=spec.action, dt=spec.dt, tasks=spec.tasks,
-            provenance=recorder.provenance, overwrite=overwrite,
+            provenance=provenance, overwrite=overwrite,
         ) as writer,
         viewer(arm, wanted=view) as arm.redraw,
         first_interrupt(arm.interrupt),
