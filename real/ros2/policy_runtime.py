@@ -21,10 +21,9 @@ from robopolicy.real.control.joints import ActionDecoder, Ahead
 from robopolicy.real.control.robots import Robot, State
 from robopolicy.real.deploy.deploy_config import DeployConfig
 from robopolicy.real.planning.chunking import chunking_of
-from robopolicy.real.planning.planner import PlanningError
+from robopolicy.real.planning.planner import PlanningError, ThreadRunner
 from robopolicy.real.planning.process_planner import ProcessPlanner
 from robopolicy.real.planning.remote_planner import RemotePlanner
-from robopolicy.real.planning.thread_planner import ThreadRunner
 from robopolicy.real.recording.recorder import PolicyJournal, RecordedChain, Recorder
 from robopolicy.real.recording.records import header_of
 from robopolicy.real.ros2.joint_state_adapter import JointStateObserver, NamedJoints, joint_state_spec

@@ -37,7 +37,7 @@ def run_episodes(deployment: Deployment) -> Iterator[Episode]:
     arm = arm_command(config.task, config.wiring, lost=config.lost, lockstep=config.lockstep)
     with (
         source as keys,
-        processes(arm, node_command(config), logs=deployment.logs) as running,
+        processes(arm, node_command(config)) as running,
         EpisodeClient(load_wiring(config.wiring)) as operator,
     ):
         with alive(running):

@@ -18,8 +18,7 @@ from robopolicy import sim
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.types import BASE_ACTION, STATE, Feature
 from robopolicy.real.control.joints import check_latency
-from robopolicy.real.planning.planner import PlanningError
-from robopolicy.real.planning.thread_planner import ThreadRunner
+from robopolicy.real.planning.planner import PlanningError, ThreadRunner
 from robopolicy.real.ros2.observation import Observer, check_features, check_robot
 from robopolicy.real.ros2.wiring import FOLDER, WiringError, load_wiring, parse, wiring_names
 from robopolicy.real.safety import SafetyError, load_profile
