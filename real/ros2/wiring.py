@@ -172,11 +172,11 @@ def _problems(wiring: Wiring, joints: list[str]) -> Iterator[str]:
     echoed = wiring.topics["joint_commands"] is not None
     for why in wiring.output.problems(tick_s=wiring.tick_s, lead_ticks=wiring.lead_ticks, echoed=echoed):
         yield f"topics.trajectory: {why}"
-    yield from _deaf_watchdogs(wiring)
+    yield from _watchdog_problems(wiring)
 
 
-def _deaf_watchdogs(wiring: Wiring) -> Iterator[str]:
-    """Name watchdogs that never bark, or bark between two messages that are on time."""
+def _watchdog_problems(wiring: Wiring) -> Iterator[str]:
+    """Name watchdogs that never fire, or that fire between two messages that are on time."""
     watched = {dog: {f"topics.{role}": wiring.topics[role] for role in roles} for dog, roles in WATCHED.items()}
     watched["images"] = {f"cameras.{key}": way for key, way in wiring.cameras.items()}
     for dog, ways in watched.items():
