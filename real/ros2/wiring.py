@@ -59,7 +59,7 @@ _Short = Annotated[float, pydantic.Field(ge=0.0, le=0.1)]
 
 
 @pydantic.with_config(STRICT)
-class _File(TypedDict):
+class WiringFile(TypedDict):
     """A wiring file. All keys must be given; null stands for a topic that the robot lacks."""
 
     limits: str
@@ -146,7 +146,7 @@ def load_wiring(name: str) -> Wiring:
 
 def parse(data: Any, where: str = "wiring") -> Wiring:
     """Build a wiring from YAML values, checked; see `load_wiring`."""
-    found: Any = checked(_File, data, where, error=WiringError)
+    found: Any = checked(WiringFile, data, where, error=WiringError)
     wiring = Wiring(**{**found, "joints": tuple(found["joints"].values())})
     for problem in _problems(wiring, list(found["joints"])):
         raise WiringError(f"{where}: {problem}")
