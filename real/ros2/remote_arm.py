@@ -58,6 +58,7 @@ class RemoteArm:
         self.ages = Ages(chain, simulated=follow)
         self.commanded: Array | None = None  # [n] rad that the driver plays, where it says so
         self.commanded_at = 0  # tick
+        self.begun = False  # a command was written since the start
         self.waiting = True  # the arm waits for the answer to every state, or never does
         self.fresh = self.unreadable = False
         self.opening = math.nan
@@ -76,6 +77,7 @@ class RemoteArm:
 
     def write(self, command: Array, opening: float, stop: Array) -> None:
         del command  # the history has it from the limiter
+        self.begun = True
         self.history.note()
         first = self.history.last - self.wiring.lead_ticks - MATCH - 1
         before = [self.history.command(t) for t in range(first, self.history.last + 1)]
@@ -94,7 +96,7 @@ class RemoteArm:
                 been moved by hand.
         """
         running = self.running
-        if not running:  # the arm stands: its clock may have been set
+        if not (running and (self.begun or not self.clock.follow)):  # the arm stands: its clock may have been set
             self.clock.restart(stamp, at)
         try:
             self.stamps["joint_states"].take(stamp, at)

@@ -74,6 +74,7 @@ class TrajectoryStream:
             counts.clear()
         self.ticks = self.changed = 0
         self.decision, self.greeted, self.settled = None, 0, 0
+        arm.begun = False
         arm.waiting = not arm.clock.follow or self.wiring.topics[PLAYED] is None
         tick = arm.clock.tick(now) + self.wiring.lead_ticks
         self.zero, arm.time, arm.now = tick, 0.0, arm.ages.heard["state"]  # inputs of an episode before do not count

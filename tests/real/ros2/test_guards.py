@@ -117,6 +117,8 @@ GUARDS = [
     Guard("no other time while it runs", RemoteArm, "on_state", "if not running:", "if True:", never),
     Guard("simulated time that leaps", RemoteArm, "on_state", 'self.chain.fault("clock")', "pass",
           partial(streams.test_simulated_time_that_leaps_is_a_fault, 3600.0)),
+    Guard("a clock that may be set before the first command", RemoteArm, "on_state", "self.begun", "True",
+          streams.test_no_plan_begins_before_a_simulated_arm_waits_for_it),
     Guard("a plan that would let simulated time go on", TrajectoryStream, "_begun", "if not arm.waiting:", "if False:",
           streams.test_no_plan_begins_before_a_simulated_arm_waits_for_it),
     Guard("the median", ArmClock, "learn", "median + SLACK", "math.inf",

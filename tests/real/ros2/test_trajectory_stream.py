@@ -368,6 +368,9 @@ def test_no_plan_begins_before_a_simulated_arm_waits_for_it():
     wire.begin()
     wire.run(80)
     assert wire.stream.ticks == 0 and wire.sent > 50, "it is told again and again where it stands"
+    wire.tick += 100  # states that a busy machine lost
+    wire.timeline.rest(wire.played[-1], wire.tick)
+    wire.run(3)
     wire.delay, wire.more = 0, {}
     wire.run(1)
     wire.run(150)
