@@ -25,21 +25,10 @@ from robopolicy.real.teleoperation.keys import OTHER, InputLostError
 Array = NDArray[np.float64]
 
 DEVICE = "/dev/input/js0"
-STICKS = {
-    1: (0, -1.0),
-    0: (1, -1.0),
-    4: (2, -1.0),
-    3: (3, -1.0),
-}  # axis: (of robopolicy.real.teleoperation.teleoperator.AXES, direction)
-BUTTONS = {
-    0: "space",
-    1: "b",
-    2: "p",
-    3: "t",
-    6: "backspace",
-    7: "enter",
-    8: "x",
-}  # the keys of robopolicy.real.teleoperation.teleoperator
+# Axis: (of robopolicy.real.teleoperation.teleoperator.AXES, direction)
+STICKS = {1: (0, -1.0), 0: (1, -1.0), 4: (2, -1.0), 3: (3, -1.0)}
+# The keys of robopolicy.real.teleoperation.teleoperator
+BUTTONS = {0: "space", 1: "b", 2: "p", 3: "t", 6: "backspace", 7: "enter", 8: "x"}
 HOLD = (4, 5)  # the shoulder buttons, one of which must be held
 MOVING = ("space", "b", "p")  # count only while it is: they move the arm
 PAD_MAP = """\
