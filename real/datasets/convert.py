@@ -12,6 +12,7 @@ driver         int64, who asked: 0 the policy, 1 a human, 2 the rewind that a hu
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,16 +151,12 @@ def _frames_of(recording: Recording) -> Frames:
     if header.get("shadow"):
         raise UnusableError("recorded with dry_run: nothing moved")
     steps: list[dict[str, Any]] = []
-    held: list[bool] = []  # by control step: the stop was played
-    changed: list[bool] = []
     for topic, content in recording.messages:
         if topic == "step":
-            steps.append(content)
-            held.append(False)
-            changed.append(False)
+            steps.append({**content, "held": False, "changed": False})
         elif topic == "tick" and steps:
-            held[-1] |= Mode[content["mode"]] >= Mode.HOLD
-            changed[-1] |= content["changed"]
+            steps[-1]["held"] |= Mode[content["mode"]] >= Mode.HOLD  # the stop was played
+            steps[-1]["changed"] |= content["changed"]
     numbers = [(s["n"], s["step"]) for s in steps]
     if recording.lost or numbers != [(k, k) for k in range(len(steps))]:
         raise UnusableError("control steps are missing: the recorder or the loop was late")
@@ -167,18 +164,17 @@ def _frames_of(recording: Recording) -> Frames:
         raise UnusableError("it ended within its first two control steps")
     low, high, joints = np.array(action.low), np.array(action.high), header["profile"]["data"]["joints"]
     executed, asked, marks, drivers = [], [], [], []
-    for k, (now, after) in enumerate(zip(steps, steps[1:], strict=False)):
+    for now, after in pairwise(steps):
         wanted = None if now["action"] is None else np.clip(now["action"], low, high)
-        other = wanted is None or now["limited"] or held[k]
-        if other or wanted is None:
+        other = wanted is None or now["limited"] or now["held"]
+        effect = wanted
+        if effect is None or other:
             effect = _effect(now["commanded"], after["commanded"], action, joints)
-        else:
-            effect = wanted
         executed.append(np.clip(effect, low, high))
         driver = now.get("driver", "policy")
         proposed = wanted if driver == "policy" else now.get("proposed")
         asked.append(executed[-1] if proposed is None else np.clip(proposed, low, high))
-        marks.append(other or changed[k] or driver != "policy")
+        marks.append(other or now["changed"] or driver != "policy")
         drivers.append(DRIVERS.index(driver))
     obs = {
         key: np.stack([value_of(s["obs"][key], feature) for s in steps[:-1]]) for key, feature in observation.items()

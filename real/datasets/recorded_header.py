@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import numpy as np
 import pydantic
-from numpy.typing import NDArray
 
 from robopolicy.core.errors import CheckpointError, DataError
 from robopolicy.core.specs import FeatureFile, Key, PolicySpec
 from robopolicy.core.types import Feature
 from robopolicy.core.untrusted import checked
 
-Array = NDArray[np.float64]
-
-
 _FEATURES = pydantic.TypeAdapter(dict[Key, FeatureFile])
+_SEED = pydantic.TypeAdapter(Annotated[int, pydantic.Field(ge=0, lt=2**63)])
 
 
 def policy_of(header: dict[str, Any]) -> PolicySpec:
@@ -33,10 +29,7 @@ def observation_of(header: dict[str, Any]) -> dict[str, Feature]:
 
 
 def seed_of(header: dict[str, Any]) -> int:
-    seed = header.get("seed", 0)
-    if type(seed) is not int or not 0 <= seed < 2**63:
-        raise DataError(f"recording: its header's seed: expected an int from 0 to 2⁶³, found {seed!r}")
-    return seed
+    return checked(_SEED, header.get("seed", 0), "recording: its header's seed", error=DataError)
 
 
 def check_same(first: dict[str, Any], other: dict[str, Any], path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,11 +63,8 @@ class SimulatedArm:
         profile = load_profile("panda", **settings)
         self.arm = MujocoArm(env.task, profile, dt=dt, trouble=trouble)
         critic = None if risk is None else RiskCritic.load(risk, profile, dt)
-        self.chain = (
-            SafetyChain(profile, dt=dt, risk=critic)
-            if put is None
-            else RecordedChain(profile, dt=dt, risk=critic, put=put)
-        )
+        kind = SafetyChain if put is None else partial(RecordedChain, put=put)
+        self.chain = kind(profile, dt=dt, risk=critic)
         chunks = chunking_of(chunking, policy, latency)
         self.loop = ControlLoop(
             self.arm, self.chain, ActionDecoder(env.controller, stroke=FINGER_STROKE, dt=env.dt),

@@ -95,7 +95,6 @@ class RemotePlanner:
         if self.line is None:
             if time.monotonic() - self.failed < self.retry:
                 raise PlanningError(f"{self._name}: is not connected")
-            self._open()
             self._begin()
         if missing := sorted(set(self.keys) - set(obs)):
             raise PlanningError(f"{self._name}: asks for {missing}, which this arm does not observe: {sorted(obs)}")

@@ -62,8 +62,8 @@ class PolicyServer:
         self, policy: Policy, *, host: str = "127.0.0.1", port: int = 0, token: Token | None = None,
         certificate: Path | None = None, key: Path | None = None, ident: str = "",
     ) -> None:  # fmt: skip
-        if not is_loopback(host) and (token is None or certificate is None or key is None):
-            lacks = [n for n, v in (("token", token), ("certificate", certificate), ("key", key)) if v is None]
+        lacks = [n for n, v in (("token", token), ("certificate", certificate), ("key", key)) if v is None]
+        if lacks and not is_loopback(host):
             raise ConfigError(f"host={host}: other machines can reach it; it needs {', '.join(lacks)} too")
         if (certificate is None) != (key is None):
             raise ConfigError("certificate and key: give both or neither")

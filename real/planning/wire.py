@@ -43,14 +43,11 @@ MESSAGES: dict[str, dict[str, Any]] = {  # by type: type and default of its fiel
     "loaded": {"history": (Count, ...)},  # these two are of a planner's process
     "failed": {"reason": (str, ...)},
 }
+Layouts = Annotated[list[Layout], pydantic.Field(max_length=ARRAYS)]
 _HEADERS = {
-    kind: pydantic.TypeAdapter(
-        pydantic.create_model(
-            kind, arrays=(Annotated[list[Layout], pydantic.Field(max_length=ARRAYS)], ...), **fields
-        )
-    )
+    kind: pydantic.TypeAdapter(pydantic.create_model(kind, arrays=(Layouts, ...), **fields))
     for kind, fields in MESSAGES.items()
-}  # fmt: skip
+}
 
 
 class WireError(RobopolicyError):

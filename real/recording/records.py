@@ -20,9 +20,6 @@ from robopolicy.real.safety import Decision, SafetyChain
 from robopolicy.real.safety.decision import Measured
 from robopolicy.utils.provenance import version
 
-Array = NDArray[np.float64]
-
-
 LIBRARIES = ("numpy", "numba", "daqp", "mujoco")
 
 

@@ -8,7 +8,6 @@ and shoulder buttons are the same for most others.
 
 from __future__ import annotations
 
-import array
 import errno
 import fcntl
 import os
@@ -25,21 +24,10 @@ from robopolicy.real.teleoperation.keys import OTHER, InputLostError
 Array = NDArray[np.float64]
 
 DEVICE = "/dev/input/js0"
-STICKS = {
-    1: (0, -1.0),
-    0: (1, -1.0),
-    4: (2, -1.0),
-    3: (3, -1.0),
-}  # axis: (of robopolicy.real.teleoperation.teleoperator.AXES, direction)
-BUTTONS = {
-    0: "space",
-    1: "b",
-    2: "p",
-    3: "t",
-    6: "backspace",
-    7: "enter",
-    8: "x",
-}  # the keys of robopolicy.real.teleoperation.teleoperator
+# Axis: (of robopolicy.real.teleoperation.teleoperator.AXES, direction)
+STICKS = {1: (0, -1.0), 0: (1, -1.0), 4: (2, -1.0), 3: (3, -1.0)}
+# The keys of robopolicy.real.teleoperation.teleoperator
+BUTTONS = {0: "space", 1: "b", 2: "p", 3: "t", 6: "backspace", 7: "enter", 8: "x"}
 HOLD = (4, 5)  # the shoulder buttons, one of which must be held
 MOVING = ("space", "b", "p")  # count only while it is: they move the arm
 PAD_MAP = """\
@@ -109,19 +97,15 @@ class Gamepad:
             raise ConfigError(
                 f"gamepad: {self.path} may not be read ({error}); `sudo usermod -aG input $USER`"
             ) from error
-        found = []
-        for request in (_AXES, _NUMBER_OF_BUTTONS):
-            count = array.array("B", [0])
-            try:
-                fcntl.ioctl(fd, request, count)
-            except OSError as error:
-                os.close(fd)
-                raise ConfigError(f"gamepad: {self.path} is no joystick ({error})") from error
-            found.append(count[0])
-        if found[0] <= max(STICKS) or found[1] <= max(HOLD):
+        try:
+            axes, buttons = (fcntl.ioctl(fd, request, b"\0")[0] for request in (_AXES, _NUMBER_OF_BUTTONS))
+        except OSError as error:
+            os.close(fd)
+            raise ConfigError(f"gamepad: {self.path} is no joystick ({error})") from error
+        if axes <= max(STICKS) or buttons <= max(HOLD):
             os.close(fd)
             raise ConfigError(
-                f"gamepad: {self.path} has {found[0]} axes and {found[1]} buttons; two sticks ({max(STICKS) + 1} axes) "
+                f"gamepad: {self.path} has {axes} axes and {buttons} buttons; two sticks ({max(STICKS) + 1} axes) "
                 f"and shoulder buttons ({max(HOLD) + 1} buttons) are needed"
             )
         return fd

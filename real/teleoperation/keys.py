@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import sys
@@ -21,7 +22,8 @@ Keys = Callable[[], str | None]
 
 NAMES = {0x0D: "enter", 0x0A: "enter", 0x7F: "backspace", 0x08: "backspace", 0x20: "space", 0x09: "tab"}
 OTHER = "other"  # arrows and the like: a key, but none of ours
-_ESCAPE = 0x1B
+# A byte, or a sequence such as that of an arrow, which must not be taken for the letters in it
+_KEY = re.compile(rb"\x1b(?:[\[O][^\x40-\x7e]*)?.?|.", re.DOTALL)
 
 
 class InputLostError(RobopolicyError):
@@ -87,21 +89,11 @@ class Terminal:
 
 def keys_of(data: bytes) -> list[str]:
     """Return the keys that a terminal's bytes stand for; capital letters count as small ones."""
-    found, at = [], 0
-    while at < len(data):
-        byte = data[at]
-        at += 1
-        if byte == _ESCAPE:  # a sequence such as that of an arrow must not be taken for the letters in it
-            if data[at : at + 1] in (b"[", b"O"):
-                at += 1
-                while at < len(data) and not 0x40 <= data[at] <= 0x7E:
-                    at += 1
-            at += 1
-            found.append(OTHER)
-        elif byte == 0x04:
+    found = []
+    for part in _KEY.findall(data):
+        byte = part[0]
+        if byte == 0x04:
             raise InputLostError("keyboard: end of input (Ctrl-D)")
-        elif byte in NAMES:
-            found.append(NAMES[byte])
-        else:
-            found.append(chr(byte).lower() if 0x20 < byte < 0x7F else OTHER)
+        printed = chr(byte).lower() if 0x20 < byte < 0x7F else OTHER
+        found.append(NAMES.get(byte, printed))
     return found

@@ -87,12 +87,8 @@ class TeleoperatedSim(SimulatedArm):
 
     def _line(self) -> str:
         """Describe driver, time, tool position, and positions of the task's objects relative to the tool."""
-        env, c = self.env, self.loop.decoder.commanded
-        seen = (
-            env.layout.unpack(self.loop.observation_history.newest[STATE].numpy())
-            if self.loop.observation_history.frames
-            else {}
-        )
+        env, c, history = self.env, self.loop.decoder.commanded, self.loop.observation_history
+        seen = env.layout.unpack(history.newest[STATE].numpy()) if history.frames else {}
         near = [
             f"{name} {' '.join(f'{100 * x:+.1f}' for x in value[0])}"
             for name, value in seen.items()

@@ -17,6 +17,7 @@ from robopolicy.core.untrusted import check_links, check_types, inside, read_yam
 from robopolicy.datasets.files import visible
 from robopolicy.real.recording.mcap_files import check_chunks
 
+STORAGES = {".mcap": "mcap", ".db3": "sqlite3"}
 _ZSTD = b"\x28\xb5\x2f\xfd"  # a message of CDR begins with 0
 _HEADER = 4  # bytes before a CDR message: its byte order and options
 
@@ -61,18 +62,22 @@ class Bag:
         self.about = {str(k): str(v) for k, v in custom.items()} if isinstance(custom, dict) else {}
         check_links(path, where=str(path), error=DataError)
         self.files = _named(path, about) or _files(path)
+        if not self.files:
+            raise DataError(f"{path}: expected files named *_0.mcap or *_0.db3, or in metadata.yaml; found none")
         for file in self.files:
-            if file.suffix not in READERS:
+            if file.suffix not in STORAGES:
                 raise DataError(
                     f"{file}: expected a file of MCAP (.mcap) or sqlite3 (.db3). If it is compressed as a whole, undo "
                     "it with `ros2 bag convert`, and record with `-s mcap --storage-preset-profile zstd_fast`."
                 )
+            if (said := about.get("storage_identifier") or STORAGES[file.suffix]) != STORAGES[file.suffix]:
+                raise DataError(f"{path}: storage_identifier: expected that of {file.suffix} files, found {said!r}")
             if not file.is_file():
                 raise DataError(f"{file}: no such file, though {path.name}/metadata.yaml names it")
         self.types: dict[str, str] = {}  # message type, by topic
         for file in self.files:
             with _damage(file):
-                self.types |= dict(READERS[file.suffix](file, None))
+                self.types |= dict(_read(file, None))
 
     def topic(self, wired: str) -> str | None:
         """Return the bag's name of the topic that the wiring calls `wired`; None where it has none.
@@ -97,7 +102,7 @@ class Bag:
         """
         for file in self.files if topics else ():
             with _damage(file):
-                for found in READERS[file.suffix](file, set(topics)):
+                for found in _read(file, set(topics)):
                     if found[2][:4] == _ZSTD:
                         raise _compressed(f"{file}, {found[0]}")
                     yield Item(*found)
@@ -155,7 +160,7 @@ def _files(path: Path) -> list[Path]:
     """Of a folder, in the order of their names, which is that of writing; or `path`, where it is a file."""
     if path.is_file():
         return [path]
-    for suffix in READERS:
+    for suffix in STORAGES:
         found = [f for f in visible(path.glob(f"*{suffix}")) if f.stem.rpartition("_")[2].isdecimal()]
         if found:
             return sorted(found, key=lambda f: int(f.stem.rpartition("_")[2]))
@@ -172,7 +177,7 @@ def _about(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DataError(f"{file}: not the metadata of a bag: rosbag2_bagfile_information is missing or no mapping; "
                         "`ros2 bag reindex` makes a new one")  # fmt: skip
-    check_types(found, {"relative_file_paths": list}, str(file), DataError)
+    check_types(found, {"storage_identifier": str, "relative_file_paths": list}, str(file), DataError)
     return found
 
 
@@ -183,6 +188,10 @@ def _named(path: Path, about: dict[str, Any]) -> list[Path]:
     if bad := [name for name in names if not isinstance(name, str)]:
         raise DataError(f"{where}: expected names, found {bad[0]!r}")
     return [inside(path, name.rpartition("/")[2], where=where, error=DataError) for name in names]
+
+
+def _read(file: Path, topics: set[str] | None) -> Iterator[tuple[Any, ...]]:
+    return (_mcap if file.suffix == ".mcap" else _sqlite)(file, topics)
 
 
 def _mcap(file: Path, topics: set[str] | None) -> Iterator[tuple[Any, ...]]:
@@ -226,6 +235,3 @@ def _sqlite(file: Path, topics: set[str] | None) -> Iterator[tuple[Any, ...]]:
             yield names[number][0], stamp * 1e-9, bytes(data)
     finally:
         base.close()
-
-
-READERS = {".mcap": _mcap, ".db3": _sqlite}

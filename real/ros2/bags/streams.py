@@ -100,7 +100,7 @@ class Streams:
             name = self.bag.topic(camera.name)
             for number, item in enumerate(self.bag.items([name] if name else [])):
                 if number in frames:
-                    out[key][frames[number]] = self._take(item, lambda m, r=reader: r.read(m), kind)
+                    out[key][frames[number]] = self._take(item, reader.read, kind)
         return out
 
     # -- inside -----------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Streams:
         try:
             return read(decode(item, kind))
         except SafetyError as error:
-            raise DataError(f"{self.bag.path}: {error}") from error
+            raise DataError(f"{self.bag.path}: {item.topic}: {error}") from error
 
     def _stream(self, name: str, kind: type, read: Any, *, stamped: bool = True) -> Stream:
         found: list[tuple[float, float, Any]] = []
@@ -164,15 +164,14 @@ class Streams:
 
     def _plan(self, item: Item) -> tuple[Array, Array]:
         """Times [K] s of the arm and joints [K n] rad."""
-        m = self._take(item, lambda m: m, JointTrajectory)
-        start = messages.to_ns(m.header.stamp)
         order = JointOrder(self.wiring.joints)
-        times = [1e-9 * (start + messages.to_ns(p.time_from_start)) for p in m.points]
-        try:
-            points = [order.arrange(list(m.joint_names), p.positions) for p in m.points]
-        except SafetyError as error:
-            raise DataError(f"{self.bag.path}: {item.topic}: {error}") from error
-        return np.array(times), np.array(points)
+
+        def read(m: JointTrajectory) -> tuple[Array, Array]:
+            start = messages.to_ns(m.header.stamp)
+            times = [1e-9 * (start + messages.to_ns(p.time_from_start)) for p in m.points]
+            return np.array(times), np.array([order.arrange(list(m.joint_names), p.positions) for p in m.points])
+
+        return self._take(item, read, JointTrajectory)
 
     def _commanded(self, at: Array) -> Array:
         assert self.commands is not None

@@ -13,6 +13,7 @@ from robopolicy.core.errors import DataError
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.real.control.robots import Trouble
 from robopolicy.real.datasets.convert import convert, frames_of
+from robopolicy.real.datasets.recorded_header import seed_of
 from robopolicy.real.deploy.simulated_arm import SimulatedArm
 from robopolicy.real.recording.recorder import Recorder
 from robopolicy.real.recording.recording import read
@@ -143,3 +144,10 @@ def test_what_cannot_be_trained_on_is_left_out_or_refused(tmp_path, dataset):
     (other / "episode_000001.mcap").write_bytes(sorted(folder.glob("*.mcap"))[0].read_bytes())
     with pytest.raises(DataError, match="is not that of the first"):
         convert(recording=other, out=tmp_path / "e")
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.0, True, "1", None])
+def test_a_seed_that_is_none_is_named(seed):
+    assert seed_of({"seed": 2**63 - 1}) == 2**63 - 1 and seed_of({}) == 0
+    with pytest.raises(DataError, match="seed"):
+        seed_of({"seed": seed})

@@ -46,8 +46,7 @@ elsewhere = somewhere(test_remote_planner.test_other_machines_need_a_token_and_t
 GUARDS = [
     # -- who may connect
     Guard("loopback or token and TLS", PolicyServer, "__init__",
-          "if not is_loopback(host) and (token is None or certificate is None or key is None):", "if False:", elsewhere,
-          (*FAILS, ConfigError)),
+          "if lacks and not is_loopback(host):", "if False:", elsewhere, (*FAILS, ConfigError)),
     Guard("a token for another machine", RemotePlanner, "__init__", "if not local and self.token is None:", "if False:",
           elsewhere, (*FAILS, test_remote_planner.PlanningError)),
     Guard("token", PolicyServer, "_greet", "if self.token is not None:", "if False:", greetings),

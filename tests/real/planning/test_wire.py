@@ -110,7 +110,7 @@ MALFORMED = [
     ("keys", framed({"type": "welcome", "policy": "", "history": 1, "keys": [1], "arrays": []})),
     ("arrays", framed({"type": "ready"})),
     ("arrays", framed(message([["x"]]))),
-    ("arrays", framed(message([["x", "uint8", [1]]] * 2), b"1")),
+    ("each name once", framed(message([["x", "uint8", [1]]] * 2), b"12")),
     ("arrays", framed(message([[f"x{i}", "uint8", [0]] for i in range(1000)]))),
     ("arrays", framed(message([[1, "uint8", [1]]]), b"1")),
     ("reason", framed({"type": "refused", "reason": 1, "arrays": []})),

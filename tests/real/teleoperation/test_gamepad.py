@@ -218,8 +218,9 @@ def test_what_is_no_gamepad_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="is no joystick"):
         Gamepad(plain)
 
-    def ioctl(fd, request, count) -> None:
-        count[0] = {gamepad._AXES: axes, gamepad._NUMBER_OF_BUTTONS: 12}[request]
+    def ioctl(fd, request, size) -> bytes:
+        assert len(size) == 1
+        return bytes([{gamepad._AXES: axes, gamepad._NUMBER_OF_BUTTONS: 12}[request]])
 
     monkeypatch.setattr(fcntl, "ioctl", ioctl)
     axes = 2

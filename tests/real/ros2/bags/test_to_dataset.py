@@ -334,7 +334,11 @@ def test_damage_is_named(tmp_path):
     (folder / "metadata.yaml").write_text(text.replace("bag_0.mcap", "bag_0.mcap.zstd"))
     with pytest.raises(DataError, match=r"bag_0\.mcap\.zstd: expected .*\.mcap"):
         Bag(folder)
-    file = (folder / "bag_0.mcap.zstd").rename(folder / "bag_0.tape")
+    file = (folder / "bag_0.mcap.zstd").rename(folder / "bag_0.mcap")
+    (folder / "metadata.yaml").write_text(text.replace("storage_identifier: mcap", "storage_identifier: tape"))
+    with pytest.raises(DataError, match=r"storage_identifier: .*'tape'"):
+        Bag(folder)
+    file = file.rename(folder / "bag_0.tape")
     for path in (folder, file):  # named by its metadata, and by the user
         (folder / "metadata.yaml").write_text(text.replace("bag_0.mcap", "bag_0.tape"))
         with pytest.raises(DataError, match=r"bag_0\.tape: expected"):
@@ -376,6 +380,9 @@ def test_copies_that_macos_leaves_are_no_bags(tmp_path):
     (folder / "metadata.yaml").unlink()
     (folder / "._bag_0.mcap").write_bytes(b"\x00\x05\x16\x07")
     assert [f.name for f in Bag(folder).files] == ["bag_0.mcap"]
+    (folder / "bag_0.mcap").unlink()
+    with pytest.raises(DataError, match="found none"):
+        Bag(folder)
 
 
 @pytest.mark.parametrize("k", [0, 10, 249])
