@@ -75,8 +75,9 @@ class Robustness:
     def text(self) -> str:
         """Markdown: a table for each condition."""
         rows = self.points[0].rows[0]
-        head = f"# {rows.frame['env'].iloc[0]}: robustness\n\n{len(rows)} {rows.split} episodes a point. {_NOTE}\n"
-        return head + "".join(self._table(what, curve) for what, curve in self.curves().items())
+        return render("robustness.md", env=rows.frame["env"].iloc[0], episodes=len(rows), split=rows.split, note=_NOTE,
+                      names=self.names, units=self.units, curves=self.curves(), pairs=self.comparisons(),
+                      digest=_digest, format_p=format_p)  # fmt: skip
 
     def charts(self) -> dict[str, str]:
         """Return an SVG for each condition that has more than one value."""
@@ -93,23 +94,6 @@ class Robustness:
         for what, chart in self.charts().items():
             write_atomically(out / f"{what}.svg", chart + "\n")
         return write_atomically(out / "report.html", self._page(facts))
-
-    def _table(self, what: str, curve: list[Point]) -> str:
-        pairs = self.comparisons()
-        columns = [what, *(c for name in self.names for c in (name, "95% CI"))]
-        columns += ["difference", "95% CI", "p"] if pairs else []
-        lines = ["", f"## {what}", "", f"{self.units[what]}".capitalize() + ".", ""]
-        lines += ["| " + " | ".join(columns) + " |", "| " + " | ".join(["---:"] * len(columns)) + " |"]
-        for point in curve:
-            cells = [f"{point.value:g}"]
-            for rate in (rows.success_rate() for rows in point.rows):
-                cells += [f"{100 * rate.value:.1f}%", f"{100 * rate.low:.1f} – {100 * rate.high:.1f}"]
-            if pairs:
-                found, p = pairs[_digest(point)]
-                d = found.difference
-                cells += [f"{100 * d.value:+.1f}", f"{100 * d.low:+.1f} – {100 * d.high:+.1f}", format_p(p)]
-            lines.append("| " + " | ".join(cells) + " |")
-        return "\n".join(lines) + "\n"
 
     def _chart(self, what: str, curve: list[Point], *, standalone: bool) -> str:
         series = []

@@ -90,11 +90,11 @@ class Contents:
 
     format: str
     episodes: tuple[Trajectory, ...]
-    rate_hz: float | None
     action: Mapping[str, Any]
-    control: str
-    controls: tuple[str, ...]
-    successor: bool
+    rate_hz: float | None = None
+    control: str = ""
+    controls: tuple[str, ...] = ()
+    successor: bool = True
     usual: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
     hints: Mapping[str, str] = field(default_factory=dict)

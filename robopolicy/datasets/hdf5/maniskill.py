@@ -87,7 +87,7 @@ def read(file: h5.Group, path: Path, filter_key: str | None) -> h5.Contents:
     action = modes_known.get(mode, {}) if not arms or arms <= {"panda", "panda_wristcam"} else {}
     return h5.Contents(
         format="ManiSkill", episodes=tuple(episodes), rate_hz=(known.sim_config or _Sim()).control_freq, action=action,
-        control=mode, controls=tuple(modes_known), successor=True,
+        control=mode, controls=tuple(modes_known),
         provenance={"env": facts.env_info.env_id if facts.env_info else None, "control_mode": mode},
         hints={"rate_hz": "ManiSkill's default is 20"}, defects=tuple(found),
     )  # fmt: skip
