@@ -66,7 +66,7 @@ def inspect(source: DatasetInfo, *, saturated: float = 0.5) -> list[Defect]:
     if table is None or not table.num_rows or "episode_index" not in table.column_names:
         return found + check_stats(source, {})
     blocks = blocks_of(whole(table, "episode_index"))
-    column = Columns(table, torch.tensor([*(b.first for b in blocks), table.num_rows]), source)
+    column = Columns(table, torch.tensor([0, *(b.end for b in blocks)]), source)
     has, values, spec = set(table.column_names), dict[str, Array](), None
     for key in (k for k in keys if k in has):
         with _noted(found, key, "Record again, or mend the table"):
