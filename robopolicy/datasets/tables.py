@@ -63,10 +63,10 @@ def read_table(
     table, found = read_files(source, keys)
     raise_defects(found, source.root)
     assert table is not None
-    if table.num_rows != source.total_frames or not table.num_rows:
+    if table.num_rows != source.info.total_frames or not table.num_rows:
         raise DataError(
-            f"{source.root}: data/ holds {table.num_rows} frames, meta/info.json says {source.total_frames}. A file is "
-            "missing or the recording was cut off."
+            f"{source.root}: data/ holds {table.num_rows} frames, meta/info.json says {source.info.total_frames}. A "
+            "file is missing or the recording was cut off."
         )
     if episodes is not None:
         known = pc.unique(table["episode_index"]).to_pylist()

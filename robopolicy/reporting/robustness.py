@@ -63,13 +63,13 @@ class Robustness:
         for point in (p for curve in self.curves().values() for p in curve):
             at = {"condition": point.what, "at": point.value, "digest": _digest(point), "episodes": len(point.rows[0])}
             for name, rows in zip(self.names, point.rows, strict=True):
-                rate = rows.success_rate()._asdict()
-                out.append({**at, "policy": name, "metric": "success_rate", **rate, "diverged": rows.diverged,
-                            "checkpoint": str(rows.frame["policy"].iloc[0])})  # fmt: skip
+                more = {"diverged": rows.diverged, "checkpoint": str(rows.frame["policy"].iloc[0])}
+                out.append({**at, "policy": name, "metric": "success_rate", **rows.success_rate()._asdict(), **more})
             if pairs:
                 found, p = pairs[_digest(point)]
-                out.append({**at, "policy": f"{self.names[1]} − {self.names[0]}", "metric": "difference",
-                            **found.difference._asdict(), "mcnemar_p": found.p_value, "holm_p": p})  # fmt: skip
+                more = {"mcnemar_p": found.p_value, "holm_p": p}
+                name = f"{self.names[1]} − {self.names[0]}"
+                out.append({**at, "policy": name, "metric": "difference", **found.difference._asdict(), **more})
         return out
 
     def text(self) -> str:
@@ -100,8 +100,8 @@ class Robustness:
         for i, name in enumerate(self.names):
             rates = [point.rows[i].success_rate() for point in curve]
             colour = "c1" if i == len(self.names) - 1 else "c0"
-            series.append(plots.Series(name, [p.value for p in curve], [r.value for r in rates],
-                                       [r.low for r in rates], [r.high for r in rates], colour))  # fmt: skip
+            values, low, high = map(list, zip(*rates, strict=True))
+            series.append(plots.Series(name, [p.value for p in curve], values, low, high, colour))
         return plots.line_chart(series, title=f"Success by {what}", x_label=self.units[what], share=True,
                                 standalone=standalone, legend=True)  # fmt: skip
 

@@ -163,7 +163,7 @@ class _Columns:
     def episodes(self) -> Iterator[tuple[int, Episodes]]:
         """Every episode with its number; of pictures no more than `PIXELS` bytes are held at a time."""
         root, count = self.source.root, num_episodes(self.source.root)
-        size = sum(math.prod(self.source.offered[k].shape) for k in self.cameras) * self.source.total_frames
+        size = sum(math.prod(self.source.offered[k].shape) for k in self.cameras) * self.source.info.total_frames
         many = max(1, int(count * PIXELS / max(size, 1)))
         for first in range(0, count, many):
             numbers = range(first, min(count, first + many))
