@@ -50,11 +50,10 @@ class _Controller(pydantic.BaseModel):
     input_max: _Range = 1.0
 
 
-class _Problem(pydantic.BaseModel):
+class _Language(pydantic.BaseModel):
+    """The instruction: of a file in `problem_info`, of an episode in `ep_meta`."""
+
     language_instruction: str | list[str] | None = None
-
-
-class _RobomimicEpisode(pydantic.BaseModel):
     lang: str | None = None
 
 
@@ -74,7 +73,7 @@ def read(file: h5.Group, path: Path, filter_key: str | None) -> h5.Contents:
         raise h5.BrokenError(f"{path}, /data, attribute env_args", f"is missing. {closest('env_args', data.attrs)}")
     control, action = "", dict[str, Any]()
     args = found.model(_EnvArgs, data.attrs["env_args"], "env_args")
-    problem = found.model(_Problem, data.attrs.get("problem_info"), "problem_info")
+    problem = found.model(_Language, data.attrs.get("problem_info"), "problem_info")
     known = args.env_kwargs or _EnvKwargs()
     with found.noted():
         if args.type == ROBOSUITE:
@@ -104,7 +103,7 @@ def _trajectory(demo: h5.Group, sparse: bool, task: str | None) -> h5.Trajectory
         success = rewards[()] > 0
     if "ep_meta" in demo.attrs:  # RoboCasa's
         where = f"{demo.name}, attribute ep_meta"
-        task = h5.modelled(_RobomimicEpisode, h5.parsed(demo.attrs["ep_meta"], where), where).lang or task
+        task = h5.modelled(_Language, h5.parsed(demo.attrs["ep_meta"], where), where).lang or task
     return h5.Trajectory(
         demo.name.removeprefix("/data/"), h5.leaves(h5.get(demo, "obs")), h5.column(demo, "actions"), rewards, success,
         None, task, length=h5.whole_attribute(demo, "num_samples"),
