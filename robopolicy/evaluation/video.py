@@ -75,9 +75,7 @@ def film_pairs(
     """Films of A (left) and B (right) on the same seeds: first what only A manages, then what only B manages."""
     left, right = (dict(zip(rows.seeds, rows.successes(), strict=True)) for _, rows in (a, b))
     order = ((True, False), (False, True), (False, False), (True, True))
-    kinds: dict[tuple[bool, bool], list[int]] = {kind: [] for kind in order}
-    for seed in (s for s in left if s in right):
-        kinds[left[seed], right[seed]].append(seed)
+    kinds = {kind: [s for s in left if s in right and (left[s], right[s]) == kind] for kind in order}
     kinds[True, False] = kinds[True, False][: max(1, count // 2)]
     chosen = list(itertools.chain(*kinds.values()))[:count]
     out, entries = Path(out), list[dict[str, Any]]()

@@ -39,7 +39,7 @@ def _shown(path: Path, write: Callable[[Any, str], str], name: str) -> str:
     try:
         found = parse_json(read_bytes(path, error=DataError), path.name, error=DataError, finite=False)
         with refusing(path.name, DataError):
-            return write(found, name) if found else ""
+            return write(found, name) if found != [] else ""
     except DataError as error:
         return render("not_shown.html", name=name, reason=str(error))
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from robopolicy.evaluation.statistics import Interval
 from robopolicy.reporting.templates import render
 
 Point = tuple[float, float]
@@ -50,6 +51,11 @@ class Whisker:
     high: float
     note: str = ""
     colour: str = "c1"
+
+
+def rate_whisker(name: str, rate: Interval, episodes: int, colour: str) -> Whisker:
+    """Return the row of a success rate and its number of episodes."""
+    return Whisker(name, *rate, f"{100 * rate.value:.1f}%  n = {episodes}", colour)
 
 
 class Axis(NamedTuple):

@@ -124,10 +124,8 @@ class SuiteResult:
         return write_atomically(out / "report.html", self._page(facts))
 
     def _page(self, facts: dict[str, Any]) -> str:
-        rates = []
-        for r in facts["tasks"]:
-            note, colour = f"{100 * r['value']:.1f}%  n = {r['episodes']}", "c0" if r["task"] == "all" else "c1"
-            rates.append(plots.Whisker(r["task"], r["value"], r["low"], r["high"], note, colour))
+        rates = [plots.rate_whisker(task, self.rate(task), len(rows), "c1") for task, rows in self.rows.items()]
+        rates.append(plots.rate_whisker("all", self.total(), sum(map(len, self.rows.values())), "c0"))
         policies = sorted({str(r["policy"]) for r in facts["tasks"] if "policy" in r})
         return render(
             "suite.html", title=self.suite.name, meta=[", ".join(policies[:3]) + (" …" if len(policies) > 3 else "")],

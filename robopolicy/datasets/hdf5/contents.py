@@ -83,8 +83,8 @@ class Contents:
     """Content of a file.
 
     `action`: the fields of `ActionSpec` that the file defines; one value may stand for all channels. `control`: the
-    file's name for its actions, one of `controls` if known. `successor`: observations have one frame more than
-    actions. `usual`: keys of the state if all exist. `hints`: {key: text for its error message}. `defects`: of parts
+    file's name for its actions, one of actions.yaml if known. `successor`: observations have one frame more than
+    actions. `usual`: keys of the state if all exist. `rate_hint`: text for the error message. `defects`: of parts
     that are missing from `episodes`.
     """
 
@@ -93,11 +93,10 @@ class Contents:
     action: Mapping[str, Any]
     rate_hz: float | None = None
     control: str = ""
-    controls: tuple[str, ...] = ()
     successor: bool = True
     usual: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    hints: Mapping[str, str] = field(default_factory=dict)
+    rate_hint: str = ""
     defects: tuple[Defect, ...] = ()
 
 

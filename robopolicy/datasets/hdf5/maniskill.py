@@ -83,13 +83,13 @@ def read(file: h5.Group, path: Path, filter_key: str | None) -> h5.Contents:
     episodes = found.collect(listed.values(), lambda one: _trajectory(file, one, beside))
     uids, mode = known.robot_uids or [], modes[0] if modes else ""
     arms = {uids} if isinstance(uids, str) else set(uids)
-    modes_known = h5.known_actions("ManiSkill")
-    action = modes_known.get(mode, {}) if not arms or arms <= {"panda", "panda_wristcam"} else {}
+    ours = not arms or arms <= {"panda", "panda_wristcam"}
+    action = h5.known_actions("ManiSkill").get(mode, {}) if ours else {}
     return h5.Contents(
         format="ManiSkill", episodes=tuple(episodes), rate_hz=(known.sim_config or _Sim()).control_freq, action=action,
-        control=mode, controls=tuple(modes_known),
+        control=mode,
         provenance={"env": facts.env_info.env_id if facts.env_info else None, "control_mode": mode},
-        hints={"rate_hz": "ManiSkill's default is 20"}, defects=tuple(found),
+        rate_hint=" (ManiSkill's default is 20)", defects=tuple(found),
     )  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def read(file: h5.Group, path: Path, filter_key: str | None) -> h5.Contents:
             raise h5.BrokenError("/data, attribute total", f"says {total}, its demonstrations have {frames} samples")
     return h5.Contents(
         format="robomimic", episodes=tuple(episodes), rate_hz=known.control_freq, action=action, control=control,
-        controls=tuple(h5.known_actions("robomimic")), successor=False,
+        successor=False,
         usual=("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos", "object"),
         provenance={"env": args.env_name, "env_version": args.env_version, "filter": filter_key}, defects=tuple(found),
     )  # fmt: skip
