@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from typing import Annotated, Any
 import numpy as np
 import psutil
 import pydantic
-import yaml
 from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError, DataError, closest
@@ -82,10 +80,9 @@ class Trajectory:
 class Contents:
     """Content of a file.
 
-    `action`: the fields of `ActionSpec` that the file defines; one value may stand for all channels. `control`: the
-    file's name for its actions, one of actions.yaml if known. `successor`: observations have one frame more than
-    actions. `usual`: keys of the state if all exist. `rate_hint`: text for the error message. `defects`: of parts
-    that are missing from `episodes`.
+    `action`: fields of `ActionSpec` that the file defines; one value may stand for all channels. `control`: the file's
+    name for its actions, see actions.yaml. `successor`: observations have one frame more than actions. `usual`: keys of
+    the state if all exist. `rate_hint`: text for an error. `defects`: of parts that are missing from `episodes`.
     """
 
     format: str
@@ -122,13 +119,6 @@ def opened(path: Path) -> Iterator[Group]:
             yield file
     except (OSError, RuntimeError, MemoryError) as error:
         raise DataError(f"{path}: cannot be read as HDF5 ({error}). Is it whole? Copy or download it again.") from error
-
-
-@functools.cache
-def known_actions(format: str) -> dict[str, dict[str, Any]]:
-    """Return fields of `ActionSpec` by the format's name of a controller (actions.yaml)."""
-    found = yaml.safe_load((Path(__file__).parent / "actions.yaml").read_text(encoding="utf-8"))[format]
-    return {k: {n: tuple(v) if isinstance(v, list) else v for n, v in facts.items()} for k, facts in found.items()}
 
 
 def numbered(group: Group, prefix: str) -> list[str]:

@@ -16,6 +16,7 @@ from robopolicy.core.errors import DataError
 from robopolicy.datasets.checks import Defect
 from robopolicy.datasets.files import read_json
 from robopolicy.datasets.hdf5 import contents as h5
+from robopolicy.datasets.hdf5.actions import known_actions
 
 
 class _Sim(pydantic.BaseModel):
@@ -84,7 +85,7 @@ def read(file: h5.Group, path: Path, filter_key: str | None) -> h5.Contents:
     uids, mode = known.robot_uids or [], modes[0] if modes else ""
     arms = {uids} if isinstance(uids, str) else set(uids)
     ours = not arms or arms <= {"panda", "panda_wristcam"}
-    action = h5.known_actions("ManiSkill").get(mode, {}) if ours else {}
+    action = known_actions("ManiSkill").get(mode, {}) if ours else {}
     return h5.Contents(
         format="ManiSkill", episodes=tuple(episodes), rate_hz=(known.sim_config or _Sim()).control_freq, action=action,
         control=mode,

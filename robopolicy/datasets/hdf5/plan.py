@@ -13,7 +13,8 @@ import numpy as np
 from robopolicy.core.errors import ConfigError, DataError, closest
 from robopolicy.core.types import IMAGES, STATE, ActionSpec, Feature
 from robopolicy.datasets.checks import Defect, outside_limits
-from robopolicy.datasets.hdf5.contents import AGAIN, Contents, Trajectory, known_actions
+from robopolicy.datasets.hdf5.actions import known_actions
+from robopolicy.datasets.hdf5.contents import AGAIN, Contents, Trajectory
 from robopolicy.datasets.hdf5.options import Hdf5Options
 
 _ASKED = {  # how to give what is missing

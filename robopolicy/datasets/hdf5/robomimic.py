@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError, closest
 from robopolicy.datasets.hdf5 import contents as h5
+from robopolicy.datasets.hdf5.actions import known_actions
 
 _Finite = Annotated[float, pydantic.Field(strict=True, allow_inf_nan=False)]
 _Range = _Finite | list[_Finite]
@@ -127,7 +128,7 @@ def _action(given: Any) -> tuple[str, dict[str, Any]]:
     found = h5.modelled(_Controller, config, where)
     delta = found.input_type == "delta" if found.control_delta is None else found.control_delta
     control = f"{found.type} ({'deltas' if delta else 'absolute'})"
-    facts = dict(h5.known_actions("robomimic").get(control, {}))
+    facts = dict(known_actions("robomimic").get(control, {}))
     if facts:
         facts.setdefault("frame", found.input_ref_frame)
         if facts["reference"] != "absolute":
