@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,6 @@ import pandas as pd
 from robopolicy.evaluation.compare import compare, worse_than_base
 from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.forgetting import forgetting
-from robopolicy.evaluation.statistics import mean
 from robopolicy.reporting.result_rows import Evidence, measured, of_rows, pooled
 from robopolicy.reporting.results_page import CURVE
 from scripts.experiment_list import Experiment, Setting, trains
@@ -58,10 +58,10 @@ def record(
     every = [*rows.values(), *(pooled(rates) for rates in whole.values())]
     refined = [label for label in labels if label.endswith("refined")]
     if "mean" in experiment.extra and all(label in whole for label in refined):
-        rates = {label: mean([row.value for row in whole[label]]) for label in refined}
+        rates = {label: fmean([row.value for row in whole[label]]) for label in refined}
         commits = dict.fromkeys(c for label in refined for row in whole[label] for c in row.commit.split())
         every.append(
-            measured(id=id, setting="refined", metric="mean_success_rate", interval=mean(list(rates.values())),
+            measured(id=id, setting="refined", metric="mean_success_rate", interval=fmean(list(rates.values())),
                      command=command, commit=" ".join(commits),
                      notes=", ".join(f"{k.split('/')[0]} {100 * v:.1f}%" for k, v in rates.items()))
         )  # fmt: skip

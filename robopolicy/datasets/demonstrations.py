@@ -16,7 +16,7 @@ from torch import Tensor
 
 from robopolicy.core.errors import ConfigError, DataError, closest
 from robopolicy.core.protocols import ShowsProgress
-from robopolicy.core.rng import Split, episode_seeds
+from robopolicy.core.rng import episode_seeds
 from robopolicy.core.types import IMAGES, TASK, EnvSpec, Obs, VecEnv
 from robopolicy.datasets.episode_buffer import EpisodeBuffer, RecordedEpisode
 from robopolicy.datasets.lerobot_writer import DatasetWriter
@@ -53,7 +53,7 @@ _COUNTS = ("episodes", "frames", "attempted", "successes", "dropped")  # fields 
 
 def record_demos(
     *, env: VecEnv, expert: Demonstrator, episodes: int, out: str | Path, only_success: bool = True,
-    cameras: tuple[str, ...] | None = None, seed_split: Split = "train", run_seed: int = 0,
+    cameras: tuple[str, ...] | None = None, run_seed: int = 0,
     max_attempts: int | None = None, provenance: Mapping[str, Any] | None = None, overwrite: bool = False,
     tracker: ShowsProgress | None = None,
 ) -> RecordedDemos:  # fmt: skip
@@ -67,7 +67,7 @@ def record_demos(
     Args:
         only_success: False keeps failures too (not physics faults).
         cameras: names of the env's cameras to record; None: all that it emits.
-        seed_split, run_seed: the list is `episode_seeds(seed_split, run_seed, max_attempts)`.
+        run_seed: the list is `episode_seeds("train", run_seed, max_attempts)`.
         max_attempts: seeds to try before giving up; None: 20 × episodes + 20.
         provenance: further facts for `meta/robopolicy.json` (expert, expert_noise …).
 
@@ -79,8 +79,8 @@ def record_demos(
     if episodes < 1:
         raise ConfigError(f"episodes must be at least 1, found {episodes}")
     keys, began = _keys(env.spec, cameras), time.monotonic()
-    seeds = episode_seeds(seed_split, run_seed, max_attempts or 20 * episodes + 20)
-    facts = _facts(env.spec, expert, seed_split, run_seed, only_success) | dict(provenance or {})
+    seeds = episode_seeds("train", run_seed, max_attempts or 20 * episodes + 20)
+    facts = _facts(env.spec, expert, run_seed, only_success) | dict(provenance or {})
     observation = {k: f for k, f in env.spec.observation.items() if k in {*keys, TASK}}
     begun = _begun(Path(out), {**facts, "observation": tuple(observation)}, episodes, overwrite=overwrite)
     count = Counter[str]()
@@ -107,12 +107,12 @@ def record_demos(
     return RecordedDemos(Path(out), **{k: count[k] for k in _COUNTS}, seconds=time.monotonic() - began)
 
 
-def _facts(spec: EnvSpec, expert: Demonstrator, split: Split, run_seed: int, only_success: bool) -> dict[str, Any]:
+def _facts(spec: EnvSpec, expert: Demonstrator, run_seed: int, only_success: bool) -> dict[str, Any]:
     """Return the provenance of a recording by `expert`."""
     facts: dict[str, Any] = {
         "env": {"id": spec.id, "digest": spec.digest, "horizon": spec.horizon},
         "expert": f"{type(expert).__module__}.{type(expert).__qualname__}",
-        "seed_split": split,
+        "seed_split": "train",
         "run_seed": run_seed,
         "only_success": only_success,
     }

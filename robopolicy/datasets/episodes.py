@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,15 +77,13 @@ def concatenate(parts: list[Episodes]) -> Episodes:
     first = parts[0]
     lengths = torch.cat([p.lengths for p in parts])
     drivers = [p.driver for p in parts if p.driver is not None]
+    names = ("action", "reward", "terminated", "success", "seeds")
+    columns: dict[str, Any] = {k: torch.cat([getattr(p, k) for p in parts]) for k in names}
     return replace(
         first,
+        **columns,
         obs={k: torch.cat([p.obs[k] for p in parts]) for k in first.observation if k in first.obs},
-        action=torch.cat([p.action for p in parts]),
-        reward=torch.cat([p.reward for p in parts]),
-        terminated=torch.cat([p.terminated for p in parts]),
-        success=torch.cat([p.success for p in parts]),
         starts=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]),
-        seeds=torch.cat([p.seeds for p in parts]),
         driver=torch.cat(drivers) if len(drivers) == len(parts) else None,
         outcomes=all(p.outcomes for p in parts),
     )

@@ -47,8 +47,8 @@ def data_check(*, dataset: Path, saturated: Fraction = 0.5, shown: Count = 50) -
     source, found = DatasetInfo.examine(dataset)
     raise_defects(found + inspect(source, saturated=saturated), dataset, shown=shown)
     cameras = [k for k in source.offered if k not in (TASK, *_numeric(source))]
-    print(f"{dataset}: {source.total_frames} frames at {source.fps:g} Hz, no defects in {len(_numeric(source))} columns"
-          + f" and {len(cameras)} cameras" * bool(cameras))  # fmt: skip
+    columns = f"{len(_numeric(source))} columns" + f" and {len(cameras)} cameras" * bool(cameras)
+    print(f"{dataset}: {source.info.total_frames} frames at {source.fps:g} Hz, no defects in {columns}")
 
 
 def inspect(source: DatasetInfo, *, saturated: float = 0.5) -> list[Defect]:
@@ -66,7 +66,7 @@ def inspect(source: DatasetInfo, *, saturated: float = 0.5) -> list[Defect]:
     if table is None or not table.num_rows or "episode_index" not in table.column_names:
         return found + check_stats(source, {})
     blocks = blocks_of(whole(table, "episode_index"))
-    column = Columns(table, torch.tensor([*(b.first for b in blocks), table.num_rows]), source)
+    column = Columns(table, torch.tensor([0, *(b.end for b in blocks)]), source)
     has, values, spec = set(table.column_names), dict[str, Array](), None
     for key in (k for k in keys if k in has):
         with _noted(found, key, "Record again, or mend the table"):
@@ -143,13 +143,13 @@ def _check_count(source: DatasetInfo, table: pa.Table) -> list[Defect]:
     if not table.num_rows:
         return [Defect("dataset", "holds no frames", fix)]
     found = []
-    if "total_frames" not in source.unknown and table.num_rows != source.total_frames:
-        problem = f"data/ holds {table.num_rows} frames, meta/info.json says {source.total_frames}"
+    if "total_frames" not in source.unknown and table.num_rows != source.info.total_frames:
+        problem = f"data/ holds {table.num_rows} frames, meta/info.json says {source.info.total_frames}"
         found.append(Defect("dataset", problem, fix))
     if "total_episodes" not in source.unknown and "episode_index" in table.column_names:
         there = len(np.unique(whole(table, "episode_index")))
-        if there != source.total_episodes:
-            problem = f"data/ holds {there} episodes, meta/info.json says {source.total_episodes}"
+        if there != source.info.total_episodes:
+            problem = f"data/ holds {there} episodes, meta/info.json says {source.info.total_episodes}"
             found.append(Defect("total_episodes", problem, fix))
     return found
 

@@ -1,6 +1,6 @@
 """Read LeRobotDataset v3 into memory: parquet files are read whole, videos are decoded once without seeking.
 
-LeRobot's `__getitem__` costs 4–9 ms a frame; training samples from tensors instead. Writing: `DatasetWriter`.
+LeRobot's `__getitem__` costs 4–9 ms a frame; training samples from tensors instead. Writing: lerobot_writer.py.
 """
 
 from __future__ import annotations
@@ -20,15 +20,12 @@ from robopolicy.core.untrusted import check_links
 from robopolicy.datasets.checks import check_needed, raise_defects
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.frame_checks import check_episodes, check_rate
-from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.datasets.metadata import SEED, RecordingMeta, num_episodes
 from robopolicy.datasets.parquet import number, whole
 from robopolicy.datasets.source import DatasetInfo, resolve_action_spec
 from robopolicy.datasets.spans import EpisodeSpans, blocks_of
 from robopolicy.datasets.tables import Columns, read_driver, read_outcomes, read_table, read_tasks, task_texts
 from robopolicy.datasets.video import load_images, load_videos
-
-__all__ = ["DatasetWriter", "annotate_dataset", "dataset_features", "load_episodes"]
 
 _log = logging.getLogger(__name__)
 

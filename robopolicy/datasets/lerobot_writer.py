@@ -22,6 +22,7 @@ from robopolicy.datasets.lerobot_compat import check_column, hold_interrupts, le
 from robopolicy.datasets.metadata import SEED, RecordingMeta
 
 OUTCOME = {"next.reward": "float32", "next.done": "bool", "next.truncated": "bool", "next.success": "bool"}
+_CRF = 20  # video quality of LeRobot's default codec (AV1); lower is better, LeRobot's own default is 30
 _SPARE = 16 * 2**20  # bytes that stay free for LeRobot's files at the end of a recording
 _log = logging.getLogger(__name__)
 
@@ -45,7 +46,6 @@ class DatasetWriter:
         overwrite: replace a dataset at `path`, once the new one is complete.
         begun: episodes of an interrupted recording at `path` that this one repeats, else 0. It is replaced when
             this recording is complete or has more episodes.
-        crf: video quality of LeRobot's default codec (AV1); lower is better, LeRobot's own default is 30.
 
     Raises:
         DataError: `path` exists, 1/dt is not whole, a feature that LeRobot cannot store.
@@ -63,7 +63,6 @@ class DatasetWriter:
         marks: Mapping[str, Feature] | None = None,
         overwrite: bool = False,
         begun: int = 0,
-        crf: int = 20,
     ) -> None:
         self.path, self.begun = Path(path), begun
         if self.path.exists() and not (overwrite or begun):
@@ -83,9 +82,9 @@ class DatasetWriter:
         self._root = self._temporary / self.path.name
         self._videos = [k for k in self.observation if k.startswith(IMAGES)]
         self._repeats_state = STATE in self.observation and not self._videos and ENV_STATE not in self.observation
-        self._dataset = self._create(fps, crf)
+        self._dataset = self._create(fps)
 
-    def _create(self, fps: int, crf: int) -> Any:
+    def _create(self, fps: int) -> Any:
         from lerobot.configs import RGBEncoderConfig
         from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
@@ -103,7 +102,7 @@ class DatasetWriter:
             av.logging.set_libav_level(av.logging.ERROR)
             # The queue holds any episode whole, so that LeRobot never drops a frame; one encoder thread per camera.
             video = {"streaming_encoding": True, "encoder_queue_maxsize": 1 << 20, "encoder_threads": 1}
-            video["rgb_encoder"] = RGBEncoderConfig(crf=crf)
+            video["rgb_encoder"] = RGBEncoderConfig(crf=_CRF)
         return LeRobotDataset.create(
             repo_id=f"local/{self.path.name}",
             fps=fps,

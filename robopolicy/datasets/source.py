@@ -41,13 +41,10 @@ class DatasetInfo:
     """
 
     root: Path
+    info: Info
     fps: float  # NaN: unknown
-    columns: dict[str, Column]  # info.json's "features"
     offered: dict[str, Feature]  # observation keys, renamed
     names_there: dict[str, str]  # our key -> the dataset's
-    total_frames: int
-    total_episodes: int
-    video_path: str | None
     meta: RecordingMeta | None
     unknown: frozenset[str] = field(default_factory=frozenset)
 
@@ -103,17 +100,20 @@ class DatasetInfo:
         if meta is not None and math.isfinite(fps) and not abs(meta.dt * fps - 1.0) <= 1e-3:
             problem = f"is {meta.dt:g} s a frame, meta/info.json says {fps:g} frames a second"
             defects.append(Defect("dt", problem, "Correct the one that is wrong, in meta/robopolicy.json or info.json"))
-        source = cls(path, fps, columns, offered, names_there, info.total_frames, info.total_episodes,
-                     info.video_path, meta, unknown)  # fmt: skip
-        return source, defects
+        return cls(path, info, fps, offered, names_there, meta, unknown), defects
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """Every column by the dataset's name."""
+        return self.info.features
 
     def has_film(self, key: str) -> bool:
         """Return whether column `key` is a video whose files can be named."""
-        return self.columns[key].dtype == "video" and self.video_path is not None and _is_plain(key)
+        return self.columns[key].dtype == "video" and self.info.video_path is not None and _is_plain(key)
 
     def film(self, key: str, chunk: int, file: int) -> Path:
         """Return the video file of camera `key` (the dataset's name)."""
-        return self.root / str(self.video_path).format(video_key=key, chunk_index=chunk, file_index=file)
+        return self.root / str(self.info.video_path).format(video_key=key, chunk_index=chunk, file_index=file)
 
 
 def _read_info(path: Path) -> tuple[Info, frozenset[str], list[Defect]]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from robopolicy.core.errors import DataError, closest
 from robopolicy.datasets.checks import Defect, raise_defects
 from robopolicy.datasets.files import check_regular
+from robopolicy.datasets.frame_checks import check_frames
 from robopolicy.datasets.metadata import SEED
 from robopolicy.datasets.parquet import Kind, number, parquet_files, read_parts, whole
 from robopolicy.datasets.source import DatasetInfo
@@ -61,13 +62,12 @@ def read_table(
     """
     table, found = read_files(source, keys)
     raise_defects(found, source.root)
-    if table is None or table.num_rows != source.total_frames:
+    assert table is not None
+    if table.num_rows != source.info.total_frames or not table.num_rows:
         raise DataError(
-            f"{source.root}: data/ holds {table.num_rows if table else 0} frames, meta/info.json says "
-            f"{source.total_frames}. A file is missing or the recording was cut off."
+            f"{source.root}: data/ holds {table.num_rows} frames, meta/info.json says {source.info.total_frames}. A "
+            "file is missing or the recording was cut off."
         )
-    if not table.num_rows:
-        raise DataError(f"{source.root}: empty, 0 frames")
     if episodes is not None:
         known = pc.unique(table["episode_index"]).to_pylist()
         unknown = sorted(set(episodes) - set(known))
@@ -78,17 +78,9 @@ def read_table(
     if episodes is not None:
         table = table.filter(pc.is_in(table["episode_index"], pa.array(sorted(set(episodes)), pa.int64())))
     table = table.combine_chunks()
-    index, inside = whole(table, "episode_index"), whole(table, "frame_index")
-    blocks = blocks_of(index)
-    starts = np.array([b.first for b in blocks])
-    expected = np.arange(len(index)) - np.repeat(starts, [b.end - b.first for b in blocks])
-    if not (inside == expected).all():
-        row = int(np.flatnonzero(inside != expected)[0])
-        raise DataError(
-            f"{source.root}: frame_index, episode {index[row]}: expected {expected[row]}, found {inside[row]}. "
-            f"Frames are missing or out of order."
-        )
-    return Columns(table, torch.from_numpy(np.r_[starts, len(index)]), source), spans
+    blocks, frames = blocks_of(whole(table, "episode_index")), whole(table, "frame_index")
+    raise_defects((d for block in blocks for d in check_frames(block, frames)), source.root)
+    return Columns(table, torch.tensor([0, *(b.end for b in blocks)]), source), spans
 
 
 def _check_places(

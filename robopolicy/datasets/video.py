@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,6 @@ from robopolicy.core.errors import DataError
 from robopolicy.core.types import Feature
 from robopolicy.datasets.checks import Defect
 from robopolicy.datasets.files import check_regular
-from robopolicy.datasets.info_models import Column
 from robopolicy.datasets.parquet import number, whole
 from robopolicy.datasets.source import DatasetInfo
 from robopolicy.datasets.spans import FilmBlock, Span
@@ -55,9 +55,9 @@ def load_videos(
 
 def _check_end(path: Path, ends: float, fps: float) -> None:
     """Raise DataError where a film ends before its last episode: its spans are shifted, or it is cut off."""
-    times = _times(path)
-    if isinstance(times, str) or not (len(times) and times[-1] + 1.5 / fps >= ends):
-        shown = times if isinstance(times, str) else f"ends after {len(times) / fps:.4f} s"
+    film = _look(path)
+    if isinstance(film, str) or not (len(film[0]) and film[0][-1] + 1.5 / fps >= ends):
+        shown = film if isinstance(film, str) else f"ends after {len(film[0]) / fps:.4f} s"
         raise DataError(f"{path}: {shown}, the last episode in it at {ends:.4f} s (to_timestamp). Restore the film, or "
                         "load without this camera (cameras=…).")  # fmt: skip
 
@@ -107,36 +107,35 @@ def check_video(
         where: the span of each episode.
     """
     fix = "The recording was cut off, or a file was lost: copy the whole folder, or load without it (cameras=…)"
-    found, shown = [], dict[Path, NDArray[np.float64] | str]()
-    near = 0.25 / source.fps
-    claimed: dict[Path, int] = {}
+    sizes = {there: source.offered[ours].shape[1:] for ours, there in source.names_there.items()}
+    found, frames = [], dict[Path, list[int]]()  # of each film: pictures that it shows, frames of its episodes
+    films, near = functools.cache(_look), 0.25 / source.fps
     for block in blocks:
         if (span := where.get(block.index)) is None:
             continue  # a defect of the table
         path = source.film(key, span.chunk, span.file)
-        if path not in shown:
-            shown[path] = _times(path)
-        times, wanted = shown[path], span.begin + stamps[block.rows]
-        if isinstance(times, str):
-            found.append(Defect(key, times, fix, block.index))
+        if isinstance(film := films(path), str):
+            found.append(Defect(key, film, fix, block.index))
             continue
-        if path not in claimed and (problem := _size_problem(path, source.columns[key])):
+        (times, size), wanted = film, span.begin + stamps[block.rows]
+        if path not in frames and size != sizes.get(key, size):
+            problem = f"pictures of {path.name} are {size} (h, w), info.json says {sizes[key]}"
             found.append(Defect(key, problem, "Correct the shape in meta/info.json, or restore the film", block.index))
-        claimed[path] = claimed.get(path, 0) + len(wanted)
+        frames.setdefault(path, [len(times), 0])[1] += len(wanted)
         at = np.clip(np.searchsorted(times, wanted - near), 0, max(0, len(times) - 1))
         has = np.abs(times[at] - wanted) <= near if len(times) else np.zeros(len(wanted), dtype=bool)
         if not has.all():
             problem = f"{path.name} has no picture for {int((~has).sum())} of its {len(wanted)} frames"
             found.append(Defect(key, problem, fix, block.index, int(np.argmin(has))))
-    for path, count in claimed.items():
-        if (there := len(shown[path])) > count:
+    for path, (there, count) in frames.items():
+        if there > count:
             problem = f"{path.relative_to(source.root)} shows {there} pictures, its episodes have {count} frames"
             found.append(Defect(key, problem, "Pictures may be those of other frames: compare them by eye"))
     return found
 
 
-def _times(path: Path) -> NDArray[np.float64] | str:
-    """Return the seconds of a file's frames, ascending; or its defect."""
+def _look(path: Path) -> tuple[NDArray[np.float64], tuple[int, int]] | str:
+    """Return the seconds of a film's frames, ascending, and (h, w) of its pictures; or its defect."""
     import av
 
     try:
@@ -144,24 +143,10 @@ def _times(path: Path) -> NDArray[np.float64] | str:
         with av.open(str(path)) as container:
             stream = container.streams.video[0]
             stamps = [p.pts for p in container.demux(stream) if p.pts is not None]
-            base = float(stream.time_base or 0)
+            base, size = float(stream.time_base or 0), (stream.height, stream.width)
+        return np.sort(np.array(stamps, dtype=np.float64)) * base, size
     except (av.FFmpegError, OSError, IndexError, ValueError, DataError) as error:
         return f"{path.name} cannot be read ({error})"
-    return np.sort(np.array(stamps, dtype=np.float64)) * base
-
-
-def _size_problem(path: Path, column: Column) -> str:
-    """Return a defect where a film's size differs from info.json, else ""."""
-    import av
-
-    try:
-        size = column.picture_size()
-        with av.open(str(path)) as container:
-            stream = container.streams.video[0]
-            there = (stream.height, stream.width)
-    except (av.FFmpegError, OSError, IndexError, ValueError):
-        return ""  # a defect of its own
-    return "" if there == size else f"pictures of {path.name} are {there} (h, w), info.json says {size}"
 
 
 def load_images(source: DatasetInfo, table: pa.Table, key: str, feature: Feature) -> Tensor:

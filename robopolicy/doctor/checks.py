@@ -191,12 +191,11 @@ def cgroup_memory() -> float:
 
 
 def check_memory() -> Check:
-    memory = {}
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        key, value = line.split(":")
-        memory[key] = int(value.split()[0]) * 1024 / GIB
-    total = min(memory["MemTotal"], cgroup_memory())
-    free = min(memory["MemAvailable"], total)
+    import psutil
+
+    memory = psutil.virtual_memory()
+    total = min(memory.total / GIB, cgroup_memory())
+    free = min(memory.available / GIB, total)
     cores = len(os.sched_getaffinity(0))
     detail = f"{cores} core{'s' if cores > 1 else ''}, {free:.1f} of {total:.1f} GiB available"
     if free < MIN_MEMORY:

@@ -62,14 +62,11 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; rates and differences as fractions."""
-        return {
-            "a": self.a, "b": self.b, "env": self.env, "digest": self.digest, "criterion": _CRITERION, "level": _LEVEL,
-            "episodes": self.pairs.total, "pairs": self.pairs._asdict(),
-            "rate_a": self.rate_a._asdict(), "rate_b": self.rate_b._asdict(),
-            "difference": {**self.difference._asdict(), "method": "Tango (1998) score interval"},
-            "mcnemar_p": self.p_value, "diverged_a": self.diverged_a, "diverged_b": self.diverged_b,
-            "verdict": self.verdict,
-        }  # fmt: skip
+        fields = {k: v._asdict() if isinstance(v, Interval | Pairs) else v for k, v in vars(self).items()}
+        fields["mcnemar_p"] = fields.pop("p_value")
+        fields["difference"]["method"] = "Tango (1998) score interval"
+        return {**fields, "criterion": _CRITERION, "level": _LEVEL, "episodes": self.pairs.total,
+                "verdict": self.verdict}  # fmt: skip
 
     def save(self, path: Path | str) -> Path:
         return write_atomically(path, json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")

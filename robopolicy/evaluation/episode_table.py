@@ -106,9 +106,9 @@ class EpisodeTable:
         """Success rate with its Wilson interval."""
         return wilson(sum(self.successes(criterion)), len(self), level=level)
 
-    def by_task(self, criterion: str = "success_once") -> dict[str, Interval]:
+    def by_task(self) -> dict[str, Interval]:
         """Success rate of each instruction."""
-        groups = self.frame.groupby("task", sort=True)[criterion]
+        groups = self.frame.groupby("task", sort=True)["success_once"]
         return {str(task): wilson(int(part.sum()), len(part)) for task, part in groups}
 
     def task_table(self) -> str:

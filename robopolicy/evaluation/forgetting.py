@@ -68,11 +68,6 @@ def table(changes: list[Change]) -> str:
 
 def frame(changes: list[Change]) -> pd.DataFrame:
     """Return the changes as a table to save; rates as fractions."""
-    return pd.DataFrame(
-        [
-            {"task": c.task, "episodes": c.episodes, "before": c.before.value, "after": c.after.value,
-             "difference": c.difference.value, "low": c.difference.low, "high": c.difference.high,
-             "p_worse": c.p_worse, "fell": c.fell}
-            for c in changes
-        ]
-    )  # fmt: skip
+    columns = ["task", "episodes", "before", "after", "difference", "low", "high", "p_worse", "fell"]
+    rows = [(c.task, c.episodes, c.before.value, c.after.value, *c.difference, c.p_worse, c.fell) for c in changes]
+    return pd.DataFrame(rows, columns=columns)

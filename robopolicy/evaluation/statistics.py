@@ -15,7 +15,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from statistics import NormalDist
+from statistics import NormalDist, fmean
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -77,14 +77,12 @@ def mcnemar(pairs: Pairs, *, alternative: Alternative = "two-sided") -> float:
 
     alternative: "better" asks whether B succeeds more often than A, "worse" whether it succeeds less often.
     """
-    n = pairs.only_a + pairs.only_b
-    if alternative == "better":
-        return float(bdtr(pairs.only_a, n, 0.5))
-    if alternative == "worse":
-        return float(bdtr(pairs.only_b, n, 0.5))
-    if alternative != "two-sided":
-        raise ConfigError(f"mcnemar: alternative must be 'two-sided', 'better' or 'worse', found {alternative!r}")
-    return min(1.0, 2 * float(bdtr(min(pairs.only_a, pairs.only_b), n, 0.5)))
+    a, b = pairs.only_a, pairs.only_b
+    tails = {"better": a, "worse": b, "two-sided": min(a, b)}
+    if alternative not in tails:
+        raise ConfigError(f"mcnemar: alternative must be one of {', '.join(tails)}, found {alternative!r}")
+    p = float(bdtr(tails[alternative], a + b, 0.5))
+    return min(1.0, 2 * p) if alternative == "two-sided" else p
 
 
 def paired_difference(pairs: Pairs, *, level: float = 0.95) -> Interval:
@@ -130,14 +128,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted.tolist()
 
 
-def mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
 def bootstrap(
     groups: Sequence[Sequence[float]],
     *,
-    statistic: Callable[[Sequence[float]], float] = mean,
+    statistic: Callable[[Sequence[float]], float] = fmean,
     level: float = 0.95,
     resamples: int = 2000,
     seed: int = 0,

@@ -34,7 +34,6 @@ class FilmOptions(TypedDict, total=False):
 
     deterministic: bool  # as it was in the evaluation
     strict: bool  # default True; False leaves out, with a warning, an episode that runs otherwise than on record
-    camera: str | None
     width: int  # pixels of one picture
     height: int
 
@@ -76,9 +75,7 @@ def film_pairs(
     """Films of A (left) and B (right) on the same seeds: first what only A manages, then what only B manages."""
     left, right = (dict(zip(rows.seeds, rows.successes(), strict=True)) for _, rows in (a, b))
     order = ((True, False), (False, True), (False, False), (True, True))
-    kinds: dict[tuple[bool, bool], list[int]] = {kind: [] for kind in order}
-    for seed in (s for s in left if s in right):
-        kinds[left[seed], right[seed]].append(seed)
+    kinds = {kind: [s for s in left if s in right and (left[s], right[s]) == kind] for kind in order}
     kinds[True, False] = kinds[True, False][: max(1, count // 2)]
     chosen = list(itertools.chain(*kinds.values()))[:count]
     out, entries = Path(out), list[dict[str, Any]]()
@@ -101,11 +98,11 @@ def film_pairs(
 
 def _film(
     policy: Policy, env: VecEnv, rows: EpisodeTable, out: Path, *, seeds: list[int], label: str,
-    deterministic: bool = False, strict: bool = True, camera: str | None = None, width: int = 320, height: int = 240,
+    deterministic: bool = False, strict: bool = True, width: int = 320, height: int = 240,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Film `seeds`; index entries of the films, in the order of the seeds."""
     if not isinstance(env, Renderable):
-        raise SpecError(f"{env.spec.id}: cannot be filmed, it has no render(index, camera=…, width=…, height=…)")
+        raise SpecError(f"{env.spec.id}: cannot be filmed, it has no render(index, width=…, height=…)")
     if len(rows) and set(rows.frame["digest"]) != {env.spec.digest}:
         raise SpecError(
             f"{env.spec.id}: the rows belong to digest {sorted(set(rows.frame['digest']))}, this task has "
@@ -127,7 +124,7 @@ def _film(
 
         def watch(wrapped: VecEnv, running: list[Running]) -> None:
             for slot, seed, step in running:
-                picture = wrapped.render(slot, camera=camera, width=width, height=height)  # type: ignore[attr-defined]
+                picture = wrapped.render(slot, width=width, height=height)  # type: ignore[attr-defined]
                 text = f"{label + '  ' if label else ''}seed {seed}  step {step + 1}/{entries[seed]['length']}"
                 writers[seed].add(burn(picture, text, mark=entries[seed]["outcome"], good=good[seed]))
 

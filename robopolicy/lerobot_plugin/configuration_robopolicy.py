@@ -14,17 +14,7 @@ from lerobot.optim.schedulers import LRSchedulerConfig
 class RobopolicyConfig(PreTrainedConfig):
     """Features alone; chunk lengths, histories and normalisation are the policy's own."""
 
-    @property
-    def observation_delta_indices(self) -> None:
-        return None
-
-    @property
-    def action_delta_indices(self) -> None:
-        return None
-
-    @property
-    def reward_delta_indices(self) -> None:
-        return None
+    observation_delta_indices = action_delta_indices = reward_delta_indices = None
 
     def get_optimizer_preset(self) -> OptimizerConfig:
         raise NotImplementedError("policies of type 'robopolicy' are trained by `robopolicy train`")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import cycle
+from itertools import batched, cycle
 
 from robopolicy.reporting.plots import Series, line_chart
 from robopolicy.reporting.run_reader import Run, is_finite
@@ -68,11 +68,9 @@ def training_charts(runs: Sequence[Run], *, limit: int = 24) -> list[str]:
 
 def _thin(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[float]]:
     """Return at most _MAX_POINTS points: means over equal runs of points, so that nothing is picked by chance."""
-    if len(x) <= _MAX_POINTS:
-        return list(x), list(y)
-    size = math.ceil(len(x) / _MAX_POINTS)
-    parts = [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
-    return [sum(a) / len(a) for a, _ in parts], [sum(b) / len(b) for _, b in parts]
+    size = max(1, math.ceil(len(x) / _MAX_POINTS))
+    thin_x, thin_y = ([sum(part) / len(part) for part in batched(values, size)] for values in (x, y))
+    return thin_x, thin_y
 
 
 def _interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:

@@ -45,6 +45,8 @@ def write_report(
     """
     runs = [read_run(path) for path in ([run_dirs] if isinstance(run_dirs, str | Path) else run_dirs)]
     evaluations = _named_apart(runs)
+    envs = sorted({str(e.rows.frame["env"].iloc[0]) for e in evaluations})
+    title = title or ", ".join(envs or [run.name for run in runs])
     pair = _headline_pair(evaluations, names)
     comparison = compare(pair[0].rows, pair[1].rows, names=(pair[0].name, pair[1].name)) if len(pair) == 2 else None
     base = (pair[0].rows.success_rate().value, pair[0].name) if len(pair) == 2 else None
@@ -52,7 +54,7 @@ def write_report(
     columns, rows = _episodes(evaluations)
     tiles, left_out = films([v for run in runs for v in run.videos], max_bytes=int(max_video_mib * 2**20))
     text = render(
-        "run.html", title=title or _title(runs, evaluations), meta=_meta(runs, evaluations), runs=runs, pair=pair,
+        "run.html", title=title, meta=_meta(runs, evaluations), runs=runs, pair=pair,
         evaluations=evaluations, comparison=comparison, **(_paired(pair, comparison) if comparison else {}),
         split=f"{split} " if split in ("test", "validation", "train") else "", rates=_rates(evaluations, pair),
         curves=learning_curves(runs, base), charts=training_charts(runs),
@@ -86,11 +88,10 @@ def _paired(pair: Sequence[Evaluation], c: Comparison) -> dict[str, Any]:
 def _rates(evaluations: Sequence[Evaluation], pair: Sequence[Evaluation]) -> str:
     rows = []
     for e in evaluations:
-        rate = e.rows.success_rate()
         said = e.rows.split == "test" or e.name.endswith(e.rows.split)
         name = e.name if said else f"{e.name} ({e.rows.split} seeds)"
         colour = "c0" if len(pair) == 2 and e is pair[0] else "c1"
-        rows.append(plots.Whisker(name, *rate, f"{100 * rate.value:.1f}%  n = {len(e.rows)}", colour))
+        rows.append(plots.rate_whisker(name, e.rows.success_rate(), len(e.rows), colour))
     return plots.interval_chart(rows, width=WIDTH)
 
 
@@ -146,11 +147,6 @@ def _headline_pair(evaluations: Sequence[Evaluation], names: tuple[str, str] | N
 
 def _comparable(a: EpisodeTable, b: EpisodeTable) -> bool:
     return set(a.seeds) == set(b.seeds) and all(set(a.frame[c]) == set(b.frame[c]) for c in ("env", "digest"))
-
-
-def _title(runs: Sequence[Run], evaluations: Sequence[Evaluation]) -> str:
-    envs = sorted({str(e.rows.frame["env"].iloc[0]) for e in evaluations})
-    return ", ".join(envs) or ", ".join(run.name for run in runs)
 
 
 def _meta(runs: Sequence[Run], evaluations: Sequence[Evaluation]) -> list[str]:

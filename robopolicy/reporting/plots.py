@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from robopolicy.reporting.templates import number, percent, render
+from robopolicy.evaluation.statistics import Interval
+from robopolicy.reporting.templates import render
 
 Point = tuple[float, float]
 
@@ -52,7 +53,12 @@ class Whisker:
     colour: str = "c1"
 
 
-class _Axis(NamedTuple):
+def rate_whisker(name: str, rate: Interval, episodes: int, colour: str) -> Whisker:
+    """Return the row of a success rate and its number of episodes."""
+    return Whisker(name, *rate, f"{100 * rate.value:.1f}%  n = {episodes}", colour)
+
+
+class Axis(NamedTuple):
     """Values `first` to `last` over `length` pixels from `start` on; values beyond them lie at the ends."""
 
     first: float
@@ -84,22 +90,24 @@ def line_chart(
     points = [p for s in series for p in s.points]
     if not points:
         return ""
-    legend = len(series) > 1 if legend is None else legend
-    left, right, top, bottom = 46, 14, 12 + 20 * bool(title) + 20 * legend, 26 + 16 * bool(x_label)
     x0, x1 = min(x for x, _ in points), max(x for x, _ in points)
     edges = [v for s in series for v in (*s.low, *s.high) if math.isfinite(v)] + [m for m, _ in marks]
-    y0, y1 = (0.0, 1.0) if share else _range([y for _, y in points] + edges)
-    x = _Axis(x0, x1 if x1 > x0 else x0 + 1, left, width - left - right)
-    y = _Axis(y1, y0, top, height - top - bottom)
-    starts = accumulate((34 + 6.4 * len(s.name) for s in series), initial=float(left))
     return _svg(
-        "line_chart", title or x_label, standalone, series=series, title=title, x_label=x_label, marks=marks, x=x, y=y,
-        width=width, height=height, left=left, right=width - right, base=height - bottom,
-        legend=list(zip(series, starts, strict=False)) if legend else [],
-        x_ticks=ticks(*x[:2], max(3, int(x.length) // 90)), y_ticks=ticks(y0, y1, max(3, int(y.length) // 44)),
-        show=percent if share else number,
-        path=lambda pairs: " ".join(f"{x.at(a):.1f},{y.at(b):.1f}" for a, b in pairs),
-    )  # fmt: skip
+        "line_chart",
+        title or x_label,
+        standalone,
+        width=width,
+        height=height,
+        title=title,
+        x_label=x_label,
+        marks=marks,
+        share=share,
+        x_range=(x0, x1 if x1 > x0 else x0 + 1),
+        series=series,
+        y_range=(0.0, 1.0) if share else _range([y for _, y in points] + edges),
+        legend=len(series) > 1 if legend is None else legend,
+        starts=list(zip(series, accumulate((34 + 6.4 * len(s.name) for s in series), initial=46.0), strict=False)),
+    )
 
 
 def interval_chart(
@@ -109,26 +117,16 @@ def interval_chart(
     """Draw one row a rate: dot and confidence interval from `low` to `high`. `marks`: dashed verticals with a name."""
     if not rows:
         return ""
-    names = min(280, 20 + 6.6 * max(len(r.name) for r in rows))
-    notes = 12 + 6.4 * max(len(r.note) for r in rows)
-    step, top = 26, 8 + 16 * bool(marks)
-    base = top + step * len(rows)
-    return _svg(
-        "interval_chart", "intervals", standalone, rows=rows, title="", marks=marks, top=top, base=base, step=step,
-        x=_Axis(low, high, names, width - names - notes), ticks=ticks(low, high), letters=int(names / 6.4),
-        width=width, height=base + 26,
-    )  # fmt: skip
+    return _svg("interval_chart", "intervals", standalone, rows=rows, low=low, high=high, marks=marks, width=width)
 
 
-def outcome_grid(cells: Sequence[tuple[str, str]], *, columns: int = 50, size: int = 13) -> str:
+def outcome_grid(cells: Sequence[tuple[str, str]]) -> str:
     """Draw one small square an episode: (colour class, tooltip)."""
-    height = size * math.ceil(len(cells) / columns)
-    return _svg("outcome_grid", "outcome of every episode", False, title="", cells=cells, columns=columns, size=size,
-                width=columns * size, height=height)  # fmt: skip
+    return _svg("outcome_grid", "outcome of every episode", False, cells=cells)
 
 
 def _svg(template: str, name: str, standalone: bool, **values: Any) -> str:
-    text = render(f"{template}.svg", name=name, standalone=standalone, **values)
+    text = render(f"{template}.svg", name=name, standalone=standalone, axis=Axis, ticks=ticks, **values)
     return type(text)(re.sub(r">\s+<", "><", text.strip()))
 
 

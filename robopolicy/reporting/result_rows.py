@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pydantic
@@ -157,17 +157,17 @@ def pooled(rows: Sequence[Evidence]) -> Evidence:
         raise DataError("pooled: expected success_rate rows of one id, setting and command, one a training seed")
     episodes = sum(r.episodes or 0 for r in rows)
     successes = round(sum(r.value * (r.episodes or 0) for r in rows))
-    steps = [r.env_steps for r in rows if r.env_steps is not None]
-    walls = [r.wall_s for r in rows if r.wall_s is not None]
-    low, high = min(r.value for r in rows), max(r.value for r in rows)
-    value = wilson(successes, episodes)
-    return Evidence(
-        id=rows[0].id, setting=rows[0].setting, metric="success_rate", value=value.value, low=value.low,
-        high=value.high, episodes=episodes, seeds=ALL, env_steps=max(steps) if steps else None,
-        wall_s=max(walls) if walls else None, command=rows[0].command,
+    rates = [100 * r.value for r in rows]
+    return replace(
+        rows[0],
+        **wilson(successes, episodes)._asdict(),
+        episodes=episodes,
+        seeds=ALL,
+        env_steps=max((r.env_steps for r in rows if r.env_steps is not None), default=None),
+        wall_s=max((r.wall_s for r in rows if r.wall_s is not None), default=None),
         commit=" ".join(dict.fromkeys(c for r in rows for c in r.commit.split())),
-        hardware=rows[0].hardware, notes=f"{len(rows)} training seeds, {100 * low:.1f}% to {100 * high:.1f}%",
-    )  # fmt: skip
+        notes=f"{len(rows)} training seeds, {min(rates):.1f}% to {max(rates):.1f}%",
+    )
 
 
 def read(path: Path | str) -> list[Evidence]:

@@ -63,20 +63,21 @@ class Robustness:
         for point in (p for curve in self.curves().values() for p in curve):
             at = {"condition": point.what, "at": point.value, "digest": _digest(point), "episodes": len(point.rows[0])}
             for name, rows in zip(self.names, point.rows, strict=True):
-                rate = rows.success_rate()._asdict()
-                out.append({**at, "policy": name, "metric": "success_rate", **rate, "diverged": rows.diverged,
-                            "checkpoint": str(rows.frame["policy"].iloc[0])})  # fmt: skip
+                more = {"diverged": rows.diverged, "checkpoint": str(rows.frame["policy"].iloc[0])}
+                out.append({**at, "policy": name, "metric": "success_rate", **rows.success_rate()._asdict(), **more})
             if pairs:
                 found, p = pairs[_digest(point)]
-                out.append({**at, "policy": f"{self.names[1]} − {self.names[0]}", "metric": "difference",
-                            **found.difference._asdict(), "mcnemar_p": found.p_value, "holm_p": p})  # fmt: skip
+                more = {"mcnemar_p": found.p_value, "holm_p": p}
+                name = f"{self.names[1]} − {self.names[0]}"
+                out.append({**at, "policy": name, "metric": "difference", **found.difference._asdict(), **more})
         return out
 
     def text(self) -> str:
         """Markdown: a table for each condition."""
         rows = self.points[0].rows[0]
-        head = f"# {rows.frame['env'].iloc[0]}: robustness\n\n{len(rows)} {rows.split} episodes a point. {_NOTE}\n"
-        return head + "".join(self._table(what, curve) for what, curve in self.curves().items())
+        return render("robustness.md", env=rows.frame["env"].iloc[0], episodes=len(rows), split=rows.split, note=_NOTE,
+                      names=self.names, units=self.units, curves=self.curves(), pairs=self.comparisons(),
+                      digest=_digest, format_p=format_p)  # fmt: skip
 
     def charts(self) -> dict[str, str]:
         """Return an SVG for each condition that has more than one value."""
@@ -94,30 +95,13 @@ class Robustness:
             write_atomically(out / f"{what}.svg", chart + "\n")
         return write_atomically(out / "report.html", self._page(facts))
 
-    def _table(self, what: str, curve: list[Point]) -> str:
-        pairs = self.comparisons()
-        columns = [what, *(c for name in self.names for c in (name, "95% CI"))]
-        columns += ["difference", "95% CI", "p"] if pairs else []
-        lines = ["", f"## {what}", "", f"{self.units[what]}".capitalize() + ".", ""]
-        lines += ["| " + " | ".join(columns) + " |", "| " + " | ".join(["---:"] * len(columns)) + " |"]
-        for point in curve:
-            cells = [f"{point.value:g}"]
-            for rate in (rows.success_rate() for rows in point.rows):
-                cells += [f"{100 * rate.value:.1f}%", f"{100 * rate.low:.1f} – {100 * rate.high:.1f}"]
-            if pairs:
-                found, p = pairs[_digest(point)]
-                d = found.difference
-                cells += [f"{100 * d.value:+.1f}", f"{100 * d.low:+.1f} – {100 * d.high:+.1f}", format_p(p)]
-            lines.append("| " + " | ".join(cells) + " |")
-        return "\n".join(lines) + "\n"
-
     def _chart(self, what: str, curve: list[Point], *, standalone: bool) -> str:
         series = []
         for i, name in enumerate(self.names):
             rates = [point.rows[i].success_rate() for point in curve]
             colour = "c1" if i == len(self.names) - 1 else "c0"
-            series.append(plots.Series(name, [p.value for p in curve], [r.value for r in rates],
-                                       [r.low for r in rates], [r.high for r in rates], colour))  # fmt: skip
+            values, low, high = map(list, zip(*rates, strict=True))
+            series.append(plots.Series(name, [p.value for p in curve], values, low, high, colour))
         return plots.line_chart(series, title=f"Success by {what}", x_label=self.units[what], share=True,
                                 standalone=standalone, legend=True)  # fmt: skip
 

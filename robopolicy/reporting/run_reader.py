@@ -110,17 +110,9 @@ def read_run(path: Path | str) -> Run:
     videos = _videos(path / "videos")
     if not videos:
         missing.append("videos/ (filmed episodes)")
-    config = path / "config.yaml"
-    return Run(
-        path=path,
-        config=_text(config) if config.is_file() else "",
-        spec=_json(path / "spec.json", missing),
-        provenance=_json(path / "provenance.json", missing),
-        metrics=metrics,
-        evaluations=evaluations,
-        videos=videos,
-        missing=missing,
-    )
+    config = _text(path / "config.yaml") if (path / "config.yaml").is_file() else ""
+    spec, provenance = (_json(path / name, missing) for name in ("spec.json", "provenance.json"))
+    return Run(path, config, spec, provenance, metrics, evaluations, videos, missing)
 
 
 def _json(path: Path, missing: list[str]) -> dict[str, Any]:
@@ -179,16 +171,9 @@ def _videos(folder: Path) -> list[Video]:
         if any(part.startswith(".") for part in file.relative_to(folder).parts):
             continue
         entry = _index(file.parent).get(file.name, {})
-        seed = entry.get("seed")
-        found.append(
-            Video(
-                path=file,
-                kind=str(entry.get("kind", "single")),
-                label=str(entry.get("label") or (file.parent.name if file.parent != folder else "")),
-                outcome=str(entry.get("outcome", "")),
-                seed=seed if isinstance(seed, int) else None,
-            )
-        )
+        label = entry.get("label") or (file.parent.name if file.parent != folder else "")
+        seed = entry["seed"] if isinstance(entry.get("seed"), int) else None
+        found.append(Video(file, str(entry.get("kind", "single")), str(label), str(entry.get("outcome", "")), seed))
     return found
 
 

@@ -104,20 +104,15 @@ class SuiteResult:
     def records(self) -> list[dict[str, Any]]:
         """Return one mapping a task, then the total under the task name "all"."""
         found = [
-            {"task": task, **self.rate(task)._asdict(), "episodes": len(rows), "diverged": rows.diverged,
-             "steps": float(rows.frame["length"].mean()), "policy": str(rows.frame["policy"].iloc[0])}
+            {**_numbers(task, self.rate(task), [rows]), "policy": str(rows.frame["policy"].iloc[0])}
             for task, rows in self.rows.items()
-        ]  # fmt: skip
-        everything = sum(len(rows) for rows in self.rows.values())
-        steps = sum(float(rows.frame["length"].sum()) for rows in self.rows.values()) / max(1, everything)
-        diverged = sum(rows.diverged for rows in self.rows.values())
-        total = {"task": "all", **self.total()._asdict(), "episodes": everything, "diverged": diverged, "steps": steps}
-        return [*found, total]
+        ]
+        return [*found, _numbers("all", self.total(), [*self.rows.values()])]
 
     def text(self) -> str:
         """Return the table as Markdown, under its protocol."""
-        return render("suite.md", suite=self.suite.name, protocol=self.suite.protocol.strip(), tasks=self.records(),
-                      rule=_RULES[self.suite.criterion], missing=self.missing)  # fmt: skip
+        rule, tasks = _RULES[self.suite.criterion], self.records()
+        return render("suite.md", suite=self.suite, tasks=tasks, rule=rule, missing=self.missing)
 
     def save(self, out: Path) -> Path:
         """Write table.md, suite.json and report.html into `out`."""
@@ -129,13 +124,17 @@ class SuiteResult:
         return write_atomically(out / "report.html", self._page(facts))
 
     def _page(self, facts: dict[str, Any]) -> str:
-        rates = [
-            plots.Whisker(r["task"], r["value"], r["low"], r["high"], f"{100 * r['value']:.1f}%  n = {r['episodes']}",
-                          "c0" if r["task"] == "all" else "c1")
-            for r in facts["tasks"]
-        ]  # fmt: skip
+        rates = [plots.rate_whisker(task, self.rate(task), len(rows), "c1") for task, rows in self.rows.items()]
+        rates.append(plots.rate_whisker("all", self.total(), sum(map(len, self.rows.values())), "c0"))
         policies = sorted({str(r["policy"]) for r in facts["tasks"] if "policy" in r})
         return render(
             "suite.html", title=self.suite.name, meta=[", ".join(policies[:3]) + (" …" if len(policies) > 3 else "")],
             rule=_RULES[self.suite.criterion], chart=plots.interval_chart(rates, width=WIDTH), **facts,
         )  # fmt: skip
+
+
+def _numbers(task: str, rate: Interval, tables: list[EpisodeTable]) -> dict[str, Any]:
+    episodes = sum(map(len, tables))
+    steps = sum(float(rows.frame["length"].sum()) for rows in tables) / max(1, episodes)
+    diverged = sum(rows.diverged for rows in tables)
+    return {"task": task, **rate._asdict(), "episodes": episodes, "diverged": diverged, "steps": steps}

@@ -15,7 +15,8 @@ from robopolicy.buffers.chunk_replay_buffer import DEMONSTRATION, HUMAN, POLICY,
 from robopolicy.buffers.replay_buffer import Replay
 from robopolicy.core.errors import DataError
 from robopolicy.core.types import STATE, Feature
-from robopolicy.datasets.lerobot_reader import DatasetWriter, load_episodes
+from robopolicy.datasets.lerobot_reader import load_episodes
+from robopolicy.datasets.lerobot_writer import DatasetWriter
 from tests.buffers.test_replay_buffer import GAMMA, episodes, push
 from tests.datasets.conftest import ACTION, OBSERVATION, episode
 from tests.fakes import PointPolicy

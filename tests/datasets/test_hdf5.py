@@ -14,10 +14,10 @@ import torch
 h5py = pytest.importorskip("h5py")
 
 from robopolicy.core.errors import ConfigError, DataError  # noqa: E402
-from robopolicy.datasets.hdf5 import contents, maniskill  # noqa: E402
+from robopolicy.datasets.hdf5 import contents  # noqa: E402
+from robopolicy.datasets.hdf5.actions import known_actions  # noqa: E402
 from robopolicy.datasets.hdf5.convert import find_hdf5  # noqa: E402
 from robopolicy.datasets.hdf5.options import ActionFacts, Hdf5Options  # noqa: E402
-from robopolicy.datasets.hdf5.robomimic import CONTROLLERS  # noqa: E402
 from robopolicy.datasets.lerobot_reader import load_episodes  # noqa: E402
 from robopolicy.real.datasets.convert import convert  # noqa: E402
 from tests.datasets import hdf5_files as files  # noqa: E402
@@ -251,8 +251,8 @@ def test_what_belongs_to_a_file_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("suite", "facts"), [
-    ("robosuite", {**CONTROLLERS["OSC_POSE", True], "frame": "world"}),
-    ("maniskill", maniskill.CONTROL_MODES["pd_ee_delta_pose"]),
+    ("robosuite", {**known_actions("robomimic")["OSC_POSE (deltas)"], "frame": "world"}),
+    ("maniskill", known_actions("ManiSkill")["pd_ee_delta_pose"]),
 ])  # fmt: skip
 def test_actions_mean_what_the_suite_of_the_same_name_says(suite: str, facts: dict[str, Any]) -> None:
     """So that a policy trained on a file runs in the suite; read from its source, as it need not be installed."""

@@ -12,7 +12,8 @@ import torch
 
 from robopolicy.core.errors import DataError
 from robopolicy.core.types import Feature
-from robopolicy.datasets.lerobot_reader import DatasetWriter, annotate_dataset, dataset_features, load_episodes
+from robopolicy.datasets.lerobot_reader import annotate_dataset, dataset_features, load_episodes
+from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.datasets.metadata import RecordingMeta
 from tests.datasets.conftest import ACTION, LENGTHS, OBSERVATION, episode
 

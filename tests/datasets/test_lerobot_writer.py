@@ -13,7 +13,8 @@ import pytest
 
 from robopolicy.core.errors import DataError
 from robopolicy.core.types import Feature
-from robopolicy.datasets.lerobot_reader import DatasetWriter, load_episodes
+from robopolicy.datasets.lerobot_reader import load_episodes
+from robopolicy.datasets.lerobot_writer import DatasetWriter
 from robopolicy.datasets.metadata import RecordingMeta
 from tests.datasets.conftest import ACTION, OBSERVATION, episode
 

@@ -162,7 +162,7 @@ class _Columns:
     def episodes(self) -> Iterator[tuple[int, slice, Episodes]]:
         """Every episode: number, rows, and the episodes read together, whose pictures take at most `PIXELS` bytes."""
         root, count = self.source.root, num_episodes(self.source.root)
-        size = sum(math.prod(self.source.offered[k].shape) for k in self.cameras) * self.source.total_frames
+        size = sum(math.prod(self.source.offered[k].shape) for k in self.cameras) * self.source.info.total_frames
         many = max(1, int(count * PIXELS / max(size, 1)))
         for first in range(0, count, many):
             numbers = range(first, min(count, first + many))

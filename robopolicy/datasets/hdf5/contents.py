@@ -80,22 +80,20 @@ class Trajectory:
 class Contents:
     """Content of a file.
 
-    `action`: the fields of `ActionSpec` that the file defines; one value may stand for all channels. `control`: the
-    file's name for its actions, one of `controls` if known. `successor`: observations have one frame more than
-    actions. `usual`: keys of the state if all exist. `hints`: {key: text for its error message}. `defects`: of parts
-    that are missing from `episodes`.
+    `action`: fields of `ActionSpec` that the file defines; one value may stand for all channels. `control`: the file's
+    name for its actions, see actions.yaml. `successor`: observations have one frame more than actions. `usual`: keys of
+    the state if all exist. `rate_hint`: text for an error. `defects`: of parts that are missing from `episodes`.
     """
 
     format: str
     episodes: tuple[Trajectory, ...]
-    rate_hz: float | None
     action: Mapping[str, Any]
-    control: str
-    controls: tuple[str, ...]
-    successor: bool
+    rate_hz: float | None = None
+    control: str = ""
+    successor: bool = True
     usual: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    hints: Mapping[str, str] = field(default_factory=dict)
+    rate_hint: str = ""
     defects: tuple[Defect, ...] = ()
 
 

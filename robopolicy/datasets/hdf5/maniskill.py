@@ -7,7 +7,6 @@ https://maniskill.readthedocs.io/en/latest/user_guide/datasets/demos.html
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,29 +16,7 @@ from robopolicy.core.errors import DataError
 from robopolicy.datasets.checks import Defect
 from robopolicy.datasets.files import read_json
 from robopolicy.datasets.hdf5 import contents as h5
-
-_GRIPPER = {"gripper_meaning": "position: -1 closes, +1 opens"}
-_UNIT = {"units": ("1",), "low": (-1.0,), "high": (1.0,), "tcp": "panda_hand_tcp", **_GRIPPER}
-_XYZ = ("dx", "dy", "dz")
-# The suite turns the other way round than its action says, as in sim/suites/maniskill.py.
-_TURN = ("minus_drx", "minus_dry", "minus_drz")
-_POSE = {**_UNIT, "names": (*_XYZ, *_TURN, "gripper"), "frame": "base", "rotation": "rotvec", "gripper": 6}
-_POS = {**_UNIT, "names": (*_XYZ, "gripper"), "frame": "base", "rotation": "none", "gripper": 3}
-_JOINT = {**_UNIT, "names": (*(f"dq{i}" for i in range(1, 8)), "gripper"), "frame": "joint", "rotation": "joint",
-          "gripper": 7}  # fmt: skip
-# Meaning of a Panda's action, by control mode.
-CONTROL_MODES: Mapping[str, Mapping[str, Any]] = {
-    "pd_ee_delta_pose": {**_POSE, "reference": "measured"},
-    "pd_ee_target_delta_pose": {**_POSE, "reference": "commanded"},
-    "pd_ee_delta_pos": {**_POS, "reference": "measured"},
-    "pd_ee_target_delta_pos": {**_POS, "reference": "commanded"},
-    "pd_joint_delta_pos": {**_JOINT, "reference": "measured"},
-    "pd_joint_target_delta_pos": {**_JOINT, "reference": "commanded"},
-    "pd_joint_pos": {
-        **_GRIPPER, "names": (*(f"q{i}" for i in range(1, 8)), "gripper"), "units": (*("rad",) * 7, "1"),
-        "frame": "joint", "tcp": "panda_hand_tcp", "rotation": "joint", "reference": "absolute", "gripper": 7,
-    },
-}  # fmt: skip
+from robopolicy.datasets.hdf5.actions import known_actions
 
 
 class _Sim(pydantic.BaseModel):
@@ -107,12 +84,13 @@ def read(file: h5.Group, path: Path, filter_key: str | None) -> h5.Contents:
     episodes = found.collect(listed.values(), lambda one: _trajectory(file, one, beside))
     uids, mode = known.robot_uids or [], modes[0] if modes else ""
     arms = {uids} if isinstance(uids, str) else set(uids)
-    action = CONTROL_MODES.get(mode, {}) if not arms or arms <= {"panda", "panda_wristcam"} else {}
+    ours = not arms or arms <= {"panda", "panda_wristcam"}
+    action = known_actions("ManiSkill").get(mode, {}) if ours else {}
     return h5.Contents(
         format="ManiSkill", episodes=tuple(episodes), rate_hz=(known.sim_config or _Sim()).control_freq, action=action,
-        control=mode, controls=tuple(CONTROL_MODES), successor=True,
+        control=mode,
         provenance={"env": facts.env_info.env_id if facts.env_info else None, "control_mode": mode},
-        hints={"rate_hz": "ManiSkill's default is 20"}, defects=tuple(found),
+        rate_hint=" (ManiSkill's default is 20)", defects=tuple(found),
     )  # fmt: skip
 
 

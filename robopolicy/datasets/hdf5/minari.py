@@ -63,8 +63,8 @@ def read(file: h5.Group, path: Path, filter_key: str | None) -> h5.Contents:
     env = found.model(_MinariEnv, meta.env_spec or None, f"{where}, env_spec")
     episodes = found.collect(names, lambda name: _trajectory(h5.get(file, name)))
     return h5.Contents(
-        format="Minari", episodes=tuple(episodes), rate_hz=None, action=action, control="", controls=(),
-        successor=True, provenance={"dataset_id": meta.dataset_id, "env": env.id}, defects=tuple(found),
+        format="Minari", episodes=tuple(episodes), action=action,
+        provenance={"dataset_id": meta.dataset_id, "env": env.id}, defects=tuple(found),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from robopolicy.core.errors import ConfigError, DataError, closest
 from robopolicy.core.types import IMAGES, STATE, ActionSpec, Feature
 from robopolicy.datasets.checks import Defect, outside_limits
+from robopolicy.datasets.hdf5.actions import known_actions
 from robopolicy.datasets.hdf5.contents import AGAIN, Contents, Trajectory
 from robopolicy.datasets.hdf5.options import Hdf5Options
 
@@ -66,8 +67,7 @@ def plan_of(contents: Contents, path: Path, options: Hdf5Options) -> ConversionP
         )
     missing: dict[str, str] = {}
     if said is None and given is None:
-        hint = contents.hints.get("rate_hz")
-        missing["rate_hz"] = "<control steps a second>" + (f" ({hint})" if hint else "")
+        missing["rate_hz"] = "<control steps a second>" + contents.rate_hint
     tasks = (options.task,) if options.task else tuple(dict.fromkeys(e.task or "" for e in contents.episodes))
     if "" in tasks:
         missing["task"] = "'<the instruction>'"
@@ -112,8 +112,8 @@ def check_file(contents: Contents) -> list[Defect]:
 # -- inside ---------------------------------------------------------------------------------------------------------
 def _please(contents: Contents, path: Path, missing: Mapping[str, str]) -> str:
     text = f"{path} ({contents.format}): does not say all that training must know."
-    if contents.control and contents.control not in contents.controls:
-        text += f" Its control {contents.control!r} is not known here. {closest(contents.control, contents.controls)}"
+    if contents.control and contents.control not in (known := known_actions(contents.format)):
+        text += f" Its control {contents.control!r} is not known here. {closest(contents.control, known)}"
     return text + " Please add:" + "".join(f"\n  hdf5.{key}={how}" for key, how in missing.items())
 
 

@@ -17,28 +17,12 @@ from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError, closest
 from robopolicy.datasets.hdf5 import contents as h5
+from robopolicy.datasets.hdf5.actions import known_actions
 
 _Finite = Annotated[float, pydantic.Field(strict=True, allow_inf_nan=False)]
 _Range = _Finite | list[_Finite]
 
 ROBOSUITE = 1  # env_args["type"]
-_GRIPPER = {"gripper_meaning": "velocity: -1 opens, +1 closes"}
-_POSE = ("dx", "dy", "dz", "drx", "dry", "drz")
-_UNIT = {"units": ("1",), "low": (-1.0,), "high": (1.0,), "reference": "measured", **_GRIPPER}
-_SITE = {"tcp": "gripper0_grip_site"}
-# (controller, deltas) → meaning of an action of robosuite's single arms; sim/suites/robosuite.py has the first too.
-CONTROLLERS: Mapping[tuple[str, bool], Mapping[str, Any]] = {
-    ("OSC_POSE", True): {**_UNIT, **_SITE, "names": (*_POSE, "gripper"), "rotation": "rotvec", "gripper": 6},
-    ("OSC_POSITION", True): {**_UNIT, **_SITE, "names": (*_POSE[:3], "gripper"), "rotation": "none", "gripper": 3},
-    ("OSC_POSE", False): {
-        **_SITE, **_GRIPPER, "names": ("x", "y", "z", "rx", "ry", "rz", "gripper"), "rotation": "rotvec", "gripper": 6,
-        "units": ("m", "m", "m", "rad", "rad", "rad", "1"), "reference": "absolute",
-    },
-    ("JOINT_POSITION", True): {
-        **_UNIT, **_SITE, "names": (*(f"dq{i}" for i in range(1, 8)), "gripper"), "rotation": "joint", "gripper": 7,
-        "frame": "joint",
-    },
-}  # fmt: skip
 
 
 class _EnvKwargs(pydantic.BaseModel):
@@ -67,11 +51,10 @@ class _Controller(pydantic.BaseModel):
     input_max: _Range = 1.0
 
 
-class _Problem(pydantic.BaseModel):
+class _Language(pydantic.BaseModel):
+    """The instruction: of a file in `problem_info`, of an episode in `ep_meta`."""
+
     language_instruction: str | list[str] | None = None
-
-
-class _RobomimicEpisode(pydantic.BaseModel):
     lang: str | None = None
 
 
@@ -91,7 +74,7 @@ def read(file: h5.Group, path: Path, filter_key: str | None) -> h5.Contents:
         raise h5.BrokenError(f"{path}, /data, attribute env_args", f"is missing. {closest('env_args', data.attrs)}")
     control, action = "", dict[str, Any]()
     args = found.model(_EnvArgs, data.attrs["env_args"], "env_args")
-    problem = found.model(_Problem, data.attrs.get("problem_info"), "problem_info")
+    problem = found.model(_Language, data.attrs.get("problem_info"), "problem_info")
     known = args.env_kwargs or _EnvKwargs()
     with found.noted():
         if args.type == ROBOSUITE:
@@ -108,7 +91,7 @@ def read(file: h5.Group, path: Path, filter_key: str | None) -> h5.Contents:
             raise h5.BrokenError("/data, attribute total", f"says {total}, its demonstrations have {frames} samples")
     return h5.Contents(
         format="robomimic", episodes=tuple(episodes), rate_hz=known.control_freq, action=action, control=control,
-        controls=tuple(_words(*key) for key in CONTROLLERS), successor=False,
+        successor=False,
         usual=("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos", "object"),
         provenance={"env": args.env_name, "env_version": args.env_version, "filter": filter_key}, defects=tuple(found),
     )  # fmt: skip
@@ -121,7 +104,7 @@ def _trajectory(demo: h5.Group, sparse: bool, task: str | None) -> h5.Trajectory
         success = rewards[()] > 0
     if "ep_meta" in demo.attrs:  # RoboCasa's
         where = f"{demo.name}, attribute ep_meta"
-        task = h5.modelled(_RobomimicEpisode, h5.parsed(demo.attrs["ep_meta"], where), where).lang or task
+        task = h5.modelled(_Language, h5.parsed(demo.attrs["ep_meta"], where), where).lang or task
     return h5.Trajectory(
         demo.name.removeprefix("/data/"), h5.leaves(h5.get(demo, "obs")), h5.column(demo, "actions"), rewards, success,
         None, task, length=h5.whole_attribute(demo, "num_samples"),
@@ -143,9 +126,9 @@ def _action(given: Any) -> tuple[str, dict[str, Any]]:
     if isinstance(parts, dict):  # robosuite 1.5 has one for each part of the body
         config = parts.get("right", config)
     found = h5.modelled(_Controller, config, where)
-    kind = str(found.type)
     delta = found.input_type == "delta" if found.control_delta is None else found.control_delta
-    facts = dict(CONTROLLERS.get((kind, delta), {}))
+    control = f"{found.type} ({'deltas' if delta else 'absolute'})"
+    facts = dict(known_actions("robomimic").get(control, {}))
     if facts:
         facts.setdefault("frame", found.input_ref_frame)
         if facts["reference"] != "absolute":
@@ -154,7 +137,7 @@ def _action(given: Any) -> tuple[str, dict[str, Any]]:
             if not all(low < high for low, high in zip(facts["low"], facts["high"], strict=True)):
                 problem = f"is {found.input_min}, not below input_max {found.input_max}"
                 raise h5.BrokenError(f"{where}.input_min", problem)
-    return _words(kind, delta), facts
+    return control, facts
 
 
 def _limits(given: float | list[float], facts: Mapping[str, Any], grip: float, where: str) -> tuple[float, ...]:
@@ -165,7 +148,3 @@ def _limits(given: float | list[float], facts: Mapping[str, Any], grip: float, w
         names = ", ".join(facts["names"][:-1])
         raise h5.BrokenError(where, f"expected one number, or {arm} for {names}, found {len(limits)}")
     return (*map(float, limits), grip)
-
-
-def _words(kind: str, delta: bool) -> str:
-    return f"{kind} ({'deltas' if delta else 'absolute'})"
