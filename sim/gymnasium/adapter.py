@@ -132,7 +132,8 @@ class GymVecEnv:
                 next_obs = self._with_final(obs, info, starting)
                 self._name(starting)
             elif self._by_mask:
-                obs = self._reset_rows(starting, next_obs)
+                self._name(starting)
+                obs = self._begin_rows(self.episode_seed.tolist(), starting, next_obs)
             else:
                 self._checked.refuse_final(info)
                 self._idle = starting
@@ -179,11 +180,6 @@ class GymVecEnv:
         given = {"options": options} if options else {}
         raw, _ = self._checked.call("reset", 2, seed=list(seed), **given)
         return self._observed(raw, self.num_envs)
-
-    def _reset_rows(self, rows: NDArray[np.bool_], before: Obs) -> Obs:
-        """Reset the envs in `rows` [N], with the next seeds."""
-        self._name(rows)
-        return self._begin_rows(self.episode_seed.tolist(), rows, before)
 
     def _begin_rows(self, seeds: list[int], rows: NDArray[np.bool_], before: Obs) -> Obs:
         """Return all N observations after a reset of the envs in `rows` [N]."""

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 
 from robopolicy.core.errors import ConfigError, closest
+from robopolicy.core.types import ActionSpec
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
 from robopolicy.sim.gymnasium.info_columns import flag
 from robopolicy.utils import suite_packages
@@ -74,6 +75,12 @@ def steps_of(horizon: int | None, default: int | None, most: int | None = None) 
     if not steps or steps < 1 or (most and steps > most):
         raise ConfigError(f"task.horizon: expected 1 to {most or 'any number of'} steps, found {steps}")
     return steps
+
+
+def unit_action(*names: str, **meaning: Any) -> ActionSpec:
+    """Return the spec of actions from −1 to 1, the gripper last."""
+    n = len(names)
+    return ActionSpec(names=names, units=("1",) * n, low=(-1.0,) * n, high=(1.0,) * n, gripper=n - 1, **meaning)
 
 
 class SuiteEnv(gymnasium.Env):

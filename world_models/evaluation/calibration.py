@@ -165,4 +165,4 @@ def _rank(world: World, episodes: Episodes) -> None:
     frames, valid = frames[some], valid[some]
     batch = {k: episodes.obs[k][frames] for k in world.spec.observation if k in episodes.obs}
     batch |= {"action": episodes.action[frames[:, :-1]], "valid": valid}
-    dynamics.rank(dynamics.member_errors({k: v.expand(dynamics.heads, *v.shape) for k, v in batch.items()}))
+    dynamics.rank({k: v.expand(dynamics.heads, *v.shape) for k, v in batch.items()})

@@ -35,6 +35,7 @@ from robopolicy.world_models.models.image_codec import ImageCodec
 from robopolicy.world_models.models.rssm import RSSM
 from robopolicy.world_models.models.success import SuccessClassifier
 from robopolicy.world_models.models.world import World, load_world
+from robopolicy.world_models.training import data as loading
 from robopolicy.world_models.training import fit as fitting
 from robopolicy.world_models.training.data import WorldModelBatches, mix
 from tests.fakes import NoTracker
@@ -259,8 +260,8 @@ def data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     def load(path: Path, *, needed: dict[str, Feature], incomplete: bool = True) -> Episodes:
         return replace(episodes, obs={k: episodes.obs[k] for k in needed}, observation=dict(needed))
 
-    monkeypatch.setattr(fitting, "dataset_features", lambda path: episodes.observation)
-    monkeypatch.setattr(fitting, "load_episodes", load)
+    monkeypatch.setattr(loading, "dataset_features", lambda path: episodes.observation)
+    monkeypatch.setattr(loading, "load_episodes", load)
     monkeypatch.setattr(starting, "load_episodes", load)
     return tmp_path / "dots"
 
