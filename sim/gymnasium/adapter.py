@@ -227,9 +227,8 @@ class GymVecEnv:
 
     def _with_final(self, obs: Obs, info: Any, ended: NDArray[np.bool_]) -> Obs:
         """Return `obs`, with the last observations of the envs in `ended` [N]."""
-        keys = None if self._layout.bare else tuple(self._layout.boxes)
         try:
-            last = final_observations(info, self.num_envs, keys, ended)
+            last = final_observations(info, self.num_envs, ended)
         except SpecError as error:
             raise SpecError(f"{self.spec.id}: {error}") from error
         next_obs = {k: v.clone() for k, v in obs.items()}
