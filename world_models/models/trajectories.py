@@ -117,9 +117,8 @@ class Trajectories(Tokens):
         for i, time in enumerate(times):
             from_x, from_prediction, c0, c1, std = self.steps[:, i]
             clean = from_x * x + from_prediction * self.network.denoise(x, cond + time)
-            clean = self.steer(
-                clean.clamp(-_CLIP, _CLIP) * self.counts, first, guide, float(1.0 - self.alpha_bar[-1 - i])
-            )
+            variance = float(1.0 - self.alpha_bar[-1 - i])
+            clean = self.steer(clean.clamp(-_CLIP, _CLIP) * self.counts, first, guide, variance)
             x = c0 * clean + c1 * x + std * noise[:, i + 1]
         return self.decode(x, first)
 
