@@ -98,8 +98,8 @@ class SuiteEnv(gymnasium.Env):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Raises SpecError where the suite's success is neither true nor false."""
-        obs, told = self.act(action)
-        success = flag(told, "success")
+        obs, found = self.act(action)
+        success = flag(found, "success")
         return obs, float(success), success, False, {"success": success}
 
     def close(self) -> None:
