@@ -71,7 +71,6 @@ class Physics:
         self.substeps = substeps
         self.threads = max(1, min(threads or available_cores(), num_envs))
         m = models[0]
-        self.nq, self.nv, self.nu = m.nq, m.nv, m.nu
         size = mujoco.mj_stateSize(m, _FULL)
         if size != 1 + m.nq + m.nv:
             raise ConfigError(f"unexpected physics state layout: {size} numbers for nq {m.nq} and nv {m.nv}")

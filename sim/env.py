@@ -13,7 +13,7 @@ from robopolicy.core.errors import CheckpointError, ConfigError
 from robopolicy.core.types import STATE, Obs, Step, check_action
 from robopolicy.sim.experts.waypoints import Expert
 from robopolicy.sim.simulation import Simulation
-from robopolicy.sim.tasks.state_layout import arm_features
+from robopolicy.sim.tasks.scene import arm_features
 
 Array = NDArray[np.float64]
 

@@ -20,6 +20,7 @@ Array = NDArray[np.float64]
 _QUARTER = np.array([row[0] for row in DH], dtype=np.float64)  # [7] rotation about x, in quarter turns
 _OFFSET = np.array([row[1] for row in DH])  # [7 3] m
 _TOOL = FLANGE + TCP  # m
+_DAMPING, _POSTURE = 0.02, 0.1  # λ and the pull of the posture, of `ik_step`
 _COS, _SIN = math.cos(HAND_YAW), math.sin(HAND_YAW)
 
 
@@ -96,21 +97,11 @@ def _twist(jac: Array, qvel: Array, out: Array) -> None:
             out[n, k] = total
 
 
-def ik_step(
-    q: Array,
-    frame: Frame,
-    target_pos: Array,
-    target_yaw: Array,
-    *,
-    dt: float,
-    home: Array = HOME,
-    damping: float = 0.02,
-    posture: float = 0.1,
-) -> Array:
+def ik_step(q: Array, frame: Frame, target_pos: Array, target_yaw: Array, *, dt: float) -> Array:
     """Take one damped-least-squares step from joint targets `q` [N 7] towards a tool that points down.
 
     Minimises |J dq − e|² + λ²|dq − v|², where e is the pose error of the target (position [N 3] m, yaw [N] rad) and
-    v = posture · (home − q) keeps the redundant elbow near `home` (Nakamura & Hanafusa, 1986, with a posture term).
+    v = _POSTURE · (HOME − q) keeps the redundant elbow near HOME (Nakamura & Hanafusa, 1986, with a posture term).
     The step is shortened, direction kept, to the joints' velocity limits over `dt` s, and clipped to joint limits.
 
     Args:
@@ -120,15 +111,14 @@ def ik_step(
         [N 7] new joint targets.
     """
     out = np.empty_like(q)
-    _ik_step(q, frame.pos, frame.axes, frame.jac, target_pos, target_yaw, home, damping**2, posture, dt, out)
+    _ik_step(q, frame.pos, frame.axes, frame.jac, target_pos, target_yaw, dt, out)
     return out
 
 
 @njit(cache=True, nogil=True)
 def _ik_step(
-    q: Array, pos: Array, axes: Array, jac: Array, target_pos: Array, target_yaw: Array, home: Array, damping2: float,
-    posture: float, dt: float, out: Array,
-) -> None:  # fmt: skip
+    q: Array, pos: Array, axes: Array, jac: Array, target_pos: Array, target_yaw: Array, dt: float, out: Array
+) -> None:
     error, pull, step, wanted = np.empty(6), np.empty(7), np.empty(7), np.zeros((3, 3))
     gram = np.empty((6, 6))
     wanted[2, 2] = -1.0
@@ -144,7 +134,7 @@ def _ik_step(
                 turn += axes[n, a, i] * wanted[a, j] - axes[n, a, j] * wanted[a, i]
             error[3 + k] = 0.5 * turn  # rotation vector to first order
         for i in range(7):
-            pull[i] = posture * (home[i] - q[n, i])
+            pull[i] = _POSTURE * (HOME[i] - q[n, i])
         for r in range(6):
             for i in range(7):
                 error[r] -= jac[n, i, r] * pull[i]
@@ -153,7 +143,7 @@ def _ik_step(
                 for i in range(7):
                     total += jac[n, i, r] * jac[n, i, k]
                 gram[r, k] = total
-            gram[r, r] += damping2
+            gram[r, r] += _DAMPING**2
         _solve_spd(gram, error)
         fastest = 1.0
         for i in range(7):

@@ -23,8 +23,7 @@ from robopolicy.sim.kinematics import Frame, forward, twist, yaw_of
 from robopolicy.sim.randomization import ModelBank, Randomization
 from robopolicy.sim.render import Camera, Quality
 from robopolicy.sim.tasks.base import Task
-from robopolicy.sim.tasks.scene import Scene
-from robopolicy.sim.tasks.state_layout import StateLayout, arm_features
+from robopolicy.sim.tasks.scene import Scene, StateLayout, arm_features
 
 Array = NDArray[np.float64]
 _NOISE_STREAM = 9002

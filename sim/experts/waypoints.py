@@ -7,7 +7,7 @@ its own step counter, so a demonstration is a function of the seed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -32,6 +32,15 @@ class Unpacks(Protocol):
     def unpack(self, state: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]: ...
 
 
+class Until(NamedTuple):
+    """When a phase is over: near the target, more than `late` steps long, or after `wait` steps."""
+
+    gap: float = 0.0  # m
+    turn: float = np.inf  # rad
+    late: float = np.inf
+    wait: float = np.inf
+
+
 class Expert:
     """Base class: subclasses say, per phase, where to go and when the phase is over.
 
@@ -41,7 +50,8 @@ class Expert:
             limits), and each phase ends up to x · `hurry` steps early or late (uniform), all zero-mean.
     """
 
-    phases: ClassVar[int]
+    phases: ClassVar[int] = 1
+    ends: ClassVar[tuple[Until, ...]] = ()  # of all phases but the last
     offset: ClassVar[tuple[float, float, float, float]] = (0.02, 0.02, 0.01, 0.3)  # m m m rad: x y z yaw
     noise: ClassVar[float] = 0.5
     hurry: ClassVar[float] = 3.0
@@ -90,7 +100,8 @@ class Expert:
 
         `gap` [N] m and `turn` [N] rad to the target; `clock` [N] steps in the phase, less the episode's random delay.
         """
-        return np.zeros(self.num_envs, dtype=bool)
+        near, aligned, late, wait = np.array((*self.ends, Until()))[phase].T
+        return (gap < near) & (turn < aligned) | (clock > late) | (clock >= wait)
 
     def retry(self, f: Groups, phase: Phase) -> NDArray[np.bool_] | None:
         """Return whether [N] to begin again at phase 0. None: never."""

@@ -132,7 +132,8 @@ class GymVecEnv:
                 next_obs = self._with_final(obs, info, starting)
                 self._name(starting)
             elif self._by_mask:
-                obs = self._reset_rows(starting, next_obs)
+                self._name(starting)
+                obs = self._begin_rows(self.episode_seed.tolist(), starting, next_obs)
             else:
                 self._checked.refuse_final(info)
                 self._idle = starting
@@ -180,11 +181,6 @@ class GymVecEnv:
         raw, _ = self._checked.call("reset", 2, seed=list(seed), **given)
         return self._observed(raw, self.num_envs)
 
-    def _reset_rows(self, rows: NDArray[np.bool_], before: Obs) -> Obs:
-        """Reset the envs in `rows` [N], with the next seeds."""
-        self._name(rows)
-        return self._begin_rows(self.episode_seed.tolist(), rows, before)
-
     def _begin_rows(self, seeds: list[int], rows: NDArray[np.bool_], before: Obs) -> Obs:
         """Return all N observations after a reset of the envs in `rows` [N]."""
         seed = [s if row else None for s, row in zip(seeds, rows, strict=True)]
@@ -231,9 +227,8 @@ class GymVecEnv:
 
     def _with_final(self, obs: Obs, info: Any, ended: NDArray[np.bool_]) -> Obs:
         """Return `obs`, with the last observations of the envs in `ended` [N]."""
-        keys = None if self._layout.bare else tuple(self._layout.boxes)
         try:
-            last = final_observations(info, self.num_envs, keys, ended)
+            last = final_observations(info, self.num_envs, ended)
         except SpecError as error:
             raise SpecError(f"{self.spec.id}: {error}") from error
         next_obs = {k: v.clone() for k, v in obs.items()}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from robopolicy.core.errors import ConfigError, SpecError, closest
-from robopolicy.sim.gymnasium.info_columns import _each, column, flags, names_of, objects
+from robopolicy.sim.gymnasium.info_columns import column, flags, names_of
 
 KNOWN = ("success", "is_success")
 TERMINATED = "terminated"
@@ -112,25 +111,14 @@ def _said(
     return flags(values, present & active, f"info[{key!r}]"), present & active
 
 
-def final_observations(info: Any, n: int, keys: tuple[str, ...] | None, ended: NDArray[np.bool_]) -> list[Any]:
+def final_observations(info: Any, n: int, ended: NDArray[np.bool_]) -> list[Any]:
     """Return the last observations of the envs in `ended`, in order, each without batch axis.
-
-    Args:
-        keys: of a Dict space; None: a Box.
 
     Raises:
         SpecError: they are not there for every ended env.
     """
     for name in FINAL_OBS:
-        value = info.get(name) if isinstance(info, Mapping) else None
-        if isinstance(value, Mapping) and keys is not None:  # batched by key
-            if missing := [k for k in keys if k not in value]:
-                raise SpecError(f"info[{name!r}]: expected the observation's keys {list(keys)}, misses {missing}")
-            parts = {k: _each(value[k], n, f"info[{name!r}][{k!r}]") for k in keys}
-            present = column(info, name, n)[1]
-            rows = objects([{k: v[i] for k, v in parts.items()} for i in range(n)])
-        else:
-            rows, present = column(info, name, n)
+        rows, present = column(info, name, n)
         if present.any():
             break
     else:

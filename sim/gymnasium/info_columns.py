@@ -113,7 +113,7 @@ def _each(value: Any, n: int, what: str) -> NDArray[Any]:
 
 
 def _rows_of(columns: Mapping[str, Any], n: int) -> NDArray[Any]:
-    names = [key for key in columns if not str(key).startswith("_")]
+    names = [key for key in columns if not (str(key).startswith("_") and str(key)[1:] in columns)]  # no masks
     found = {name: column(columns, name, n) for name in names}
     return objects([{name: values[i] for name, (values, has) in found.items() if has[i]} for i in range(n)])
 

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 
 from robopolicy.core.errors import ConfigError, closest
+from robopolicy.core.types import ActionSpec
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
 from robopolicy.sim.gymnasium.info_columns import flag
 from robopolicy.utils import suite_packages
@@ -76,6 +77,12 @@ def steps_of(horizon: int | None, default: int | None, most: int | None = None) 
     return steps
 
 
+def unit_action(*names: str, **meaning: Any) -> ActionSpec:
+    """Return the spec of actions from −1 to 1, the gripper last."""
+    n = len(names)
+    return ActionSpec(names=names, units=("1",) * n, low=(-1.0,) * n, high=(1.0,) * n, gripper=n - 1, **meaning)
+
+
 class SuiteEnv(gymnasium.Env):
     """Base class of one task, in which an episode is a function of its seed. Success ends it and is its reward.
 
@@ -91,8 +98,8 @@ class SuiteEnv(gymnasium.Env):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Raises SpecError where the suite's success is neither true nor false."""
-        obs, told = self.act(action)
-        success = flag(told, "success")
+        obs, found = self.act(action)
+        success = flag(found, "success")
         return obs, float(success), success, False, {"success": success}
 
     def close(self) -> None:

@@ -16,15 +16,13 @@ import gymnasium
 
 from robopolicy.config import registry
 from robopolicy.core.errors import ConfigError, RobopolicyError, closest
-from robopolicy.core.types import ActionSpec
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
-from robopolicy.sim.suites.base import needs, steps_of
+from robopolicy.sim.suites.base import needs, steps_of, unit_action
 from robopolicy.sim.suites.workers import vector_env
 
 KNOWN = {"gym_pusht": "pusht", "gymnasium_robotics": "fetch"}  # package that registers ids: our extra
-FETCH = ActionSpec(  # 0.05 m at 1
-    names=("dx", "dy", "dz", "gripper"), units=("1",) * 4, low=(-1.0,) * 4, high=(1.0,) * 4, frame="world",
-    tcp="robot0:grip", rotation="none", reference="measured", gripper=3,
+FETCH = unit_action(  # 0.05 m at 1
+    "dx", "dy", "dz", "gripper", frame="world", tcp="robot0:grip", rotation="none", reference="measured",
     gripper_meaning="position: -1 closes, +1 opens, relative to measured; without effect where the task blocks it",
 )  # fmt: skip
 TEXTS = {

@@ -19,10 +19,9 @@ import numpy as np
 import torch
 
 from robopolicy.config.schema import Positive
-from robopolicy.core.types import ActionSpec
 from robopolicy.sim.experts.maniskill import EXPERTS
 from robopolicy.sim.experts.suites import slices
-from robopolicy.sim.suites.base import ExpertVecEnv, SuiteEnv, check_task, needs, seed32, steps_of
+from robopolicy.sim.suites.base import ExpertVecEnv, SuiteEnv, check_task, needs, seed32, steps_of, unit_action
 from robopolicy.sim.suites.workers import vector_env
 from robopolicy.utils.suite_packages import broken
 
@@ -37,11 +36,10 @@ TASKS = {
     "PushCube-v1": "push the cube into the circle",
     "StackCube-v1": "stack the red cube on the green one and let go",
 }
-ACTION = ActionSpec(
+ACTION = unit_action(
     # 0.1 m and 0.1 rad at 1; the suite turns the other way round than its action says (`rot_lower` scales it).
-    names=("dx", "dy", "dz", "minus_drx", "minus_dry", "minus_drz", "gripper"), units=("1",) * 7, low=(-1.0,) * 7,
-    high=(1.0,) * 7, frame="base", tcp="panda_hand_tcp", rotation="rotvec", reference="measured", gripper=6,
-    gripper_meaning="position: -1 closes, +1 opens",
+    "dx", "dy", "dz", "minus_drx", "minus_dry", "minus_drz", "gripper", frame="base", tcp="panda_hand_tcp",
+    rotation="rotvec", reference="measured", gripper_meaning="position: -1 closes, +1 opens",
 )  # fmt: skip
 
 

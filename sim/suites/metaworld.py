@@ -18,16 +18,16 @@ from torch import Tensor
 
 from robopolicy.core.types import STATE, ActionSpec, Obs
 from robopolicy.sim.experts.suites import ScriptedExpert
-from robopolicy.sim.suites.base import ExpertVecEnv, SuiteEnv, check_task, needs, steps_of
+from robopolicy.sim.suites.base import ExpertVecEnv, SuiteEnv, check_task, needs, steps_of, unit_action
 from robopolicy.sim.suites.workers import vector_env
 
 with needs("metaworld"):
     import metaworld.policies
     from metaworld.env_dict import ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE as TASKS
 
-ACTION = ActionSpec(
-    names=("dx", "dy", "dz", "gripper"), units=("1",) * 4, low=(-1.0,) * 4, high=(1.0,) * 4, frame="world",
-    tcp="mocap", rotation="none", reference="commanded", gripper=3, gripper_meaning="effort: -1 opens, +1 closes",
+ACTION = unit_action(
+    "dx", "dy", "dz", "gripper", frame="world", tcp="mocap", rotation="none", reference="commanded",
+    gripper_meaning="effort: -1 opens, +1 closes",
 )  # fmt: skip
 
 

@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box
 
-from robopolicy.core.types import ActionSpec
 from robopolicy.sim.experts.robosuite import EXPERTS
 from robopolicy.sim.experts.suites import slices
 from robopolicy.sim.gymnasium.adapter import GymVecEnv
-from robopolicy.sim.suites.base import ExpertVecEnv, SuiteEnv, check_task, global_random, needs, steps_of
+from robopolicy.sim.suites.base import ExpertVecEnv, SuiteEnv, check_task, global_random, needs, steps_of, unit_action
 from robopolicy.sim.suites.workers import vector_env
 
 logging.disable(logging.WARNING)  # or it warns of a private macro file at every import
@@ -38,11 +37,9 @@ TASKS = {
     "Can": ("PickPlaceCan", "Can", "put the can into its bin", 200),
     "NutAssemblySquare": ("NutAssemblySquare", "SquareNut", "put the square nut on the square peg", 400),
 }
-ACTION = ActionSpec(
-    # 0.05 m and 0.5 rad at 1
-    names=("dx", "dy", "dz", "drx", "dry", "drz", "gripper"), units=("1",) * 7, low=(-1.0,) * 7, high=(1.0,) * 7,
-    frame="world", tcp="gripper0_grip_site", rotation="rotvec", reference="measured", gripper=6,
-    gripper_meaning="velocity: -1 opens, +1 closes",
+ACTION = unit_action(  # 0.05 m and 0.5 rad at 1
+    "dx", "dy", "dz", "drx", "dry", "drz", "gripper", frame="world", tcp="gripper0_grip_site", rotation="rotvec",
+    reference="measured", gripper_meaning="velocity: -1 opens, +1 closes",
 )  # fmt: skip
 TOOL = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 _SIZES = {"tool": 3, "quat": 4, "fingers": 2, "object": 3, "object_quat": 4}  # of every task's observation, at its head

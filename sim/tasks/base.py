@@ -141,9 +141,5 @@ class Task:
         return {
             **asdict(self),
             "ranges": {k: list(v) for k, v in self.ranges.items()},
-            "workspace": self.workspace,
-            "speed": self.speed,
-            "start": self.start,
-            "start_opening": self.start_opening,
-            "instructions": self.instructions,
+            **{k: getattr(self, k) for k in ("workspace", "speed", "start", "start_opening", "instructions")},
         }

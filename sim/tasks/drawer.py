@@ -9,7 +9,7 @@ from typing import NamedTuple
 import mujoco
 import numpy as np
 
-from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets
+from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets, Until
 from robopolicy.sim.tasks import register
 from robopolicy.sim.tasks.base import Task
 from robopolicy.sim.tasks.scene import Array, Bool, Joint, Planar, Range, Scene, fold, planar_fixture
@@ -26,6 +26,7 @@ class DrawerExpert(Expert):
 
     task: Drawer
     phases = 4
+    ends = (Until(0.015, turn=0.1, late=30), Until(0.01, late=12), Until(wait=5))
     offset = (0.03, 0.03, 0.015, 0.4)
     noise = 1.2
 
@@ -39,13 +40,6 @@ class DrawerExpert(Expert):
         pos = np.select([first, grasping], [grasp + np.array([0, 0, 0.08]), grasp], pull)
         turn = np.where(phase <= 1, yaw + self.bias[:, 3], f["yaw"] + f["lag"][:, 3])
         return pos, turn, np.where(phase <= 1, 1.0, -1.0)
-
-    def done(self, f: Groups, phase: Phase, gap: Array, turn: Array, clock: Array) -> Bool:
-        return np.select(
-            [phase == 0, phase == 1, phase == 2],
-            [(gap < 0.015) & (turn < 0.1) | (clock > 30), (gap < 0.01) | (clock > 12), clock >= 5],
-            False,
-        )
 
 
 class Cabinet(NamedTuple):

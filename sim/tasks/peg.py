@@ -10,7 +10,7 @@ import mujoco
 import numpy as np
 
 from robopolicy.sim.arm import ARM_DOF, TCP
-from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets
+from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets, Until
 from robopolicy.sim.kinematics import forward
 from robopolicy.sim.tasks import register
 from robopolicy.sim.tasks.base import Task
@@ -28,6 +28,7 @@ class PegExpert(Expert):
 
     task: PegEasy
     phases = 2
+    ends = (Until(0.001, turn=0.02, late=25),)
     offset = (0.001, 0.001, 0.0, 0.04)  # m m m rad: it presses beside the hole or jams
     noise = 0.5
     grip = -0.375  # the fingers stay where they are, at the peg's faces
@@ -37,9 +38,6 @@ class PegExpert(Expert):
         pos = f["tcp"] + f["mouth_rel"] + self.bias[:, :3]
         pos[:, 2] += height
         return pos, f["yaw"] + f["turn"] + self.bias[:, 3], np.full(len(phase), self.grip)
-
-    def done(self, f: Groups, phase: Phase, gap: Array, turn: Array, clock: Array) -> Bool:
-        return (gap < 0.001) & (turn < 0.02) | (clock > 25)
 
 
 class SlipExpert(PegExpert):

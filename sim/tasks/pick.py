@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
-from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets
+from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets, Until
 from robopolicy.sim.tasks import register
 from robopolicy.sim.tasks.base import Task
 from robopolicy.sim.tasks.scene import Array, BodySpec, Bool, Range, Scene, fold, free_box
@@ -18,6 +18,7 @@ class PickExpert(Expert):
     """Go above the cube, descend, close, lift."""
 
     phases = 4
+    ends = (Until(0.02, turn=0.1, late=25), Until(0.006, late=12), Until(wait=5))
     noise = 1.9  # of the limits: zero-mean, yet enough to spoil seven grasps of eight at expert noise 1
 
     def plan(self, f: Groups, phase: Phase) -> Targets:
@@ -28,13 +29,6 @@ class PickExpert(Expert):
         yaw = np.where(phase <= 1, f["yaw"] + f["turn"] + self.bias[:, 3], f["yaw"] + f["lag"][:, 3])
         grip = np.where(phase <= 1, 1.0, -1.0)
         return pos, yaw, grip
-
-    def done(self, f: Groups, phase: Phase, gap: Array, turn: Array, clock: Array) -> Bool:
-        return np.select(
-            [phase == 0, phase == 1, phase == 2],
-            [(gap < 0.02) & (turn < 0.1) | (clock > 25), (gap < 0.006) | (clock > 12), clock >= 5],
-            False,
-        )
 
 
 @register("pick")

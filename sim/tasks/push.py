@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import mujoco
 import numpy as np
 
-from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets
+from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets, Until
 from robopolicy.sim.tasks import register
 from robopolicy.sim.tasks.base import Task
 from robopolicy.sim.tasks.scene import Array, BodySpec, Bool, Range, Scene, fold, free_box
@@ -18,6 +18,7 @@ class PushExpert(Expert):
     """Close the gripper, go behind the block as seen from the mark, go down, push along the line."""
 
     phases = 3
+    ends = (Until(0.02, late=25), Until(0.01, late=25))
     offset = (0.02, 0.02, 0.0, 0.35)
     noise = 1.1
     hurry = 5.0
@@ -33,9 +34,6 @@ class PushExpert(Expert):
         # The finger pair's flat side faces the block where the line allows it.
         yaw = np.clip(np.arctan2(along[:, 1], along[:, 0]), -1.2, 1.2) + self.bias[:, 3]
         return pos, yaw, -np.ones(self.num_envs)
-
-    def done(self, f: Groups, phase: Phase, gap: Array, turn: Array, clock: Array) -> Bool:
-        return (gap < np.where(phase == 0, 0.02, 0.01)) | (clock > 25)
 
     def retry(self, f: Groups, phase: Phase) -> Bool:
         """Return whether the block slipped to the side, or lies behind the gripper."""

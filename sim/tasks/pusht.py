@@ -27,7 +27,6 @@ class PushTExpert(Expert):
     around the T to it; push until pushing there helps no more; choose again."""
 
     task: PushT
-    phases = 1
     offset = (0.006, 0.006, 0.0, 0.08)  # m m m rad: where it believes the target to be
     noise = 0.5
     step_cost = 2e-4  # m of remaining error that a control step is worth

@@ -17,7 +17,6 @@ from robopolicy.sim.tasks.scene import Array, Bool, Range, Scene
 class ReachExpert(Expert):
     """Straight to the target."""
 
-    phases = 1
     offset = (0.01, 0.01, 0.01, 0.0)
     noise = 1.0
 

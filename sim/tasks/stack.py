@@ -9,7 +9,7 @@ from typing import NamedTuple
 import mujoco
 import numpy as np
 
-from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets
+from robopolicy.sim.experts.waypoints import Expert, Groups, Phase, Targets, Until
 from robopolicy.sim.tasks import register
 from robopolicy.sim.tasks.base import Task
 from robopolicy.sim.tasks.scene import Array, BodySpec, Bool, Range, Scene, fold, free_box
@@ -19,6 +19,10 @@ class StackExpert(Expert):
     """Above the cube, descend, close, lift, over the goal, lower, open, retreat upwards."""
 
     phases = 8
+    ends = (
+        Until(0.02, turn=0.1, late=25), Until(0.006, late=12), Until(wait=4), Until(late=12),
+        Until(0.015, turn=0.1, late=25), Until(0.004, late=12), Until(wait=4),
+    )  # fmt: skip
     offset = (0.012, 0.012, 0.006, 0.25)  # m m m rad; it shifts the grasp and, again, the place where it lets go
 
     def plan(self, f: Groups, phase: Phase) -> Targets:
@@ -49,20 +53,7 @@ class StackExpert(Expert):
         return pos, yaw, grip
 
     def done(self, f: Groups, phase: Phase, gap: Array, turn: Array, clock: Array) -> Bool:
-        height = f["tcp"][:, 2]
-        return np.select(
-            [phase == 0, phase == 1, phase == 2, phase == 3, phase == 4, phase == 5, phase == 6],
-            [
-                (gap < 0.02) & (turn < 0.1) | (clock > 25),
-                (gap < 0.006) | (clock > 12),
-                clock >= 4,
-                (height > 0.10) | (clock > 12),
-                (gap < 0.015) & (turn < 0.1) | (clock > 25),
-                (gap < 0.004) | (clock > 12),
-                clock >= 4,
-            ],
-            False,
-        )
+        return super().done(f, phase, gap, turn, clock) | (phase == 3) & (f["tcp"][:, 2] > 0.10)
 
 
 class Cubes(NamedTuple):

@@ -167,8 +167,9 @@ class ImaginedEnv:
     # -- inside ------------------------------------------------------------------------------------------------------
     @torch.no_grad()
     def _score_frames(self, latent: Tensor) -> Tensor:
-        """Return the success scores [B 2] of latents [B C]."""
-        return by_blocks(lambda x: (self.world.frame_scores(x),), latent)[0]
+        """Return scores [B 2] of latents [B C], see SuccessClassifier.window_score."""
+        world = self.world
+        return by_blocks(lambda x: (world.success.frame_scores(world.dynamics.features(x)),), latent)[0]
 
     def _begin(self, rows: Tensor) -> None:
         """Start the next episodes in the queue in `rows` [M]."""

@@ -8,13 +8,12 @@ from typing import Literal
 import torch
 
 from robopolicy.core.errors import ConfigError
-from robopolicy.core.specs import check_action_spec, check_features
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.datasets.lerobot_reader import load_episodes
 from robopolicy.runs.run_dir import read_config
 from robopolicy.world_models.models.dynamics import History
 from robopolicy.world_models.models.world import World
-from robopolicy.world_models.training.data import HOLDOUT, split, take
+from robopolicy.world_models.training.data import HOLDOUT, misfits, split, take
 
 Part = Literal["train", "held_out", "all"]
 Where = Literal["first", "any"]
@@ -79,11 +78,6 @@ def fitting(path: Path, world: World) -> Episodes:
         ConfigError: it is of another env; all differences are listed.
     """
     episodes = load_episodes(path, needed=world.spec.observation)
-    said = {"needs": "the world model", "offers": str(path)}
-    problems = check_features(world.spec.observation, episodes.observation, **said)
-    problems += check_action_spec(world.spec.action, episodes.action_spec, **said)
-    if not abs(world.spec.dt - episodes.dt) <= 1e-6:
-        problems.append(f"dt: the world model steps {world.spec.dt} s, {path} has a frame every {episodes.dt} s")
-    if problems:
+    if problems := misfits(world.spec, episodes, needs="the world model", offers=str(path)):
         raise ConfigError("world.starts does not fit the world model:\n  - " + "\n  - ".join(problems))
     return episodes

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from robopolicy.core.types import IMAGES, STATE
 from robopolicy.datasets.episodes import Episodes
@@ -16,9 +18,9 @@ from robopolicy.world_models.evaluation.validation import (
     dream,
     fit_linear,
     open_loop,
-    open_loop_pictures,
     per_episode,
     scores,
+    squared_picture_error,
     succeeded,
     success_windows,
     uncertainties,
@@ -63,15 +65,21 @@ def assess(
             "linear": fit_linear(train),
         }
         memory = world.dynamics.memory
-        errors = {n: open_loop(r, validation, std, difference=wrap, memory=memory) for n, r in rollouts.items()}
+        missed = lambda a, b: wrap(a - b).abs()  # noqa: E731
+        errors = {n: open_loop(r, validation, missed, memory=memory) for n, r in rollouts.items()}
         cameras = [k for k in world.spec.observation if k.startswith(IMAGES)]
         shown = {name: rollouts[name] for name in ("model", "copy_last")}
         pictures = {key: _pictures(shown, validation, key, memory) for key in cameras}
     rest, suspect = error[known & ~flagged], error[known & flagged]
-    windows = {k: found["windows"] for k, found in errors["model"].items()}
+    by_step = {k: {n: e[k] for n, e in errors.items()} for k in errors["model"]}
     return {
-        "open_loop": {str(k): {n: e[k]["error"] for n, e in errors.items()} | {"windows": windows[k]} for k in windows},
-        "by_number": {str(k): {n: e[k]["by_number"] for n, e in errors.items()} for k in windows},
+        "open_loop": {
+            str(k): {n: _mean(e / std) for n, e in each.items()} | {"windows": len(each["model"])}
+            for k, each in by_step.items()
+        },
+        "by_number": {
+            str(k): {n: e.mean(0).tolist() if len(e) else None for n, e in each.items()} for k, each in by_step.items()
+        },
         "pictures": pictures,
         "names": list(world.spec.observation[STATE].names or ()),
         "success": {**asdict(outcome), "wanted": world.success.precision},
@@ -81,8 +89,8 @@ def assess(
             "flagged_episodes": float((per_episode(flagged.float(), validation) > 0).float().mean()),
             "flagged_steps": float(flagged.float().mean()),
             "spearman_uncertainty_error": spearman(uncertainty[known].tolist(), error[known].tolist()),
-            "error_believed": float(rest.mean()) if len(rest) else None,
-            "error_flagged": float(suspect.mean()) if len(suspect) else None,
+            "error_believed": _mean(rest),
+            "error_flagged": _mean(suspect),
         },
         "data": {
             name: {"episodes": e.num_episodes, "frames": e.num_frames, "successes": int(succeeded(e).sum())}
@@ -93,11 +101,20 @@ def assess(
 
 def _pictures(rollouts: dict[str, Rollout], episodes: Episodes, key: str, memory: int) -> dict[str, dict[str, Any]]:
     """{steps: {"windows", rollout's name: {"mse", "psnr"}}} of one camera."""
-    found = {n: open_loop_pictures(r, episodes, key, memory=memory) for n, r in rollouts.items()}
+    found = {n: open_loop(r, episodes, squared_picture_error, key=key, memory=memory) for n, r in rollouts.items()}
     return {
-        str(k): {"windows": e["windows"]} | {n: {m: f[k][m] for m in ("mse", "psnr")} for n, f in found.items()}
+        str(k): {"windows": len(e)} | {n: _sharpness(_mean(f[k])) for n, f in found.items()}
         for k, e in found["model"].items()
     }
+
+
+def _sharpness(mse: float | None) -> dict[str, float | None]:
+    """Return the mean squared error of images, and it as a ratio to the peak in dB."""
+    return {"mse": mse, "psnr": None if mse is None else -10.0 * math.log10(max(mse, 1e-12))}
+
+
+def _mean(values: Tensor) -> float | None:
+    return float(values.mean()) if len(values) else None
 
 
 def faults(report: dict[str, Any]) -> list[str]:
@@ -165,4 +182,4 @@ def _rank(world: World, episodes: Episodes) -> None:
     frames, valid = frames[some], valid[some]
     batch = {k: episodes.obs[k][frames] for k in world.spec.observation if k in episodes.obs}
     batch |= {"action": episodes.action[frames[:, :-1]], "valid": valid}
-    dynamics.rank(dynamics.member_errors({k: v.expand(dynamics.heads, *v.shape) for k, v in batch.items()}))
+    dynamics.rank({k: v.expand(dynamics.heads, *v.shape) for k, v in batch.items()})

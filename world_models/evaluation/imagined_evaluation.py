@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from robopolicy.core.errors import ConfigError
-from robopolicy.evaluation.episode_table import EpisodeTable
 from robopolicy.evaluation.rollout import evaluate
 from robopolicy.evaluation.statistics import Interval
 from robopolicy.policies.base import Policy
@@ -84,10 +83,6 @@ class ImaginedScores:
     uncertain: Tensor  # ended by high uncertainty: counted as a failure
     diverged: Tensor  # the model's numbers were not finite: counted as a failure
 
-    @property
-    def rate(self) -> float:
-        return float(self.success.double().mean())
-
     def interval(self, *, level: float, resamples: int, seed: int = 0) -> Interval:
         """Return success; uncertain episodes are failures in the lower limit, successes in the upper one."""
         low = crossed_bootstrap(self.success.double(), level=level, resamples=resamples, seed=seed)
@@ -99,12 +94,7 @@ def evaluate_in_imagination(policy: Policy, evaluation: ImaginedEvaluation) -> I
     """Run `policy` through all episodes of `evaluation`; the global generator is left as it was."""
     with torch.random.fork_rng():
         rows = evaluate(policy, evaluation, evaluation.seeds)
-    return scores_of(rows, members=len(evaluation.unit.unique()))
-
-
-def scores_of(rows: EpisodeTable, *, members: int) -> ImaginedScores:
-    """Rows in the order (member, start)."""
-    ended = rows.frame["ended_by"]
+    ended, members = rows.frame["ended_by"], len(evaluation.unit.unique())  # rows in the order (member, start)
     columns = (rows.frame["success_once"], ended == "terminated", ended == "diverged")
     return ImaginedScores(*(torch.tensor(c.to_numpy(dtype=bool)).view(members, -1) for c in columns))
 

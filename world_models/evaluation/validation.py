@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from robopolicy.core.rng import keyed_uniform
-from robopolicy.core.types import STATE, Obs
+from robopolicy.core.types import STATE
 from robopolicy.datasets.episodes import Episodes
 from robopolicy.world_models.models.dynamics import History
 from robopolicy.world_models.models.world import World
@@ -25,78 +23,41 @@ Rollout = Callable[[History, Tensor, str], Tensor]
 def open_loop(
     rollout: Rollout,
     episodes: Episodes,
-    std: Tensor,
+    missed: Callable[[Tensor, Tensor], Tensor],
     *,
+    key: str = STATE,
     horizons: tuple[int, ...] = HORIZONS,
     stride: int = 5,
-    difference: Callable[[Tensor], Tensor] = lambda x: x,
     memory: int = 1,
-) -> dict[int, dict[str, Any]]:
-    """Error of states predicted k steps ahead from true frames, under the true actions.
+) -> dict[int, Tensor]:
+    """Errors of frames predicted k steps ahead from true frames, under the true actions.
 
     Every `stride`-th frame of an episode that has a frame k steps later is a start.
 
     Args:
-        std: [Ds] deviations that errors are measured in. difference: how much differences count as (angles wrap).
-        memory: frames up to the start that the rollout may know.
+        missed: predicted and true frames [B ...] → errors [B ...].
+        key: which feature is predicted. memory: frames up to the start that the rollout may know.
 
     Returns:
-        {k: {"windows": their number, "error": mean |error| / std over windows and numbers, "by_number": [Ds] mean
-        |error| in the data's units}}; no windows, no numbers.
+        {k: errors [W ...]}; W = 0 without any start.
     """
-    found: dict[int, dict[str, Any]] = {}
-    for k in horizons:
-        missed = [
-            difference(rollout(history, actions, STATE)[:, -1] - after[STATE]).abs()
-            for history, actions, after in _windows(episodes, k, stride, memory, STATE)
-        ]
-        miss = torch.cat(missed) if missed else None
-        found[k] = {
-            "windows": 0 if miss is None else len(miss),
-            "error": None if miss is None else float((miss / std).mean()),
-            "by_number": None if miss is None else miss.mean(0).tolist(),
-        }
-    return found
-
-
-def open_loop_pictures(
-    rollout: Rollout,
-    episodes: Episodes,
-    key: str,
-    *,
-    horizons: tuple[int, ...] = HORIZONS,
-    stride: int = 5,
-    memory: int = 1,
-) -> dict[int, dict[str, Any]]:
-    """Compute `open_loop` of the images `key`.
-
-    Returns:
-        {k: {"windows", "mse": mean squared error of numbers from 0 to 1, "psnr": of that mean, in dB}}.
-    """
-    found: dict[int, dict[str, Any]] = {}
-    for k in horizons:
-        parts = [
-            (rollout(history, actions, key)[:, -1].double() - after[key].double()).div_(255.0).square_().mean((1, 2, 3))
-            for history, actions, after in _windows(episodes, k, stride, memory, key)
-        ]
-        mse = float(torch.cat(parts).mean()) if parts else None
-        found[k] = {
-            "windows": sum(map(len, parts)),
-            "mse": mse,
-            "psnr": None if mse is None else -10.0 * math.log10(max(mse, 1e-12)),
-        }
-    return found
-
-
-def _windows(episodes: Episodes, k: int, stride: int, memory: int, key: str) -> Iterator[tuple[History, Tensor, Obs]]:
-    """Histories up to the starts, the k actions from there on, and the true frames after these."""
     first, last = episodes.starts[:-1], episodes.starts[1:] - 1
     frame = torch.arange(episodes.num_frames)
     begins = frame[(frame - first[episodes.episode_of]) % stride == 0]
-    starts = begins[begins + k <= last[episodes.episode_of[begins]]]
-    for rows in starts.split(_ROWS) if len(starts) else ():
-        actions = episodes.action[rows[:, None] + torch.arange(k)]
-        yield History.before(episodes, rows, memory), actions, {key: episodes.obs[key][rows + k]}
+    found = {}
+    for k in horizons:
+        starts, parts = begins[begins + k <= last[episodes.episode_of[begins]]], []
+        for rows in starts.split(_ROWS) if len(starts) else ():
+            actions = episodes.action[rows[:, None] + torch.arange(k)]
+            shown = rollout(History.before(episodes, rows, memory), actions, key)[:, -1]
+            parts.append(missed(shown, episodes.obs[key][rows + k]))
+        found[k] = torch.cat(parts) if parts else torch.empty(0, 1)
+    return found
+
+
+def squared_picture_error(shown: Tensor, true: Tensor) -> Tensor:
+    """Return the mean squared errors [B] of images [B 3 h w], of numbers from 0 to 1."""
+    return (shown.double() - true.double()).div_(255.0).square_().mean((1, 2, 3))
 
 
 def copy_last(history: History, action: Tensor, key: str) -> Tensor:

@@ -137,12 +137,8 @@ class Dynamics(nn.Module):
         """Latents [... C] with the numbers of `other` where `swap` [... C] bool says so, each consistent in itself."""
         return torch.where(swap, other, latent)
 
-    def rank(self, error: Tensor) -> None:
-        """Take note of the members' held-out `error` [E], so that the best members imagine."""
-
-    def member_errors(self, batch: dict[str, Any]) -> Tensor:
-        """Return [E] held-out error of each member, for `rank`."""
-        return torch.zeros(self.heads)
+    def rank(self, batch: dict[str, Any]) -> None:
+        """Take note of the members' errors on held-out sequences, as of `loss`, so that the best members imagine."""
 
 
 class StateDynamics(Dynamics):

@@ -117,11 +117,9 @@ class PhaseEnsemble(StateDynamics):
         return loss, unrolled_metrics(loss.detach(), error.detach(), valid)
 
     @torch.no_grad()
-    def member_errors(self, batch: dict[str, Any]) -> Tensor:
+    def rank(self, batch: dict[str, Any]) -> None:
         nll, _ = self._unrolled(batch)
-        return torch.where(batch["valid"], nll, 0.0).sum(dim=(1, 2)) / batch["valid"].sum(dim=(1, 2)).clamp_min(1)
-
-    def rank(self, error: Tensor) -> None:
+        error = torch.where(batch["valid"], nll, 0.0).sum(dim=(1, 2)) / batch["valid"].sum(dim=(1, 2)).clamp_min(1)
         self.order.copy_(error.argsort(stable=True))
 
     # -- inside ------------------------------------------------------------------------------------------------------

@@ -21,10 +21,9 @@ from robopolicy.datasets.episodes import Episodes
 from robopolicy.networks.mlp import MLP
 from robopolicy.networks.precision import Precision, computing
 from robopolicy.world_models.models.categoricals import balanced, drawn, keyed, likeliest, mixed, straight_through
-from robopolicy.world_models.models.disagreement_ensemble import DisagreementEnsemble, disagreement
 from robopolicy.world_models.models.dynamics import History, Imagined, StateDynamics, by_blocks
 from robopolicy.world_models.models.image_codec import CameraCodecs, ImageCodec
-from robopolicy.world_models.models.recurrent_cell import RecurrentCell, Track
+from robopolicy.world_models.models.rssm_networks import DisagreementEnsemble, RecurrentCell, Track, disagreement
 from robopolicy.world_models.models.state_transform import ROWS, StateTransform, check_sizes, hyperbolic, round_up
 
 

@@ -117,19 +117,16 @@ class Trajectories(Tokens):
         for i, time in enumerate(times):
             from_x, from_prediction, c0, c1, std = self.steps[:, i]
             clean = from_x * x + from_prediction * self.network.denoise(x, cond + time)
-            clean = self.steer(clean.clamp(-_CLIP, _CLIP) * self.counts, first, guide, self._variance(i))
+            variance = float(1.0 - self.alpha_bar[-1 - i])
+            clean = self.steer(clean.clamp(-_CLIP, _CLIP) * self.counts, first, guide, variance)
             x = c0 * clean + c1 * x + std * noise[:, i + 1]
         return self.decode(x, first)
 
     def steer(self, clean: Tensor, first: Tensor, guide: Guide, variance: float) -> Tensor:
-        """Denoised tokens [B L C], their actions moved by `guide`."""
+        """Denoised tokens [B L C], their actions moved by `guide`; `variance` of a number of unit deviation: 1 − ᾱ."""
         state = self.decode(clean, first).state[:, :-1]
         action = guide(state, clean[..., : self.action_dim], variance)
         return torch.cat([action, clean[..., self.action_dim :]], dim=-1)
-
-    def _variance(self, index: int) -> float:
-        """Of a number of unit deviation, given its latent at sampling step `index`: 1 − ᾱ."""
-        return float(1.0 - self.alpha_bar[len(self.alpha_bar) - 1 - index])
 
     # -- on disk -----------------------------------------------------------------------------------------------------
     def write(self, folder: Path) -> None:

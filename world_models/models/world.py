@@ -47,10 +47,6 @@ class World(ReportedModel):
         score: Tensor = self.success(self.success_features(latents, after))
         return score
 
-    def frame_scores(self, latent: Tensor) -> Tensor:
-        """Return scores [B 2] of latents [B C], see SuccessClassifier.window_score."""
-        return self.success.frame_scores(self.dynamics.features(latent))
-
     @torch.no_grad()
     def after(self, latents: Tensor, action: Tensor) -> Tensor:
         """Return the likeliest latents [B C] after action [B Da] from the last of [B W C]."""

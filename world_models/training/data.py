@@ -16,8 +16,8 @@ from torch import Tensor
 
 from robopolicy.core.errors import ConfigError, DataError, SpecError, closest
 from robopolicy.core.rng import keyed_uniform, step_seed
-from robopolicy.core.specs import check_action_spec, check_features, with_cameras
-from robopolicy.core.types import STATE, Feature
+from robopolicy.core.specs import PolicySpec, check_action_spec, check_features, with_cameras
+from robopolicy.core.types import STATE, EnvSpec, Feature
 from robopolicy.datasets.episodes import Episodes, concatenate
 from robopolicy.datasets.lerobot_reader import dataset_features, load_episodes
 from robopolicy.world_models.models.dynamics import Dynamics, History
@@ -39,6 +39,18 @@ class Mixture:
     def take(self, mask: Tensor) -> Mixture:
         """Only the episodes of `mask` [E] bool."""
         return replace(self, episodes=take(self.episodes, mask), source=self.source[mask])
+
+
+def misfits(
+    needed: Episodes | EnvSpec | PolicySpec, offered: Episodes | EnvSpec | PolicySpec, *, needs: str, offers: str
+) -> list[str]:
+    """Return all differences in features, actions and rate, one sentence each; `needs` and `offers` name both sides."""
+    one, other = (x.action_spec if isinstance(x, Episodes) else x.action for x in (needed, offered))
+    problems = check_features(needed.observation, offered.observation, needs=needs, offers=offers)
+    problems += check_action_spec(one, other, needs=needs, offers=offers)
+    if not abs(needed.dt - offered.dt) <= 1e-6:
+        problems.append(f"dt: {needs} has a step every {needed.dt} s, {offers} every {offered.dt} s")
+    return problems
 
 
 def load_source(
@@ -78,11 +90,7 @@ def mix(sources: Mapping[str, Episodes], weights: Mapping[str, float]) -> Mixtur
     first_name, first = next(iter(sources.items()))
     problems = []
     for name, other in sources.items():
-        said = {"needs": first_name, "offers": name}
-        problems += check_features(first.observation, other.observation, **said)
-        problems += check_action_spec(first.action_spec, other.action_spec, **said)
-        if abs(first.dt - other.dt) > 1e-6:
-            problems.append(f"dt: {first_name} has a frame every {first.dt} s, {name} every {other.dt} s")
+        problems += misfits(first, other, needs=first_name, offers=name)
         if first.tasks != other.tasks:
             problems.append(f"tasks: {first_name} has {first.tasks}, {name} has {other.tasks}")
         if not other.outcomes:

@@ -17,7 +17,7 @@ from robopolicy.buffers.relabeling import base_actions, read_frames
 from robopolicy.config.schema import Count, NonNegative, Positive
 from robopolicy.core.errors import ConfigError, SpecError
 from robopolicy.core.rng import step_seed
-from robopolicy.core.specs import PolicySpec, check_action_spec, check_features
+from robopolicy.core.specs import PolicySpec
 from robopolicy.core.types import BASE_ACTION, STATE, TASK, Obs
 from robopolicy.datasets.episodes import Episodes, concatenate
 from robopolicy.policies.base import LikelihoodPolicy, Policy
@@ -25,7 +25,7 @@ from robopolicy.policies.normalizer import ACTION
 from robopolicy.world_models.envs.starts import made_from
 from robopolicy.world_models.models.trajectories import Guide, Trajectories, load_trajectories, unguided
 from robopolicy.world_models.models.windows import Window
-from robopolicy.world_models.training.data import load_source
+from robopolicy.world_models.training.data import load_source, misfits
 
 _STREAM = 9403
 _SEED_BITS = 40
@@ -88,14 +88,10 @@ def check_belongs(model: Trajectories, other: PolicySpec | Episodes, *, offers: 
 
     A policy may read less than was modelled, and nothing else.
     """
-    spec, said = model.spec, {"needs": "the trajectory model", "offers": offers}
-    action = other.action_spec if isinstance(other, Episodes) else other.action
     read = {k: f for k, f in other.observation.items() if k in (STATE, TASK)}
-    problems = check_features({k: f for k, f in spec.observation.items() if k in read or k == STATE}, read, **said)
-    problems += check_action_spec(spec.action, action, **said)
-    if abs(spec.dt - other.dt) > 1e-6:
-        problems.append(f"dt: the trajectory model steps {spec.dt} s, {offers} {other.dt} s")
-    if problems:
+    modelled = {k: f for k, f in model.spec.observation.items() if k in read or k == STATE}
+    needed, offered = replace(model.spec, observation=modelled), replace(other, observation=read)
+    if problems := misfits(needed, offered, needs="the trajectory model", offers=offers):
         raise SpecError(f"{offers} does not fit the trajectory model:\n  - " + "\n  - ".join(problems))
 
 

@@ -21,7 +21,7 @@ def beside_hole(task: str, offset: float) -> SimEnv:
     env = sim.make(task, 1, threads=1, hold=1000, horizon=1000, joint_noise=0.0, range_yaw=0.0, **still)
     tip = env.task.tip(env.at, env._scene()).pos
     env.at.base.x.place(env.physics.qpos, tip[:, 0])
-    env.at.y.place(env.physics.qpos, tip[:, 1] - offset)
+    env.at.base.y.place(env.physics.qpos, tip[:, 1] - offset)
     return env
 
 

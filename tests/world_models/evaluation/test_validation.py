@@ -17,7 +17,13 @@ from robopolicy.world_models.evaluation.validation import (
     succeeded,
     uncertainties,
 )
-from tests.world_models.point import point_world, walk
+from robopolicy.world_models.models.state_transform import StateTransform
+from tests.fakes import POINT_ACTION
+from tests.world_models.point import FEATURES, point_world, walk
+
+
+def missed(predicted: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
+    return (predicted - true).abs()
 
 
 def test_open_loop_by_hand() -> None:
@@ -25,35 +31,32 @@ def test_open_loop_by_hand() -> None:
     episodes = walk([4, 3])
     state = torch.tensor([[0.0, 5], [1, 5], [2, 5], [3, 5], [10, 5], [11, 5], [12, 5]])
     episodes.obs[STATE] = state
-    found = open_loop(copy_last, episodes, torch.tensor([2.0, 1.0]), horizons=(1, 2, 3, 4), stride=1)
-    assert [found[k]["windows"] for k in (1, 2, 3, 4)] == [5, 3, 1, 0]
-    assert [found[k]["error"] for k in (1, 2, 3)] == [0.25, 0.5, 0.75], "k/2 deviations in one of two numbers"
-    assert found[2]["by_number"] == [2.0, 0.0]
-    assert found[4]["error"] is None
-    assert open_loop(copy_last, episodes, torch.ones(2), horizons=(1,), stride=2)[1]["windows"] == 3  # 0, 2 and 4
+    found = open_loop(copy_last, episodes, missed, horizons=(1, 2, 3, 4), stride=1)
+    assert [len(found[k]) for k in (1, 2, 3, 4)] == [5, 3, 1, 0]
+    assert [found[k].mean(0).tolist() for k in (1, 2, 3)] == [[1.0, 0.0], [2.0, 0.0], [3.0, 0.0]]
+    assert len(open_loop(copy_last, episodes, missed, horizons=(1,), stride=2)[1]) == 3  # 0, 2 and 4
 
 
 def test_angles_count_by_the_nearest_turn() -> None:
     episodes = walk([2])
     episodes.obs[STATE] = torch.tensor([[0.4, 0.0], [-0.4, 0.0]])
-    found = open_loop(copy_last, episodes, torch.ones(2), horizons=(1,), difference=lambda x: x - x.round())
-    assert found[1]["by_number"][0] == pytest.approx(0.2)
+    wrap = StateTransform(FEATURES[STATE], POINT_ACTION, periods={"x": 1.0}).wrap
+    found = open_loop(copy_last, episodes, lambda a, b: wrap(a - b).abs(), horizons=(1,))
+    assert found[1][0, 0] == pytest.approx(0.2)
 
 
 def test_the_true_model_makes_no_error_and_the_linear_one_finds_it() -> None:
     episodes = walk([30, 40, 12])
-    std = torch.ones(2)
-    exact = open_loop(dream(point_world(), likeliest=True), episodes, std, horizons=(1, 5, 20))
-    assert all(exact[k]["error"] < 1e-6 for k in exact)
-    linear = open_loop(fit_linear(episodes), episodes, std, horizons=(1, 20))
-    assert linear[20]["error"] < 1e-3 < open_loop(copy_last, episodes, std, horizons=(20,))[20]["error"]
+    exact = open_loop(dream(point_world(), likeliest=True), episodes, missed, horizons=(1, 5, 20))
+    assert all(exact[k].mean() < 1e-6 for k in exact)
+    linear = open_loop(fit_linear(episodes), episodes, missed, horizons=(1, 20))
+    assert linear[20].mean() < 1e-3 < open_loop(copy_last, episodes, missed, horizons=(20,))[20].mean()
 
 
 def test_drawn_rollouts_are_drawn() -> None:
-    episodes, std = walk([30]), torch.ones(2)
-    world = point_world(drift=1.0)
-    assert open_loop(dream(world, likeliest=True), episodes, std, horizons=(1,))[1]["error"] < 1e-6
-    drawn = open_loop(dream(world, likeliest=False), episodes, std, horizons=(1,), stride=1)[1]["error"]
+    episodes, world = walk([30]), point_world(drift=1.0)
+    assert open_loop(dream(world, likeliest=True), episodes, missed, horizons=(1,))[1].mean() < 1e-6
+    drawn = open_loop(dream(world, likeliest=False), episodes, missed, horizons=(1,), stride=1)[1].mean()
     assert 0.2 < drawn < 0.8, "one step in two drifts by 1"
 
 

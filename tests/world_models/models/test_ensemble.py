@@ -127,7 +127,7 @@ def test_phases_are_drawn_by_their_odds_and_members_by_the_episode() -> None:
 
     assert (moved(draw) < 0).float().mean() == pytest.approx(0.2, abs=0.002)
     assert torch.allclose(moved(None), torch.ones(1000)), "the likeliest phase of the first member"
-    model.rank(torch.tensor([2.0, 1.0]))
+    model.order.copy_(torch.tensor([1, 0]))
     assert torch.allclose(moved(None), torch.full((1000,), 3.0)), "the best member dreams"
     uncertainty = model.step(state, action, episode=torch.zeros(1000), draw=draw).uncertainty
     torch.testing.assert_close(uncertainty, torch.full((1000,), 0.6))  # means 0.6 and 1.8: half their distance

@@ -26,15 +26,17 @@ from robopolicy.world_models.envs import starts as starting
 from robopolicy.world_models.envs.imagined import ImaginedEnv
 from robopolicy.world_models.envs.make_imagined import make
 from robopolicy.world_models.envs.starts import starts_of
+from robopolicy.world_models.evaluation import calibration
 from robopolicy.world_models.evaluation import world_model_report as report_module
 from robopolicy.world_models.evaluation.real_rollouts import roll_out
-from robopolicy.world_models.evaluation.validation import copy_last, dream, open_loop, open_loop_pictures
+from robopolicy.world_models.evaluation.validation import copy_last, dream, open_loop, squared_picture_error
 from robopolicy.world_models.models import model_files
 from robopolicy.world_models.models.dynamics import History
 from robopolicy.world_models.models.image_codec import ImageCodec
 from robopolicy.world_models.models.rssm import RSSM
 from robopolicy.world_models.models.success import SuccessClassifier
 from robopolicy.world_models.models.world import World, load_world
+from robopolicy.world_models.training import data as loading
 from robopolicy.world_models.training import fit as fitting
 from robopolicy.world_models.training.data import WorldModelBatches, mix
 from tests.fakes import NoTracker
@@ -236,10 +238,11 @@ def test_open_loop_pictures_by_hand() -> None:
     episodes = filmed([3, 2])
     level = torch.tensor([0, 51, 102, 0, 51], dtype=torch.uint8)
     episodes.obs[FRONT] = level[:, None, None, None].expand(-1, 3, SIDE, SIDE).contiguous()
-    found = open_loop_pictures(copy_last, episodes, FRONT, horizons=(1, 2, 3), stride=1)
-    assert [found[k]["windows"] for k in (1, 2, 3)] == [3, 1, 0]
-    assert found[1]["mse"] == pytest.approx(0.04) and found[2]["mse"] == pytest.approx(0.16)
-    assert found[1]["psnr"] == pytest.approx(-10 * math.log10(0.04)) and found[3]["psnr"] is None
+    found = open_loop(copy_last, episodes, squared_picture_error, key=FRONT, horizons=(1, 2, 3), stride=1)
+    assert [len(found[k]) for k in (1, 2, 3)] == [3, 1, 0]
+    assert found[1].mean() == pytest.approx(0.04) and found[2].mean() == pytest.approx(0.16)
+    found = calibration._pictures({"model": copy_last}, episodes, FRONT, 1)
+    assert found["1"]["model"]["psnr"] == pytest.approx(-10 * math.log10(0.04)) and found["50"]["model"]["psnr"] is None
 
 
 # --- the world around it ----------------------------------------------------------------------------------------------
@@ -259,8 +262,8 @@ def data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     def load(path: Path, *, needed: dict[str, Feature], incomplete: bool = True) -> Episodes:
         return replace(episodes, obs={k: episodes.obs[k] for k in needed}, observation=dict(needed))
 
-    monkeypatch.setattr(fitting, "dataset_features", lambda path: episodes.observation)
-    monkeypatch.setattr(fitting, "load_episodes", load)
+    monkeypatch.setattr(loading, "dataset_features", lambda path: episodes.observation)
+    monkeypatch.setattr(loading, "load_episodes", load)
     monkeypatch.setattr(starting, "load_episodes", load)
     return tmp_path / "dots"
 
@@ -466,11 +469,11 @@ def test_it_sees_where_the_point_is_and_where_it_will_be() -> None:
         loss.backward()
         optimizer.step()
     world = World(SEEN, model.eval(), SuccessClassifier(model.feature_dim, window=1))
-    rollout, std = dream(world, likeliest=False), unseen.obs[STATE].std(0)
-    moved, stood = (open_loop(r, unseen, std, horizons=(5,), memory=3)[5]["error"] for r in (rollout, copy_last))
-    assert moved < 0.5 * stood
-    seen, same = (open_loop_pictures(r, unseen, FRONT, horizons=(5,), memory=3)[5] for r in (rollout, copy_last))
-    assert seen["mse"] < 0.7 * same["mse"]
+    rollouts, std = (dream(world, likeliest=False), copy_last), unseen.obs[STATE].std(0)
+    errors = [open_loop(r, unseen, lambda a, b: (a - b).abs() / std, horizons=(5,), memory=3)[5] for r in rollouts]
+    assert errors[0].mean() < 0.5 * errors[1].mean()
+    errors = [open_loop(r, unseen, squared_picture_error, key=FRONT, horizons=(5,), memory=3)[5] for r in rollouts]
+    assert errors[0].mean() < 0.7 * errors[1].mean()
 
 
 def test_a_mixture_of_two_latents_keeps_what_belongs_together() -> None:

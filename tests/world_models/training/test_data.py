@@ -100,7 +100,7 @@ def test_data_that_do_not_belong_together() -> None:
     other = ActionSpec(**{**a.action_spec.__dict__, "high": (0.2, 0.1)})
     with pytest.raises(SpecError, match=r"action\.high: a has \(0\.1, 0\.1\), b has \(0\.2, 0\.1\)"):
         mix({"a": a, "b": replace(a, action_spec=other)}, {})
-    with pytest.raises(SpecError, match=r"dt: a has a frame every 0\.1 s, b every 0\.05 s"):
+    with pytest.raises(SpecError, match=r"dt: a has a step every 0\.1 s, b every 0\.05 s"):
         mix({"a": a, "b": replace(a, dt=0.05)}, {})
     with pytest.raises(ConfigError, match=r"loop\.mix_weights\.bb.*Did you mean 'b'"):
         mix({"a": a, "b": a}, {"bb": 1.0})

@@ -153,7 +153,7 @@ def test_what_does_not_belong_together() -> None:
         check_belongs(model, other, offers="demos")
     same = walk([6])
     check_belongs(model, same, offers="demos")
-    with pytest.raises(SpecError, match=r"the trajectory model steps 0\.1 s, demos 0\.05 s"):
+    with pytest.raises(SpecError, match=r"the trajectory model has a step every 0\.1 s, demos every 0\.05 s"):
         check_belongs(model, replace(same, dt=0.05), offers="demos")
     wide = ActionSpec(**{**same.action_spec.__dict__, "high": (0.2, 0.1)})
     with pytest.raises(SpecError, match=r"action\.high: the trajectory model has \(0\.1.*, demos has \(0\.2, 0\.1\)"):

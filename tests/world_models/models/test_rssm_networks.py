@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from robopolicy.world_models.models.disagreement_ensemble import disagreement
+from robopolicy.world_models.models.rssm_networks import disagreement
 from tests.world_models.models.test_categoricals import log
 
 
