@@ -18,8 +18,11 @@ from scripts import house_shape
 ROOT = Path(__file__).parents[1]
 LINKED = ("sim", "world_models", "real", "configs")
 PACKAGES = ("robopolicy", *LINKED)
-FOLDERS = {*PACKAGES, "tests", "scripts", "docs", "requirements", ".ci"}
-FILES = {"pyproject.toml", "README.md", "LICENSE", ".python-version", ".gitignore", ".gitattributes", "CITATION.cff"}
+FOLDERS = {*PACKAGES, "tests", "scripts", "docs", "examples", "requirements", ".ci", ".github"}
+FILES = {
+    "pyproject.toml", "README.md", "LICENSE", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "mkdocs.yml",
+    ".python-version", ".gitignore", ".gitattributes",
+}  # fmt: skip
 LOCKS = ("core", "ros", "suites", "dev", "bench")  # nested
 
 
