@@ -98,7 +98,7 @@ def blocks(text: str) -> Iterator[str]:
     text = re.sub(r"<!--.*?-->", "", FENCE.sub("", text), flags=re.DOTALL)
     held: list[str] = []
     for line in [*text.splitlines(), ""]:
-        stripped = line.strip()
+        stripped = line.strip().removeprefix(">").strip()  # quotations are prose
         item = ITEM.match(stripped)
         code = not held and not item and line.startswith("    ")
         if held and (not stripped or item or stripped.startswith(NO_PROSE)):
