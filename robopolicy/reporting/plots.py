@@ -200,12 +200,18 @@ def outcome_grid(cells: Sequence[tuple[str, str]], *, columns: int = 50, size: i
     return _svg(out, columns * size, size * math.ceil(len(cells) / columns), "outcome of every episode", False)
 
 
+def styled(svg: str) -> str:
+    """Return a drawing with the style sheet in it, for files and pages that have none."""
+    head, _, rest = svg.partition(">")
+    return f"{head}><style>{STYLE}{_DARK}</style>{rest}"
+
+
 def _svg(parts: Sequence[str], width: float, height: float, name: str, standalone: bool) -> str:
-    style = f"<style>{STYLE}{_DARK}</style>" if standalone else ""
-    return (
+    svg = (
         f'<svg class="plot" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-        f'height="{height:g}" role="img" aria-label="{escape(name)}">{style}{"".join(parts)}</svg>'
+        f'height="{height:g}" role="img" aria-label="{escape(name)}">{"".join(parts)}</svg>'
     )
+    return styled(svg) if standalone else svg
 
 
 def _points(pairs: Sequence[tuple[float, float]]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from robopolicy.evaluation.compare import Comparison, format_p
 from robopolicy.evaluation.statistics import Interval
 from robopolicy.reporting import plots
-from robopolicy.reporting.curves import learning_curves, training_charts
+from robopolicy.reporting.curves import learning_curves, success_intervals, training_charts
 from robopolicy.reporting.run_reader import Evaluation, Run
 
 _WIDTH = 1020  # pixels of the page's text column
@@ -99,13 +99,7 @@ def paired(pair: Sequence[Evaluation], c: Comparison | None) -> str:
 
 
 def checkpoints(evaluations: Sequence[Evaluation], pair: Sequence[Evaluation]) -> str:
-    rows = []
-    for e in evaluations:
-        rate = e.rows.success_rate()
-        said = e.rows.split == "test" or e.name.endswith(e.rows.split)
-        name = e.name if said else f"{e.name} ({e.rows.split} seeds)"
-        colour = "c0" if len(pair) == 2 and e is pair[0] else "c1"
-        rows.append(plots.Whisker(name, *rate, f"{100 * rate.value:.1f}%  n = {len(e.rows)}", colour))
+    rows = success_intervals(evaluations, pair[0] if len(pair) == 2 else None)
     if len(rows) < 2:
         return ""
     numeric = ("episodes", "success once", "success at end", "steps", "diverged")
