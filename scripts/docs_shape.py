@@ -12,6 +12,7 @@ Clicks follow the links of the Markdown alone, from README.md and from docs/inde
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -139,8 +140,9 @@ def clicks(start: Path) -> dict[Path, int]:
 def build(root: Path = ROOT) -> list[str]:
     """Warnings and errors of the strict build of the site."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, env=env, check=False)
     said = [line.strip() for line in (done.stdout + done.stderr).splitlines()]
     problems = [line for line in said if line.startswith(("WARNING", "ERROR"))]
     return problems or ([f"mkdocs ended with {done.returncode}: {said[-1:]}"] if done.returncode else [])
