@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import inspect
 import os
 from pathlib import Path
 
 import pytest
 import yaml
 
+import robopolicy
 from scripts import docs_shape
+from scripts.promise_list import programs
 
 ROOT = Path(__file__).parents[1]
 
@@ -41,6 +45,21 @@ def leaves(entry: object) -> list[str]:
         return [entry]
     parts = entry.values() if isinstance(entry, dict) else entry
     return [page for part in parts for page in leaves(part)]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/api.md"])
+def test_python_of_the_front_pages_calls_functions_that_exist(page: str) -> None:
+    (code,) = (code for kind, code in programs((ROOT / page).read_text()) if kind == "python")
+    calls = [
+        node
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "rp"
+    ]
+    assert len(calls) >= 4
+    for call in calls:
+        assert isinstance(call.func, ast.Attribute)
+        function = getattr(robopolicy, call.func.attr)
+        inspect.signature(function).bind(*call.args, **{str(k.arg): k.value for k in call.keywords})
 
 
 @pytest.mark.timeout(300)
