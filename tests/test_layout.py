@@ -18,7 +18,7 @@ from scripts import house_shape
 ROOT = Path(__file__).parents[1]
 LINKED = ("sim", "world_models", "real", "configs")
 PACKAGES = ("robopolicy", *LINKED)
-FOLDERS = {*PACKAGES, "tests", "scripts", "docs", "requirements", ".ci"}
+FOLDERS = {*PACKAGES, "tests", "scripts", "docs", "examples", "requirements", ".ci"}
 FILES = {"pyproject.toml", "README.md", "LICENSE", ".python-version", ".gitignore", ".gitattributes", "CITATION.cff"}
 LOCKS = ("core", "ros", "suites", "dev", "bench")  # nested
 
