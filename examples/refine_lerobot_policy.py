@@ -17,8 +17,8 @@ TASK, DATA = "pick", "data/pick"
 ACT = {
     "policy.type": "act", "policy.device": "cpu", "policy.push_to_hub": "false", "policy.chunk_size": 8,
     "policy.n_action_steps": 4, "policy.dim_model": 64, "policy.n_heads": 4, "policy.dim_feedforward": 256,
-    "policy.n_encoder_layers": 2, "policy.n_vae_encoder_layers": 2, "steps": 2 if SMALL else 3_000, "batch_size": 4 if SMALL else 64,
-    "num_workers": 0, "prefetch_factor": "null", "persistent_workers": "false",
+    "policy.n_encoder_layers": 2, "policy.n_vae_encoder_layers": 2, "steps": 2 if SMALL else 3_000,
+    "batch_size": 4 if SMALL else 64, "num_workers": 0, "prefetch_factor": "null", "persistent_workers": "false",
 }  # fmt: skip
 
 
