@@ -44,7 +44,7 @@ with DatasetWriter("data/mine", observation=observation, action=action, dt=DT, t
 rp.run("data check", dataset="data/mine")
 rp.train(
     "runs/mine", policy="diffusion", dataset="data/mine", cameras=[], tracker="local",
-    loop={"steps": 10 if SMALL else 2_000},
+    loop={"steps": 10 if SMALL else 1_000},
 )  # fmt: skip
 policy = rp.load_policy("runs/mine")
 seen = {"observation.state": torch.tensor([[[0.4, 0.3, 0.4, 0.5, 0.4, 0.4]]], dtype=torch.float32)}  # [B To 6]
