@@ -146,7 +146,7 @@ def pins(name: str) -> dict[str, str]:
     return {requirement.name: str(requirement.specifier) for requirement in found}
 
 
-@pytest.mark.parametrize("name", [*LOCKS, "build", "uv"])
+@pytest.mark.parametrize("name", [*LOCKS, "core-cpu", "cpu", "build", "uv"])
 def test_locks_are_hashed_and_name_no_address(name: str) -> None:
     text = "\n".join(lock(name))
     assert "://" not in text
@@ -161,6 +161,16 @@ def test_lock_sets_are_nested() -> None:
     for smaller, larger in zip(LOCKS, LOCKS[1:], strict=False):
         assert pins(smaller).items() <= pins(larger).items()
     assert pins("dev")["uv"] == pins("uv")["uv"]
+
+
+def test_core_without_cuda_is_core_but_for_pytorch() -> None:
+    core, cpu = pins("core"), pins("core-cpu")
+    unneeded = {"cmake", "opencv-python-headless", "torchcodec"}  # scripts/lock.sh says why
+    cuda = {name for name in core if name.startswith(("nvidia-", "cuda-")) or name == "triton"}
+    assert set(core) - set(cpu) == cuda | unneeded and not set(cpu) - set(core)
+    changed = {name for name in cpu if cpu[name] != core[name]}
+    assert changed == set(pins("cpu")) == {"torch", "torchvision"}
+    assert all(cpu[name] == pins("cpu")[name] == f"{core[name]}+cpu" for name in changed)
 
 
 def test_locks_cover_the_project() -> None:
